@@ -162,14 +162,13 @@ class PlacementConfig(Config):
     simulated_memory_bytes: int = Field(2**30, gt=0, description="memory of one simulated NPU, bytes (laptop scale only)")
     call_timeout_s: float = Field(7200.0, gt=0, description="deadline of one call on a role, s")
 
-# %% ../nbs/01_config.ipynb #0dd6e01d
+# %% ../nbs/01_config.ipynb #aec75e94
 class OutputConfig(Config):
     "The run folder"
     root: str = Field("runs", description="folder that holds the run folders")
     name: str | None = Field(None, description="name of this run's folder; none: recipe, scale and a time stamp")
     save_samples: bool = Field(True, description="write each rollout to samples/, replayable without an engine")
     tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
-    resume: bool = Field(False, description="continue the run in that folder")
 
 # %% ../nbs/01_config.ipynb #3733da95
 class RunConfig(Config):
