@@ -1,0 +1,93 @@
+"""Rules of the whole package: what may name the accelerator, how long functions are, what importing costs."""
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "cookbook_npu"
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
+DEVICE_ROOMS = ("device.py", "simulator", "shims")
+LIGHT = [
+    "cookbook_npu",
+    *(
+        f"cookbook_npu.{m}"
+        for m in (
+            "errors",
+            "config",
+            "presets",
+            "device",
+            "cli",
+            "data.sample",
+            "data.prompts",
+            "data.tasks",
+            "cluster.session",
+            "runs.folder",
+        )
+    ),
+]
+
+HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
+
+
+def functions(path: Path):
+    "(name, node, lines without the docstring) of every function of a module"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            yield node.name, node, (node.end_lineno - body[0].lineno + 1) if body else 1
+
+
+def test_there_are_modules():
+    assert len(MODULES) > 30
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_device_rooms_name_the_accelerator(path):
+    if path.relative_to(PACKAGE).parts[0] in DEVICE_ROOMS:
+        return
+    found = re.findall(r"torch\.(?:cuda|npu)\b", path.read_text())
+    assert not found, f"{path} names {found[0]}: ask cookbook_npu.device instead"
+
+
+def test_functions_are_small():
+    sizes = [(lines, f"{p.relative_to(PACKAGE)}:{name}") for p in MODULES for name, _, lines in functions(p)]
+    assert max(sizes)[0] <= 60, f"too long: {sorted(sizes)[-3:]}"
+    assert statistics.median(s for s, _ in sizes) <= 8
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_public_parameters_are_annotated(path):
+    for name, node, _ in functions(path):
+        if name.startswith("_"):
+            continue
+        args = [
+            a for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs if a.arg not in ("self", "cls")
+        ]
+        bare = [a.arg for a in args if a.annotation is None]
+        assert not bare, f"{name}({', '.join(bare)}) lacks annotations"
+
+
+def test_no_broad_except():
+    broad = [
+        f"{p.relative_to(PACKAGE)}: {m}"
+        for p in MODULES
+        for m in re.findall(r"except\s*:|except (?:Base)?Exception\b", p.read_text())
+    ]
+    assert not broad
+
+
+def test_light_modules_import_without_torch_in_a_second():
+    code = (
+        "import sys, time; began = time.perf_counter(); import cookbook_npu; took = time.perf_counter() - began; "
+        f"[__import__(m) for m in {LIGHT!r}]; "
+        f"print(took, [m for m in {HEAVY} if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    took, heavy = out.split(" ", 1)
+    assert heavy.strip() == "[]", f"importing the light modules loads {heavy}"
+    assert float(took) < 1.0
