@@ -54,7 +54,7 @@ export: $(VENV)/.test ## notebooks -> cookbook_npu/*.py and README.md
 	$(BIN)/python tests/drift.py --write
 
 docs: $(VENV)/.test ## the documentation site, into _docs/
-	$(BIN)/python -m sphinx -b html -c .docs . _docs
+	$(BIN)/python -m sphinx -q -b html -c .docs . _docs && echo "open _docs/.docs/index.html"
 
 clean: ## remove what can be made again (not .venv, not runs/)
 	rm -rf _docs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

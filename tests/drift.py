@@ -5,11 +5,13 @@ checks that committed notebooks carry no outputs.
 """
 
 import filecmp
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from posixpath import normpath
 
 import nbformat
 from nbconvert import MarkdownExporter
@@ -56,7 +58,8 @@ def readme() -> str:
     exporter = MarkdownExporter()
     exporter.register_preprocessor(RegexRemovePreprocessor(patterns=[r"\A#\|\s*hide"]), enabled=True)
     body, _ = exporter.from_filename(str(ROOT / "nbs" / "index.ipynb"))
-    return body.strip() + "\n"
+    # Links are written for nbs/, where the notebook lies; README.md lies one folder up.
+    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", lambda m: f"]({normpath('nbs/' + m[1])})", body.strip()) + "\n"
 
 
 def with_outputs() -> list[str]:
