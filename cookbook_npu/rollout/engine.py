@@ -268,19 +268,20 @@ def collect(
         tensors[name] = t
     return tensors
 
-# %% ../../nbs/rollout/00_engine.ipynb #b7d9ba65
+# %% ../../nbs/rollout/00_engine.ipynb #cd370420
 @patch
 def publish(self: EngineBase,
     version: int,                                 # version of the weights, at least the present one
     named_tensors: Iterable[tuple[str, Tensor]],  # all weights under their Hugging Face names, on any device
 ) -> None:
-    "Replace all weights; a failed publish leaves the engine as it was"
+    "Replace all weights; a publish that is refused leaves the engine as it was"
     with self._turn:
         self._require("publish", "awake", "paused", "weights only", "unpublished")
         if self._running and not self._parked: raise EngineError("publish while generate runs", "Call pause() first.")
         if version < self.version: raise PublishError(f"version {version} is older than the engine's {self.version}", "Versions only grow.")
         tensors = collect(named_tensors)
         check_weights(tensors, *self._shapes())
+        self._valid = False  # until all are in: should a copy fail half-way, nothing is sampled from the mixture
         self._publish(tensors)
         self.version, self._valid = version, True
 
