@@ -1,0 +1,130 @@
+"""Properties of the data room: order and resumption of prompts, round trips, the split of the generated task."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cookbook_npu.config import DataConfig
+from cookbook_npu.data.prompts import PromptDataset, load_file, load_prompts, read_jsonl
+from cookbook_npu.data.sample import Prompt, Sample
+from cookbook_npu.data.tasks import LEVELS, ArithmeticTask
+from cookbook_npu.data.tokens import build_tokenizer
+from cookbook_npu.errors import DataError
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("repeatable")
+
+values = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+def prompts(n):
+    return [Prompt(prompt_id=f"f:{i}", ids=[1], text=str(i), label=str(i)) for i in range(n)]
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 9), max_size=8), st.integers(0, 5), st.integers(0, 30))
+def test_stopping_and_resuming_anywhere_changes_nothing(size, batches, seed, stop):
+    total = sum(batches) + stop
+    whole = [p.prompt_id for p in PromptDataset(prompts(size), seed=seed).next_batch(total)]
+    data, got = PromptDataset(prompts(size), seed=seed), []
+    for n in batches:
+        got += [p.prompt_id for p in data.next_batch(n)]
+        state = json.loads(json.dumps(data.state()))
+        # What is drawn after the state was taken is lost by the crash and drawn again.
+        data.next_batch(3)
+        data = PromptDataset(prompts(size), seed=seed)
+        data.load_state(state)
+    got += [p.prompt_id for p in data.next_batch(stop)]
+    assert got == whole
+    for epoch in range(total // size):
+        assert len(set(whole[epoch * size : (epoch + 1) * size])) == size
+
+
+@given(st.text(max_size=60))
+def test_every_text_survives_the_tokenizer(text):
+    tokenizer = test_every_text_survives_the_tokenizer.tokenizer
+    if any(0xD800 <= ord(c) < 0xE000 for c in text) or "<|" in text:
+        text = text.encode("utf-8", "replace").decode().replace("<|", "")
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+test_every_text_survives_the_tokenizer.tokenizer = build_tokenizer()
+
+
+@given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.text(max_size=20), st.dictionaries(st.text(), values))
+def test_samples_survive_json_bit_for_bit(logprobs, text, metadata):
+    n = len(logprobs)
+    sample = Sample(
+        group_id="g",
+        index=1,
+        prompt_ids=[1],
+        response_ids=[2] * n,
+        logprobs=logprobs,
+        loss_mask=[1] * n,
+        versions=[0] * n,
+        finish_reason="length",
+        text=text,
+        label=text,
+        reward=logprobs[0],
+        metadata=metadata,
+    )
+    line = sample.to_json()
+    assert "\n" not in line
+    assert Sample.from_json(line) == sample
+
+
+@given(st.sampled_from(sorted(LEVELS)), st.integers(0, 3), st.floats(0.05, 0.5), st.booleans())
+@settings(max_examples=12)
+def test_no_held_out_problem_is_trained_in_any_order_of_operands(level, seed, share, pad):
+    task = ArithmeticTask(level=min(level, 4), seed=seed, eval_share=share, pad=pad)
+    held_out = {(frozenset((p.a, p.b)), p.op) for p in task.held_out}
+    assert not any((frozenset((p.a, p.b)), p.op) in held_out for p in task.train)
+    assert len(task.train) + len(task.held_out) == len({p.prompt for p in task.problems})
+
+
+@given(st.integers(1, 9), st.sampled_from([b"{", b"[]", b"\xff", b"null", b'{"prompt": "x"']))
+def test_a_broken_line_is_named(tmp_path_factory, n, broken):
+    path = tmp_path_factory.getbasetemp() / "broken.jsonl"
+    lines = [b'{"prompt": "1+1=", "label": "2"}'] * 9
+    lines[n - 1] = broken
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError, match=f"broken.jsonl line {n} "):
+        list(read_jsonl(path))
+
+
+def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
+    message = [{"role": "user", "content": "Solve."}]
+    records = {
+        "gsm8k": ({"question": "Solve.", "answer": "2*2=<<2*2=4>>4\n#### 1,004"}, "1004"),
+        "dapo-math-17k": ({"prompt": message, "reward_model": {"ground_truth": "34", "style": "rule"}}, "34"),
+        "aime-2024": ({"ID": "2024-I-1", "Problem": "Solve.", "Answer": 204}, "204"),
+        "plain": ({"prompt": "Solve.", "label": 7}, "7"),
+    }
+    for name, (record, label) in records.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps(record) + "\n")
+        for record_format in ("auto", name):
+            found, source = load_file(path, DataConfig(record_format=record_format), tokenizer)
+            assert [(p.text, p.label, p.ids) for p in found] == [("Solve.", label, list(b"Solve."))]
+            assert name in source and ("detected" in source) == (record_format == "auto")
+        chat, _ = load_file(path, DataConfig(apply_chat_template=True), tokenizer)
+        assert chat[0].text == "<|im_start|>user\nSolve.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_record_of_another_format_in_the_middle_is_an_error(tmp_path, tokenizer):
+    path = tmp_path / "mixed.jsonl"
+    path.write_text('{"prompt": "a", "label": "1"}\n{"question": "b", "answer": "#### 2"}\n')
+    with pytest.raises(DataError, match="mixed.jsonl line 2 lacks prompt and label; it has question, answer"):
+        load_prompts(DataConfig(prompt_data=str(path)), tokenizer)
