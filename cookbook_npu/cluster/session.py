@@ -6,7 +6,8 @@
 __all__ = ['SESSION_BYTES', 'LONGEST_FOLDER', 'session_folder', 'Slot', 'sort_slots', 'init_options', 'cluster_env',
            'device_options', 'bundle_options', 'Cluster']
 
-# %% ../../nbs/cluster/01_session.ipynb #42852b67
+# %% ../../nbs/cluster/01_session.ipynb #6a082b37
+import atexit
 import logging
 import os
 import secrets
@@ -172,11 +173,12 @@ def _begin(ray: ModuleType, address: str | None, options: dict[str, Any]) -> Non
         raise MissingError(f"no Ray cluster answers at {address!r}", "Start one with `ray start --head`, or leave the address out.") from e
     except ValueError as e: raise DeviceError(f"Ray did not start: {e}", "Correct the visible devices or the number of devices.") from e
 
-# %% ../../nbs/cluster/01_session.ipynb #75229ca4
+# %% ../../nbs/cluster/01_session.ipynb #314f1a20
 @patch
 def stop(self: Cluster) -> None:
     "End the role groups, give the devices back, and stop the cluster if this run started it"
     ray = _ray()
+    atexit.unregister(self.stop)
     while self.groups: self.groups[-1].kill()
     if self.placement is not None and ray.is_initialized(): ray.util.remove_placement_group(self.placement)
     if self.owned: ray.shutdown()
@@ -201,7 +203,7 @@ def start(cls: Cluster,
     cluster._enter(ray, devices, address, temp_dir, timeout, object_store)
     return cluster
 
-# %% ../../nbs/cluster/01_session.ipynb #d2cdd892
+# %% ../../nbs/cluster/01_session.ipynb #a9adc9ac
 @patch
 def _enter(self: Cluster, ray: ModuleType, devices: int, address: str | None, temp_dir: str | Path | None, timeout: float, store: int) -> None:
     with ExitStack() as undo:
@@ -213,3 +215,4 @@ def _enter(self: Cluster, ray: ModuleType, devices: int, address: str | None, te
         self.placement = _reserve(ray, devices, self.resource, timeout)
         self.slots = _find(ray, self.placement, self.resource, timeout)
         undo.pop_all()
+    atexit.register(self.stop)  # a driver that ends without `stop` still leaves nothing behind

@@ -1,0 +1,160 @@
+"""Role groups on a real Ray cluster: environments, sharing, failures, attaching, and what is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cookbook_npu.cluster.roles import RoleGroup
+from cookbook_npu.cluster.session import Cluster
+from cookbook_npu.errors import ConfigError, RoleError, RoleTimeout
+
+ROLE = f"{__file__}:Probe"
+
+
+class Probe:
+    "A role that tells about its process, and misbehaves on request"
+
+    def __init__(self, rank, world_size, fail=False):
+        if fail:
+            raise ValueError(f"rank {rank} refuses to start")
+        self.rank, self.world_size = rank, world_size
+
+    def env(self):
+        return dict(os.environ)
+
+    def pid(self):
+        return os.getpid()
+
+    def size(self, data):
+        return len(data)
+
+    def crash_or_hang(self, rank):
+        if self.rank == rank:
+            import ctypes
+
+            ctypes.string_at(0)
+        time.sleep(60)
+
+    def total(self):
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        value = torch.tensor([self.rank + 1.0])
+        dist.all_reduce(value)
+        dist.destroy_process_group()
+        return value.item()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    os.environ["STRAY_VARIABLE"] = "1"
+    with Cluster.start(devices=2, log_dir=tmp_path_factory.mktemp("logs")) as cluster:
+        yield cluster
+    del os.environ["STRAY_VARIABLE"]
+
+
+def test_environment_is_the_allow_list_and_the_role(cluster):
+    env = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "7", "LANG": None}
+    with RoleGroup.create("probe", ROLE, cluster, env=env, timeout=60) as group:
+        for rank, seen in enumerate(group.call("env")):
+            assert "STRAY_VARIABLE" not in seen and "LANG" not in seen
+            assert (seen["OMP_NUM_THREADS"], seen["HF_HUB_OFFLINE"], seen["PYTHONHASHSEED"]) == ("1", "1", "7")
+            assert (seen["RANK"], seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == (str(rank), "2", "0")
+            assert seen["ASCEND_RT_VISIBLE_DEVICES"] == str(rank)
+        assert len({e["COOKBOOK_NPU_SIM_SESSION"] for e in group.call("env")}) == 1
+        assert len({e["MASTER_PORT"] for e in group.call("env")}) == 1
+
+
+def test_members_share_devices_until_they_are_full(cluster):
+    with RoleGroup.create("trainer", ROLE, cluster, timeout=60) as trainer:
+        with RoleGroup.create("engine", ROLE, cluster, bundles=[[0, 1]], timeout=60) as engine:
+            assert engine.call0("env")["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
+            assert len(set(trainer.call("pid") + engine.call("pid"))) == 3
+            with pytest.raises(RoleTimeout, match=r"greedy rank 0 of 1: start\(\) did not return within 2 s"):
+                RoleGroup.create("greedy", ROLE, cluster, bundles=[0], timeout=2)
+    assert cluster.groups == []
+
+
+def test_ranks_meet(cluster):
+    with RoleGroup.create("probe", ROLE, cluster, timeout=60) as group:
+        assert group.call("total") == [3.0, 3.0]
+
+
+def test_large_arguments_reach_every_rank(cluster):
+    with RoleGroup.create("probe", ROLE, cluster, timeout=60) as group:
+        assert group.call("size", list(range(200_000))) == [200_000, 200_000]
+
+
+def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
+    with RoleGroup.create("probe", ROLE, cluster, timeout=60) as group:
+        began = time.monotonic()
+        with pytest.raises(RoleError, match=r"probe rank 1 of 2: crash_or_hang\(\): the process died") as caught:
+            group.call("crash_or_hang", 1)
+        assert time.monotonic() - began < 10
+        assert "in crash_or_hang" in open(group.logs[1]).read() and "last lines of" in caught.value.__notes__[0]
+        pids = group.pids
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_nothing_half_made_remains(cluster):
+    before = {p.pid for p in psutil.process_iter() if "Member" in p.name()}
+    with pytest.raises(RoleError, match=r"rank 0 of 2: Probe\(\) raised ValueError: rank 0 refuses to start"):
+        RoleGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=60)
+    with pytest.raises(ConfigError, match="has no class 'Prob'. Did you mean 'Probe'"):
+        RoleGroup.create("probe", ROLE[:-1], cluster, timeout=60)
+    assert cluster.groups == []
+    assert {p.pid for p in psutil.process_iter() if "Member" in p.name()} <= before
+
+
+ATTACH = """
+import sys
+from cookbook_npu.cluster.roles import RoleGroup
+from cookbook_npu.cluster.session import Cluster
+with Cluster.start(devices=1, address=sys.argv[1]) as cluster:
+    assert not cluster.owned
+    with RoleGroup.create("guest", sys.argv[2], cluster, timeout=60) as group: print(group.call("pid"))
+"""
+
+
+def test_an_attached_run_leaves_the_cluster_alone(cluster):
+    import ray
+
+    ray.util.remove_placement_group(cluster.placement)  # make room for the guest; the last test that uses this fixture
+    run = [sys.executable, "-c", ATTACH, ray.get_runtime_context().gcs_address, ROLE]
+    guest = subprocess.run(run, capture_output=True, text=True, timeout=90)
+    assert guest.returncode == 0, guest.stderr
+    assert ray.is_initialized() and ray.cluster_resources()["NPU"] == 2
+    assert cluster.owned
+
+
+KILLED = """
+import time
+from cookbook_npu.cluster.session import Cluster
+from cookbook_npu.cluster.roles import RoleGroup
+import sys
+cluster = Cluster.start(devices=1)
+group = RoleGroup.create("probe", sys.argv[1], cluster, timeout=60)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_killed_driver_takes_its_workers_with_it():
+    driver = subprocess.Popen([sys.executable, "-c", KILLED, ROLE], stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout.readline().strip() == "ready"
+        started = psutil.Process(driver.pid).children(recursive=True)
+        names = {p.pid: p.name() for p in started}
+        assert any("Member" in name for name in names.values()) and "raylet" in names.values()
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+    slow = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # these two notice after a minute
+    _, alive = psutil.wait_procs([p for p in started if names[p.pid] not in slow], timeout=20)
+    assert not alive, [p.cmdline() for p in alive]
