@@ -77,10 +77,11 @@ def dapo(
     lines = _ANSWER_LINE.findall(text[-DAPO_WINDOW:])
     return 1.0 if lines and plain_answer(lines[-1]) == plain_answer(str(label)) else -1.0
 
-# %% ../../nbs/data/04_scorers.ipynb #ca103fc2
+# %% ../../nbs/data/04_scorers.ipynb #638126ac
 MATH_WINDOW, ANSWER_LIMIT = 4096, 512
 _SAID = re.compile(r"answer\s*(?:is|:)\s*:?\s*([^\n]+)", re.IGNORECASE)
 _INLINE = re.compile(r"\$([^$\n]+)\$")
+_INTEGER = re.compile(r"-?\d{1,512}", re.ASCII)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
 
 def find_answer(
@@ -113,7 +114,7 @@ def numbers_without_eval() -> None:
         return sympy.Integer(int(text)) if text.isdecimal() else sympy.Float(text)
     _Latex2Sympy.parse_number = parse_number
 
-# %% ../../nbs/data/04_scorers.ipynb #56173fce
+# %% ../../nbs/data/04_scorers.ipynb #12315bae
 def math(
     text: str,   # what the policy wrote
     label: Any,  # the answer
@@ -125,6 +126,8 @@ def math(
     answer = find_answer(text)
     if answer is None or not 0 < len(answer.strip()) <= ANSWER_LIMIT: return 0.0
     if plain_answer(answer) == plain_answer(str(label)): return 1.0
+    if _INTEGER.fullmatch(plain_answer(answer)) and _INTEGER.fullmatch(str(label).strip()) and "%" not in answer:
+        return float(int(plain_answer(answer)) == int(str(label)))
     # No timeout of math-verify's own: it works by signals, which a hung C call never sees. The pool kills the process.
     gold, found = (parse(as_latex(s), [LatexExtractionConfig()], parsing_timeout=None) for s in (str(label), answer))
     return float(bool(gold) and bool(found) and verify(gold, found, timeout_seconds=None))
