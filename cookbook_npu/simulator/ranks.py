@@ -39,23 +39,24 @@ def _enter(bootstrap: str | None) -> None:
     if ":" in bootstrap: return resolve(bootstrap)()
     resolve("cookbook_npu.shims.bootstrap:bootstrap")(bootstrap)
 
-# %% ../../nbs/simulator/90_ranks.ipynb #40bdc101
+# %% ../../nbs/simulator/90_ranks.ipynb #305d6c98
 def rank_main(
     result_fd: int,  # the pipe to write the pickled (ok, value) pair to
 ) -> None:
     "Entry of a rank process; reads its job from standard input"
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     job = pickle.loads(sys.stdin.buffer.read())
+    answer = None
     try:
         _enter(job["bootstrap"])
         value = resolve(job["target"])(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), **job["kwargs"])
         answer = pickle.dumps((True, value))
-    except BaseException:  # whatever ended the target, the parent must hear of it; it re-raises
-        answer = pickle.dumps((False, traceback.format_exc()))
-    sys.stdout.flush()
-    with os.fdopen(result_fd, "wb") as pipe: pipe.write(answer)
+    finally:  # whatever ended the target, the parent hears of it
+        answer = answer or pickle.dumps((False, traceback.format_exc()))
+        sys.stdout.flush()
+        with os.fdopen(result_fd, "wb") as pipe: pipe.write(answer)
 
-# %% ../../nbs/simulator/90_ranks.ipynb #9f059094
+# %% ../../nbs/simulator/90_ranks.ipynb #7de0af4d
 def rank_env(
     rank: int,                       # this process
     world_size: int,                 # all processes
@@ -65,8 +66,8 @@ def rank_env(
     "The environment of one rank"
     package_root = str(Path(__file__).resolve().parents[2]) if "__file__" in globals() else os.getcwd()
     env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size),
-           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "COOKBOOK_NPU_SIMULATE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-           "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))}
+           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "COOKBOOK_NPU_SIMULATE": "1",
+           "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))}
     env.update(extra or {})
     return {name: str(value) for name, value in env.items() if value is not None}
 
@@ -119,12 +120,13 @@ def _take(rank: _Rank) -> bool:
     rank.answer += chunk
     return not chunk
 
-# %% ../../nbs/simulator/90_ranks.ipynb #1e95f4b7
+# %% ../../nbs/simulator/90_ranks.ipynb #4a18eb80
 def _value(rank: _Rank, target: str) -> Any:
     "The result of a rank that closed its pipe, or its failure as a RoleError"
     if not rank.answer:
         code = rank.process.wait()
-        raise RoleError(f"rank {rank.rank} of {target} died with exit code {code}\n{rank.output()[-4000:]}", "The text above is its last output.")
+        raise RoleError(f"rank {rank.rank} of {target} died with exit code {code}\n{rank.output()[-4000:]}",
+                        "The text above is its last output.")
     ok, value = pickle.loads(bytes(rank.answer))
     if not ok: raise RoleError(f"rank {rank.rank} of {target} failed\n{rank.output()[-2000:]}\n{value}", "The text above is its traceback.")
     return value

@@ -1,0 +1,399 @@
+// The "hccl" backend of torch.distributed: collectives of npu tensors, carried out by gloo on host views of the same memory.
+#include "hccl.h"
+#include "fallback.h"
+#include "faults.h"
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/utils/pybind.h>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+namespace npusim {
+namespace {
+
+using namespace c10d;
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+using WorkPtr = c10::intrusive_ptr<Work>;
+using Milliseconds = std::chrono::milliseconds;
+
+bool gloo_moves(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16: case at::kChar:
+    case at::kByte: case at::kBool: case at::kInt: case at::kLong: return true;
+    default: return false;
+  }
+}
+
+// What only moves bytes works for every type: gloo gets those it does not know (complex, int16, float8) as bytes.
+at::Tensor wire(const at::Tensor& tensor) {
+  auto host = host_view(tensor);
+  if (!host.defined() || gloo_moves(host.scalar_type())) return host;
+  TORCH_CHECK(host.is_contiguous(), "hccl: a ", host.scalar_type(), " tensor must be contiguous to be sent");
+  return host.view(at::kByte);
+}
+Tensors wire(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) result.push_back(wire(tensor));
+  return result;
+}
+TensorLists wire(const TensorLists& lists) {
+  TensorLists result;
+  for (const auto& list : lists) result.push_back(wire(list));
+  return result;
+}
+Tensors host_views(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) result.push_back(host_view(tensor));
+  return result;
+}
+Tensors contiguous(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) result.push_back(tensor.contiguous());
+  return result;
+}
+Tensors flatten(const TensorLists& lists) {
+  Tensors result;
+  for (const auto& list : lists) result.insert(result.end(), list.begin(), list.end());
+  return result;
+}
+
+// One collective under way: gloo's work, the host tensors it needs, what is left to do when it is over, and the npu tensors it fills.
+class HostWork final : public Work {
+ public:
+  HostWork(OpType type, std::vector<WorkPtr> inner, Tensors outputs, Tensors kept, std::function<void()> finish_up)
+      : Work(-1, type), inner_(std::move(inner)), outputs_(std::move(outputs)), kept_(std::move(kept)), finish_up_(std::move(finish_up)) {}
+
+  bool wait(Milliseconds timeout = kNoTimeout) override {
+    for (auto& work : inner_) work->wait(timeout);
+    finish_once();
+    return true;
+  }
+  void synchronize() override { wait(); }
+  void blockCurrentStream() override { wait(); }
+  bool isCompleted() override {
+    for (auto& work : inner_) if (!work->isCompleted()) return false;
+    if (exception()) return true;
+    finish_once();
+    return true;
+  }
+  bool isSuccess() const override {
+    for (const auto& work : inner_) if (!work->isSuccess()) return false;
+    return true;
+  }
+  std::exception_ptr exception() const override {
+    for (const auto& work : inner_) if (auto error = work->exception()) return error;
+    return nullptr;
+  }
+  int sourceRank() const override { return inner_.empty() ? -1 : inner_.front()->sourceRank(); }
+  Tensors result() override {
+    wait();
+    return outputs_;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    wait();
+    std::lock_guard<std::mutex> guard(mutex_of_finish_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      future_->markCompleted(at::IValue(outputs_));
+    }
+    return future_;
+  }
+
+ private:
+  void finish_once() {
+    std::lock_guard<std::mutex> guard(mutex_of_finish_);
+    if (finished_) return;
+    finished_ = true;
+    if (finish_up_) finish_up_();
+    finish_up_ = nullptr;
+    kept_.clear();
+  }
+  std::vector<WorkPtr> inner_;
+  Tensors outputs_, kept_;
+  std::function<void()> finish_up_;
+  std::mutex mutex_of_finish_;
+  bool finished_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// An injected hang: this rank never joins the collective. Waiting for it ends as on a real device, with the timeout of the group.
+class HungWork final : public Work {
+ public:
+  HungWork(std::string operation, Milliseconds timeout) : operation_(std::move(operation)), timeout_(timeout) {}
+  bool isCompleted() override { return false; }
+  bool isSuccess() const override { return false; }
+  bool wait(Milliseconds timeout = kNoTimeout) override {
+    const auto limit = timeout == kNoTimeout ? timeout_ : timeout;
+    std::unique_lock<std::mutex> lock(mutex_);
+    cv_.wait_for(lock, limit, [] { return false; });
+    TORCH_CHECK_WITH(DistBackendError, false, "hccl: ", operation_, " did not finish within ", limit.count(), " ms (simulated NPU, injected fault)");
+    return false;
+  }
+  void synchronize() override { wait(); }
+  void blockCurrentStream() override { wait(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    wait();
+    return nullptr;
+  }
+
+ private:
+  std::string operation_;
+  Milliseconds timeout_;
+};
+
+class ProcessGroupHCCL final : public Backend {
+ public:
+  ProcessGroupHCCL(c10::intrusive_ptr<Backend> gloo, int rank, int size, Milliseconds timeout)
+      : Backend(rank, size), gloo_(std::move(gloo)), timeout_(timeout), options_(c10::make_intrusive<Options>("hccl", timeout)) {}
+
+  const std::string getBackendName() const override { return "hccl"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  ErrorType getError() override { return ErrorType::SUCCESS; }
+  void setTimeout(Milliseconds timeout) override {
+    timeout_ = timeout;
+    gloo_->setTimeout(timeout);
+  }
+  void abort() override { gloo_->abort(); }
+  void shutdown() override { gloo_->shutdown(); }
+  void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override {
+    coalescing_ = true;
+    pending_.clear();
+  }
+  WorkPtr endCoalescing() override {
+    coalescing_ = false;
+    return all_of(std::move(pending_), {});
+  }
+
+  WorkPtr broadcast(Tensors& tensors, const BroadcastOptions& options) override {
+    return issue("broadcast", OpType::BROADCAST, [&] {
+      auto hosts = wire(tensors);
+      return under_way(OpType::BROADCAST, gloo_->broadcast(hosts, options), tensors, hosts);
+    });
+  }
+
+  WorkPtr allreduce(Tensors& tensors, const AllreduceOptions& options) override {
+    return issue("all_reduce", OpType::ALLREDUCE, [&] {
+      auto plain = options;
+      auto hosts = host_views(tensors);
+      auto finish_up = average(plain, hosts);
+      return under_way(OpType::ALLREDUCE, gloo_->allreduce(hosts, plain), tensors, hosts, finish_up);
+    });
+  }
+
+  WorkPtr allreduce_coalesced(Tensors& tensors, const AllreduceCoalescedOptions& options) override {
+    std::vector<WorkPtr> works;
+    for (auto& tensor : tensors) {
+      Tensors one{tensor};
+      works.push_back(allreduce(one, options));
+    }
+    return all_of(std::move(works), tensors);
+  }
+
+  WorkPtr reduce(Tensors& tensors, const ReduceOptions& options) override {
+    return issue("reduce", OpType::REDUCE, [&] {
+      auto plain = options;
+      auto hosts = host_views(tensors);
+      auto finish_up = average(plain, hosts);
+      return under_way(OpType::REDUCE, gloo_->reduce(hosts, plain), tensors, hosts, finish_up);
+    });
+  }
+
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const AllgatherOptions& options) override {
+    return issue("all_gather", OpType::ALLGATHER, [&] {
+      auto hosts = wire(outputs);
+      auto sources = contiguous(wire(inputs));
+      auto work = gloo_->allgather(hosts, sources, options);
+      return under_way(OpType::ALLGATHER, work, outputs.at(0), joined(flatten(hosts), sources));
+    });
+  }
+
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const AllgatherOptions& options) override {
+    return issue("all_gather", OpType::_ALLGATHER_BASE, [&] {
+      auto host = wire(output);
+      auto source = wire(input).contiguous();
+      auto work = gloo_->_allgather_base(host, source, options);
+      return under_way(OpType::_ALLGATHER_BASE, work, {output}, {host, source});
+    });
+  }
+
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const AllgatherOptions& options) override {
+    std::vector<WorkPtr> works;
+    for (size_t i = 0; i < outputs.size(); ++i) works.push_back(_allgather_base(outputs[i], inputs[i], options));
+    return all_of(std::move(works), outputs);
+  }
+
+  // gloo sums whole buffers; this rank then keeps its part.
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ReduceScatterOptions& options) override {
+    return issue("reduce_scatter", OpType::_REDUCE_SCATTER_BASE, [&] {
+      TORCH_CHECK(input.numel() == output.numel() * getSize(), "hccl: reduce_scatter of ", input.numel(), " elements into ",
+                  output.numel(), " on ", getSize(), " ranks: the input must be ", getSize(), " times the output");
+      AllreduceOptions plain;
+      plain.reduceOp = options.reduceOp;
+      plain.timeout = options.timeout;
+      auto host = host_view(output);
+      Tensors sum{host_view(input).clone(at::MemoryFormat::Contiguous)};
+      auto divide = average(plain, sum);
+      auto work = gloo_->allreduce(sum, plain);
+      auto keep_part = [sum, host, divide, rank = getRank()] {
+        if (divide) divide();
+        host.copy_(sum[0].reshape({-1}).narrow(0, rank * host.numel(), host.numel()).view(host.sizes()));
+      };
+      return under_way(OpType::_REDUCE_SCATTER_BASE, work, {output}, sum, keep_part);
+    });
+  }
+
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const ReduceScatterOptions& options) override {
+    Tensors parts;
+    for (const auto& part : inputs.at(0)) parts.push_back(host_view(part).reshape({-1}));
+    auto joined_input = at::cat(parts);
+    return _reduce_scatter_base(outputs.at(0), joined_input, options);
+  }
+
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const ReduceScatterOptions& options) override {
+    std::vector<WorkPtr> works;
+    for (size_t i = 0; i < outputs.size(); ++i) works.push_back(_reduce_scatter_base(outputs[i], inputs[i], options));
+    return all_of(std::move(works), outputs);
+  }
+
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const GatherOptions& options) override {
+    return issue("gather", OpType::GATHER, [&] {
+      auto hosts = wire(outputs);
+      auto sources = contiguous(wire(inputs));
+      auto work = gloo_->gather(hosts, sources, options);
+      return under_way(OpType::GATHER, work, outputs.empty() ? Tensors{} : outputs[0], joined(flatten(hosts), sources));
+    });
+  }
+
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const ScatterOptions& options) override {
+    return issue("scatter", OpType::SCATTER, [&] {
+      auto hosts = wire(outputs);
+      auto sources = wire(inputs);
+      auto work = gloo_->scatter(hosts, sources, options);
+      return under_way(OpType::SCATTER, work, outputs, joined(flatten(sources), hosts));
+    });
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
+                        const AllToAllOptions& options) override {
+    return issue("all_to_all", OpType::ALLTOALL_BASE, [&] {
+      auto host = wire(output);
+      auto source = wire(input).contiguous();
+      auto work = gloo_->alltoall_base(host, source, output_sizes, input_sizes, options);
+      return under_way(OpType::ALLTOALL_BASE, work, {output}, {host, source});
+    });
+  }
+
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const AllToAllOptions& options) override {
+    return issue("all_to_all", OpType::ALLTOALL, [&] {
+      Tensors parts;
+      std::vector<int64_t> input_sizes, output_sizes;
+      auto hosts = wire(outputs);
+      for (const auto& part : wire(inputs)) {
+        parts.push_back(part.reshape({-1}));
+        input_sizes.push_back(part.numel());
+      }
+      int64_t total = 0;
+      for (const auto& host : hosts) {
+        output_sizes.push_back(host.numel());
+        total += host.numel();
+      }
+      auto source = at::cat(parts);
+      auto received = at::empty({total}, source.options());
+      auto work = gloo_->alltoall_base(received, source, output_sizes, input_sizes, options);
+      auto hand_out = [hosts, received, output_sizes] {
+        const auto pieces = received.split_with_sizes(output_sizes);
+        for (size_t i = 0; i < hosts.size(); ++i) hosts[i].copy_(pieces[i].view(hosts[i].sizes()));
+      };
+      return under_way(OpType::ALLTOALL, work, outputs, {source, received}, hand_out);
+    });
+  }
+
+  WorkPtr send(Tensors& tensors, int target, int tag) override {
+    return issue("send", OpType::SEND, [&] {
+      auto hosts = wire(tensors);
+      return under_way(OpType::SEND, gloo_->send(hosts, target, tag), tensors, hosts);
+    });
+  }
+  WorkPtr recv(Tensors& tensors, int source, int tag) override {
+    return issue("recv", OpType::RECV, [&] {
+      auto hosts = wire(tensors);
+      return under_way(OpType::RECV, gloo_->recv(hosts, source, tag), tensors, hosts);
+    });
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return issue("recv", OpType::RECVANYSOURCE, [&] {
+      auto hosts = wire(tensors);
+      return under_way(OpType::RECVANYSOURCE, gloo_->recvAnysource(hosts, tag), tensors, hosts);
+    });
+  }
+
+  WorkPtr barrier(const BarrierOptions& options) override {
+    return issue("barrier", OpType::BARRIER, [&] {
+      BarrierOptions plain;  // gloo refuses the device ids that belong to an accelerator
+      plain.timeout = options.timeout;
+      return under_way(OpType::BARRIER, gloo_->barrier(plain), {}, {});
+    });
+  }
+
+ private:
+  template <typename Start>
+  WorkPtr issue(const char* operation, OpType /*type*/, Start start) {
+    faults::check_device(current_device());
+    switch (faults::on_collective(operation)) {
+      case faults::CollectiveFault::fail:
+        TORCH_CHECK_WITH(DistBackendError, false, "hccl: ", operation, " failed on rank ", getRank(), " (simulated NPU, injected fault)");
+      case faults::CollectiveFault::hang: return remember(c10::make_intrusive<HungWork>(operation, timeout_));
+      case faults::CollectiveFault::none: return remember(start());
+    }
+    return nullptr;
+  }
+  WorkPtr remember(WorkPtr work) {
+    if (coalescing_) pending_.push_back(work);
+    return work;
+  }
+  static WorkPtr under_way(OpType type, WorkPtr inner, Tensors outputs, Tensors kept, std::function<void()> finish_up = nullptr) {
+    return c10::make_intrusive<HostWork>(type, std::vector<WorkPtr>{std::move(inner)}, std::move(outputs), std::move(kept), std::move(finish_up));
+  }
+  static WorkPtr all_of(std::vector<WorkPtr> works, Tensors outputs) {
+    return c10::make_intrusive<HostWork>(OpType::COALESCED, std::move(works), std::move(outputs), Tensors{}, nullptr);
+  }
+  static Tensors joined(Tensors first, const Tensors& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+  }
+  // gloo cannot average: sum, then divide when the sum is there.
+  template <typename ReducingOptions>
+  std::function<void()> average(ReducingOptions& options, const Tensors& hosts) {
+    if (options.reduceOp != ReduceOp::AVG) return nullptr;
+    options.reduceOp = ReduceOp::SUM;
+    return [hosts, size = getSize()] {
+      for (auto host : hosts) host.is_floating_point() || host.is_complex() ? host.div_(size) : host.floor_divide_(size);
+    };
+  }
+
+  c10::intrusive_ptr<Backend> gloo_;
+  Milliseconds timeout_;
+  c10::intrusive_ptr<Options> options_;
+  bool coalescing_ = false;
+  std::vector<WorkPtr> pending_;
+};
+
+}  // namespace
+
+void add_process_group(PyObject* module) {
+  pybind11::module_::import("torch.distributed");  // defines the base class
+  pybind11::class_<ProcessGroupHCCL, c10::intrusive_ptr<ProcessGroupHCCL>, c10d::Backend>(pybind11::handle(module), "ProcessGroupHCCL")
+      .def(pybind11::init([](c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size, double seconds) {
+             return c10::make_intrusive<ProcessGroupHCCL>(std::move(gloo), rank, size, Milliseconds(static_cast<int64_t>(seconds * 1000)));
+           }),
+           pybind11::arg("gloo"), pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("seconds"));
+}
+
+}  // namespace npusim

@@ -1,0 +1,181 @@
+// What PyTorch asks of a backend besides kernels: current device, streams, events, random generators, hooks.
+#include "device.h"
+#include "faults.h"
+#include "generator.h"
+#include "memory.h"
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <pthread.h>
+
+namespace npusim {
+
+void open_memory();
+
+namespace {
+Settings the_settings;
+thread_local int the_current_device = 0;
+thread_local int64_t current_streams[kMaxDevices] = {};
+std::atomic<bool> forked{false};
+
+void check_index(int index) {
+  TORCH_CHECK(index < device_count(), "NPU error: invalid device ordinal ", index, " (", device_count(), " simulated NPUs are visible; "
+              "COOKBOOK_NPU_SIM_DEVICES sets how many exist, ASCEND_RT_VISIBLE_DEVICES narrows them)");
+  TORCH_CHECK(!forked.load(std::memory_order_relaxed),
+              "Cannot use the NPU in a forked process: use the 'spawn' start method (simulated NPU; a real one has the same limit)");
+  faults::check_device(index);
+}
+}  // namespace
+
+void configure(Settings settings) {
+  the_settings = std::move(settings);
+  open_memory();
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
+}
+const Settings& settings() { return the_settings; }
+int device_count() noexcept { return static_cast<int>(the_settings.physical_ids.size()); }
+int current_device() noexcept { return the_current_device; }
+void set_current_device_unchecked(int index) noexcept { if (index >= 0) the_current_device = index; }
+void set_current_device(int index) {
+  if (index < 0) return;
+  check_index(index);
+  the_current_device = index;
+}
+
+namespace {
+using c10::Device;
+using c10::DeviceIndex;
+using c10::Stream;
+
+// An event is a reading of the host's clock. Work is done when its call returns, so every event has happened and every stream is idle.
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
+
+class NpuGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kNpu; }
+  Device getDevice() const override { return npu(current_device()); }
+  void setDevice(Device device) const override { set_current_device(device.index()); }
+  void uncheckedSetDevice(Device device) const noexcept override { set_current_device_unchecked(device.index()); }
+  Device exchangeDevice(Device device) const override {
+    const auto previous = getDevice();
+    if (device.index() != previous.index()) set_current_device(device.index());
+    return previous;
+  }
+  DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
+
+  Stream getStream(Device device) const override { return stream(device, current_streams[resolve_index(device.index())]); }
+  Stream getDefaultStream(Device device) const override { return stream(device, 0); }
+  Stream getNewStream(Device device, int /*priority*/) const override {
+    static std::atomic<int64_t> next{1};
+    return stream(device, next++);
+  }
+  Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
+  Stream exchangeStream(Stream next) const override {
+    const auto previous = getStream(next.device());
+    current_streams[next.device_index()] = next.id();
+    return previous;
+  }
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream& which) const override { faults::check_device(which.device_index()); }
+  void synchronizeDevice(DeviceIndex device) const override { check_index(resolve_index(device)); }
+  bool isStreamCapturing(const Stream&) const override { return false; }
+  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
+
+  void record(void** event, const Stream&, DeviceIndex, c10::EventFlag) const override {
+    if (!*event) *event = new Event();
+    static_cast<Event*>(*event)->time = std::chrono::steady_clock::now();
+  }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
+  double elapsedTime(void* start, void* end, DeviceIndex) const override {
+    TORCH_CHECK(start && end, "Both events must be recorded before calculating elapsed time.");
+    return std::chrono::duration<double, std::milli>(static_cast<Event*>(end)->time - static_cast<Event*>(start)->time).count();
+  }
+
+ private:
+  static Stream stream(Device device, int64_t id) { return Stream(Stream::UNSAFE, npu(device.index()), id); }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, NpuGuard);
+
+// Random numbers come from a hidden CPU generator, one per device: the same seed gives the same numbers as on the CPU.
+class NpuGenerator final : public c10::GeneratorImpl {
+ public:
+  at::Generator host;
+  explicit NpuGenerator(DeviceIndex index)
+      : GeneratorImpl(npu(index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), host(at::detail::createCPUGenerator(c10::default_rng_seed_val)) {}
+  void set_current_seed(uint64_t seed) override { host.set_current_seed(seed); }
+  uint64_t current_seed() const override { return host.current_seed(); }
+  uint64_t seed() override { return host.seed(); }
+  void set_offset(uint64_t) override { TORCH_CHECK(false, "the generator of a simulated NPU has no Philox offset: use get_state() and set_state()"); }
+  uint64_t get_offset() const override { return 0; }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return host.get_state().getIntrusivePtr(); }
+  void set_state(const c10::TensorImpl& state) override {
+    host.set_state(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&state))));
+  }
+  NpuGenerator* clone_impl() const override {
+    auto* copy = new NpuGenerator(device().index());
+    copy->host = host.clone();
+    return copy;
+  }
+};
+
+class NpuHooks final : public at::PrivateUse1HooksInterface {
+ public:
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return device_count() > 0; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
+  DeviceIndex getCurrentDevice() const override { return static_cast<DeviceIndex>(current_device()); }
+  void setCurrentDevice(DeviceIndex device) const override { set_current_device(device); }
+  DeviceIndex exchangeDevice(DeviceIndex device) const override {
+    const auto previous = getCurrentDevice();
+    set_current_device(device);
+    return previous;
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override { return exchangeDevice(device); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
+  Device getDeviceFromPtr(void*) const override { return npu(current_device()); }
+  const at::Generator& getDefaultGenerator(DeviceIndex index) const override { return default_generator(index); }
+  at::Generator getNewGenerator(DeviceIndex index) const override { return at::make_generator<NpuGenerator>(resolve_index(index)); }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    const c10::DeviceGuard guard(storage.device());
+    auto* impl = storage.unsafeGetStorageImpl();
+    auto data = device_allocator()->allocate(bytes);
+    if (bytes && impl->nbytes()) std::memcpy(data.get(), impl->data(), std::min(bytes, impl->nbytes()));
+    impl->set_data_ptr_noswap(std::move(data));
+    impl->set_nbytes(bytes);
+  }
+};
+}  // namespace
+
+const at::Generator& default_generator(int device) {
+  static const auto* generators = [] {
+    auto* made = new std::vector<at::Generator>();
+    for (int index = 0; index < device_count(); ++index) made->push_back(at::make_generator<NpuGenerator>(index));
+    return made;
+  }();
+  const int index = resolve_index(device);
+  check_index(index);
+  return (*generators)[index];
+}
+
+at::Generator host_generator(const std::optional<at::Generator>& generator, c10::Device device) {
+  return generator && generator->defined() ? generator->get<NpuGenerator>()->host : default_generator(device.index()).get<NpuGenerator>()->host;
+}
+
+void register_hooks() {
+  static NpuHooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+}
+
+}  // namespace npusim
