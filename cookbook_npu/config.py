@@ -32,7 +32,7 @@ class Config(BaseModel):
             if isinstance(value, Config): yield from value.flat(f"{prefix}{name}.")
             else: yield f"{prefix}{name}", value
 
-# %% ../nbs/01_config.ipynb #cef6299c
+# %% ../nbs/01_config.ipynb #f99d19a5
 Scale = Literal["laptop", "cuda", "910b"]
 Family = Literal["qwen3", "qwen3_vl", "qwen3_5"]
 
@@ -44,6 +44,7 @@ class TinyConfig(Config):
     num_heads: int = Field(4, gt=0, description="query heads")
     num_kv_heads: int = Field(2, gt=0, description="key/value heads (grouped-query attention)")
     ffn_size: int = Field(288, gt=0, description="inner width of the SwiGLU block")
+    init_std: float = Field(0.02, gt=0, description="standard deviation of the random first weights")
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
 class ModelConfig(Config):
@@ -136,7 +137,7 @@ class OptimConfig(Config):
     eps: float = Field(1e-8, gt=0, description="Adam epsilon")
     clip_grad: float = Field(1.0, ge=0, description="global gradient-norm clip; 0 is off")
 
-# %% ../nbs/01_config.ipynb #4dd1f499
+# %% ../nbs/01_config.ipynb #7acff707
 class TrainConfig(Config):
     "The optimizer step and its memory"
     global_batch: int | None = Field(None, gt=0, description="samples of one optimizer step; none: the whole rollout")
@@ -147,10 +148,12 @@ class TrainConfig(Config):
 
 class WarmStartConfig(Config):
     "Supervised phase that gives the tiny model a skill worth reinforcing; cached by its settings"
-    steps: int = Field(0, ge=0, description="supervised steps; 0: no warm start")
+    steps: int = Field(0, ge=0, description="supervised steps on right answers; 0: no warm start")
     batch: int = Field(64, gt=0, description="demonstrations of one step")
-    learning_rate: float = Field(3e-3, gt=0, description="peak learning rate of the warm start")
-    corrupt: float = Field(0.5, ge=0, lt=1, description="share of demonstrations whose answer is random digits")
+    learning_rate: float = Field(5e-3, gt=0, description="peak learning rate of those steps, decaying to zero")
+    noisy_steps: int = Field(30, ge=0, description="steps after them on demonstrations of mixed quality")
+    noisy_learning_rate: float = Field(3e-4, gt=0, description="learning rate of the mixed-quality steps")
+    corrupt: float = Field(0.6, ge=0, lt=1, description="share of mixed-quality demonstrations whose answer is random digits")
 
 # %% ../nbs/01_config.ipynb #9afc0d35
 class PlacementConfig(Config):

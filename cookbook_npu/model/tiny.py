@@ -47,12 +47,12 @@ def placeholder_ids(
     new = iter(range(size, size + len(PLACEHOLDERS)))
     return {key: known[token] if token in known else next(new) for key, token in PLACEHOLDERS.items()}
 
-# %% ../../nbs/model/02_tiny.ipynb #efb5f522
+# %% ../../nbs/model/02_tiny.ipynb #c920c704
 def _decoder(tiny: TinyConfig, tokenizer: Any, tied: bool) -> dict[str, Any]:
     "Keys that the decoders of all three families share"
     return dict(hidden_size=tiny.hidden_size, num_hidden_layers=tiny.num_layers, num_attention_heads=tiny.num_heads,
                 num_key_value_heads=tiny.num_kv_heads, head_dim=head_width(tiny), intermediate_size=tiny.ffn_size,
-                max_position_embeddings=4096, rms_norm_eps=1e-6, tie_word_embeddings=tied, dtype="float32",
+                max_position_embeddings=4096, rms_norm_eps=1e-6, initializer_range=tiny.init_std, tie_word_embeddings=tied, dtype="float32",
                 eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
 
 def _vision(tiny: TinyConfig, **extra: Any) -> dict[str, Any]:
