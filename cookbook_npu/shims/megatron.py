@@ -93,7 +93,7 @@ TYPES = register(Shim(
     reason="Float16Module casts by isinstance with torch.cuda tensor types; NPU tensors match none, so inputs stay float32 without any error",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/module.py#L20"))
 
-# %% ../../nbs/shims/07_megatron.ipynb #afdcbc8b
+# %% ../../nbs/shims/07_megatron.ipynb #2e2a0cf6
 def _rng_module() -> types.ModuleType: return importlib.import_module("megatron.core.tensor_parallel.random")
 
 def rng_works() -> bool:
@@ -105,7 +105,7 @@ def rng_works() -> bool:
         first = torch.rand(8, device=npu_type())
         module._set_cuda_rng_state(state)
         return torch.equal(first, torch.rand(8, device=npu_type()))
-    except (RuntimeError, AssertionError, AttributeError, TypeError, IndexError): return False  # however they fail, they do not work
+    except (RuntimeError, AssertionError, AttributeError, TypeError, ValueError, IndexError): return False  # however they fail, they do not work
     finally: device.set_rng_state(kept)
 
 # %% ../../nbs/shims/07_megatron.ipynb #d9562049
