@@ -1,0 +1,284 @@
+"""Every collective that Megatron and FSDP2 use, on npu tensors; run in each rank."""
+
+import copy
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from simulator_jobs import names, run_checks
+
+
+def here():
+    return torch.device("npu", torch.npu.current_device())
+
+
+def rank():
+    return dist.get_rank()
+
+
+def size():
+    return dist.get_world_size()
+
+
+def total():
+    return sum(range(size()))
+
+
+def mine(*shape, dtype=torch.float32):
+    return torch.full(shape, rank(), device=here(), dtype=dtype)
+
+
+def check_all_reduce():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.float16):
+        t = mine(4, dtype=dtype)
+        dist.all_reduce(t)
+        assert t.device == here() and (t == total()).all(), dtype
+    for op, expected in ((dist.ReduceOp.MAX, size() - 1), (dist.ReduceOp.MIN, 0), (dist.ReduceOp.AVG, total() / size())):
+        t = mine(4)
+        dist.all_reduce(t, op=op)
+        assert (t == expected).all(), op
+    work = dist.all_reduce(t := mine(4), async_op=True)
+    work.wait()
+    assert (t == total()).all() and work.is_completed()
+    part = torch.zeros(4, 4, device=here())
+    part[1:3] = rank()
+    dist.all_reduce(part[1:3])
+    assert (part[1:3] == total()).all() and (part[0] == 0).all()
+
+
+def check_future_carries_npu_tensors():
+    t = mine(4)
+    future = dist.all_reduce(t, async_op=True).get_future()
+    doubled = future.then(lambda f: f.value()[0] * 2).wait()
+    assert doubled.device == here() and (doubled == 2 * total()).all()
+
+
+def check_broadcast_and_reduce():
+    for dtype in (torch.float32, torch.int16, torch.complex64, torch.bool):
+        t = torch.full((3,), rank() == size() - 1, device=here(), dtype=dtype)
+        dist.broadcast(t, size() - 1)
+        assert (t == torch.ones(3, device=here(), dtype=dtype)).all(), dtype
+    t = mine(3)
+    dist.reduce(t, 0)
+    assert rank() != 0 or (t == total()).all()
+
+
+def check_all_gather():
+    expected = [float(i // 2) for i in range(2 * size())]
+    out = torch.empty(2 * size(), device=here())
+    dist.all_gather_into_tensor(out, mine(2))
+    assert out.tolist() == expected
+    dist.all_gather_into_tensor(out.zero_(), mine(2), async_op=True).wait()
+    assert out.tolist() == expected
+    parts = [torch.empty(2, device=here()) for _ in range(size())]
+    dist.all_gather(parts, mine(2))
+    assert [p.tolist() for p in parts] == [[float(i)] * 2 for i in range(size())]
+    uneven = [torch.empty(2, 3, device=here()).t() for _ in range(size())]
+    dist.all_gather([u.t() for u in uneven], mine(2, 3))
+    assert (uneven[-1] == size() - 1).all()
+
+
+def check_reduce_scatter():
+    whole = torch.arange(3.0 * size(), device=here())
+    expected = torch.arange(3.0 * rank(), 3.0 * rank() + 3)
+    out = torch.empty(3, device=here())
+    dist.reduce_scatter_tensor(out, whole)
+    assert torch.equal(out.cpu(), expected * size())
+    dist.reduce_scatter_tensor(out, whole, op=dist.ReduceOp.AVG)
+    assert torch.allclose(out.cpu(), expected)
+    dist.reduce_scatter_tensor(out.zero_(), whole, async_op=True).wait()
+    assert torch.equal(out.cpu(), expected * size()) and whole[1].item() == 1, "the input must stay as it was"
+    dist.reduce_scatter(out, [torch.full((3,), float(i), device=here()) for i in range(size())])
+    assert (out == size() * rank()).all()
+    inside = whole.clone()  # Megatron's gradient buffer: the output is a slice of the input
+    dist.reduce_scatter_tensor(inside[3 * rank() : 3 * rank() + 3], inside)
+    assert torch.equal(inside[3 * rank() : 3 * rank() + 3].cpu(), expected * size())
+
+
+def check_all_to_all():
+    out = torch.empty(size(), device=here())
+    dist.all_to_all_single(out, torch.arange(float(size()), device=here()) + 10 * rank())
+    assert out.tolist() == [rank() + 10.0 * i for i in range(size())]
+    sent = [i + 1 for i in range(size())]
+    out = torch.empty(size() * (rank() + 1), device=here())
+    dist.all_to_all_single(out, mine(sum(sent)), [rank() + 1] * size(), sent)
+    assert out.tolist() == [float(i) for i in range(size()) for _ in range(rank() + 1)]
+    parts = [torch.empty(2, 1, device=here()) for _ in range(size())]
+    dist.all_to_all(parts, [torch.full((2, 1), 10.0 * rank() + i, device=here()) for i in range(size())])
+    assert all((p == 10 * i + rank()).all() for i, p in enumerate(parts))
+
+
+def check_point_to_point():
+    t = mine(2)
+    if rank() == 0:
+        dist.send(t, 1)
+    elif rank() == 1:
+        dist.recv(t, 0)
+        assert (t == 0).all()
+    right, left, got = (rank() + 1) % size(), (rank() - 1) % size(), torch.empty(2, device=here())
+    for work in (dist.isend(mine(2), right), dist.irecv(got, left)):
+        work.wait()
+    assert (got == left).all()
+    ops = [dist.P2POp(dist.isend, mine(2), right), dist.P2POp(dist.irecv, got.zero_(), left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert (got == left).all()
+
+
+def check_gather_scatter_objects():
+    parts = [torch.empty(2, device=here()) for _ in range(size())] if rank() == 0 else None
+    dist.gather(mine(2), parts, 0)
+    assert rank() != 0 or [p[0].item() for p in parts] == list(range(size()))
+    out, source = torch.empty(2, device=here()), None
+    if rank() == 0:
+        source = [torch.full((2,), float(i), device=here()) for i in range(size())]
+    dist.scatter(out, source, 0)
+    assert (out == rank()).all()
+    objects, one, scattered = [None] * size(), [rank()], [None]
+    dist.all_gather_object(objects, {"rank": rank()})
+    dist.broadcast_object_list(one, 0)
+    dist.scatter_object_list(scattered, list(range(size())) if rank() == 0 else None, 0)
+    gathered = [None] * size() if rank() == 0 else None
+    dist.gather_object(rank(), gathered, 0)
+    assert objects[-1] == {"rank": size() - 1} and one == [0] and scattered == [rank()]
+    assert rank() != 0 or gathered == list(range(size()))
+
+
+def check_groups():
+    both = dist.new_group(backend="cpu:gloo,npu:hccl")
+    for device in ("cpu", here()):
+        t = torch.ones(2, device=device)
+        dist.all_reduce(t, group=both)
+        assert (t == size()).all()
+    pair = dist.new_group([0, 1])
+    if rank() < 2:
+        t = torch.ones(1, device=here())
+        dist.all_reduce(t, group=pair)
+        assert t.item() == 2
+    host = dist.new_group(backend="gloo")
+    dist.all_reduce(torch.ones(1), group=host)
+    assert dist.get_backend() == "hccl" and dist.get_backend(host) == "gloo"
+    dist.barrier(group=pair if rank() < 2 else host) if size() == 2 else dist.barrier()
+    dist.destroy_process_group(both)
+
+
+def check_coalescing():
+    ts = [torch.ones(2, device=here()) * (i + 1) for i in range(3)]
+    with dist._coalescing_manager(device=here(), async_ops=True) as manager:
+        for t in ts:
+            dist.all_reduce(t)
+    manager.wait()
+    assert [t[0].item() for t in ts] == [size(), 2 * size(), 3 * size()]
+    outs, ins = [torch.empty(2 * size(), device=here()) for _ in range(2)], [mine(2), mine(2) + 10]
+    with dist._coalescing_manager(device=here(), async_ops=True) as manager:
+        for o, i in zip(outs, ins, strict=True):
+            dist.all_gather_into_tensor(o, i)
+    manager.wait()
+    assert outs[1][-1].item() == size() + 9
+    parts = [torch.empty(2, device=here()) for _ in range(2)]
+    with dist._coalescing_manager(device=here(), async_ops=True) as manager:
+        for p in parts:
+            dist.reduce_scatter_tensor(p, torch.ones(2 * size(), device=here()))
+    manager.wait()
+    assert all((p == size()).all() for p in parts)
+
+
+def check_functional_collectives():
+    import torch.distributed._functional_collectives as functional
+
+    t = functional.all_reduce(torch.ones(2, device=here()), "sum", dist.group.WORLD)
+    assert (t + 0).sum().item() == 2 * size()
+    t = functional.all_gather_tensor(mine(2), 0, dist.group.WORLD)
+    assert (t + 0)[-1].item() == size() - 1
+    t = functional.reduce_scatter_tensor(torch.ones(2 * size(), device=here()), "avg", 0, dist.group.WORLD)
+    assert (t + 0).tolist() == [1, 1]
+
+
+def check_ddp_equals_one_process():
+    torch.manual_seed(0)
+    reference = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    model = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(reference).to(here()), device_ids=[here().index])
+    data = torch.randn(size() * 2, 4)
+    model(data[rank() * 2 : rank() * 2 + 2].to(here())).pow(2).mean().backward()
+    reference(data).pow(2).mean().backward()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+def check_fsdp2_equals_one_process():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    reference = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    model = copy.deepcopy(reference).to(here())
+    mesh = init_device_mesh("npu", (size(),))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    data = torch.randn(size() * 2, 4)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, reference)]
+    for _ in range(3):
+        model(data[rank() * 2 : rank() * 2 + 2].to(here())).pow(2).mean().backward()
+        reference(data).pow(2).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.full_tensor().detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
+def everything(rank, world_size):
+    torch.npu.set_device(rank)
+    dist.init_process_group("hccl", timeout=timedelta(seconds=60))
+    results = run_checks([globals()[name] for name in names(globals())])
+    dist.destroy_process_group()
+    return results
+
+
+def with_device_id(rank, world_size):
+    "A group that is bound to its device, as torchtitan and Megatron's newer code ask for"
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl", device_id=torch.device("npu", rank))
+    t = torch.ones(1, device="npu")
+    dist.all_reduce(t)
+    dist.barrier()
+    dist.destroy_process_group()
+    return t.item()
+
+
+def hold_memory(rank, world_size, bytes_each):
+    "Both ranks use device 0; rank 1 reports what it sees while rank 0 holds memory, and after rank 0 let go"
+    dist.init_process_group("gloo")
+    held = torch.empty(bytes_each, dtype=torch.uint8, device="npu:0") if rank == 0 else None
+    dist.barrier()
+    seen = torch.npu.mem_get_info(0)
+    refused = ""
+    if rank == 1:
+        try:
+            torch.empty(bytes_each, dtype=torch.uint8, device="npu:0")
+        except torch.OutOfMemoryError as error:
+            refused = str(error)
+    dist.barrier()
+    del held
+    cached = torch.npu.mem_get_info(0)
+    torch.npu.empty_cache()
+    dist.barrier()
+    after = torch.npu.mem_get_info(0)
+    if rank == 1:
+        torch.empty(bytes_each, dtype=torch.uint8, device="npu:0")
+    dist.barrier()
+    return seen, refused, cached, after
+
+
+def hold_and_die(rank, world_size):
+    torch.empty(32 << 20, dtype=torch.uint8, device="npu:0")
+    os._exit(0)
+
+
+def free_now(rank, world_size):
+    return torch.npu.mem_get_info(0)
+
+
+def visible(rank, world_size):
+    return torch.npu.device_count(), torch.ones(1, device="npu:1").device.index
