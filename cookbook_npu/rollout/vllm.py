@@ -187,9 +187,11 @@ class Response:
         self.versions.extend([version] * len(out.token_ids))
         self.reason = out.finish_reason
 
-# %% ../../nbs/rollout/02_vllm.ipynb #9fc2a9f8
+# %% ../../nbs/rollout/02_vllm.ipynb #cd6ef9f3
 class VllmEngine(EngineBase):
     "A vLLM engine in this process"
+    open = False  # one is open in this process: they would share vLLM's process groups, and closing one would break the other
+
     def __init__(self,
         hf_path: str | Path,                # Hugging Face folder with safetensors weights
         dtype: str = "bfloat16",            # type of the weights
@@ -204,6 +206,7 @@ class VllmEngine(EngineBase):
         if reason := missing_reason(): raise MissingError(reason, "Install it, or use rollout.engine 'transformers'.")
         if not (path := Path(hf_path)).joinpath("config.json").is_file():
             raise MissingError(f"{path}/config.json does not exist", "Give a Hugging Face model folder.")
+        if VllmEngine.open: raise EngineError("a second vLLM engine in one process", "Close the first one, or give each engine a process.")
         self.build, self.tensor_parallel, self.dtype = build_kind(), tensor_parallel, getattr(torch, dtype)
         prepare_environment(self.build); check_companions()
         from transformers import AutoConfig, AutoTokenizer
@@ -214,10 +217,13 @@ class VllmEngine(EngineBase):
         self._extra_stops, self._count, self._received = list(stop_token_ids), 0, {}
         self._start(memory_utilization, kv_cache_bytes, max_sequences, enforce_eager)
 
-# %% ../../nbs/rollout/02_vllm.ipynb #6b18cf96
+# %% ../../nbs/rollout/02_vllm.ipynb #d6a5b35b
 @patch
 def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max_sequences: int, enforce_eager: bool) -> None:
     "Import vLLM and build its engine"
+    if self.build == "cpu":  # torch may have read its environment long ago
+        import torch._dynamo
+        torch._dynamo.config.disable = True
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
@@ -232,7 +238,7 @@ def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max
         async_scheduling=False,  # a step that is already under way would report tokens of the old weights after a publish
         use_tqdm_on_load=False, disable_log_stats=True)
     self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
-    self._step_engine = self.llm.llm_engine
+    self._step_engine, VllmEngine.open = self.llm.llm_engine, True
 
 # %% ../../nbs/rollout/02_vllm.ipynb #e8884234
 @patch
@@ -318,11 +324,12 @@ def remove_leftovers(
     for f in gone: f.unlink(missing_ok=True)
     return [f.name for f in gone]
 
-# %% ../../nbs/rollout/02_vllm.ipynb #caac00b1
+# %% ../../nbs/rollout/02_vllm.ipynb #7acad27e
 @patch
 def _close(self: VllmEngine) -> None:
     self._step_engine.engine_core.shutdown()
     self._step_engine = self.llm = None
+    VllmEngine.open = False
     remove_leftovers(Path(os.environ.get("VLLM_DIST_IDENT", "")).name)
 
 @patch

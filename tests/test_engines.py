@@ -1,0 +1,79 @@
+"""Both engines pass one conformance suite, each in a process of its own, as in a run."""
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.rollout.conformance import CHECKS
+from cookbook_npu.rollout.vllm import missing_reason
+from cookbook_npu.simulator.ranks import run_ranks
+
+TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
+
+
+def build_engine(engine: str, folder: Path, **settings):
+    if engine == "vllm":
+        from cookbook_npu.rollout.vllm import VllmEngine
+
+        return VllmEngine(folder, dtype="float32", max_tokens=64, kv_cache_bytes=16 << 20, **settings)
+    from cookbook_npu.rollout.transformers import TransformersEngine
+
+    return TransformersEngine(folder, dtype="float32", **settings)
+
+
+def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]:
+    """Every check of the suite on one engine: name -> what went wrong, or none. Runs in a worker process."""
+    import torch
+
+    torch.set_num_threads(1)
+    if engine == "transformers":
+        from cookbook_npu.shims.bootstrap import bootstrap
+
+        bootstrap("rollout")
+    import time
+
+    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.rollout.conformance import Case, sharpen
+
+    results: dict[str, str | None] = {}
+    before = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory() as tmp:
+        folder, other = (sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed)) for seed in (0, 1))
+        case = Case(functools.partial(build_engine, engine), folder, other)
+        for check in CHECKS:
+            t = time.time()
+            try:
+                check(case)
+                results[check.__name__] = None
+            except Exception as e:  # the report of a check, whatever it raised
+                results[check.__name__] = f"{type(e).__name__}: {e}"
+            print(check.__name__, round(time.time() - t, 2))
+        case.close()
+    left = sorted(n for n in set(os.listdir("/dev/shm")) - before if "vllm" in n)
+    results["nothing_left_in_shared_memory"] = f"left behind: {left}" if left else None
+    return results
+
+
+@functools.cache
+def results_of(engine: str) -> dict[str, str | None]:
+    env = {"COOKBOOK_NPU_SIMULATE": "1"}
+    return run_ranks(f"{__file__}:run_checks", 1, kwargs={"engine": engine}, env=env, timeout=240)[0]
+
+
+NAMES = [c.__name__ for c in CHECKS] + ["nothing_left_in_shared_memory"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_engine(name):
+    assert results_of("transformers")[name] is None
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+@pytest.mark.parametrize("name", NAMES)
+def test_vllm_engine(name):
+    assert results_of("vllm")[name] is None
