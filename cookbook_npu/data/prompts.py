@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Record', 'READERS', 'FORMATS', 'read_jsonl', 'read_parquet', 'read_records', 'Format', 'gsm8k_label', 'lookup',
-           'detect_format', 'read_fields', 'render', 'PromptDataset', 'load_file', 'load_prompts', 'eval_prompts']
+           'detect_format', 'read_fields', 'render', 'PromptDataset', 'epoch_order', 'next_prompt', 'identity',
+           'restore', 'load_file', 'load_prompts', 'eval_prompts']
 
 # %% ../../nbs/data/03_prompts.ipynb #341253b6
 import hashlib
@@ -36,17 +37,18 @@ def read_jsonl(
             if blank: raise DataError(f"{path} line {blank} is blank", "Remove it.")
             yield f"{path} line {n}", _parse(raw, f"{path} line {n}")
 
-# %% ../../nbs/data/03_prompts.ipynb #a12028de
+# %% ../../nbs/data/03_prompts.ipynb #74b4140d
 def _parse(raw: bytes, place: str) -> dict[str, Any]:
     "One line as a JSON object"
     try: record = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as e: raise DataError(f"{place} is not UTF-8: {e.reason} at byte {e.start}", "Convert the file.") from None
-    except json.JSONDecodeError as e: raise DataError(f"{place} is not JSON: {e.msg} at column {e.colno}", "Mend or remove the line.") from None
+    except json.JSONDecodeError as e: raise DataError(f"{place} is not JSON: {e.msg} at column {e.colno}",
+                                                      "Mend or remove the line.") from None
     except RecursionError: raise DataError(f"{place} is nested too deeply to parse", "Mend or remove the line.") from None
     if not isinstance(record, dict): raise DataError(f"{place} is a JSON {type(record).__name__}, not an object", "Give one object a line.")
     return record
 
-# %% ../../nbs/data/03_prompts.ipynb #ce340615
+# %% ../../nbs/data/03_prompts.ipynb #8129f14d
 def read_parquet(
     path: Path,  # parquet file
 ) -> Iterator[Record]:  # (path row n, values)
@@ -57,7 +59,8 @@ def read_parquet(
     try:
         for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
             for row in batch.to_pylist(): yield f"{path} row {(n := n + 1)}", row
-    except pa.ArrowInvalid as e: raise DataError(f"{path} is not a readable parquet file after row {n}: {e}", "Download it again.") from None
+    except pa.ArrowInvalid as e: raise DataError(f"{path} is not a readable parquet file after row {n}: {e}",
+                                                 "Download it again.") from None
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": read_jsonl, ".json": read_jsonl, ".parquet": read_parquet}
 
@@ -87,10 +90,11 @@ def gsm8k_label(
     if not mark or not tail.strip(): raise DataError("the answer has no '#### number' at its end", "Choose another record_format.")
     return tail.strip().replace(",", "")
 
-# %% ../../nbs/data/03_prompts.ipynb #b781794d
+# %% ../../nbs/data/03_prompts.ipynb #5f1d3f68
 FORMATS: dict[str, Format] = {  # order of detection
     "gsm8k": Format((("question", "answer"),), gsm8k_label, lambda prompt, label: "####" in str(label)),
-    "dapo-math-17k": Format((("prompt", "reward_model.ground_truth"), ("prompt", "label")), accepts=lambda prompt, label: isinstance(prompt, list)),
+    "dapo-math-17k": Format((("prompt", "reward_model.ground_truth"), ("prompt", "label")),
+                            accepts=lambda prompt, label: isinstance(prompt, list)),
     "aime-2024": Format((("Problem", "Answer"), ("problem", "answer"))),
     "plain": Format((("prompt", "label"),)),
 }
@@ -158,7 +162,7 @@ def _tokenize(text: str, place: str, tokenizer: "PreTrainedTokenizerBase") -> li
     if not ids: raise DataError(f"{place}: the prompt is empty", "Mend or remove the record.")
     return ids
 
-# %% ../../nbs/data/03_prompts.ipynb #59c26c68
+# %% ../../nbs/data/03_prompts.ipynb #7f19e987
 @dataclass
 class PromptDataset:
     "Prompts in a shuffled, resumable order"
@@ -170,39 +174,59 @@ class PromptDataset:
     cursor: int = field(default=0, init=False)  # prompts of this epoch already given out
 
     def __post_init__(self) -> None:
-        if not self.prompts: raise DataError(f"no prompt is left of {self.source or 'the data'}", "Raise data.max_prompt_tokens or give another file.")
-        self._order = self._shuffled(0)
+        if not self.prompts: raise DataError(f"no prompt is left of {self.source or 'the data'}",
+                                             "Raise data.max_prompt_tokens or give another file.")
+        self._order = epoch_order(len(self.prompts), self.shuffle, self.seed, epoch=0)
 
     def __len__(self) -> int: return len(self.prompts)
-    def next_batch(self, n: int) -> list[Prompt]: return [self._next() for _ in range(n)]
-    def state(self) -> dict[str, Any]: return dict(epoch=self.epoch, cursor=self.cursor, seed=self.seed, shuffle=self.shuffle, prompts=self.fingerprint())
+    def next_batch(self, n: int) -> list[Prompt]: return [next_prompt(self) for _ in range(n)]
+    def state(self) -> dict[str, Any]: return dict(epoch=self.epoch, cursor=self.cursor, **identity(self))
+    def load_state(self, state: dict[str, Any]) -> None: restore(self, state)
 
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(len(self.prompts)))
-        if self.shuffle: random.Random(f"prompts/{self.seed}/{epoch}").shuffle(order)
-        return order
+# %% ../../nbs/data/03_prompts.ipynb #fc61e188
+def epoch_order(
+    size: int,      # number of prompts
+    shuffle: bool,  # or in the order of the file
+    seed: int,      # of the run
+    epoch: int,     # which epoch
+) -> list[int]:     # positions
+    "The order of one epoch"
+    order = list(range(size))
+    if shuffle: random.Random(f"prompts/{seed}/{epoch}").shuffle(order)
+    return order
 
-    def _next(self) -> Prompt:
-        if self.cursor == len(self.prompts): self.epoch, self.cursor, self._order = self.epoch + 1, 0, self._shuffled(self.epoch + 1)
-        self.cursor += 1
-        return self.prompts[self._order[self.cursor - 1]]
+def next_prompt(
+    data: PromptDataset,  # advanced by one
+) -> Prompt:              # the next prompt
+    "Give out one prompt, beginning a new epoch when this one is through"
+    if data.cursor == len(data):
+        data.epoch, data.cursor = data.epoch + 1, 0
+        data._order = epoch_order(len(data), data.shuffle, data.seed, data.epoch)
+    data.cursor += 1
+    return data.prompts[data._order[data.cursor - 1]]
 
-    def fingerprint(self) -> str:
-        "A hash of all prompts and labels in order"
-        digest = hashlib.blake2b(digest_size=16)
-        for p in self.prompts: digest.update(json.dumps([p.prompt_id, p.text, p.label], default=str).encode())
-        return digest.hexdigest()
+# %% ../../nbs/data/03_prompts.ipynb #d5a85db3
+def identity(
+    data: PromptDataset,  # prompts and order
+) -> dict[str, Any]:      # seed, shuffle, and a hash of all prompts and labels
+    "What must be equal for a saved position to mean the same"
+    digest = hashlib.blake2b(digest_size=16)
+    for p in data.prompts: digest.update(json.dumps([p.prompt_id, p.text, p.label], default=str).encode())
+    return dict(seed=data.seed, shuffle=data.shuffle, prompts=digest.hexdigest())
 
-    def load_state(self,
-        state: dict[str, Any],  # what `state` returned
-    ) -> None:
-        "Continue where `state` was taken; refuses the state of other prompts"
-        here = dict(seed=self.seed, shuffle=self.shuffle, prompts=self.fingerprint())
-        for key, value in here.items():
-            if state[key] != value: raise ConfigError(f"the saved order has {key} {state[key]!r}, this run has {value!r}", "Resume with the data and seed of the run.")
-        self.epoch, self.cursor, self._order = state["epoch"], state["cursor"], self._shuffled(state["epoch"])
+def restore(
+    data: PromptDataset,    # moved to the saved position
+    state: dict[str, Any],  # what `state` returned
+) -> None:
+    "Continue where `state` was taken; refuses the state of other prompts"
+    for key, value in identity(data).items():
+        if state[key] != value:
+            raise ConfigError(f"the saved order has {key} {state[key]!r}, this run has {value!r}",
+                              "Resume with the data and seed of the run.")
+    data.epoch, data.cursor = state["epoch"], state["cursor"]
+    data._order = epoch_order(len(data), data.shuffle, data.seed, data.epoch)
 
-# %% ../../nbs/data/03_prompts.ipynb #fa70d798
+# %% ../../nbs/data/03_prompts.ipynb #d0b44502
 def load_file(
     path: str | Path,   # JSONL or parquet file
     config: DataConfig, # format, keys, template, length filter
@@ -217,7 +241,8 @@ def load_file(
         ids = _tokenize(text, place, tokenizer)
         if len(ids) > config.max_prompt_tokens: too_long += 1; continue
         kept.append(Prompt(prompt_id=f"{Path(path).name}:{n}", ids=ids, text=text, label=label))
-    return kept, f"{path}: {name}, {len(kept) + too_long} records, {len(kept)} kept, {too_long} longer than {config.max_prompt_tokens} tokens"
+    counts = f"{len(kept) + too_long} records, {len(kept)} kept, {too_long} longer than {config.max_prompt_tokens} tokens"
+    return kept, f"{path}: {name}, {counts}"
 
 # %% ../../nbs/data/03_prompts.ipynb #453bd2a3
 def _choose_format(config: DataConfig, record: dict[str, Any], place: str) -> tuple[Format, str]:
@@ -246,7 +271,7 @@ def load_prompts(
     else: found, source = load_file(config.prompt_data, config, tokenizer)
     return PromptDataset(found, shuffle=config.shuffle, seed=seed, source=source)
 
-# %% ../../nbs/data/03_prompts.ipynb #a419251f
+# %% ../../nbs/data/03_prompts.ipynb #757f1cd3
 def eval_prompts(
     config: DataConfig,  # what to evaluate on
     tokenizer: "PreTrainedTokenizerBase",  # of the policy
@@ -256,5 +281,6 @@ def eval_prompts(
     if config.prompt_data != "arithmetic": return []
     held_out = build_task(config.task).held_out
     if len(held_out) < config.eval_prompts:
-        raise ConfigError(f"data.eval_prompts is {config.eval_prompts}, the task holds out {len(held_out)}", "Ask for fewer or raise task.eval_share.")
+        raise ConfigError(f"data.eval_prompts is {config.eval_prompts}, the task holds out {len(held_out)}",
+                          "Ask for fewer or raise task.eval_share.")
     return [_from_problem(p, tokenizer, config.apply_chat_template) for p in held_out[:config.eval_prompts]]

@@ -30,7 +30,7 @@ from .sample import Sample
 from .scorers import SCORERS, Scorer, find_scorer, load_function
 from ..errors import ConfigError, DataError, NumericsError, RoleError, RoleTimeout
 
-# %% ../../nbs/data/06_rewards.ipynb #f9890222
+# %% ../../nbs/data/06_rewards.ipynb #91576929
 @dataclass(frozen=True)
 class Job:
     "One text for one scorer"
@@ -44,7 +44,8 @@ class Job:
         "The job as a worker reads it"
         text = self.text[-self.scorer.window:] if self.scorer.window else self.text
         try: return json.dumps(dict(scorer=self.scorer.name, text=text, label=self.label, metadata=self.metadata)).encode() + b"\n"
-        except TypeError as e: raise DataError(f"{self.name}: label or metadata is not JSON: {e}", "Use text, numbers, lists and mappings.") from None
+        except TypeError as e: raise DataError(f"{self.name}: label or metadata is not JSON: {e}",
+                                               "Use text, numbers, lists and mappings.") from None
 
     def checked(self,
         score: Any,  # what the scorer returned
@@ -209,7 +210,7 @@ def _book(pool: RewardPool, worker: Worker, message: dict[str, Any], results: li
     pool.counts.graded += 1
     _settle(worker, job.checked(message["score"]), results)
 
-# %% ../../nbs/data/06_rewards.ipynb #f84ac5a6
+# %% ../../nbs/data/06_rewards.ipynb #1ce2e56e
 def _bury(pool: RewardPool, worker: Worker, results: list[float | None]) -> None:
     "A worker has ended by itself: an answer took it down, or a user's scorer raised"
     code, words = worker.process.wait(), worker.last_words()
@@ -223,7 +224,8 @@ def _bury(pool: RewardPool, worker: Worker, results: list[float | None]) -> None
 
 def _expire(pool: RewardPool, worker: Worker, results: list[float | None]) -> None:
     "A worker is past its deadline"
-    if not worker.busy: raise RoleTimeout(f"a verifier process was not ready after {START_LIMIT_S:.0f} s: {worker.last_words()}", "Is the machine overloaded?")
+    if not worker.busy: raise RoleTimeout(f"a verifier process was not ready after {START_LIMIT_S:.0f} s: {worker.last_words()}",
+                                          "Is the machine overloaded?")
     pool.counts.timed_out += 1
     _settle(worker, worker.busy[1].scorer.worst, results)
     _replace(pool, worker)
@@ -233,13 +235,14 @@ def _replace(pool: RewardPool, worker: Worker) -> None:
     end_worker(worker)
     pool.workers[pool.workers.index(worker)] = start_worker(pool.remote, pool.config.memory_mb)
 
-# %% ../../nbs/data/06_rewards.ipynb #0a038fb8
+# %% ../../nbs/data/06_rewards.ipynb #5f999ca6
 def run_jobs(
     pool: RewardPool,     # an open pool
     jobs: Sequence[Job],  # what to grade
 ) -> list[float]:         # scores in the order of the jobs
     "Grade jobs in the pool's processes"
-    if jobs and not pool.workers: raise RoleError(f"the reward pool is not open, but {jobs[0].scorer.name} needs it", "Use it in a with block.")
+    if jobs and not pool.workers: raise RoleError(f"the reward pool is not open, but {jobs[0].scorer.name} needs it",
+                                                  "Use it in a with block.")
     results: list[float | None] = [None] * len(jobs)
     waiting = deque(enumerate(jobs))
     try:

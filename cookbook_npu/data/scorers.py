@@ -147,7 +147,7 @@ SCORERS = {s.name: s for s in (Scorer("exact", True, 0.0), Scorer("format", True
                                Scorer("math", False, 0.0, MATH_WINDOW))}
 _FUNCTIONS: dict[str, ScorerFunction] = {"exact": exact, "format": format_think, "dapo": dapo, "math": math}
 
-# %% ../../nbs/data/04_scorers.ipynb #d0c85b62
+# %% ../../nbs/data/04_scorers.ipynb #5a550b14
 def find_scorer(
     name: str,  # a name of `SCORERS`, or package.module:function
 ) -> Scorer:    # what is known of it without importing it
@@ -164,4 +164,5 @@ def load_function(
     if name in _FUNCTIONS: return _FUNCTIONS[name]
     module, _, function = find_scorer(name).name.partition(":")
     try: return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as e: raise ConfigError(f"reward.scorers: {name} cannot be loaded: {e}", "Check the module's path and name.") from None
+    except (ImportError, AttributeError) as e: raise ConfigError(f"reward.scorers: {name} cannot be loaded: {e}",
+                                                                 "Check the module's path and name.") from None

@@ -28,7 +28,7 @@ def token_names(
         return f"sample {names[k]} token {position - (ends[k] - lengths[k])}"
     return name
 
-# %% ../../nbs/rl/01_losses.ipynb #68e632d9
+# %% ../../nbs/rl/01_losses.ipynb #2bbfc9a2
 def check_finite(
     quantity: str,  # what it is, for the message
     value_T: Tensor,  # values to check
@@ -38,11 +38,11 @@ def check_finite(
     bad_T = ~torch.isfinite(value_T.detach())
     if not bad_T.any(): return
     first = int(bad_T.flatten().nonzero()[0])
-    where = name(first) if name else f"token {first}"
-    raise NumericsError(f"{quantity} of {where} is {value_T.flatten()[first].item()} ({int(bad_T.sum())} of {bad_T.numel()} are not finite)",
+    where, value = name(first) if name else f"token {first}", value_T.flatten()[first].item()
+    raise NumericsError(f"{quantity} of {where} is {value} ({int(bad_T.sum())} of {bad_T.numel()} are not finite)",
                         "Look at this sample; lower the learning rate or check the weights that produced it.")
 
-# %% ../../nbs/rl/01_losses.ipynb #d3a1f2ad
+# %% ../../nbs/rl/01_losses.ipynb #0b322171
 def policy_loss(
     logp_T: Tensor,      # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the weights that started the step
@@ -53,7 +53,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:   # (loss_T, clipped_T), float32; clipped_T has no gradient
     "PPO's clipped surrogate for each token"
     for quantity, value_T in (("logp", logp_T), ("old_logp", old_logp_T), ("advantage", adv_T)):
-        if value_T.shape != logp_T.shape: raise DataError(f"{quantity} has shape {tuple(value_T.shape)}, logp {tuple(logp_T.shape)}", "Align them.")
+        if value_T.shape != logp_T.shape: raise DataError(f"{quantity} has shape {tuple(value_T.shape)}, logp {tuple(logp_T.shape)}",
+                                                          "Align them.")
         check_finite(quantity, value_T, name)
     ratio_T = (logp_T.float() - old_logp_T.float()).clamp(-20, 20).exp()
     free_T, held_T = -ratio_T * adv_T, -ratio_T.clamp(1 - clip_low, 1 + clip_high) * adv_T

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, NumericsError, nearest
 
-# %% ../../nbs/rl/02_reducers.ipynb #5ea789cf
+# %% ../../nbs/rl/02_reducers.ipynb #b043c643
 Reducer = Literal["token_mean", "sequence_mean", "fixed_sum"]
 REDUCERS = ("token_mean", "sequence_mean", "fixed_sum")
 
@@ -26,16 +26,18 @@ def token_weights(
     "Weights with which a sum over all tokens of the step is the reduced loss"
     if reducer not in REDUCERS: raise ConfigError(f"reducer is {reducer!r}", nearest(reducer, REDUCERS))
     counts = torch.stack([m.sum() for m in masks]).tolist() if masks else []
-    if not sum(counts): raise NumericsError(f"no token of the step carries loss ({len(masks)} responses)", "Look at the rollout: were all responses aborted or masked?")
+    if not sum(counts): raise NumericsError(f"no token of the step carries loss ({len(masks)} responses)",
+                                            "Look at the rollout: were all responses aborted or masked?")
     return [m.float() / d for m, d in zip(masks, _denominators(counts, reducer, max_tokens), strict=True)]
 
-# %% ../../nbs/rl/02_reducers.ipynb #b33e1693
+# %% ../../nbs/rl/02_reducers.ipynb #2420623a
 def _denominators(counts: list[float], reducer: Reducer, max_tokens: int | None) -> list[float]:
     "What the mask of each response is divided by"
     if reducer == "token_mean": return [sum(counts)] * len(counts)
     if reducer == "sequence_mean": return [max(n, 1) * len(counts) for n in counts]
     if max_tokens is None or max_tokens < max(counts):
-        raise ConfigError(f"fixed_sum with max_tokens {max_tokens}, the longest response has {int(max(counts))} tokens", "Give sampling.max_response_tokens.")
+        raise ConfigError(f"fixed_sum with max_tokens {max_tokens}, the longest response has {int(max(counts))} tokens",
+                          "Give sampling.max_response_tokens.")
     return [max_tokens * len(counts)] * len(counts)
 
 # %% ../../nbs/rl/02_reducers.ipynb #7ad11ffe
