@@ -172,7 +172,7 @@ class LentState {
 void run_random(const c10::OperatorHandle& op, c10::Stack* stack, c10::IValue* generator_slot, c10::Device device) {
   std::optional<at::Generator> given;
   if (generator_slot && generator_slot->isGenerator()) given = generator_slot->toGenerator();
-  if (given && given->device().type() != kNpu) return run_on_cpu(op, stack);  // the kernel says what is wrong with it
+  TORCH_CHECK(!given || given->device().type() == kNpu, "Expected an npu generator for an npu tensor, but found one of ", given->device());
   auto host = host_generator(given, device);
   if (generator_slot) {
     *generator_slot = host;
@@ -200,6 +200,7 @@ at::Tensor HostCall::to_host(at::Tensor tensor, bool written) {
     if (tensor.is_cpu() && tensor.dim() > 0) has_host_tensor_ = true;  // a 0-dim host tensor counts as a number, as on every accelerator
     return tensor;
   }
+  faults::check_device(tensor.device().index());
   if (!has_device_) {
     device_ = tensor.device();
     has_device_ = true;

@@ -172,14 +172,14 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr broadcast(Tensors& tensors, const BroadcastOptions& options) override {
-    return issue("broadcast", OpType::BROADCAST, [&] {
+    return issue("broadcast", [&] {
       auto hosts = wire(tensors);
       return under_way(OpType::BROADCAST, gloo_->broadcast(hosts, options), tensors, hosts);
     });
   }
 
   WorkPtr allreduce(Tensors& tensors, const AllreduceOptions& options) override {
-    return issue("all_reduce", OpType::ALLREDUCE, [&] {
+    return issue("all_reduce", [&] {
       auto plain = options;
       auto hosts = host_views(tensors);
       auto finish_up = average(plain, hosts);
@@ -197,7 +197,7 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr reduce(Tensors& tensors, const ReduceOptions& options) override {
-    return issue("reduce", OpType::REDUCE, [&] {
+    return issue("reduce", [&] {
       auto plain = options;
       auto hosts = host_views(tensors);
       auto finish_up = average(plain, hosts);
@@ -206,7 +206,7 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const AllgatherOptions& options) override {
-    return issue("all_gather", OpType::ALLGATHER, [&] {
+    return issue("all_gather", [&] {
       auto hosts = wire(outputs);
       auto sources = contiguous(wire(inputs));
       auto work = gloo_->allgather(hosts, sources, options);
@@ -215,7 +215,7 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const AllgatherOptions& options) override {
-    return issue("all_gather", OpType::_ALLGATHER_BASE, [&] {
+    return issue("all_gather", [&] {
       auto host = wire(output);
       auto source = wire(input).contiguous();
       auto work = gloo_->_allgather_base(host, source, options);
@@ -231,7 +231,7 @@ class ProcessGroupHCCL final : public Backend {
 
   // gloo sums whole buffers; this rank then keeps its part.
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ReduceScatterOptions& options) override {
-    return issue("reduce_scatter", OpType::_REDUCE_SCATTER_BASE, [&] {
+    return issue("reduce_scatter", [&] {
       TORCH_CHECK(input.numel() == output.numel() * getSize(), "hccl: reduce_scatter of ", input.numel(), " elements into ",
                   output.numel(), " on ", getSize(), " ranks: the input must be ", getSize(), " times the output");
       AllreduceOptions plain;
@@ -263,7 +263,7 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const GatherOptions& options) override {
-    return issue("gather", OpType::GATHER, [&] {
+    return issue("gather", [&] {
       auto hosts = wire(outputs);
       auto sources = contiguous(wire(inputs));
       auto work = gloo_->gather(hosts, sources, options);
@@ -272,7 +272,7 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const ScatterOptions& options) override {
-    return issue("scatter", OpType::SCATTER, [&] {
+    return issue("scatter", [&] {
       auto hosts = wire(outputs);
       auto sources = wire(inputs);
       auto work = gloo_->scatter(hosts, sources, options);
@@ -282,7 +282,7 @@ class ProcessGroupHCCL final : public Backend {
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
                         const AllToAllOptions& options) override {
-    return issue("all_to_all", OpType::ALLTOALL_BASE, [&] {
+    return issue("all_to_all", [&] {
       auto host = wire(output);
       auto source = wire(input).contiguous();
       auto work = gloo_->alltoall_base(host, source, output_sizes, input_sizes, options);
@@ -291,7 +291,7 @@ class ProcessGroupHCCL final : public Backend {
   }
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const AllToAllOptions& options) override {
-    return issue("all_to_all", OpType::ALLTOALL, [&] {
+    return issue("all_to_all", [&] {
       Tensors parts;
       std::vector<int64_t> input_sizes, output_sizes;
       auto hosts = wire(outputs);
@@ -306,36 +306,36 @@ class ProcessGroupHCCL final : public Backend {
       }
       auto source = at::cat(parts);
       auto received = at::empty({total}, source.options());
-      auto work = gloo_->alltoall_base(received, source, output_sizes, input_sizes, options);
-      auto hand_out = [hosts, received, output_sizes] {
+      auto hand_out = [hosts, received, output_sizes] {  // made first: gloo consumes the sizes
         const auto pieces = received.split_with_sizes(output_sizes);
         for (size_t i = 0; i < hosts.size(); ++i) hosts[i].copy_(pieces[i].view(hosts[i].sizes()));
       };
+      auto work = gloo_->alltoall_base(received, source, output_sizes, input_sizes, options);
       return under_way(OpType::ALLTOALL, work, outputs, {source, received}, hand_out);
     });
   }
 
   WorkPtr send(Tensors& tensors, int target, int tag) override {
-    return issue("send", OpType::SEND, [&] {
+    return issue("send", [&] {
       auto hosts = wire(tensors);
       return under_way(OpType::SEND, gloo_->send(hosts, target, tag), tensors, hosts);
     });
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
-    return issue("recv", OpType::RECV, [&] {
+    return issue("recv", [&] {
       auto hosts = wire(tensors);
       return under_way(OpType::RECV, gloo_->recv(hosts, source, tag), tensors, hosts);
     });
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return issue("recv", OpType::RECVANYSOURCE, [&] {
+    return issue("recv", [&] {
       auto hosts = wire(tensors);
       return under_way(OpType::RECVANYSOURCE, gloo_->recvAnysource(hosts, tag), tensors, hosts);
     });
   }
 
   WorkPtr barrier(const BarrierOptions& options) override {
-    return issue("barrier", OpType::BARRIER, [&] {
+    return issue("barrier", [&] {
       BarrierOptions plain;  // gloo refuses the device ids that belong to an accelerator
       plain.timeout = options.timeout;
       return under_way(OpType::BARRIER, gloo_->barrier(plain), {}, {});
@@ -344,7 +344,7 @@ class ProcessGroupHCCL final : public Backend {
 
  private:
   template <typename Start>
-  WorkPtr issue(const char* operation, OpType /*type*/, Start start) {
+  WorkPtr issue(const char* operation, Start start) {
     faults::check_device(current_device());
     switch (faults::on_collective(operation)) {
       case faults::CollectiveFault::fail:
