@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTE', 'DIVIDED', 'Layout', 'check_parallel', 'local_device', 'current_layout', 'init_parallel',
-           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'mend_gradient_sums', 'load_model',
-           'export_weights']
+           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'mend_gradient_sums',
+           'mark_vocabulary_slices', 'load_model', 'export_weights']
 
-# %% ../../nbs/model/04_megatron.ipynb #1b7e663d
+# %% ../../nbs/model/04_megatron.ipynb #9bde11af
 import io
 import math
 import os
@@ -25,6 +25,7 @@ from torch import Tensor
 from ..config import ModelConfig, ParallelConfig
 from ..device import accelerator
 from ..errors import ConfigError, MissingError, ShimError
+from ..shims.bootstrap import model_ready
 
 # %% ../../nbs/model/04_megatron.ipynb #05b4aa77
 @dataclass(frozen=True)
@@ -58,13 +59,26 @@ def check_parallel(
                           "Give the trainer a multiple of parallel.tensor devices.")
     return world_size // parallel.tensor
 
-# %% ../../nbs/model/04_megatron.ipynb #b4553f09
+# %% ../../nbs/model/04_megatron.ipynb #d3f48914
+_rendezvous: dict[str, Any] = {"store": None, "generation": 0}
+
+def _store(timeout: timedelta) -> Any:
+    "A fresh corner of the store that the ranks of this job meet in"
+    import torch.distributed as dist
+
+    if _rendezvous["store"] is None:
+        alone = "RANK" not in os.environ or "MASTER_PORT" not in os.environ
+        _rendezvous["store"] = dist.HashStore() if alone else dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]), os.environ["RANK"] == "0", timeout)
+    _rendezvous["generation"] += 1
+    return dist.PrefixStore(f"generation{_rendezvous['generation']}", _rendezvous["store"])
+
 def _join_world(backend: str, timeout: timedelta) -> None:
     "Join the job that the environment describes, or be a job of one"
     import torch.distributed as dist
 
-    if "RANK" in os.environ and "MASTER_PORT" in os.environ: dist.init_process_group(backend, timeout=timeout)
-    else: dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    dist.init_process_group(backend, store=_store(timeout), rank=rank, world_size=size, timeout=timeout)
 
 def _require_bootstrap() -> None:
     if "megatron.core" not in sys.modules or "transformer_engine" not in sys.modules:
@@ -210,7 +224,20 @@ def mend_gradient_sums(
         elif layout.tensor_size > 1: partial.append(net.out_norm.weight)
     return partial
 
-# %% ../../nbs/model/04_megatron.ipynb #c161cb5d
+# %% ../../nbs/model/04_megatron.ipynb #6888780d
+def mark_vocabulary_slices(
+    module: Any,  # the Megatron model
+) -> None:
+    "Mark embedding and output rows as split over tensor-parallel ranks"
+    from megatron.core.tensor_parallel import layers
+
+    for part in module.modules():
+        if isinstance(part, layers.VocabParallelEmbedding | layers.ColumnParallelLinear) and part.weight is not None:
+            if not getattr(part.weight, "tensor_model_parallel", False):
+                for name in ("tensor_model_parallel", "partition_dim", "partition_stride"): vars(part.weight).pop(name, None)
+                layers.set_tensor_model_parallel_attributes(part.weight, is_parallel=True, dim=0, stride=1)
+
+# %% ../../nbs/model/04_megatron.ipynb #c2e50c4b
 def _build(config: Any, path: Path) -> Any:
     "The Megatron model with the weights of `path`; the bridge's progress bar is not for our log"
     from mcore_bridge import get_mcore_model
@@ -238,7 +265,10 @@ def load_model(
     config = _configure(path, model, parallel)
     module = _build(config, path)
     partial = mend_gradient_sums(module, layout)
-    return MegatronModel(_wrap(config, module), module, config, layout, path, config.padded_vocab_size, partial)
+    mark_vocabulary_slices(module)
+    ddp = _wrap(config, module)
+    model_ready()
+    return MegatronModel(ddp, module, config, layout, path, config.padded_vocab_size, partial)
 
 # %% ../../nbs/model/04_megatron.ipynb #03a28510
 from fastcore.basics import patch
