@@ -6,7 +6,7 @@
 __all__ = ['PACKAGES', 'StorageError', 'write_atomic', 'write_json', 'finite', 'append_line', 'read_lines', 'mend_lines', 'lock',
            'versions', 'git_commit', 'stack_record', 'RunFolder', 'default_name']
 
-# %% ../../nbs/runs/00_folder.ipynb #01b7feec
+# %% ../../nbs/runs/00_folder.ipynb #cb8ff146
 import errno
 import fcntl
 import json
@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -128,19 +128,21 @@ def mend_lines(
     if keep < len(data): os.truncate(path, keep)
     return len(data) - keep
 
-# %% ../../nbs/runs/00_folder.ipynb #7aa66457
+# %% ../../nbs/runs/00_folder.ipynb #1fe84dca
 def lock(
     folder: Path,  # a run folder
 ) -> int:          # file descriptor that holds the lock
     "Take the folder's lock or say who has it"
-    with _storage(folder/".lock"): fd = os.open(folder/".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 200, 0).decode(errors="replace") or "a process that is just starting"
-        os.close(fd)
-        raise RunLocked(f"{folder} is being written by {holder}", "Wait until it ends, end it, or choose another folder.") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    with _storage(folder/".lock"), ExitStack() as undo:
+        fd = os.open(folder/".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        undo.callback(os.close, fd)
+        try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace") or "a process that is just starting"
+            raise RunLocked(f"{folder} is being written by {holder}", "Wait until it ends, end it, or choose another folder.") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        undo.pop_all()
     return fd
 
 # %% ../../nbs/runs/00_folder.ipynb #15f63531
@@ -236,7 +238,7 @@ def _place(staged: Path, root: Path, name: str, free: bool) -> Path:
         return target
     raise ConfigError(f"{root} holds a thousand runs named {name}", "Choose another output.name.")
 
-# %% ../../nbs/runs/00_folder.ipynb #e0b131f2
+# %% ../../nbs/runs/00_folder.ipynb #c369c2ac
 @patch(cls_method=True)
 def create(cls: RunFolder,
     config: RunConfig,              # configuration; its output section says where
@@ -246,9 +248,10 @@ def create(cls: RunFolder,
     root = Path(root or config.output.root).absolute()
     made, staged, folder = _root(root), root/f".new-{os.getpid()}-{time.monotonic_ns()}", None
     try:
-        with _storage(root/staged.name): staged.mkdir()
+        with _storage(staged): staged.mkdir()
         folder = cls(staged, lock(staged))
-        for part in (folder.samples, folder.checkpoints, folder.logs): part.mkdir()
+        with _storage(staged):
+            for part in (folder.samples, folder.checkpoints, folder.logs): part.mkdir()
         write_json(folder.config_file, config.model_dump())
         folder.path = _place(staged, root, config.output.name or default_name(config), free=bool(config.output.name))
         return folder

@@ -1,0 +1,142 @@
+"""Run folders under bad luck: two writers, a process killed while it writes, a full disk, and many creators at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cookbook_npu.config import RunConfig
+from cookbook_npu.errors import RunLocked
+from cookbook_npu.runs.folder import RunFolder, StorageError, append_line, read_lines, write_atomic
+from cookbook_npu.runs.metrics import load_metrics
+from cookbook_npu.runs.report import write_report
+
+WRITER = """
+import sys, time
+from cookbook_npu.runs.folder import RunFolder, append_line
+run = RunFolder.open(sys.argv[1], write=True)
+print("ready", flush=True)
+if sys.argv[2] == "idle": time.sleep(60)
+step = 0
+while True:
+    append_line(run.metrics_file, {"step": step, "filler": "x"*20000})
+    run.save_samples(step % 3, [{"text": "y"*2000}]*50)
+    run.event("tick", step=step)
+    step += 1
+"""
+
+
+def make(tmp_path, name="run"):
+    RunFolder.create(RunConfig(recipe="demo", output=dict(root=str(tmp_path / "runs"), name=name))).close()
+    return tmp_path / "runs" / name
+
+
+def writer(path, how):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), how], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline().strip() == "ready"
+    return process
+
+
+def test_the_second_writer_is_refused_at_once_and_told_who_holds_the_folder(tmp_path):
+    path = make(tmp_path)
+    first = writer(path, "idle")
+    try:
+        began = time.monotonic()
+        with pytest.raises(RunLocked, match=f"is being written by process {first.pid} on "):
+            RunFolder.open(path, write=True)
+        assert time.monotonic() - began < 1
+        assert RunFolder.open(path).config().recipe == "demo"  # readers are welcome
+    finally:
+        first.kill()
+        first.wait()
+    RunFolder.open(path, write=True).close()  # the lock went with its holder
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.05, 0.2])
+def test_kill_9_while_writing_leaves_files_that_can_be_read(tmp_path, pause):
+    path = make(tmp_path)
+    process = writer(path, "busy")
+    time.sleep(pause)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with RunFolder.open(path, write=True) as run:
+        steps = load_metrics(path).get("step", [])
+        assert steps == list(range(len(steps)))
+        append_line(run.metrics_file, {"step": len(steps)})  # the run goes on with a whole line
+        assert load_metrics(path)["step"] == list(range(len(steps) + 1))
+        assert len(read_lines(run.events_file)) in (len(steps), len(steps) - 1)
+        for file in run.samples.glob("step_*.jsonl"):
+            assert len(read_lines(file)) == 50
+        assert "not measured" in write_report(run).read_text()
+
+
+def test_a_line_cut_off_at_any_byte_is_mended(tmp_path):
+    path = make(tmp_path)
+    whole = b'{"step": 0, "raw_reward": 0.5}\n{"step": 1, "raw_reward": 0.75}\n'
+    for size in range(len(whole) + 1):
+        (path / "metrics.jsonl").write_bytes(whole[:size])
+        with RunFolder.open(path, write=True) as run:
+            assert load_metrics(path).get("step", []) == list(range(whole[:size].count(b"\n")))
+            assert run.metrics_file.read_bytes() == whole[: whole[:size].rfind(b"\n") + 1]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_named_and_harms_nothing(small_disk):
+    path = make(small_disk)
+    with RunFolder.open(path, write=True) as run:
+        append_line(run.metrics_file, {"step": 0})
+        with pytest.raises(StorageError, match=r"step_000000.jsonl could not be written: No space left .* Free space"):
+            run.save_samples(0, [{"text": "x" * 1_000_000}])
+        assert list(run.samples.iterdir()) == []
+        (path / "ballast").write_bytes(b"x" * (os.statvfs(path).f_bavail * os.statvfs(path).f_frsize))
+        with pytest.raises(StorageError, match="metrics.jsonl could not be written: No space left"):
+            append_line(run.metrics_file, {"step": 1, "filler": "x" * 8192})
+        assert read_lines(run.metrics_file) == [{"step": 0}]
+        with pytest.raises(StorageError):
+            RunFolder.create(RunConfig(recipe="demo", output=dict(root=str(small_disk / "runs"), name="second")))
+        assert sorted(p.name for p in (small_disk / "runs").iterdir()) == ["run"]
+        (path / "ballast").unlink()
+        append_line(run.metrics_file, {"step": 1})
+        assert load_metrics(path)["step"] == [0, 1]
+
+
+def test_a_read_only_place_is_named(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StorageError, match="runs could not be written: Read-only file system"):
+        make(small_disk)
+
+
+def test_many_creators_at_once_get_folders_of_their_own(tmp_path):
+    config = RunConfig(recipe="demo", output=dict(root=str(tmp_path / "runs")))
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda _: RunFolder.create(config), range(16)))
+    assert len({r.path for r in runs}) == 16
+    assert all(json.loads(r.config_file.read_text())["recipe"] == "demo" for r in runs)
+    for run in runs:
+        run.close()
+    assert not [p for p in (tmp_path / "runs").iterdir() if p.name.startswith(".")]
+
+
+def test_replacing_a_file_never_shows_a_half(tmp_path):
+    path = tmp_path / "value.json"
+    write_atomic(path, json.dumps(["a"] * 10_000))
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(lambda: [write_atomic(path, json.dumps([c] * 10_000)) for c in "bcdefgh"])
+        while not writing.done():
+            assert len(set(json.loads(path.read_text()))) == 1
+        writing.result()
+    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
