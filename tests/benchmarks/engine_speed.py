@@ -1,0 +1,76 @@
+"""Tokens per second of the transformers engine against `generate` of transformers, on the same device and model.
+
+    python tests/benchmarks/engine_speed.py [--response 5] [--prompts 16] [--samples 8] [--rounds 7]
+
+Both sample the same number of tokens for the same prompts (no end token), A and B in turns, so that a busy machine
+slows both. `generate` gets what it needs and no more: left-padded prompts, one call, no scores; the engine also
+delivers the log-probability of each token. Printed: ratios of the medians, by the clock and by processor time (one
+thread; the figure to trust on the simulated NPU of a busy machine).
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
+
+
+def timed(function) -> tuple[float, float]:
+    """Seconds by the clock, seconds of processor time."""
+    clock, processor = time.perf_counter(), time.process_time()
+    function()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("response", 5), ("prompts", 16), ("samples", 8), ("rounds", 7)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+
+    from cookbook_npu.shims.bootstrap import bootstrap
+
+    bootstrap("rollout")
+    import torch
+
+    from cookbook_npu.config import SamplingConfig, TinyConfig
+    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.device import accelerator
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.rollout.engine import Request, derive_seed
+    from cookbook_npu.rollout.transformers import TransformersEngine, pad_left
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as tmp:
+        engine = TransformersEngine(build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0), dtype="float32")
+    engine.stops = frozenset()
+    prompts = [list(f"{7 * i % 90 + 5}*{i + 3}=".encode()) for i in range(args.prompts)]
+    requests = [
+        Request(group_id=str(p), index=i, prompt_ids=ids, seed=derive_seed(0, p, i))
+        for p, ids in enumerate(prompts)
+        for i in range(args.samples)
+    ]
+    ids, pads = pad_left(prompts)
+    mask = (torch.arange(ids.shape[1]) >= pads[:, None]).long()
+    inputs = {"input_ids": ids.to(engine.device), "attention_mask": mask.to(engine.device)}
+    settings = {"do_sample": True, "top_k": 0, "num_return_sequences": args.samples, "max_new_tokens": args.response}
+    engine.net.generation_config.eos_token_id = None
+
+    sampling = SamplingConfig(max_response_tokens=args.response)
+    ours = lambda: engine.generate(requests, sampling)  # noqa: E731
+    theirs = lambda: engine.net.generate(**inputs, **settings, pad_token_id=0)  # noqa: E731
+    want = (len(requests), args.response)
+    assert (len(ours()), len(ours()[0].response_ids)) == want, "the engine stopped early"
+    assert tuple(theirs()[:, ids.shape[1] :].shape) == want, "generate stopped early"
+    times = [(timed(ours), timed(theirs)) for _ in range(args.rounds)]
+    tokens = want[0] * want[1]
+    print(f"device: {accelerator().name}, one thread; {len(requests)} sequences x {args.response} tokens")
+    for k, kind in enumerate(("clock", "processor time")):
+        a, b = (statistics.median(t[k] for t in side) for side in zip(*times, strict=True))
+        print(f"{kind}: engine {tokens / a:,.0f} tokens/s, generate {tokens / b:,.0f} tokens/s: {b / a:.2f}x")
+
+
+if __name__ == "__main__":
+    main()
