@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BAR', 'SHARE', 'in_notebook', 'duration', 'bar', 'NotebookView', 'live_view', 'Follower']
 
-# %% ../../nbs/runs/03_live.ipynb #b83f41f8
+# %% ../../nbs/runs/03_live.ipynb #856a1868
 import html
 import sys
 import time
@@ -16,7 +16,7 @@ from typing import Any
 from fastcore.basics import patch
 
 from .folder import read_lines
-from .metrics import ConsoleSink, Sink, columns, line, short
+from .metrics import ConsoleSink, Sink, columns, is_step, line, short
 from .plots import PANELS, Panel, curves
 
 # %% ../../nbs/runs/03_live.ipynb #9984eeac
@@ -56,7 +56,7 @@ def bar(
     text = f"step {done} of {steps}{stopped}, {duration(elapsed)}{left}" + (f" &nbsp; {html.escape(status)}" if status else "")
     return BAR.format(percent=100*min(1.0, done/max(1, steps)), colour=colour, text=text)
 
-# %% ../../nbs/runs/03_live.ipynb #acd49214
+# %% ../../nbs/runs/03_live.ipynb #9c2dd21f
 class NotebookView:
     "A progress bar and curves that update in place"
     def __init__(self,
@@ -67,7 +67,7 @@ class NotebookView:
         history: Iterable[Mapping[str, Any]] = (),  # records of steps done earlier, when a run goes on
     ):
         self.steps, self.panels, self.clock, self.records = steps, panels, clock, list(history)
-        self.began, self.due, self.before = clock(), 0.0, len(self.records)
+        self.began, self.due, self.before = clock(), 0.0, sum(map(is_step, self.records))
         show = show or _display
         self.bar, self.figure = show(_Html(bar(self.before, steps, 0.0, before=self.before))), show(_Html(""))
 
@@ -88,14 +88,14 @@ def _display(shown: Any) -> Any:
     from IPython.display import display
     return display(shown, display_id=True)
 
-# %% ../../nbs/runs/03_live.ipynb #e81a1f91
+# %% ../../nbs/runs/03_live.ipynb #3ac4019a
 SHARE = 20  # draw at most one part in so many of the time
 
 @patch
 def _move(self: NotebookView, ended: bool = False) -> None:
-    last = self.records[-1] if self.records else {}
-    status = "  ".join(f"{n} {short(last[n])}" for n in ("raw_reward", "eval_accuracy") if n in last)
-    self.bar.update(_Html(bar(len(self.records), self.steps, self.clock() - self.began, status, ended, self.before)))
+    last = {n: v for record in self.records for n, v in record.items() if n in ("raw_reward", "eval_accuracy") and v is not None}
+    status = "  ".join(f"{n} {short(v)}" for n, v in last.items())
+    self.bar.update(_Html(bar(sum(map(is_step, self.records)), self.steps, self.clock() - self.began, status, ended, self.before)))
 
 @patch
 def _draw(self: NotebookView) -> None:

@@ -6,7 +6,7 @@
 __all__ = ['Reference', 'result_table', 'as_text', 'phase_rows', 'metric_table', 'stack_rows', 'event_rows', 'render',
            'write_report']
 
-# %% ../../nbs/runs/04_report.ipynb #b2896410
+# %% ../../nbs/runs/04_report.ipynb #4c7986ef
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from typing import Any
 from ..config import RunConfig
 from .folder import RunFolder, read_lines, write_atomic
 from .live import duration
-from .metrics import PHASES, TIME, load_metrics, phase_means, present, short
+from .metrics import PHASES, TIME, is_step, load_metrics, phase_means, present, short, size
 from .plots import PANELS, Panel, curves, matching, phase_bars, to_svg
 
 # %% ../../nbs/runs/04_report.ipynb #2a704817
@@ -55,14 +55,14 @@ def _total(metrics: Mapping[str, list[Any]]) -> str | None:
     times = [v for _, v in present(metrics, f"{TIME}step")]
     return duration(sum(times)) if times else None
 
-# %% ../../nbs/runs/04_report.ipynb #83478d04
+# %% ../../nbs/runs/04_report.ipynb #5a69e064
 def result_table(
     metrics: Mapping[str, list[Any]],       # columns of the run
     stack: Mapping[str, Any],               # content of stack.json
     steps: int | None = None,               # steps the run should have
 ) -> list[tuple[str, str | None]]:          # (what, value); None: not measured
     "The result of a run in a few lines"
-    done, rate, step = len(metrics.get("step", [])), _mean(metrics, "tokens_per_s_per_device"), phase_means(metrics).get("step")
+    done, rate, step = _steps(metrics), _mean(metrics, "tokens_per_s_per_device"), phase_means(metrics).get("step")
     evals = [(n.replace("_", " ") + ", first → last", _ends(metrics, n)) for n in metrics if n.startswith("eval")]
     return [
         ("reward, first → last step", _ends(metrics, "raw_reward")), *evals,
@@ -71,8 +71,17 @@ def result_table(
         ("mean step", f"{short(step)} s" if step is not None else None),
         ("tokens per second and device", short(rate) if rate is not None else None),
         ("largest trainer/engine log-prob difference", _largest(metrics, "train_rollout_logprob_abs_diff")),
+        ("free device memory, before → after the trainer sleeps", _sleep(metrics)),
         ("shims", _shim_count(stack)),
     ]
+
+def _steps(metrics: Mapping[str, list[Any]]) -> int:
+    "Records in which something was trained"
+    return sum(is_step(dict(zip(metrics, row))) for row in zip(*metrics.values()))
+
+def _sleep(metrics: Mapping[str, list[Any]]) -> str | None:
+    ends = [present(metrics, f"memory/free_{when}_sleep") for when in ("before", "after")]
+    return " → ".join(size(points[-1][1]) for points in ends) if all(ends) else None
 
 def _largest(metrics: Mapping[str, list[Any]], name: str) -> str | None:
     values = [v for _, v in present(metrics, name)]
@@ -115,18 +124,18 @@ def metric_table(
     rows = [dict(name=n, cells=[*(_cell(at[n].get(s)) for s in own), *(_cell(r.metrics.get(n, {}).get(s)) for r, s in their)]) for n in names]
     return dict(groups=groups, own=len(own), heads=[f"step {s}" for s in [*own, *(s for _, s in their)]], rows=rows)
 
-# %% ../../nbs/runs/04_report.ipynb #63984773
+# %% ../../nbs/runs/04_report.ipynb #cf2e065e
 def stack_rows(
     stack: Mapping[str, Any],      # content of stack.json
 ) -> list[tuple[str, str]]:        # (name, value)
     "What ran, as lines"
     if not stack: return []
-    device = [(f"device {k}", _words(v)) for k, v in stack.get("device", {}).items()]
+    device = [(f"device {k.removesuffix('_bytes')}", size(v) if k.endswith("_bytes") else _words(v)) for k, v in stack.get("device", {}).items()]
     system = [("Python", stack.get("python", "")), ("platform", stack.get("platform", "")), ("CPU cores", str(stack.get("cpus", ""))),
               ("git commit", stack.get("git") or "not a git checkout")]
     return [*device, *stack.get("packages", {}).items(), *system]
 
-def _words(value: Any) -> str: return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+def _words(value: Any) -> str: return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 def event_rows(
     events: Iterable[Mapping[str, Any]],  # records of events.jsonl
