@@ -20,8 +20,8 @@ from fastcore.basics import patch
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, finite, read_lines
 
-# %% ../../nbs/runs/01_metrics.ipynb #c232da8c
-PHASES = ("rollout", "ref_logprobs", "logprobs", "actor_train", "sleep", "wake_up", "update_weights", "step")  # of one step, in order; step is all of it
+# %% ../../nbs/runs/01_metrics.ipynb #c13a5c34
+PHASES = ("rollout", "ref_logprobs", "logprobs", "actor_train", "sleep", "wake_up", "update_weights", "step")  # in order; step is all
 TIME = "time/"  # prefix of phase times, s
 
 def is_timing(

@@ -168,7 +168,7 @@ def _figures(metrics: Mapping[str, list[Any]], references: Sequence[Reference], 
     return ([to_svg(curves(metrics, [panel]), panel.title) for panel in panels if matching(metrics, panel.metrics)],
             to_svg(phase_bars(timed), "share of each phase in a step") if timed else "")
 
-# %% ../../nbs/runs/04_report.ipynb #470e03c8
+# %% ../../nbs/runs/04_report.ipynb #e4c40b0a
 def render(
     config: RunConfig,                       # configuration
     metrics: Mapping[str, list[Any]],        # columns
@@ -183,9 +183,9 @@ def render(
     drawn, bars = _figures(metrics, references, panels)
     notes = [f"{r.label}: {name}: {text}" for r in references for name, text in r.facts.items()]
     return template.render(
-        title=title or f"{config.recipe}, {config.scale}", css=css, facts=_facts(config, stack), simulated=bool(stack.get("device", {}).get("simulated")),
-        results=result_table(metrics, stack, config.num_steps), curves=drawn, bars=bars, references=references, phases=phase_rows(metrics, references),
-        metrics=metric_table(metrics, references), notes=notes, shims=[_shim(s) for s in stack.get("shims", [])], events=event_rows(events),
+        title=title or f"{config.recipe}, {config.scale}", css=css, facts=_facts(config, stack),
+        simulated=bool(stack.get("device", {}).get("simulated")), results=result_table(metrics, stack, config.num_steps), curves=drawn, bars=bars,
+        references=references, phases=phase_rows(metrics, references), metrics=metric_table(metrics, references), notes=notes, shims=[_shim(s) for s in stack.get("shims", [])], events=event_rows(events),
         stack=stack_rows(stack), config=[(k, json.dumps(v, ensure_ascii=False)) for k, v in config.flat()],
         footer=f"Made by cookbook_npu on {time.strftime('%Y-%m-%d %H:%M')}.")
 
