@@ -113,20 +113,22 @@ def wake(self: Sleeper) -> int:  # bytes taken from the device again
     self.parked, self.asleep = [], False
     return need
 
-# %% ../../nbs/train/01_memory.ipynb #86c1b086
+# %% ../../nbs/train/01_memory.ipynb #a4b9a77e
 class HostCopy:
     "Values of some device tensors, in pinned host memory"
     def __init__(self,
         tensors: Iterable[torch.Tensor],  # the device tensors to copy, in a fixed order
     ):
-        self.values = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t) for t in tensors]
+        self.values = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t.detach()) for t in tensors]
 
+    @torch.no_grad()
     def restore(self,
         tensors: Iterable[torch.Tensor],  # the same tensors, in the same order
     ) -> None:
         "Write the values back into the device tensors"
         for t, v in zip(tensors, self.values, strict=True): t.copy_(v)
 
+    @torch.no_grad()
     def update(self,
         tensors: Iterable[torch.Tensor],  # the same tensors, in the same order
     ) -> None:
