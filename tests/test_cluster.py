@@ -61,7 +61,7 @@ def cluster(tmp_path_factory):
 
 def test_environment_is_the_allow_list_and_the_role(cluster):
     env = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "7", "LANG": None}
-    with RoleGroup.create("probe", ROLE, cluster, env=env, timeout=60) as group:
+    with RoleGroup.create("probe", ROLE, cluster, env=env, timeout=120) as group:
         for rank, seen in enumerate(group.call("env")):
             assert "STRAY_VARIABLE" not in seen and "LANG" not in seen
             assert (seen["OMP_NUM_THREADS"], seen["HF_HUB_OFFLINE"], seen["PYTHONHASHSEED"]) == ("1", "1", "7")
@@ -72,8 +72,8 @@ def test_environment_is_the_allow_list_and_the_role(cluster):
 
 
 def test_members_share_devices_until_they_are_full(cluster):
-    with RoleGroup.create("trainer", ROLE, cluster, timeout=60) as trainer:
-        with RoleGroup.create("engine", ROLE, cluster, bundles=[[0, 1]], timeout=60) as engine:
+    with RoleGroup.create("trainer", ROLE, cluster, timeout=120) as trainer:
+        with RoleGroup.create("engine", ROLE, cluster, bundles=[[0, 1]], timeout=120) as engine:
             assert engine.call0("env")["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
             assert len(set(trainer.call("pid") + engine.call("pid"))) == 3
             with pytest.raises(RoleTimeout, match=r"greedy rank 0 of 1: start\(\) did not return within 2 s"):
@@ -82,17 +82,17 @@ def test_members_share_devices_until_they_are_full(cluster):
 
 
 def test_ranks_meet(cluster):
-    with RoleGroup.create("probe", ROLE, cluster, timeout=60) as group:
+    with RoleGroup.create("probe", ROLE, cluster, timeout=120) as group:
         assert group.call("total") == [3.0, 3.0]
 
 
 def test_large_arguments_reach_every_rank(cluster):
-    with RoleGroup.create("probe", ROLE, cluster, timeout=60) as group:
+    with RoleGroup.create("probe", ROLE, cluster, timeout=120) as group:
         assert group.call("size", list(range(200_000))) == [200_000, 200_000]
 
 
 def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
-    with RoleGroup.create("probe", ROLE, cluster, timeout=60) as group:
+    with RoleGroup.create("probe", ROLE, cluster, timeout=120) as group:
         began = time.monotonic()
         with pytest.raises(RoleError, match=r"probe rank 1 of 2: crash_or_hang\(\): the process died") as caught:
             group.call("crash_or_hang", 1)
@@ -105,9 +105,9 @@ def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
 def test_nothing_half_made_remains(cluster):
     before = {p.pid for p in psutil.process_iter() if "Member" in p.name()}
     with pytest.raises(RoleError, match=r"rank 0 of 2: Probe\(\) raised ValueError: rank 0 refuses to start"):
-        RoleGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=60)
+        RoleGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=120)
     with pytest.raises(ConfigError, match="has no class 'Prob'. Did you mean 'Probe'"):
-        RoleGroup.create("probe", ROLE[:-1], cluster, timeout=60)
+        RoleGroup.create("probe", ROLE[:-1], cluster, timeout=120)
     assert cluster.groups == []
     assert {p.pid for p in psutil.process_iter() if "Member" in p.name()} <= before
 
@@ -118,7 +118,7 @@ from cookbook_npu.cluster.roles import RoleGroup
 from cookbook_npu.cluster.session import Cluster
 with Cluster.start(devices=1, address=sys.argv[1]) as cluster:
     assert not cluster.owned
-    with RoleGroup.create("guest", sys.argv[2], cluster, timeout=60) as group: print(group.call("pid"))
+    with RoleGroup.create("guest", sys.argv[2], cluster, timeout=120) as group: print(group.call("pid"))
 """
 
 
@@ -139,7 +139,7 @@ from cookbook_npu.cluster.session import Cluster
 from cookbook_npu.cluster.roles import RoleGroup
 import sys
 cluster = Cluster.start(devices=1)
-group = RoleGroup.create("probe", sys.argv[1], cluster, timeout=60)
+group = RoleGroup.create("probe", sys.argv[1], cluster, timeout=120)
 print("ready", flush=True)
 time.sleep(300)
 """
