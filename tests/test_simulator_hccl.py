@@ -16,7 +16,13 @@ CHECKS = re.findall(r"^def (check_\w+)", (JOBS / "collectives.py").read_text(), 
 
 
 def run(function, n, env=None, **kwargs):
-    return run_ranks(f"simulator_jobs.collectives:{function}", n, bootstrap="simulator", env={"PYTHONPATH": str(JOBS.parent), **(env or {})}, **kwargs)
+    return run_ranks(
+        f"simulator_jobs.collectives:{function}",
+        n,
+        bootstrap="simulator",
+        env={"PYTHONPATH": str(JOBS.parent), **(env or {})},
+        **kwargs,
+    )
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -69,7 +75,11 @@ def test_visible_devices_are_numbered_anew():
 
 
 def test_two_processes_on_different_visible_devices_share_by_physical_id(session):
-    env = {"COOKBOOK_NPU_SIM_SESSION": session, "COOKBOOK_NPU_SIM_MEMORY": str(64 << 20), "ASCEND_RT_VISIBLE_DEVICES": "3"}
+    env = {
+        "COOKBOOK_NPU_SIM_SESSION": session,
+        "COOKBOOK_NPU_SIM_MEMORY": str(64 << 20),
+        "ASCEND_RT_VISIBLE_DEVICES": "3",
+    }
     results = run("hold_memory", 2, env=env, kwargs={"bytes_each": 40 << 20})
     assert results[1][0] == (24 << 20, 64 << 20)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from ..device import NPU, SIMULATED_DEVICES_ENV, probe_npu, visible
 from ..errors import DeviceError
 
-# %% ../../nbs/simulator/00_simulator.ipynb #123744e1
+# %% ../../nbs/simulator/00_simulator.ipynb #7be83d4e
 MEMORY_ENV, SESSION_ENV = "COOKBOOK_NPU_SIM_MEMORY", "COOKBOOK_NPU_SIM_SESSION"
 DEFAULT_MEMORY = 64 << 30  # bytes, as on a 910B1
 
@@ -24,20 +24,23 @@ def visible_ids() -> list[int]:  # ids on the machine; the position is the index
 def memory_bytes() -> int:  # bytes
     "Capacity of each simulated NPU"
     text = os.environ.get(MEMORY_ENV, str(DEFAULT_MEMORY))
-    if not text.isdigit() or int(text) == 0: raise DeviceError(f"{MEMORY_ENV}={text!r} is not a number of bytes", "Write for example 8589934592 for 8 GiB.")
+    if not text.isdigit() or int(text) == 0:
+        raise DeviceError(f"{MEMORY_ENV}={text!r} is not a number of bytes", "Write for example 8589934592 for 8 GiB.")
     return int(text)
 
-# %% ../../nbs/simulator/00_simulator.ipynb #e81167a2
+# %% ../../nbs/simulator/00_simulator.ipynb #9e0c50bb
 def session_file(
     session: str | None = None,  # name; none: the one in the environment
 ) -> Path | None:                # none: no session
     "Where the processes of a session keep the table of who holds how much"
     name = os.environ.get(SESSION_ENV, "") if session is None else session
     if not name: return None
-    if not name.replace("-", "").replace("_", "").isalnum(): raise DeviceError(f"{SESSION_ENV}={name!r} is not a plain name", "Use letters, digits, - and _.")
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise DeviceError(f"{SESSION_ENV}={name!r} is not a plain name", "Use letters, digits, - and _.")
     folder = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path("/tmp")
     return folder/f"cookbook_npu_sim_{os.getuid()}_{name}"
 
+# %% ../../nbs/simulator/00_simulator.ipynb #13108c19
 def release(
     session: str,  # name of the session
 ) -> None:
@@ -50,7 +53,7 @@ def build() -> Path:  # the compiled extension
     from cookbook_npu.simulator import toolchain
     return toolchain.build()
 
-# %% ../../nbs/simulator/00_simulator.ipynb #077bf82a
+# %% ../../nbs/simulator/00_simulator.ipynb #ea327c63
 _EXTENSION = "simulated_npu"
 
 def is_installed() -> bool:  # in this process
@@ -61,9 +64,10 @@ def _refuse_a_real_one() -> None:
     real = probe_npu()
     remedy = f"Unset COOKBOOK_NPU_SIMULATE to use it, or hide it with {NPU.visible_env}= (empty)."
     if real.usable: raise DeviceError(f"a real NPU is here ({real.reason}); the simulated one does not replace it", remedy)
-    if "torch_npu" in sys.modules: raise DeviceError("the real torch_npu is already imported in this process", "Install the simulator in a fresh process.")
+    if "torch_npu" in sys.modules:
+        raise DeviceError("the real torch_npu is already imported in this process", "Install the simulator in a fresh process.")
 
-# %% ../../nbs/simulator/00_simulator.ipynb #b9947770
+# %% ../../nbs/simulator/00_simulator.ipynb #69510e96
 def _load_extension(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(_EXTENSION, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(_EXTENSION, loader))
@@ -73,10 +77,12 @@ def _load_extension(path: Path) -> ModuleType:
 
 def _configure(device: ModuleType) -> None:
     ids = visible_ids()
-    if not ids: raise DeviceError(f"{NPU.visible_env}={os.environ.get(NPU.visible_env)!r} leaves no simulated NPU visible", "Name at least one device.")
+    if not ids:
+        chosen = os.environ.get(NPU.visible_env)
+        raise DeviceError(f"{NPU.visible_env}={chosen!r} leaves no simulated NPU visible", "Name at least one device.")
     device.configure(tuple(ids), memory_bytes(), str(session_file() or ""))
 
-# %% ../../nbs/simulator/00_simulator.ipynb #926267e8
+# %% ../../nbs/simulator/00_simulator.ipynb #7ee61005
 def install() -> None:
     "Give this process the simulated NPU: `torch.npu`, `torch_npu`, `acl`, the `hccl` backend. Calling it again changes nothing"
     if is_installed(): return
@@ -85,7 +91,7 @@ def install() -> None:
     path = build()
     import torch
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
-        raise DeviceError(f"another backend ({taken}) already fills PyTorch's slot for such a device", "Install the simulator in a fresh process.")
+        raise DeviceError(f"another backend ({taken}) already fills PyTorch's slot for such a device", "Use a fresh process.")
     _configure(_load_extension(path))
     from cookbook_npu.simulator import faults, standins
     standins.register()

@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable
 from ..errors import ConfigError, DeviceError, nearest
 
-# %% ../../nbs/simulator/07_faults.ipynb #cde70918
+# %% ../../nbs/simulator/07_faults.ipynb #9da1c9be
 FAULTS_ENV = "COOKBOOK_NPU_SIM_FAULTS"
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "send", "recv", "barrier")
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "send", "recv",
+               "barrier")
 
 def _device() -> object:
     if not simulator_loaded(): raise DeviceError("faults need the simulated NPU in this process", "Call simulator.install() first.")
@@ -45,7 +46,7 @@ def lose_device(
     "Every operation on the device raises from now on, in this process"
     _device().lose_device(device)
 
-# %% ../../nbs/simulator/07_faults.ipynb #1efdd5bc
+# %% ../../nbs/simulator/07_faults.ipynb #32572113
 def _check_collective(operation: str, nth: int) -> None:
     if operation not in COLLECTIVES: raise ConfigError(f"collective {operation!r} is not known", nearest(operation, COLLECTIVES))
     if nth < 1: raise ConfigError(f"{operation} call {nth}", "Count from 1.")
@@ -58,6 +59,7 @@ def fail_collective(
     _check_collective(operation, nth)
     _device().break_collective(operation, nth, False)
 
+# %% ../../nbs/simulator/07_faults.ipynb #29456497
 def hang_collective(
     operation: str,  # name as in torch.distributed, without _into_tensor and the like
     nth: int = 1,    # 1: the next call
@@ -66,7 +68,7 @@ def hang_collective(
     _check_collective(operation, nth)
     _device().break_collective(operation, nth, True)
 
-# %% ../../nbs/simulator/07_faults.ipynb #bba402a7
+# %% ../../nbs/simulator/07_faults.ipynb #68de6884
 def parse(
     text: str,         # content of the variable
     rank: str | None,  # RANK of this process; none: faults for one rank are left out
@@ -74,16 +76,19 @@ def parse(
     "What the variable asks of this process"
     return [call for part in text.split(";") if part.strip() and (call := _parse_one(part.strip(), rank))]
 
+# %% ../../nbs/simulator/07_faults.ipynb #db59d885
 def _parse_one(part: str, rank: str | None) -> tuple[Callable, tuple] | None:
     only, slash, fault = part.rpartition("/")
     kind, _, rest = fault.partition(":")
-    parsers = {"oom": _parse_oom, "fail": _parse_collective(fail_collective), "hang": _parse_collective(hang_collective), "lost": _parse_lost}
+    parsers = {"oom": _parse_oom, "lost": _parse_lost}
+    parsers |= {"fail": _parse_collective(fail_collective), "hang": _parse_collective(hang_collective)}
     if kind not in parsers: raise ConfigError(f"{FAULTS_ENV} has {part!r}: fault {kind!r} is not known", nearest(kind, parsers))
     try: call = parsers[kind](rest)
-    except ValueError as error: raise ConfigError(f"{FAULTS_ENV} has {part!r}: {error}", "Write for example oom:5@npu:1, hang:barrier:1 or lost:0.") from error
+    except ValueError as error:
+        raise ConfigError(f"{FAULTS_ENV} has {part!r}: {error}", "Write for example oom:5@npu:1, hang:barrier:1 or lost:0.") from error
     return None if slash and only != rank else call
 
-# %% ../../nbs/simulator/07_faults.ipynb #59b61e84
+# %% ../../nbs/simulator/07_faults.ipynb #3cf9ea6b
 def _parse_oom(rest: str) -> tuple[Callable, tuple]:
     nth, _, device = rest.partition("@npu:")
     return out_of_memory, (int(nth or 1), int(device or -1))
@@ -97,6 +102,7 @@ def _parse_collective(function: Callable) -> Callable[[str], tuple[Callable, tup
         return function, (operation, int(nth or 1))
     return parse_one
 
+# %% ../../nbs/simulator/07_faults.ipynb #68a27733
 def arm_from_environment() -> None:
     "Arm what COOKBOOK_NPU_SIM_FAULTS asks of this process; simulator.install() calls it"
     for function, arguments in parse(os.environ.get(FAULTS_ENV, ""), os.environ.get("RANK")): function(*arguments)

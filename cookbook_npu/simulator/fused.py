@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from ..errors import ConfigError
 
-# %% ../../nbs/simulator/04_fused.ipynb #005b0ce2
+# %% ../../nbs/simulator/04_fused.ipynb #7416985c
 def npu_rms_norm(
     input: Tensor,            # last dimension H
     gamma: Tensor,            # scale, of size H
@@ -24,6 +24,7 @@ def npu_rms_norm(
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return (wide * rstd).to(input.dtype) * gamma, rstd
 
+# %% ../../nbs/simulator/04_fused.ipynb #0be3e1e3
 def npu_swiglu(
     input: Tensor,  # gate and value halves side by side
     dim: int = -1,  # where they are joined
@@ -32,7 +33,7 @@ def npu_swiglu(
     gate, value = input.chunk(2, dim)
     return torch.nn.functional.silu(gate) * value
 
-# %% ../../nbs/simulator/04_fused.ipynb #d4d6f9f0
+# %% ../../nbs/simulator/04_fused.ipynb #ce3942c9
 def npu_rotary_mul(
     input: Tensor,               # last dimension D
     r1: Tensor,                  # cosines, broadcastable
@@ -47,6 +48,7 @@ def npu_rotary_mul(
     else: raise ConfigError(f"rotary_mode {rotary_mode!r} is not known", "Use 'half' or 'interleave'.")
     return input * r1 + turned * r2
 
+# %% ../../nbs/simulator/04_fused.ipynb #91db6d1b
 def npu_apply_rotary_pos_emb(
     query: Tensor,        # last dimension D
     key: Tensor,          # last dimension D
@@ -58,7 +60,7 @@ def npu_apply_rotary_pos_emb(
     "Rotary embedding of queries and keys"
     return npu_rotary_mul(query, cos, sin, rotary_mode), npu_rotary_mul(key, cos, sin, rotary_mode)
 
-# %% ../../nbs/simulator/04_fused.ipynb #3f294ac2
+# %% ../../nbs/simulator/04_fused.ipynb #ebf9668d
 def _heads_first(x: Tensor, layout: str, head_size: int) -> Tensor:
     if layout == "BNSD": return x
     if layout == "BSND": return x.transpose(1, 2)
@@ -72,14 +74,18 @@ def _layout_back(x: Tensor, layout: str) -> Tensor:
     if layout == "BSH": return x.transpose(1, 2).flatten(2)
     return x.permute(2, 0, 1, 3).flatten(2)
 
+# %% ../../nbs/simulator/04_fused.ipynb #e94874ee
 def _hidden_positions(mask: Tensor | None, sparse_mode: int, queries: int, keys: int, device: torch.device) -> Tensor | None:
     "True where a query must not look; modes 2 and 3 mean causal, aligned at the start or at the end"
-    if sparse_mode in (2, 3): return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + (keys - queries if sparse_mode == 3 else 0))
+    if sparse_mode in (2, 3):
+        shift = keys - queries if sparse_mode == 3 else 0
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + shift)
     if sparse_mode in (0, 1): return None if mask is None else mask.bool()
     raise ConfigError(f"sparse_mode {sparse_mode} is not simulated", "Use 0 or 1 with a mask, 2 or 3 for causal attention.")
 
-# %% ../../nbs/simulator/04_fused.ipynb #f0135a6f
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, pse: Tensor | None, keep_prob: float) -> tuple[Tensor, Tensor, Tensor]:
+# %% ../../nbs/simulator/04_fused.ipynb #60e072c9
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, pse: Tensor | None,
+            keep_prob: float) -> tuple[Tensor, Tensor, Tensor]:
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # grouped heads
     scores = (q.float() @ k.float().transpose(-1, -2)) * scale
     if pse is not None: scores = scores + pse
@@ -99,7 +105,7 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, query_ends: Sequen
         query_start, key_start = query_end, key_end
     return torch.cat(outputs)
 
-# %% ../../nbs/simulator/04_fused.ipynb #bef99c59
+# %% ../../nbs/simulator/04_fused.ipynb #c50c1e80
 def npu_fusion_attention(
     query: Tensor,                # in input_layout
     key: Tensor,                  # in input_layout; may have fewer heads
@@ -125,8 +131,8 @@ def npu_fusion_attention(
     layout, head_size = input_layout.upper(), query.shape[-1] // (head_num if input_layout.upper() in ("BSH", "SBH") else 1)
     nothing = query.new_empty(0)
     if layout == "TND":
-        output = _attend_packed(query, key, value, actual_seq_qlen, actual_seq_kvlen, atten_mask=atten_mask, scale=scale, keep_prob=keep_prob,
-                                sparse_mode=sparse_mode)
+        output = _attend_packed(query, key, value, actual_seq_qlen, actual_seq_kvlen, atten_mask=atten_mask, scale=scale,
+                                keep_prob=keep_prob, sparse_mode=sparse_mode)
         return output, nothing, nothing, nothing, 0, 0, 0
     q, k, v = (_heads_first(x, layout, head_size) for x in (query, key, value))
     hidden = _hidden_positions(atten_mask, sparse_mode, q.shape[2], k.shape[2], q.device)

@@ -9,7 +9,7 @@ __all__ = ['create', 'register']
 from datetime import timedelta
 import torch.distributed as dist
 
-# %% ../../nbs/simulator/06_hccl.ipynb #85ea3536
+# %% ../../nbs/simulator/06_hccl.ipynb #b7fe62e6
 def create(
     store: dist.Store,   # rendezvous of the group
     rank: int,           # this process in the group
@@ -21,6 +21,7 @@ def create(
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("simulated_hccl", store), rank, size, timeout)
     return simulated_npu.ProcessGroupHCCL(gloo, rank, size, timeout.total_seconds())
 
+# %% ../../nbs/simulator/06_hccl.ipynb #45d359bb
 def register() -> None:
     "Make `hccl` the backend of npu tensors in torch.distributed"
     import simulated_npu

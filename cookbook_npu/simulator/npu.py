@@ -27,7 +27,7 @@ import torch
 # %% ../../nbs/simulator/03_npu.ipynb #407ddf7f
 import simulated_npu as _device
 
-# %% ../../nbs/simulator/03_npu.ipynb #8880dc0b
+# %% ../../nbs/simulator/03_npu.ipynb #fdf0e40c
 def _index(device: Any = None) -> int:
     "Index of what the caller means"
     if device is None: return _device.current_device()
@@ -44,6 +44,7 @@ def device_count() -> int:  # of the visible ones
     "Number of NPUs"
     return _device.device_count()
 
+# %% ../../nbs/simulator/03_npu.ipynb #f688f2cc
 def current_device() -> int:  # index
     "The NPU that `device='npu'` means"
     return _device.current_device()
@@ -60,7 +61,7 @@ def synchronize(
     "Wait for a device; all work is done already, so this only notices a lost one"
     _device.check_device(_index(device))
 
-# %% ../../nbs/simulator/03_npu.ipynb #e3f62bab
+# %% ../../nbs/simulator/03_npu.ipynb #36ab3c7b
 class device:
     "Context manager: another current device inside"
     def __init__(self,
@@ -74,6 +75,7 @@ class device:
         _device.set_device(self.previous)
         return False
 
+# %% ../../nbs/simulator/03_npu.ipynb #16f6b38e
 class device_of(device):
     "Context manager: the device of a tensor is the current one inside"
     def __init__(self,
@@ -81,8 +83,9 @@ class device_of(device):
     ):
         super().__init__(obj.get_device() if getattr(obj, "is_npu", False) else None)
 
-# %% ../../nbs/simulator/03_npu.ipynb #32ae17c5
-DeviceProperties = namedtuple("_NPUDeviceProperties", "name total_memory cube_core_num vector_core_num L2_cache_size multi_processor_count major minor")
+# %% ../../nbs/simulator/03_npu.ipynb #eb02c211
+DeviceProperties = namedtuple("_NPUDeviceProperties", "name total_memory cube_core_num vector_core_num L2_cache_size "
+                              "multi_processor_count major minor")
 
 def get_device_name(
     device: Any = None,  # none: the current one
@@ -97,6 +100,7 @@ def get_device_properties(
     "Properties of a device"
     return DeviceProperties(get_device_name(device), _device.memory_info(_index(device))[1], 24, 48, 192 << 20, 24, 8, 0)
 
+# %% ../../nbs/simulator/03_npu.ipynb #ddea8340
 def get_device_capability(
     device: Any = None,  # none: the current one
 ) -> tuple[int, int]:    # (major, minor)
@@ -110,7 +114,7 @@ def can_device_access_peer(
     "Whether one device reads another's memory"
     return _index(device) != _index(peer_device)
 
-# %% ../../nbs/simulator/03_npu.ipynb #56f798f2
+# %% ../../nbs/simulator/03_npu.ipynb #5376bb07
 def init() -> None:
     "Nothing to do"
 
@@ -124,6 +128,7 @@ def _lazy_init() -> None: pass
 def _is_in_bad_fork() -> bool: return False
 def _lazy_call(callback: Callable[[], Any], **kwargs: Any) -> None: callback()
 
+# %% ../../nbs/simulator/03_npu.ipynb #5328deba
 def is_bf16_supported(
     including_emulation: bool = True,  # no difference here
 ) -> bool:                             # always
@@ -138,7 +143,7 @@ def is_current_stream_capturing() -> bool:  # there are no graphs
     "Whether a graph is being captured"
     return False
 
-# %% ../../nbs/simulator/03_npu.ipynb #6a38d5a7
+# %% ../../nbs/simulator/03_npu.ipynb #948925b0
 class _StreamType(type):
     def __instancecheck__(cls, obj: Any) -> bool: return isinstance(obj, torch.Stream) and obj.device.type == "npu"
 
@@ -155,6 +160,7 @@ class Stream(metaclass=_StreamType):
 class _EventType(type):
     def __instancecheck__(cls, obj: Any) -> bool: return isinstance(obj, torch.Event)
 
+# %% ../../nbs/simulator/03_npu.ipynb #8627abe4
 class Event(metaclass=_EventType):
     "torch.npu.Event: makes a torch.Event of an npu device"
     def __new__(cls,
@@ -165,7 +171,7 @@ class Event(metaclass=_EventType):
     ) -> torch.Event:
         return torch.Event(device="npu", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
 
-# %% ../../nbs/simulator/03_npu.ipynb #8e44db2f
+# %% ../../nbs/simulator/03_npu.ipynb #f6cb699c
 def current_stream(
     device: Any = None,  # none: the current one
 ) -> torch.Stream:       # of this thread
@@ -178,13 +184,14 @@ def default_stream(
     "The stream of a device that exists from the start"
     return torch.Stream(stream_id=0, device_index=_index(device), device_type=torch._C._autograd.DeviceType.PrivateUse1.value)
 
+# %% ../../nbs/simulator/03_npu.ipynb #4ad470f3
 def set_stream(
     stream: torch.Stream,  # none: change nothing
 ) -> None:
     "Make a stream (and its device) current"
     if stream is not None: torch.accelerator.set_stream(stream)
 
-# %% ../../nbs/simulator/03_npu.ipynb #3008b6c1
+# %% ../../nbs/simulator/03_npu.ipynb #1a8dd82a
 class StreamContext:
     "Context manager: another current stream inside"
     def __init__(self,
@@ -204,13 +211,14 @@ class StreamContext:
         set_device(self.device)
         return False
 
+# %% ../../nbs/simulator/03_npu.ipynb #0adee2a4
 def stream(
     stream: torch.Stream | None,  # none: change nothing
 ) -> StreamContext:               # context manager
     "Work inside goes to this stream"
     return StreamContext(stream)
 
-# %% ../../nbs/simulator/03_npu.ipynb #a7fff00c
+# %% ../../nbs/simulator/03_npu.ipynb #267c53a5
 def _stat(name: str, device: Any) -> int: return _device.memory_stats(_index(device))[name]
 
 def memory_allocated(
@@ -225,6 +233,7 @@ def max_memory_allocated(
     "The most since the last reset_peak_memory_stats"
     return _stat("peak_allocated", device)
 
+# %% ../../nbs/simulator/03_npu.ipynb #9e18776e
 def memory_reserved(
     device: Any = None,  # none: the current one
 ) -> int:                # bytes
@@ -239,7 +248,7 @@ def max_memory_reserved(
 
 memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
-# %% ../../nbs/simulator/03_npu.ipynb #90220827
+# %% ../../nbs/simulator/03_npu.ipynb #abaad672
 def mem_get_info(
     device: Any = None,     # none: the current one
 ) -> tuple[int, int]:       # (free, total) bytes
@@ -253,6 +262,7 @@ def empty_cache() -> None:
 def host_empty_cache() -> None:
     "Pinned blocks go back to the system as soon as they are freed: nothing to do"
 
+# %% ../../nbs/simulator/03_npu.ipynb #3a893481
 def reset_peak_memory_stats(
     device: Any = None,  # none: the current one
 ) -> None:
@@ -283,20 +293,22 @@ def set_capacity(
     "Only on the simulated NPU: another capacity for a device, in this process"
     _device.set_memory_total(_index(device), total)
 
-# %% ../../nbs/simulator/03_npu.ipynb #a83d3d96
+# %% ../../nbs/simulator/03_npu.ipynb #9777fd02
 def memory_stats(
     device: Any = None,      # none: the current one
 ) -> OrderedDict[str, int]:  # the keys that programs read
     "Counters in torch's naming"
     s = _device.memory_stats(_index(device))
     stats = OrderedDict()
-    for kind, name in (("allocated_bytes", "allocated"), ("active_bytes", "allocated"), ("requested_bytes", "allocated"), ("reserved_bytes", "reserved")):
-        stats[f"{kind}.all.current"], stats[f"{kind}.all.peak"] = s[name], s[f"peak_{name}"]
-    for part, name in (("current", "live_blocks"), ("allocated", "allocations"), ("freed", "frees")): stats[f"allocation.all.{part}"] = s[name]
-    stats.update({"active.all.current": s["live_blocks"], "segment.all.current": s["reserved"] >> 21, "inactive_split_bytes.all.current": 0,
-                  "inactive_split_bytes.all.peak": 0, "num_alloc_retries": 0, "num_ooms": s["out_of_memory"]})
+    for kind in ("allocated", "active", "requested", "reserved"):
+        name = "reserved" if kind == "reserved" else "allocated"
+        stats[f"{kind}_bytes.all.current"], stats[f"{kind}_bytes.all.peak"] = s[name], s[f"peak_{name}"]
+    stats.update({"allocation.all.current": s["live_blocks"], "allocation.all.allocated": s["allocations"]})
+    stats.update({"allocation.all.freed": s["frees"], "active.all.current": s["live_blocks"], "segment.all.current": s["reserved"] >> 21,
+                  "inactive_split_bytes.all.current": 0, "inactive_split_bytes.all.peak": 0, "num_alloc_retries": 0, "num_ooms": s["out_of_memory"]})
     return stats
 
+# %% ../../nbs/simulator/03_npu.ipynb #f3117e4f
 def memory_summary(
     device: Any = None,         # none: the current one
     abbreviated: bool = False,  # no difference here
@@ -311,10 +323,11 @@ def memory_snapshot(
     "Blocks are not recorded"
     return []
 
+# %% ../../nbs/simulator/03_npu.ipynb #0f0a8bbe
 def ipc_collect() -> None:
     "Tensors are not shared between processes: nothing to collect"
 
-# %% ../../nbs/simulator/03_npu.ipynb #a731962f
+# %% ../../nbs/simulator/03_npu.ipynb #4cae6bba
 class _Generators:
     "torch.npu.default_generators: made when asked for"
     def __getitem__(self, index: int) -> torch.Generator:
@@ -331,6 +344,7 @@ def manual_seed(
     "Seed the current device"
     default_generators[current_device()].manual_seed(int(seed))
 
+# %% ../../nbs/simulator/03_npu.ipynb #149ff2d5
 def manual_seed_all(
     seed: int,  # any integer
 ) -> None:
@@ -345,11 +359,12 @@ def seed_all() -> None:
     "Seed every device from the system, alike"
     manual_seed_all(seed())
 
+# %% ../../nbs/simulator/03_npu.ipynb #e05fddf6
 def initial_seed() -> int:  # of the current device
     "The seed in use"
     return default_generators[current_device()].initial_seed()
 
-# %% ../../nbs/simulator/03_npu.ipynb #7f03f7be
+# %% ../../nbs/simulator/03_npu.ipynb #633ecea8
 def get_rng_state(
     device: Any = "npu",  # index, name or torch.device
 ) -> torch.Tensor:        # a CPU tensor of bytes
@@ -363,6 +378,7 @@ def set_rng_state(
     "Continue from a state"
     default_generators[_index(device)].set_state(new_state.cpu())
 
+# %% ../../nbs/simulator/03_npu.ipynb #ba92bc39
 def get_rng_state_all() -> list[torch.Tensor]:  # one per device
     "States of all devices"
     return [get_rng_state(i) for i in range(device_count())]
@@ -373,9 +389,10 @@ def set_rng_state_all(
     "Continue all devices"
     for i, state in enumerate(new_states): set_rng_state(state, i)
 
-# %% ../../nbs/simulator/03_npu.ipynb #dfda3304
+# %% ../../nbs/simulator/03_npu.ipynb #3ca0cf6d
 class _TypedTensor(type):
-    def __instancecheck__(cls, obj: Any) -> bool: return isinstance(obj, torch.Tensor) and obj.device.type == "npu" and obj.dtype == cls.dtype
+    def __instancecheck__(cls, obj: Any) -> bool:
+        return isinstance(obj, torch.Tensor) and obj.device.type == "npu" and obj.dtype == cls.dtype
     def __call__(cls, *args: Any) -> torch.Tensor:
         if not args or all(isinstance(arg, int) for arg in args): return torch.empty(args, dtype=cls.dtype, device="npu")
         return torch.tensor(*args, dtype=cls.dtype, device="npu")
@@ -384,8 +401,9 @@ def _typed_tensor(name: str, dtype: torch.dtype) -> type: return _TypedTensor(na
 
 FloatTensor, DoubleTensor = _typed_tensor("FloatTensor", torch.float32), _typed_tensor("DoubleTensor", torch.float64)
 HalfTensor, BFloat16Tensor = _typed_tensor("HalfTensor", torch.float16), _typed_tensor("BFloat16Tensor", torch.bfloat16)
-LongTensor, IntTensor, ShortTensor = (_typed_tensor(f"{n}Tensor", d) for n, d in (("Long", torch.int64), ("Int", torch.int32), ("Short", torch.int16)))
-CharTensor, ByteTensor, BoolTensor = (_typed_tensor(f"{n}Tensor", d) for n, d in (("Char", torch.int8), ("Byte", torch.uint8), ("Bool", torch.bool)))
+LongTensor, IntTensor = _typed_tensor("LongTensor", torch.int64), _typed_tensor("IntTensor", torch.int32)
+ShortTensor, CharTensor = _typed_tensor("ShortTensor", torch.int16), _typed_tensor("CharTensor", torch.int8)
+ByteTensor, BoolTensor = _typed_tensor("ByteTensor", torch.uint8), _typed_tensor("BoolTensor", torch.bool)
 
 # %% ../../nbs/simulator/03_npu.ipynb #c63225fe
 def _part(name: str, members: dict[str, Any]) -> ModuleType:
@@ -395,11 +413,12 @@ def _part(name: str, members: dict[str, Any]) -> ModuleType:
 
 amp = _part("amp", {"autocast": functools.partial(torch.amp.autocast, "npu"), "GradScaler": functools.partial(torch.amp.GradScaler, "npu")})
 
-# %% ../../nbs/simulator/03_npu.ipynb #fab1d79a
+# %% ../../nbs/simulator/03_npu.ipynb #03130acf
 _RANDOM = (manual_seed, manual_seed_all, seed, seed_all, initial_seed, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all)
-_MEMORY = (memory_allocated, max_memory_allocated, memory_reserved, max_memory_reserved, mem_get_info, empty_cache, memory_stats, memory_summary,
-           memory_snapshot, reset_peak_memory_stats, reset_accumulated_memory_stats, set_per_process_memory_fraction)
+_MEMORY = (memory_allocated, max_memory_allocated, memory_reserved, max_memory_reserved, mem_get_info, empty_cache, memory_stats,
+           memory_summary, memory_snapshot, reset_peak_memory_stats, reset_accumulated_memory_stats, set_per_process_memory_fraction)
+_UTILS = (synchronize, device_count, current_device, set_device, stream, current_stream, default_stream)
 random = _part("random", {f.__name__: f for f in _RANDOM})
 memory = _part("memory", {f.__name__: f for f in _MEMORY})
 streams = _part("streams", {"Stream": Stream, "Event": Event})
-utils = _part("utils", {f.__name__: f for f in (synchronize, device_count, current_device, set_device, stream, current_stream, default_stream)})
+utils = _part("utils", {f.__name__: f for f in _UTILS})

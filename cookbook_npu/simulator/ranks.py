@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from ..errors import ConfigError, RoleError, RoleTimeout
 
-# %% ../../nbs/simulator/90_ranks.ipynb #7885ee97
+# %% ../../nbs/simulator/90_ranks.ipynb #a5af93bd
 def resolve(
     target: str,  # "package.module:function" or "/path/file.py:function"
 ) -> Callable:    # the function
@@ -25,6 +25,7 @@ def resolve(
     if not hasattr(module, name): raise ConfigError(f"{where} has no function {name!r}", "Check the name after the colon.")
     return getattr(module, name)
 
+# %% ../../nbs/simulator/90_ranks.ipynb #07c6c507
 def _load_file(path: str) -> Any:
     name = Path(path).stem
     spec = importlib.util.spec_from_file_location(name, path)
@@ -56,7 +57,7 @@ def rank_main(
         sys.stdout.flush()
         with os.fdopen(result_fd, "wb") as pipe: pipe.write(answer)
 
-# %% ../../nbs/simulator/90_ranks.ipynb #7de0af4d
+# %% ../../nbs/simulator/90_ranks.ipynb #91d2a058
 def rank_env(
     rank: int,                       # this process
     world_size: int,                 # all processes
@@ -67,8 +68,8 @@ def rank_env(
     package_root = str(Path(__file__).resolve().parents[2]) if "__file__" in globals() else os.getcwd()
     env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size),
            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "COOKBOOK_NPU_SIMULATE": "1",
-           "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))}
-    env.update(extra or {})
+           "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     return {name: str(value) for name, value in env.items() if value is not None}
 
 # %% ../../nbs/simulator/90_ranks.ipynb #be9a1423
@@ -120,7 +121,7 @@ def _take(rank: _Rank) -> bool:
     rank.answer += chunk
     return not chunk
 
-# %% ../../nbs/simulator/90_ranks.ipynb #4a18eb80
+# %% ../../nbs/simulator/90_ranks.ipynb #590eae16
 def _value(rank: _Rank, target: str) -> Any:
     "The result of a rank that closed its pipe, or its failure as a RoleError"
     if not rank.answer:
@@ -131,6 +132,7 @@ def _value(rank: _Rank, target: str) -> Any:
     if not ok: raise RoleError(f"rank {rank.rank} of {target} failed\n{rank.output()[-2000:]}\n{value}", "The text above is its traceback.")
     return value
 
+# %% ../../nbs/simulator/90_ranks.ipynb #3a94cd78
 def _raise_timeout(ranks: list[_Rank], target: str, timeout: float) -> None:
     waiting = [r for r in ranks if not r.done]
     for r in waiting: os.kill(r.process.pid, signal.SIGUSR1)

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
-# %% ../../nbs/simulator/05_redirect.ipynb #4ca0aded
+# %% ../../nbs/simulator/05_redirect.ipynb #c36b5c01
 def translate(
     value: Any,  # an argument
 ) -> Any:        # the same, or its npu form
     "cuda names become npu names"
     if isinstance(value, str): return value.replace("cuda", "npu") if value.startswith("cuda") else value
-    if isinstance(value, torch.device) and value.type == "cuda": return torch.device("npu") if value.index is None else torch.device("npu", value.index)
-    return value
+    if not isinstance(value, torch.device) or value.type != "cuda": return value
+    return torch.device("npu") if value.index is None else torch.device("npu", value.index)
 
 def translate_backend(
     value: Any,  # an argument
@@ -28,7 +28,7 @@ def translate_backend(
     "nccl becomes hccl, also inside 'cpu:gloo,cuda:nccl'"
     return value.replace("nccl", "hccl").replace("cuda", "npu") if isinstance(value, str) else value
 
-# %% ../../nbs/simulator/05_redirect.ipynb #1e6ce5dc
+# %% ../../nbs/simulator/05_redirect.ipynb #cee7cbad
 _DEVICE_ARGUMENTS = ("device", "device_type", "map_location", "device_id")
 
 def takes_device(
@@ -43,6 +43,7 @@ def takes_device(
         return function(*args, **kwargs)
     return wrapped
 
+# %% ../../nbs/simulator/05_redirect.ipynb #063859b5
 def _translate_named(name: str, value: Any) -> Any:
     # A bare number as a device means the accelerator, and that is now the NPU.
     if name == "device" and isinstance(value, int) and not isinstance(value, bool): return torch.device("npu", value)
@@ -59,14 +60,17 @@ def takes_backend(
         return function(*map(translate_backend, args), **kwargs)
     return wrapped
 
-# %% ../../nbs/simulator/05_redirect.ipynb #083574a4
-_FACTORIES = """arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace normal ones ones_like rand rand_like randint
-randint_like randn randn_like randperm range scalar_tensor sparse_coo_tensor tensor tril_indices triu_indices zeros zeros_like hann_window hamming_window
-bartlett_window blackman_window kaiser_window frombuffer load set_default_device get_device_module""".split()
+# %% ../../nbs/simulator/05_redirect.ipynb #16359929
+_FACTORIES = """arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace normal ones ones_like rand
+rand_like randint randint_like randn randn_like randperm range scalar_tensor sparse_coo_tensor tensor tril_indices triu_indices zeros
+zeros_like hann_window hamming_window bartlett_window blackman_window kaiser_window frombuffer load set_default_device
+get_device_module""".split()
 _TENSOR_METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros to pin_memory is_pinned".split()
-_DEVICE_FUNCTIONS = """get_device_properties get_device_name get_device_capability set_device synchronize mem_get_info memory_stats memory_allocated
-max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats current_stream default_stream get_rng_state set_rng_state""".split()
+_DEVICE_FUNCTIONS = """get_device_properties get_device_name get_device_capability set_device synchronize mem_get_info memory_stats
+memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats current_stream default_stream
+get_rng_state set_rng_state""".split()
 
+# %% ../../nbs/simulator/05_redirect.ipynb #3e6fefdc
 def _wrap_functions() -> None:
     for name in _FACTORIES:
         if hasattr(torch, name): setattr(torch, name, takes_device(getattr(torch, name)))
@@ -90,7 +94,7 @@ class Generator(metaclass=_GeneratorType):
     ) -> _Generator:
         return _Generator(device=translate(device))
 
-# %% ../../nbs/simulator/05_redirect.ipynb #f31a370f
+# %% ../../nbs/simulator/05_redirect.ipynb #c1a5aaf8
 def _take_on_npu() -> None:
     npu = torch.npu
     for name, value in vars(npu).items():
@@ -105,6 +109,7 @@ def _take_on_npu() -> None:
 
 def _device_context(device: Any) -> Any: return torch.npu.device(translate(device))
 
+# %% ../../nbs/simulator/05_redirect.ipynb #964dce97
 def _wrap_distributed() -> None:
     world = dist.distributed_c10d
     dist.init_process_group = world.init_process_group = takes_device(takes_backend(dist.init_process_group))

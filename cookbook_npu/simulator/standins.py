@@ -6,13 +6,14 @@
 __all__ = ['SOC_NAME', 'ACL', 'TORCH_NPU', 'StandInFinder', 'fill_acl', 'fill_torch_npu', 'fill_nothing', 'fill_transfer_to_npu',
            'register_acl', 'register']
 
-# %% ../../nbs/simulator/02_standins.ipynb #cf3999e8
+# %% ../../nbs/simulator/02_standins.ipynb #73344a7f
 import importlib, importlib.abc, importlib.machinery, os, sys
 from collections.abc import Sequence
 from types import ModuleType
+from fastcore.basics import patch
 from ..errors import DeviceError
 
-# %% ../../nbs/simulator/02_standins.ipynb #0bee2dbc
+# %% ../../nbs/simulator/02_standins.ipynb #0a7a183a
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     "Makes stand-in modules on import"
     def __init__(self,
@@ -20,28 +21,32 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ):
         self.fillers = dict(fillers)
 
-    def find_spec(self,
-        fullname: str,                           # module asked for
-        path: Sequence[str] | None,              # of the parent package
-        target: ModuleType | None = None,        # for reload
-    ) -> importlib.machinery.ModuleSpec | None:  # none: not ours
-        "Claim the names of the table"
-        if fullname not in self.fillers: return None
-        is_package = any(name.startswith(fullname + ".") for name in self.fillers)
-        return importlib.machinery.ModuleSpec(fullname, self, origin="simulated NPU of cookbook_npu", is_package=is_package)
-
     def create_module(self,
         spec: importlib.machinery.ModuleSpec,  # what find_spec made
     ) -> None:
         "Let Python make an ordinary module"
 
-    def exec_module(self,
-        module: ModuleType,  # empty
-    ) -> None:
-        "Fill the module"
-        module.__simulated__ = True
-        where, _, name = self.fillers[module.__name__].partition(":")
-        getattr(importlib.import_module(where), name)(module)
+# %% ../../nbs/simulator/02_standins.ipynb #c2628136
+@patch
+def find_spec(self: StandInFinder,
+    fullname: str,                           # module asked for
+    path: Sequence[str] | None,              # of the parent package
+    target: ModuleType | None = None,        # for reload
+) -> importlib.machinery.ModuleSpec | None:  # none: not ours
+    "Claim the names of the table"
+    if fullname not in self.fillers: return None
+    is_package = any(name.startswith(fullname + ".") for name in self.fillers)
+    return importlib.machinery.ModuleSpec(fullname, self, origin="simulated NPU of cookbook_npu", is_package=is_package)
+
+# %% ../../nbs/simulator/02_standins.ipynb #0fd4dd71
+@patch
+def exec_module(self: StandInFinder,
+    module: ModuleType,  # empty
+) -> None:
+    "Fill the module"
+    module.__simulated__ = True
+    where, _, name = self.fillers[module.__name__].partition(":")
+    getattr(importlib.import_module(where), name)(module)
 
 # %% ../../nbs/simulator/02_standins.ipynb #ac1dc631
 SOC_NAME = "Ascend910B1"  # what the simulated devices claim to be
@@ -55,7 +60,7 @@ def fill_acl(
     module.rt.get_device_count = lambda: (len(simulator.visible_ids()), 0)
     module.get_soc_name = lambda: SOC_NAME
 
-# %% ../../nbs/simulator/02_standins.ipynb #46d2dd19
+# %% ../../nbs/simulator/02_standins.ipynb #8069ff9c
 def fill_torch_npu(
     module: ModuleType,  # empty module named torch_npu
 ) -> None:
@@ -72,6 +77,7 @@ def fill_nothing(
 ) -> None:
     "A package that only has submodules"
 
+# %% ../../nbs/simulator/02_standins.ipynb #ba2b2fba
 def fill_transfer_to_npu(
     module: ModuleType,  # empty module
 ) -> None:
@@ -93,12 +99,13 @@ def register_acl() -> None:
     "Make `import acl` give the stand-in in this process, unless the real one is here"
     if "acl" not in sys.modules and importlib.util.find_spec("acl") is None: _find(ACL)
 
-# %% ../../nbs/simulator/02_standins.ipynb #2a9b0338
+# %% ../../nbs/simulator/02_standins.ipynb #36d89b1c
 def _submodules(npu: ModuleType) -> dict[str, ModuleType]:
     "torch_npu.npu and its parts, as module names"
     parts = {"amp": npu.amp, "random": npu.random, "memory": npu.memory, "streams": npu.streams, "utils": npu.utils}
     return {"torch_npu.npu": npu, **{f"torch_npu.npu.{name}": part for name, part in parts.items()}}
 
+# %% ../../nbs/simulator/02_standins.ipynb #7d8c596a
 def register() -> None:
     "Make torch.npu, torch_npu, acl and hccl known; needs the compiled device to be loaded"
     if "simulated_npu" not in sys.modules: raise DeviceError("the simulated NPU is not loaded", "Call simulator.install().")

@@ -24,7 +24,7 @@ def source_folder() -> Path:  # package data
     "Where the C++ source lies"
     return Path(importlib.util.find_spec("cookbook_npu").origin).parent/"simulator"/"csrc"
 
-# %% ../../nbs/simulator/01_toolchain.ipynb #d319eaf1
+# %% ../../nbs/simulator/01_toolchain.ipynb #6738526e
 def cache_root() -> Path:  # not created here
     "Root of everything this package caches per user"
     return Path(os.environ.get("COOKBOOK_NPU_CACHE") or Path.home()/".cache"/"cookbook_npu").expanduser()
@@ -32,7 +32,7 @@ def cache_root() -> Path:  # not created here
 def torch_folder() -> Path:  # the installed package, not imported
     "Where PyTorch is installed"
     spec = importlib.util.find_spec("torch")
-    if spec is None: raise MissingError("PyTorch is not installed, so the simulated NPU cannot be built", "Run `pip install torch==2.13.0`.")
+    if spec is None: raise MissingError("PyTorch is missing, so the simulated NPU cannot be built", "Run `pip install torch==2.13.0`.")
     return Path(spec.origin).parent
 
 # %% ../../nbs/simulator/01_toolchain.ipynb #ee7025a3
@@ -55,7 +55,7 @@ def build_key(
     digest.update(repr(parts).encode())
     return digest.hexdigest()[:16]
 
-# %% ../../nbs/simulator/01_toolchain.ipynb #edb9d053
+# %% ../../nbs/simulator/01_toolchain.ipynb #9bafd4a3
 def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0: return
@@ -66,8 +66,8 @@ def _compile(compiler: str, unit: str, folder: Path) -> Path:
     headers = torch_folder()/"include"
     include = [headers, headers/"torch"/"csrc"/"api"/"include", sysconfig.get_paths()["include"]]
     target = folder/f"{unit}.o"
-    _run([compiler, UNITS[unit], *FLAGS, *(f"-isystem{path}" for path in include), "-c", str(source_folder()/f"{unit}.cpp"), "-o", str(target)],
-         f"compiling {unit}.cpp")
+    command = [compiler, UNITS[unit], *FLAGS, *(f"-isystem{path}" for path in include)]
+    _run([*command, "-c", str(source_folder()/f"{unit}.cpp"), "-o", str(target)], f"compiling {unit}.cpp")
     return target
 
 # %% ../../nbs/simulator/01_toolchain.ipynb #9d479d12

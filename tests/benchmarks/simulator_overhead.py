@@ -2,8 +2,8 @@
 
     python tests/benchmarks/simulator_overhead.py
 
-Prints ratios (simulated NPU / CPU): for small operators, where the way through the dispatcher is everything, and for a training step
-of a Qwen3 with 15 million parameters, where the arithmetic is.
+Prints ratios (simulated NPU / CPU): for small operators, where the way through the dispatcher is everything, and for a
+training step of a Qwen3 with 15 million parameters, where the arithmetic is.
 """
 
 import time
@@ -42,7 +42,10 @@ def fastest(work: Callable[[], object], calls: int, repeats: int) -> float:
 
 
 def small_operators() -> None:
-    tensors = {d: (torch.randn(4, 4, device=d), torch.randn(4, 4, device=d), torch.tensor([0, 1], device=d)) for d in ("cpu", "npu")}
+    tensors = {
+        d: (torch.randn(4, 4, device=d), torch.randn(4, 4, device=d), torch.tensor([0, 1], device=d))
+        for d in ("cpu", "npu")
+    }
     with torch.no_grad():
         for name, operator in OPERATORS.items():
             cpu, npu = (fastest(lambda d=d, f=operator: f(*tensors[d]), 300, 40) * 1e6 for d in ("cpu", "npu"))
@@ -55,7 +58,9 @@ def training_step(device: str) -> tuple[Callable[[], None], int]:
     torch.manual_seed(0)
     sizes = {"hidden_size": 384, "num_hidden_layers": 8, "vocab_size": 8192, "intermediate_size": 1024}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, max_position_embeddings=512, tie_word_embeddings=True)).to(device)
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, max_position_embeddings=512, tie_word_embeddings=True)).to(
+        device
+    )
     optimizer, ids = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(0, 8192, (2, 128)).to(device)
 
     def step() -> None:
@@ -77,8 +82,9 @@ def main() -> None:
     for device in ("cpu", "npu"):
         step, parameters = training_step(device)
         seconds[device] = fastest(step, 1, 8)
-    cpu, npu = seconds["cpu"], seconds["npu"]
-    print(f"training step, {parameters / 1e6:.1f}M parameters: cpu {cpu * 1e3:.0f} ms   simulated NPU {npu * 1e3:.0f} ms   ratio {npu / cpu:.2f}")
+    cpu, npu = seconds["cpu"] * 1e3, seconds["npu"] * 1e3
+    print(f"training step, {parameters / 1e6:.1f}M parameters:")
+    print(f"               cpu {cpu:6.0f} ms   simulated NPU {npu:6.0f} ms   ratio {npu / cpu:.2f}")
 
 
 if __name__ == "__main__":

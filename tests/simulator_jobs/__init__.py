@@ -9,8 +9,7 @@ def run_checks(checks):
     for check in checks:
         try:
             check()
-            results[check.__name__] = ""
-        except BaseException:
+            except Exception:
             results[check.__name__] = traceback.format_exc()
     return results
 

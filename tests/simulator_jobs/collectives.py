@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
 from simulator_jobs import names, run_checks
 
 
@@ -34,7 +35,11 @@ def check_all_reduce():
         t = mine(4, dtype=dtype)
         dist.all_reduce(t)
         assert t.device == here() and (t == total()).all(), dtype
-    for op, expected in ((dist.ReduceOp.MAX, size() - 1), (dist.ReduceOp.MIN, 0), (dist.ReduceOp.AVG, total() / size())):
+    for op, expected in (
+        (dist.ReduceOp.MAX, size() - 1),
+        (dist.ReduceOp.MIN, 0),
+        (dist.ReduceOp.AVG, total() / size()),
+    ):
         t = mine(4)
         dist.all_reduce(t, op=op)
         assert (t == expected).all(), op
