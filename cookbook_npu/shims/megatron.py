@@ -55,13 +55,13 @@ def unfuse(
         if name == fuser and value is not plain_decorator: patches.set(owner, name, plain_decorator)
         elif is_compiled(value): patches.set(owner, name, value._torchdynamo_orig_callable)
 
-# %% ../../nbs/shims/08_megatron.ipynb #3b2cc8fc
+# %% ../../nbs/shims/08_megatron.ipynb #4a197bab
 def _fuser_needed() -> tuple[bool, str]:
     if not npu_type(): return False, "torch.compile works on this device"
     jit = importlib.import_module("megatron.core.jit")
     expect(jit.disable_jit_fuser, "")
     count = sum(is_compiled(value) for _, _, value in held_values("megatron"))
-    return bool(count) or jit.jit_fuser is not plain_decorator, f"{count} compiled functions in the loaded modules of megatron"
+    return bool(count) or jit.jit_fuser(plain_decorator) is not plain_decorator, f"{count} compiled functions in the loaded modules of megatron"
 
 FUSER = register(Shim(
     name="megatron.jit_fuser", target="megatron.core.jit.jit_fuser", phase="after_megatron", needed=_fuser_needed, install=unfuse, verify=lambda: not _fuser_needed()[0],
