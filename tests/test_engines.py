@@ -34,8 +34,6 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
         from cookbook_npu.shims.bootstrap import bootstrap
 
         bootstrap("rollout")
-    import time
-
     from cookbook_npu.data.tokens import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.conformance import Case, sharpen
@@ -46,13 +44,11 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
         folder, other = (sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed)) for seed in (0, 1))
         case = Case(functools.partial(build_engine, engine), folder, other)
         for check in CHECKS:
-            t = time.time()
             try:
                 check(case)
                 results[check.__name__] = None
             except Exception as e:  # the report of a check, whatever it raised
                 results[check.__name__] = f"{type(e).__name__}: {e}"
-            print(check.__name__, round(time.time() - t, 2))
         case.close()
     left = sorted(n for n in set(os.listdir("/dev/shm")) - before if "vllm" in n)
     results["nothing_left_in_shared_memory"] = f"left behind: {left}" if left else None

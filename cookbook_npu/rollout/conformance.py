@@ -7,12 +7,15 @@ __all__ = ['CHECKS', 'judge', 'weights_of', 'teacher_forced', 'greedy', 'Case', 
            'greedy_equals_generate', 'logprobs_are_teacher_forced', 'records_are_complete', 'group_is_diverse',
            'seeds_reproduce', 'batch_mates_do_not_matter', 'truncation_renormalises', 'publish_equals_a_fresh_engine',
            'refuses', 'bad_publishes', 'refused_publish_changes_nothing', 'sleep_wake_publish',
-           'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'limits_are_enforced', 'stop_tokens_end_a_response',
-           'run_suite', 'sharpen']
+           'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'in_flight', 'pause_keep_goes_on_with_new_weights',
+           'pause_abort_returns_what_there_is', 'limits_are_enforced', 'stop_tokens_end_a_response', 'run_suite',
+           'sharpen']
 
-# %% ../../nbs/rollout/03_conformance.ipynb #c0b2fd70
+# %% ../../nbs/rollout/03_conformance.ipynb #9a60ded2
 import functools
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -266,7 +269,7 @@ def sleep_level_1_keeps_weights(case: Case) -> None:
     case.engine.sleep(1); case.engine.wake()
     require(tokens(case.engine.generate(case.requests, case.sampling())) == before, "responses changed over sleep(1) and wake")
 
-# %% ../../nbs/rollout/03_conformance.ipynb #13292da5
+# %% ../../nbs/rollout/03_conformance.ipynb #10ee12f6
 @check
 def pause_refuses_generate(case: Case) -> None:
     "While paused, generate is refused and publish is allowed"
@@ -276,6 +279,39 @@ def pause_refuses_generate(case: Case) -> None:
     case.engine.resume()
     require(len(case.engine.generate(case.requests, case.sampling())) == len(case.requests), "no samples after resume")
 
+# %% ../../nbs/rollout/03_conformance.ipynb #69be2f38
+def in_flight(
+    case: Case,                             # engine under test
+    meanwhile: Callable[[Engine], None],    # called while a generation of 40 tokens runs in another thread
+) -> list[Sample]:                          # what the generation returned
+    "Do something to an engine that is generating"
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(case.engine.generate, case.requests, case.sampling(max_response_tokens=40))
+        while not (case.engine.health()["running"] or job.done()): time.sleep(1e-3)
+        meanwhile(case.engine)
+        return job.result()
+
+@check
+def pause_keep_goes_on_with_new_weights(case: Case) -> None:
+    "A kept generation waits, goes on after resume, and its tokens carry the version that sampled them"
+    def meanwhile(engine: Engine) -> None: engine.pause("keep"); case.publish(case.other); engine.resume()
+    samples, version = in_flight(case, meanwhile), case.engine.version
+    require(all(s.finish_reason == "stop" or len(s.response_ids) == 40 for s in samples), "a kept generation did not finish")
+    require(all(s.versions == sorted(s.versions) and set(s.versions) <= {version - 1, version} for s in samples), "versions must grow along a response")
+    require(any(version in s.versions for s in samples), "no token was sampled after the publish")
+    _same_logprobs(case, case.other, case.engine.generate(case.requests, case.sampling()), 0.8)  # nothing cached from the old weights
+    case.publish(case.folder)
+
+@check
+def pause_abort_returns_what_there_is(case: Case) -> None:
+    "An aborted generation returns at once; nothing of it is left behind"
+    samples = in_flight(case, lambda engine: engine.pause("abort"))
+    require(any(s.finish_reason == "abort" for s in samples), "no response was aborted")
+    refuses(lambda: case.engine.generate(case.requests, case.sampling()), EngineError, "paused")
+    case.engine.resume()
+    _same_logprobs(case, case.folder, case.engine.generate(case.requests, case.sampling()), 0.8)
+
+# %% ../../nbs/rollout/03_conformance.ipynb #e660b4f8
 @check
 def limits_are_enforced(case: Case) -> None:
     "A response ends at its limit; a prompt that cannot fit is refused by name"

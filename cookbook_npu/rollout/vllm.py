@@ -263,7 +263,7 @@ def _generate(self: VllmEngine, requests: list[Request], sampling: SamplingConfi
         if running := [key for key, r in made.items() if r.reason is None]: self._step_engine.abort_request(running)
     return [self._sample(q, r.ids, r.logprobs, r.versions, r.reason or "abort") for q, r in zip(requests, made.values())]
 
-# %% ../../nbs/rollout/02_vllm.ipynb #be62a09f
+# %% ../../nbs/rollout/02_vllm.ipynb #0d82fcd1
 def reload(
     worker: Any,                        # vLLM worker
     weights: list[tuple[str, Tensor]],  # all weights, Hugging Face names
@@ -280,7 +280,8 @@ def _publish(self: VllmEngine, tensors: dict[str, Tensor]) -> None:
     twin = {n: t for t, n in self._tied.items()}
     weights = [(n, tensors[n if n in tensors else twin[n]].to(self.dtype)) for n in self._sizes]
     self.llm.collective_rpc(reload, args=(weights,))
-    self.llm.reset_prefix_cache()
+    if self.llm.reset_prefix_cache() is False:  # a kept generation holds blocks: it has to compute them again
+        self.llm.reset_prefix_cache(reset_running_requests=True)
     if self.tensor_parallel > 1: self._received = {n: checksum(t) for n, t in weights}
     for name in self._tied if self.tensor_parallel == 1 else ():
         if self._checksums([name])[name] != checksum(tensors[self._tied[name]].to(self.dtype)):
