@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'join_pairs', 'find_recipe', 'check_names', 'resolve', 'check_files',
-           'execute', 'run', 'print_result', 'config', 'main', 'fail']
+           'progress', 'execute', 'run', 'print_result', 'config', 'main', 'fail']
 
-# %% ../nbs/99_cli.ipynb #9001f623
+# %% ../nbs/99_cli.ipynb #38af3bb0
 import json
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,7 +108,26 @@ def check_files(
     if config.model.path and not (Path(config.model.path)/"config.json").is_file():
         raise MissingError(f"model {config.model.path} holds no config.json", "Give a Hugging Face model folder.")
 
-# %% ../nbs/99_cli.ipynb #46abdb4c
+# %% ../nbs/99_cli.ipynb #1870f33f
+@contextmanager
+def progress(
+    folder: Path,   # run folder; need not exist yet
+    steps: int,     # steps of the run
+) -> Iterator[None]:
+    "Print each step of a run that another process writes, until the block ends"
+    from cookbook_npu.runs.live import Follower
+    from cookbook_npu.runs.metrics import line
+    follower, ended = Follower(folder/"metrics.jsonl"), threading.Event()
+    def watch() -> None:
+        while not ended.wait(0.5): show()
+    def show() -> None:
+        for record in follower.new(): typer.echo(line(record, steps=steps))
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try: yield
+    finally: ended.set(); thread.join(); show()
+
+# %% ../nbs/99_cli.ipynb #173ad079
 def execute(
     notebook: Path,              # the recipe
     parameters: dict[str, Any],  # for its parameters cell
@@ -119,15 +140,16 @@ def execute(
     made = not folder.parent.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        papermill.execute_notebook(str(notebook), str(aside), parameters=parameters, kernel_name="python3", progress_bar=False,
-                                   stdout_file=sys.stdout, stderr_file=sys.stderr, cwd=os.getcwd())
+        with progress(folder, config.num_steps):
+            papermill.execute_notebook(str(notebook), str(aside), parameters=parameters, kernel_name="python3", progress_bar=False,
+                                       stdout_file=sys.stdout, stderr_file=sys.stderr, cwd=os.getcwd())
     finally:
         if folder.is_dir() and aside.exists(): os.replace(aside, folder/"notebook.ipynb")
         aside.unlink(missing_ok=True)
         if made and not any(folder.parent.iterdir()): folder.parent.rmdir()
     return folder
 
-# %% ../nbs/99_cli.ipynb #d74fc175
+# %% ../nbs/99_cli.ipynb #ed5d87be
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="RL post-training on Ascend NPUs, as notebooks that run at three scales.")
 
@@ -137,7 +159,6 @@ def _quiet() -> None:
     logging.getLogger("papermill").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="papermill")
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not one of the same name in the home folder
-    os.environ["COOKBOOK_NPU_PLAIN_PROGRESS"] = "1"  # the terminal shows lines; curves stay in the notebook
 
 # %% ../nbs/99_cli.ipynb #cdf66949
 @app.command()
@@ -154,7 +175,7 @@ def run(
     folder = execute(notebook, parameters, config)
     print_result(folder, time.monotonic() - began)
 
-# %% ../nbs/99_cli.ipynb #53620b4a
+# %% ../nbs/99_cli.ipynb #15d2809c
 def _from_file(file: Path | None) -> dict[str, Any]:
     "Parameters of a JSON file"
     if file is None: return {}
@@ -169,12 +190,9 @@ def print_result(
     seconds: float,  # wall time of the whole run, s
 ) -> None:
     "The result table and where to look"
-    result = json.loads((folder/"result.json").read_text(encoding="utf-8"))
-    width = max(map(len, result))
-    typer.echo("")
-    for name, value in result.items(): typer.echo(f"  {name:{width}}  {value}")
-    typer.echo(f"  {'wall time':{width}}  {seconds:.0f} s\n")
-    typer.echo(f"notebook  {folder/'notebook.ipynb'}\nreport    {folder/'report.html'}")
+    from cookbook_npu.runs.report import as_text, result_of
+    typer.echo("\n" + as_text([*result_of(folder), ("wall time, start-up included", f"{seconds:.0f} s")]))
+    typer.echo(f"\nnotebook  {folder/'notebook.ipynb'}\nreport    {folder/'report.html'}")
 
 # %% ../nbs/99_cli.ipynb #83e251fa
 @app.command()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Reference', 'result_table', 'as_text', 'phase_rows', 'metric_table', 'stack_rows', 'event_rows', 'render',
-           'write_report']
+           'write_report', 'result_of']
 
 # %% ../../nbs/runs/04_report.ipynb #4c7986ef
 import json
@@ -55,7 +55,7 @@ def _total(metrics: Mapping[str, list[Any]]) -> str | None:
     times = [v for _, v in present(metrics, f"{TIME}step")]
     return duration(sum(times)) if times else None
 
-# %% ../../nbs/runs/04_report.ipynb #5a69e064
+# %% ../../nbs/runs/04_report.ipynb #c3dba09f
 def result_table(
     metrics: Mapping[str, list[Any]],       # columns of the run
     stack: Mapping[str, Any],               # content of stack.json
@@ -69,11 +69,17 @@ def result_table(
         ("steps", f"{done} of {steps}" if steps else f"{done}"),
         ("time in steps", _total(metrics)),
         ("mean step", f"{short(step)} s" if step is not None else None),
+        ("its phases", _phases(metrics)),
         ("tokens per second and device", short(rate) if rate is not None else None),
         ("largest trainer/engine log-prob difference", _largest(metrics, "train_rollout_logprob_abs_diff")),
         ("free device memory, before → after the trainer sleeps", _sleep(metrics)),
         ("shims", _shim_count(stack)),
     ]
+
+def _phases(metrics: Mapping[str, list[Any]]) -> str | None:
+    "Mean phase times in one line"
+    means = phase_means(metrics)
+    return ", ".join(f"{name} {short(means[name])} s" for name in PHASES[:-1] if name in means) or None
 
 def _steps(metrics: Mapping[str, list[Any]]) -> int:
     "Records in which something was trained"
@@ -205,3 +211,11 @@ def write_report(
                   title or folder.path.name, panels)
     write_atomic(folder.report, page)
     return folder.report
+
+# %% ../../nbs/runs/04_report.ipynb #450037da
+def result_of(
+    folder: Path | str,               # run folder
+) -> list[tuple[str, str | None]]:    # (what, value); None: not measured
+    "The result table of a run, read from its folder"
+    run = RunFolder.open(folder)
+    return result_table(load_metrics(run.path), _read_json(run.stack_file), run.config().num_steps)

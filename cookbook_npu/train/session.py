@@ -6,7 +6,7 @@
 __all__ = ['SHARE', 'device_name', 'layout', 'describe_plan', 'start_trainer', 'start_engines', 'first_weights', 'session',
            'start_cluster', 'start_roles', 'load_data', 'describe_device', 'Run']
 
-# %% ../../nbs/train/07_session.ipynb #dc51a50e
+# %% ../../nbs/train/07_session.ipynb #a515d403
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,7 +22,9 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..device import CUDA, NPU
 from ..runs.folder import RunFolder
+from ..runs.live import live_view
 from ..runs.metrics import Tracker
+from ..runs.report import result_of
 from .loop import Parts, loop, publish
 from .publish import sweep
 from .warm_start import needs_warm_start, warm_folder
@@ -91,7 +93,7 @@ def first_weights(
                               kwargs={"config": config}, timeout=config.placement.call_timeout_s) as teacher: teacher.call("run")
     return str(warm_folder(config))
 
-# %% ../../nbs/train/07_session.ipynb #f4e13430
+# %% ../../nbs/train/07_session.ipynb #718d08ae
 @contextmanager
 def session(
     config: RunConfig,   # the run
@@ -99,7 +101,7 @@ def session(
     "Start everything a run needs; stop all of it at the end of the block, whatever ends it"
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config))
-        tracker = stack.enter_context(Tracker.of(folder, config.num_steps, config.output.tensorboard, console=False))
+        tracker = stack.enter_context(Tracker.of(folder, config.num_steps, config.output.tensorboard, console=False, more=[live_view(config.num_steps)]))
         sweep()
         cluster = stack.enter_context(start_cluster(config, folder))
         hf_path = first_weights(cluster, config)
@@ -154,7 +156,7 @@ def describe_device(
     memory = {"memory_bytes": config.placement.simulated_memory_bytes} if simulated else {}
     return {"name": device_name(config), "count": config.placement.devices, "simulated": simulated, **memory}
 
-# %% ../../nbs/train/07_session.ipynb #5589bbb7
+# %% ../../nbs/train/07_session.ipynb #1a7d12da
 @dataclass
 class Run:
     "A started run"
@@ -168,3 +170,7 @@ class Run:
     def steps(self) -> Iterator[dict[str, Any]]:
         "Run the loop; one row of metrics for each step"
         return loop(self.parts)
+
+    def result(self) -> list[tuple[str, str | None]]:  # (what, value); None: not measured
+        "The result so far, in a few lines"
+        return result_of(self.folder)
