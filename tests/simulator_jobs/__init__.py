@@ -9,8 +9,10 @@ def run_checks(checks):
     for check in checks:
         try:
             check()
-            except Exception:
+        except Exception:
             results[check.__name__] = traceback.format_exc()
+        else:
+            results[check.__name__] = ""
     return results
 
 
