@@ -59,11 +59,12 @@ def combine(
     s_R = (s_KR * scale_KR).sum(0)
     return m_R + s_R.log(), (e_KR * scale_KR).sum(0) / s_R, t_KR.sum(0)
 
-# %% ../../nbs/model/05_logprobs.ipynb #1b183364
+# %% ../../nbs/model/05_logprobs.ipynb #b383f37e
 class HeadLogProbs(torch.autograd.Function):
     "Hidden states and output rows to log-probs and entropies, chunk by chunk, forwards and backwards"
     @staticmethod
-    def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor, part: Slice, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor, part: Slice, temperature: float,
+                chunk: int) -> tuple[Tensor, Tensor]:
         w_VH = weight_VH[:part.size]
         chunks = [_statistics(_logits(h, w_VH, temperature), y, part) for h, y in zip(hidden_RH.split(chunk), targets_R.split(chunk))]
         lse_R, mean_R, target_R = combine(_gather(torch.cat(chunks, 1), part.group))
@@ -118,7 +119,7 @@ def head_logprobs(
     if not len(targets_R): return hidden_RH.float().sum(-1), hidden_RH.float().sum(-1)
     return HeadLogProbs.apply(hidden_RH, weight_VH, targets_R, part, temperature, chunk_tokens)
 
-# %% ../../nbs/model/05_logprobs.ipynb #7c30616c
+# %% ../../nbs/model/05_logprobs.ipynb #d7f8ffc7
 @contextmanager
 def _without_head(decoder: Any) -> Iterator[None]:
     "Inside, the language model returns hidden states where it would return logits"
@@ -128,6 +129,7 @@ def _without_head(decoder: Any) -> Iterator[None]:
     try: yield
     finally: del decoder._forward_output_layer
 
+# %% ../../nbs/model/05_logprobs.ipynb #b1b096bd
 def packed_hidden(
     model: MegatronModel,  # the model
     packed: PackedBatch,   # a packed row, on the model's device

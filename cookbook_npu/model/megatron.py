@@ -59,7 +59,7 @@ def check_parallel(
                           "Give the trainer a multiple of parallel.tensor devices.")
     return world_size // parallel.tensor
 
-# %% ../../nbs/model/04_megatron.ipynb #d3f48914
+# %% ../../nbs/model/04_megatron.ipynb #2d890047
 _rendezvous: dict[str, Any] = {"store": None, "generation": 0}
 
 def _store(timeout: timedelta) -> Any:
@@ -73,6 +73,7 @@ def _store(timeout: timedelta) -> Any:
     _rendezvous["generation"] += 1
     return dist.PrefixStore(f"generation{_rendezvous['generation']}", _rendezvous["store"])
 
+# %% ../../nbs/model/04_megatron.ipynb #e7d11173
 def _join_world(backend: str, timeout: timedelta) -> None:
     "Join the job that the environment describes, or be a job of one"
     import torch.distributed as dist
@@ -85,7 +86,7 @@ def _require_bootstrap() -> None:
         raise ShimError("the training stack of this process is not set up",
                         'Call cookbook_npu.shims.bootstrap.bootstrap("trainer") before anything imports megatron.')
 
-# %% ../../nbs/model/04_megatron.ipynb #64784eba
+# %% ../../nbs/model/04_megatron.ipynb #65f3344c
 def local_device() -> torch.device:  # the device that belongs to this process
     "By local rank among the devices this process sees; under Ray it sees its own only"
     acc = accelerator()
@@ -99,7 +100,8 @@ def current_layout(
     from megatron.core import parallel_state
 
     size = parallel_state.get_tensor_model_parallel_world_size()
-    if size != parallel.tensor: raise ConfigError(f"parallel.tensor is {parallel.tensor}, the process groups have {size}", "Use one layout.")
+    if size != parallel.tensor:
+        raise ConfigError(f"parallel.tensor is {parallel.tensor}, the process groups have {size}", "Use one layout.")
     return Layout(dist.get_rank(), dist.get_world_size(), parallel_state.get_tensor_model_parallel_rank(), size,
                   parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size(), local_device(),
                   parallel.sequence and size > 1)
@@ -156,9 +158,10 @@ def run_options(
                 bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
                 **RECOMPUTE[model.recompute])
 
-# %% ../../nbs/model/04_megatron.ipynb #af182570
+# %% ../../nbs/model/04_megatron.ipynb #532a425f
+# Megatron's key -> Hugging Face's
 DIVIDED = {"num_attention_heads": "num_attention_heads", "num_query_groups": "num_key_value_heads", "ffn_hidden_size": "intermediate_size",
-           "linear_num_key_heads": "linear_num_key_heads", "linear_num_value_heads": "linear_num_value_heads"}  # Megatron's key -> Hugging Face's
+           "linear_num_key_heads": "linear_num_key_heads", "linear_num_value_heads": "linear_num_value_heads"}
 
 def check_split(
     values: Mapping[str, Any],  # architecture in Megatron's keys, as the bridge reads it
@@ -170,7 +173,8 @@ def check_split(
             raise ConfigError(f"{name} is {size}, parallel.tensor is {tensor}", f"Choose parallel.tensor as a divisor of {name}.")
     vocab = values["padded_vocab_size"]
     if (tensor - 1) * math.ceil(vocab / tensor) >= vocab:
-        raise ConfigError(f"a vocabulary of {vocab} leaves a rank of parallel.tensor {tensor} without tokens", "Choose a smaller parallel.tensor.")
+        raise ConfigError(f"a vocabulary of {vocab} leaves a rank of parallel.tensor {tensor} without tokens",
+                          "Choose a smaller parallel.tensor.")
 
 # %% ../../nbs/model/04_megatron.ipynb #7c9954f5
 @dataclass
@@ -196,7 +200,7 @@ class MegatronModel:
         lm = self.decoder
         return lm.shared_embedding_or_output_weight() if lm.share_embeddings_and_output_weights else lm.output_layer.weight
 
-# %% ../../nbs/model/04_megatron.ipynb #4a8c6236
+# %% ../../nbs/model/04_megatron.ipynb #33f6f427
 def _configure(path: Path, model: ModelConfig, parallel: ParallelConfig) -> Any:
     "The Megatron configuration of a Hugging Face folder"
     from mcore_bridge import ModelConfig as BridgeConfig
@@ -207,7 +211,8 @@ def _configure(path: Path, model: ModelConfig, parallel: ParallelConfig) -> Any:
     if not (path / "config.json").is_file(): raise MissingError(f"{path} has no config.json", "Give a Hugging Face model folder.")
     hf = AutoConfig.from_pretrained(path)
     if get_mcore_model_type(hf.model_type) is None:
-        raise ConfigError(f"{path} holds a model of type {hf.model_type!r}, which the Megatron bridge does not know", "Use a supported model.")
+        raise ConfigError(f"{path} holds a model of type {hf.model_type!r}, which the Megatron bridge does not know",
+                          "Use a supported model.")
     values = hf_to_mcore_config(hf)
     check_split(values, parallel.tensor)
     return BridgeConfig(**{**values, **run_options(model, parallel)})
@@ -237,7 +242,7 @@ def mark_vocabulary_slices(
                 for name in ("tensor_model_parallel", "partition_dim", "partition_stride"): vars(part.weight).pop(name, None)
                 layers.set_tensor_model_parallel_attributes(part.weight, is_parallel=True, dim=0, stride=1)
 
-# %% ../../nbs/model/04_megatron.ipynb #c2e50c4b
+# %% ../../nbs/model/04_megatron.ipynb #55be4fd4
 def _build(config: Any, path: Path) -> Any:
     "The Megatron model with the weights of `path`; the bridge's progress bar is not for our log"
     from mcore_bridge import get_mcore_model
@@ -246,6 +251,7 @@ def _build(config: Any, path: Path) -> Any:
     with redirect_stderr(io.StringIO()): config.bridge.load_weights([module], str(path))
     return module
 
+# %% ../../nbs/model/04_megatron.ipynb #bc18bfce
 def _wrap(config: Any, module: Any) -> Any:
     "Megatron's DistributedDataParallel with flat buffers and gradients in float32"
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -255,6 +261,7 @@ def _wrap(config: Any, module: Any) -> Any:
     ddp.broadcast_params()
     return ddp
 
+# %% ../../nbs/model/04_megatron.ipynb #a226f8c3
 def load_model(
     hf_path: Path | str,       # Hugging Face folder
     model: ModelConfig,        # dtype and recomputation (its path is not read)

@@ -17,7 +17,7 @@ from ..config import OptimConfig
 from ..errors import ConfigError
 from .megatron import MegatronModel
 
-# %% ../../nbs/model/06_optimizer.ipynb #a4961429
+# %% ../../nbs/model/06_optimizer.ipynb #94652700
 def check_schedule(
     optim: OptimConfig,  # rates and schedule
     num_steps: int,      # optimizer steps of the run
@@ -25,9 +25,11 @@ def check_schedule(
     "Raise `ConfigError` for a schedule that cannot be"
     if num_steps <= 0: raise ConfigError(f"num_steps is {num_steps}", "Train for at least one optimizer step.")
     if optim.warmup_steps >= num_steps:
-        raise ConfigError(f"optim.warmup_steps is {optim.warmup_steps}, the run has {num_steps} optimizer steps", "Warm up for fewer steps.")
+        raise ConfigError(f"optim.warmup_steps is {optim.warmup_steps}, the run has {num_steps} optimizer steps",
+                          "Warm up for fewer steps.")
     if optim.min_learning_rate > optim.learning_rate:
-        raise ConfigError(f"optim.min_learning_rate {optim.min_learning_rate} is above optim.learning_rate {optim.learning_rate}", "Lower it.")
+        raise ConfigError(f"optim.min_learning_rate {optim.min_learning_rate} is above optim.learning_rate {optim.learning_rate}",
+                          "Lower it.")
 
 # %% ../../nbs/model/06_optimizer.ipynb #50deb9fd
 def _schedule(megatron: Any, optim: OptimConfig, num_steps: int) -> Any:
@@ -125,7 +127,7 @@ def state_dict(self: Optimizer) -> dict[str, Any]:
     return dict(place=self._place(), schedule=self.scheduler.state_dict(), inner=_to_host([p.optimizer.state_dict() for p in parts]),
                 main=_to_host([list(p.get_parameters()) for p in parts]))
 
-# %% ../../nbs/model/06_optimizer.ipynb #c4407c45
+# %% ../../nbs/model/06_optimizer.ipynb #4220a3c4
 @patch
 @torch.no_grad()
 def load_state_dict(self: Optimizer,
@@ -134,7 +136,7 @@ def load_state_dict(self: Optimizer,
     "Restore this rank's state; the weights of the model are loaded separately"
     if state["place"] != self._place():
         was = state["place"]
-        raise ConfigError(f"the optimizer state is of TP rank/size {was['tensor']}, DP rank/size {was['data']} and other slices than this rank's",
+        raise ConfigError(f"the optimizer state is of TP rank/size {was['tensor']}, DP rank/size {was['data']} or of other slices",
                           "Resume with the layout and the model that the state was saved with.")
     self.scheduler.num_steps = 0  # Megatron's scheduler adds the saved count to its own
     self.scheduler.load_state_dict(state["schedule"])

@@ -94,7 +94,7 @@ class PackedBatch:
     response_lengths: list[int]  # response tokens of each sample, in the order packed
     tokens: int                  # T without padding
 
-# %% ../../nbs/model/03_packing.ipynb #f472be70
+# %% ../../nbs/model/03_packing.ipynb #2f49277c
 def _row_of(sample: Tokens, offset: int) -> range:
     "Rows that predict the response of a sample that starts at `offset`"
     first = offset + len(sample.prompt_ids) - 1
@@ -107,7 +107,8 @@ def pack(
 ) -> PackedBatch:               # on the host
     "Lay the samples end to end; `PackedBatch.split` finds the way back"
     for i, s in enumerate(samples):
-        if not len(s.prompt_ids): raise DataError(f"sample {i} of the micro-batch has no prompt token", "Nothing would predict its first token.")
+        if not len(s.prompt_ids):
+            raise DataError(f"sample {i} of the micro-batch has no prompt token", "Nothing would predict its first token.")
     sequences = [[*s.prompt_ids, *s.response_ids] for s in samples]
     tokens = sum(map(len, sequences))
     if padding := -tokens % multiple or (0 if tokens else multiple): sequences.append([pad_id] * padding)
@@ -119,7 +120,7 @@ def pack(
                        torch.tensor(starts, dtype=torch.int32), max(map(len, sequences)), long(rows),
                        long([t for s in samples for t in s.response_ids]), [len(s.response_ids) for s in samples], tokens)
 
-# %% ../../nbs/model/03_packing.ipynb #4f6a4d90
+# %% ../../nbs/model/03_packing.ipynb #97ca843f
 from fastcore.basics import patch
 
 @patch
@@ -136,7 +137,8 @@ def join(self: PackedBatch,
     "The inverse of `split`; refuses values that do not fit the samples"
     sizes = [len(v) for v in values]
     if sizes != self.response_lengths:
-        raise DataError(f"values of {sizes} response tokens for samples of {self.response_lengths}", "Give one value for each response token.")
+        raise DataError(f"values of {sizes} response tokens for samples of {self.response_lengths}",
+                        "Give one value for each response token.")
     return torch.cat(list(values)) if values else self.rows_R.new_zeros(0, dtype=torch.float32)
 
 # %% ../../nbs/model/03_packing.ipynb #7d757795
