@@ -40,13 +40,14 @@ def load_adaptor() -> str:  # what was loaded, or ""
     with hidden_argv(): importlib.import_module("mindspeed.megatron_adaptor")
     return "mindspeed.megatron_adaptor"
 
-# %% ../../nbs/shims/10_bootstrap.ipynb #136bec7b
+# %% ../../nbs/shims/10_bootstrap.ipynb #5262086a
 def refuse_late(
     role: str,  # of this call
 ) -> None:
     "Raise when this process already is something else, or Megatron came first"
     if role not in ROLES: raise ConfigError(f"role {role!r} is unknown", nearest(role, ROLES))
-    if _role is not None and _role != role: raise ShimError(f"this process is a {_role} and cannot become a {role}", "Use one process per role.")
+    if _role is not None and _role != role:
+        raise ShimError(f"this process is a {_role} and cannot become a {role}", "Use one process per role.")
     early = [name for name in ("megatron.core", "mcore_bridge", "mindspeed") if name in sys.modules]
     if role == "trainer" and _role is None and early:
         raise ShimError(f"{', '.join(early)} was imported before bootstrap('trainer')",

@@ -46,7 +46,7 @@ def _group(starts: Sequence[int], lengths: Sequence[int], device: torch.device) 
     valid_NL = None if min(lengths) == max(lengths) else (cell_L[None, :] < length_N[:, None])
     return Group(index_NL.to(device), None if valid_NL is None else valid_NL.to(device))
 
-# %% ../../nbs/shims/02_packed.ipynb #8e1fe3a8
+# %% ../../nbs/shims/02_packed.ipynb #b96b4bc4
 def make_plan(
     tokens: int,                             # length of the row, tail padding included
     cu_seqlens: Sequence[int],               # borders: sequence i has cu_seqlens[i+1] - cu_seqlens[i] tokens
@@ -56,7 +56,8 @@ def make_plan(
     "Plan a packed row"
     starts, lengths = list(cu_seqlens_padded or cu_seqlens)[:-1], [b - a for a, b in zip(cu_seqlens, cu_seqlens[1:])]
     if any(n < 0 for n in lengths) or starts and max(s + n for s, n in zip(starts, lengths)) > tokens:
-        raise ShimError(f"cu_seqlens {list(cu_seqlens)[:8]}... do not fit a row of {tokens} tokens", "They must not decrease and must end within the row.")
+        raise ShimError(f"cu_seqlens {list(cu_seqlens)[:8]}... do not fit a row of {tokens} tokens",
+                        "They must not decrease and must end within the row.")
     groups = tuple(_group([starts[i] for i in g], [lengths[i] for i in g], device) for g in group_lengths(lengths))
     if len(groups) == 1 and groups[0].valid_NL is None and sum(lengths) == tokens: return Plan(tokens, groups, None, None)
     return Plan(tokens, groups, *_inverse(tokens, groups, device))
@@ -73,9 +74,10 @@ def _inverse(tokens: int, groups: Sequence[Group], device: torch.device) -> tupl
     gap_T = inverse_T < 0
     return inverse_T.clamp_(min=0).to(device), gap_T.to(device) if bool(gap_T.any()) else None
 
-# %% ../../nbs/shims/02_packed.ipynb #bfb8805e
+# %% ../../nbs/shims/02_packed.ipynb #0be734f9
 _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
+# %% ../../nbs/shims/02_packed.ipynb #5eacd8c1
 def plan_for(
     tokens: int,                      # length of the row
     cu_seqlens: Tensor,               # borders
@@ -91,7 +93,7 @@ def plan_for(
     _plans[cu_seqlens] = (key, cu_seqlens_padded, plan)  # the second tensor is held so that its id stays its own
     return plan
 
-# %% ../../nbs/shims/02_packed.ipynb #e550d38c
+# %% ../../nbs/shims/02_packed.ipynb #77b3c5d0
 def take_apart(
     row: Tensor,   # [T, ...]
     plan: Plan,    # of the row
@@ -101,6 +103,7 @@ def take_apart(
     if plan.inverse_T is None: return row.view(*group.index_NL.shape, *row.shape[1:])
     return row.index_select(0, group.index_NL.view(-1)).view(*group.index_NL.shape, *row.shape[1:])
 
+# %% ../../nbs/shims/02_packed.ipynb #57e2ccd0
 def put_together(
     batches: Sequence[Tensor],  # [N, L, ...] in the order of the groups
     plan: Plan,                 # the plan they were taken apart with

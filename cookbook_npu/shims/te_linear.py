@@ -71,7 +71,7 @@ class LayerNorm(_Norm):
     "Stand-in for `transformer_engine.pytorch.LayerNorm`"
     kind = "LayerNorm"
 
-# %% ../../nbs/shims/03_te_linear.ipynb #888c52d2
+# %% ../../nbs/shims/03_te_linear.ipynb #cae6533d
 def gather_sequence(
     x: Tensor,                      # [S/p, ...]
     group: dist.ProcessGroup,       # the tensor-parallel group
@@ -81,6 +81,7 @@ def gather_sequence(
     dist.all_gather_into_tensor(full, x.contiguous(), group=group)
     return full
 
+# %% ../../nbs/shims/03_te_linear.ipynb #992a7878
 def start_reduce(
     x: Tensor,                  # [S, ...], a partial sum
     scatter: bool,              # give each rank its shard of the sequence, or everything to all
@@ -211,26 +212,29 @@ def init_weight(
     if tracker is not None: fork = tracker().fork(name) if name else tracker().fork()
     with fork, torch.no_grad(): (init_method or (lambda w: nn.init.normal_(w, 0.0, 0.023)))(weight)
 
-# %% ../../nbs/shims/03_te_linear.ipynb #ed2da969
+# %% ../../nbs/shims/03_te_linear.ipynb #09370e11
 class Linear(TransformerEngineBaseModule):
     "Stand-in for `transformer_engine.pytorch.Linear`"
     def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, fuse_wgrad_accumulation: bool = False,
                  tp_group: dist.ProcessGroup | None = None, tp_size: int = 1, get_rng_state_tracker: Callable | None = None,
                  init_method: Callable | None = None, bias: bool = True, return_bias: bool = False, params_dtype: torch.dtype | None = None,
-                 parallel_mode: str | None = None, device: Any = None, rng_tracker_name: str | None = None, ub_name: str | None = None, **_: Any):
+                 parallel_mode: str | None = None, device: Any = None, rng_tracker_name: str | None = None,
+                 ub_name: str | None = None, **_: Any):
         super().__init__()
-        self.tp_group, self.tp_size, self.parallel_mode = tp_group, (tp_group.size() if tp_group is not None else tp_size), parallel_mode or None
+        self.tp_group, self.tp_size = tp_group, tp_group.size() if tp_group is not None else tp_size
+        self.parallel_mode = parallel_mode or None
         self.in_features = share(in_features, self.tp_size, "in_features") if parallel_mode == "row" else in_features
         self.out_features = share(out_features, self.tp_size, "out_features") if parallel_mode == "column" else out_features
         self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.sequence_parallel, self.fuse_wgrad_accumulation, self.ub_name = sequence_parallel and self.tp_size > 1, fuse_wgrad_accumulation, ub_name
+        self.sequence_parallel = sequence_parallel and self.tp_size > 1
+        self.fuse_wgrad_accumulation, self.ub_name = fuse_wgrad_accumulation, ub_name
         self.get_rng_state_tracker, self.rng_tracker_name, self.init_method = get_rng_state_tracker, rng_tracker_name, init_method
         factory = dict(dtype=params_dtype or torch.get_default_dtype(), device=on_device(device))
         self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, **factory))
         self.bias = nn.Parameter(torch.zeros(self.out_features, **factory)) if bias else torch.empty(0, **factory)
         self.reset_parameters()
 
-# %% ../../nbs/shims/03_te_linear.ipynb #bac2e04c
+# %% ../../nbs/shims/03_te_linear.ipynb #74a0e62a
 from fastcore.basics import patch
 
 @patch
@@ -243,6 +247,7 @@ def reset_parameters(self: Linear) -> None:
     if self.parallel_mode == "row": self.bias.sequence_parallel = self.sequence_parallel
     if self.parallel_mode == "column": mark_parallel(self.bias, 0)
 
+# %% ../../nbs/shims/03_te_linear.ipynb #0ac27191
 @patch
 def project(self: Linear,
     x: Tensor,                             # [S, B, I]
@@ -250,10 +255,12 @@ def project(self: Linear,
     "The linear part, bias and communication included"
     bias = self.bias if self.apply_bias else None
     row = self.parallel_mode == "row"
-    y = parallel_linear(x, self.weight, None if row else bias, self.parallel_mode, self.sequence_parallel, self.tp_group, self.fuse_wgrad_accumulation)
+    y = parallel_linear(x, self.weight, None if row else bias, self.parallel_mode, self.sequence_parallel, self.tp_group,
+                        self.fuse_wgrad_accumulation)
     if row and bias is not None: y = y + bias.to(y.dtype)
     return (y, self.bias.to(y.dtype)) if self.return_bias else y
 
+# %% ../../nbs/shims/03_te_linear.ipynb #279faf06
 @patch
 def forward(self: Linear,
     inp: Tensor,                             # [S, B, I]
@@ -263,14 +270,16 @@ def forward(self: Linear,
     "y = x W^T + b"
     return self.project(inp)
 
-# %% ../../nbs/shims/03_te_linear.ipynb #ebed2511
+# %% ../../nbs/shims/03_te_linear.ipynb #351ce4ea
 class LayerNormLinear(Linear):
     "Stand-in for `transformer_engine.pytorch.LayerNormLinear`"
-    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, sequence_parallel: bool = False, normalization: str = "LayerNorm",
+    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, sequence_parallel: bool = False,
+                 normalization: str = "LayerNorm",
                  zero_centered_gamma: bool = False, return_layernorm_output: bool = False, return_layernorm_output_gathered: bool = False,
                  params_dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any):
         super().__init__(in_features, out_features, sequence_parallel=sequence_parallel, params_dtype=params_dtype, device=device, **kwargs)
-        if normalization not in ("LayerNorm", "RMSNorm"): raise ShimError(f"normalization {normalization!r} is unknown", "Use LayerNorm or RMSNorm.")
+        if normalization not in ("LayerNorm", "RMSNorm"):
+            raise ShimError(f"normalization {normalization!r} is unknown", "Use LayerNorm or RMSNorm.")
         self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
         self.return_layernorm_output, self.return_layernorm_output_gathered = return_layernorm_output, return_layernorm_output_gathered
         factory = dict(dtype=self.weight.dtype, device=self.weight.device)
@@ -278,7 +287,7 @@ class LayerNormLinear(Linear):
         self.layer_norm_bias = nn.Parameter(torch.empty(in_features, **factory)) if normalization == "LayerNorm" else None
         self.reset_layer_norm_parameters()
 
-# %% ../../nbs/shims/03_te_linear.ipynb #b44e48cd
+# %% ../../nbs/shims/03_te_linear.ipynb #194f667b
 @patch
 def reset_layer_norm_parameters(self: LayerNormLinear) -> None:
     "The norm starts as the identity"
@@ -287,6 +296,7 @@ def reset_layer_norm_parameters(self: LayerNormLinear) -> None:
     for p in (self.layer_norm_weight, self.layer_norm_bias):
         if p is not None: p.sequence_parallel = self.sequence_parallel
 
+# %% ../../nbs/shims/03_te_linear.ipynb #62cc6376
 @patch
 def forward(self: LayerNormLinear,
     inp: Tensor,                             # [S, B, I]
@@ -314,10 +324,11 @@ class GatherSequence(torch.autograd.Function):
         work.wait()
         return shard, None
 
-# %% ../../nbs/shims/03_te_linear.ipynb #84bf2895
+# %% ../../nbs/shims/03_te_linear.ipynb #8927a403
 class GroupedLinear(TransformerEngineBaseModule):
     "Stand-in for `transformer_engine.pytorch.GroupedLinear`"
-    def __init__(self, num_gemms: int, in_features: int, out_features: int, sequence_parallel: bool = False, fuse_wgrad_accumulation: bool = False,
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, sequence_parallel: bool = False,
+                 fuse_wgrad_accumulation: bool = False,
                  tp_group: dist.ProcessGroup | None = None, tp_size: int = 1, get_rng_state_tracker: Callable | None = None,
                  rng_tracker_name: str | None = None, init_method: Callable | None = None, bias: bool = True, return_bias: bool = False,
                  params_dtype: torch.dtype | None = None, parallel_mode: str | None = None, device: Any = None, **_: Any):
@@ -325,16 +336,16 @@ class GroupedLinear(TransformerEngineBaseModule):
         self.num_gemms, self.tp_group, self.tp_size, self.parallel_mode = num_gemms, tp_group, tp_size, parallel_mode
         self.in_features = share(in_features, tp_size, "in_features") if parallel_mode == "row" else in_features
         self.out_features = share(out_features, tp_size, "out_features") if parallel_mode == "column" else out_features
-        self.use_bias, self.return_bias, self.apply_bias, self.sequence_parallel = bias, return_bias, bias and not return_bias, sequence_parallel and tp_size > 1
-        self.fuse_wgrad_accumulation, self.init_method, self.get_rng_state_tracker = fuse_wgrad_accumulation, init_method, get_rng_state_tracker
-        self.rng_tracker_name = rng_tracker_name
+        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
+        self.sequence_parallel, self.fuse_wgrad_accumulation = sequence_parallel and tp_size > 1, fuse_wgrad_accumulation
+        self.init_method, self.get_rng_state_tracker, self.rng_tracker_name = init_method, get_rng_state_tracker, rng_tracker_name
         factory = dict(dtype=params_dtype or torch.get_default_dtype(), device=on_device(device))
         for i in range(num_gemms):
             self.register_parameter(f"weight{i}", nn.Parameter(torch.empty(self.out_features, self.in_features, **factory)))
             if bias: self.register_parameter(f"bias{i}", nn.Parameter(torch.zeros(self.out_features, **factory)))
         self.reset_parameters()
 
-# %% ../../nbs/shims/03_te_linear.ipynb #1c228a7c
+# %% ../../nbs/shims/03_te_linear.ipynb #d66ec017
 @patch
 def reset_parameters(self: GroupedLinear) -> None:
     "Fill the weights, clear the biases"
@@ -347,6 +358,7 @@ def reset_parameters(self: GroupedLinear) -> None:
         nn.init.zeros_(bias)
         if self.parallel_mode == "column": mark_parallel(bias, 0)
 
+# %% ../../nbs/shims/03_te_linear.ipynb #16622a3b
 @patch
 def forward(self: GroupedLinear,
     inp: Tensor,                             # [rows of expert 0, rows of expert 1, ...; I]
@@ -374,20 +386,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": _gelu, "relu": F.relu, "silu": F.silu, "srelu": lambda x: F.relu(x).square(), "qgelu": lambda x: x*torch.sigmoid(1.702*x),
     "geglu": _gated(_gelu), "reglu": _gated(F.relu), "swiglu": _gated(F.silu)}
 
-# %% ../../nbs/shims/03_te_linear.ipynb #0f932997
+# %% ../../nbs/shims/03_te_linear.ipynb #297cc3e7
 class LayerNormMLP(TransformerEngineBaseModule):
     "Stand-in for `transformer_engine.pytorch.LayerNormMLP`"
-    def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, sequence_parallel: bool = False, return_bias: bool = False,
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, sequence_parallel: bool = False,
+                 return_bias: bool = False,
                  activation: str = "gelu", normalization: str = "LayerNorm", tp_group: dist.ProcessGroup | None = None, tp_size: int = 1,
                  init_method: Callable | None = None, output_layer_init_method: Callable | None = None, bias: bool = True,
-                 zero_centered_gamma: bool = False, set_parallel_mode: bool = False, params_dtype: torch.dtype | None = None, device: Any = None,
+                 zero_centered_gamma: bool = False, set_parallel_mode: bool = False, params_dtype: torch.dtype | None = None,
+                 device: Any = None,
                  fuse_wgrad_accumulation: bool = False, get_rng_state_tracker: Callable | None = None, **_: Any):
         super().__init__()
         if activation not in ACTIVATIONS: raise ShimError(f"activation {activation!r} is unknown", f"Use one of {', '.join(ACTIVATIONS)}.")
         gated = activation.endswith("glu")
-        shared = dict(sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size, bias=bias, params_dtype=params_dtype, device=device,
-                      fuse_wgrad_accumulation=fuse_wgrad_accumulation, get_rng_state_tracker=get_rng_state_tracker)
-        fc1 = LayerNormLinear(hidden_size, (1 + gated)*ffn_hidden_size, eps, normalization=normalization, zero_centered_gamma=zero_centered_gamma,
+        shared = dict(sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size, bias=bias, params_dtype=params_dtype,
+                      device=device, fuse_wgrad_accumulation=fuse_wgrad_accumulation, get_rng_state_tracker=get_rng_state_tracker)
+        fc1 = LayerNormLinear(hidden_size, (1 + gated)*ffn_hidden_size, eps, normalization=normalization,
+                              zero_centered_gamma=zero_centered_gamma,
                               parallel_mode="column" if set_parallel_mode else None, init_method=init_method, **shared)
         fc2 = Linear(ffn_hidden_size, hidden_size, parallel_mode="row" if set_parallel_mode else None, return_bias=return_bias,
                      init_method=output_layer_init_method, **shared)
@@ -396,7 +411,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
         self.layer_norm_weight, self.layer_norm_bias = fc1.layer_norm_weight, fc1.layer_norm_bias
         self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias = fc1.weight, fc1.bias, fc2.weight, fc2.bias
 
-# %% ../../nbs/shims/03_te_linear.ipynb #4a42f835
+# %% ../../nbs/shims/03_te_linear.ipynb #a396c256
 @patch
 def forward(self: LayerNormMLP,
     inp: Tensor,                             # [S, B, H]
@@ -404,6 +419,6 @@ def forward(self: LayerNormMLP,
 ) -> Any:                                    # y, or (y, bias)
     "fc2(activation(fc1(norm(x))))"
     fc1, fc2 = self._layers
-    fc1.layer_norm_weight, fc1.layer_norm_bias, fc1.weight, fc2.weight = self.layer_norm_weight, self.layer_norm_bias, self.fc1_weight, self.fc2_weight
-    fc1.bias, fc2.bias = self.fc1_bias, self.fc2_bias
+    fc1.layer_norm_weight, fc1.layer_norm_bias = self.layer_norm_weight, self.layer_norm_bias
+    fc1.weight, fc1.bias, fc2.weight, fc2.bias = self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias
     return fc2(ACTIVATIONS[self.activation](fc1(inp)))

@@ -27,20 +27,24 @@ def redirected() -> bool:
     try: return torch.empty(0, device="cuda").device.type == "npu"
     except (RuntimeError, AssertionError): return False  # what torch raises for a device type it was not built with
 
-# %% ../../nbs/shims/07_torch.ipynb #db2b3d76
+# %% ../../nbs/shims/07_torch.ipynb #3e9ddfad
 def owners() -> list[Any]:
     "Modules and classes that the redirection writes to"
-    names = ["torch", "torch.cuda", "torch.cuda.amp", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.amp.common", "torch.distributed",
-             "torch.distributed.distributed_c10d", "torch.distributed.device_mesh", "torch.amp", "torch.amp.autocast_mode", "torch.jit", "torch.utils.data",
-             "torch.utils.data.dataloader", "torch.profiler", "torch.nn.parallel", "torch.nn.parameter", "torch.serialization", "torch.utils._device"]
-    classes = [torch.Tensor, torch.nn.Module, torch.autocast, dist.ProcessGroup, dist.DeviceMesh, torch.utils.data.DataLoader, torch.nn.Parameter]
+    cuda = ["cuda", "cuda.amp", "cuda.memory", "cuda.random", "cuda.amp.common", "cuda.streams"]
+    other = ["distributed", "distributed.distributed_c10d", "distributed.device_mesh", "amp", "amp.autocast_mode", "jit", "utils.data",
+             "utils.data.dataloader", "profiler", "nn.parallel", "nn.parameter", "serialization", "utils._device"]
+    names = ["torch"] + [f"torch.{name}" for name in cuda + other]
+    classes = [torch.Tensor, torch.nn.Module, torch.autocast, dist.ProcessGroup, dist.DeviceMesh, torch.utils.data.DataLoader,
+               torch.nn.Parameter]
     return [importlib.import_module(name) for name in names] + classes
 
 def _redirect_needed() -> tuple[bool, str]:
     if not npu_type(): return False, "this process has no NPU"
-    if "megatron.core" in sys.modules: raise ShimError("megatron was imported before the redirection", "Call shims.bootstrap.bootstrap('trainer') first.")
+    if "megatron.core" in sys.modules:
+        raise ShimError("megatron was imported before the redirection", "Call shims.bootstrap.bootstrap('trainer') first.")
     return not redirected(), "torch.empty(0, device='cuda') is on the " + ("NPU already" if redirected() else "wrong device or fails")
 
+# %% ../../nbs/shims/07_torch.ipynb #febdc3b0
 def _redirect_install(patches: Patches) -> None:
     with patches.watch(owners()): importlib.import_module("torch_npu.contrib.transfer_to_npu")
     patches.item(sys.modules, "torch_npu.contrib.transfer_to_npu", sys.modules["torch_npu.contrib.transfer_to_npu"])
@@ -59,7 +63,7 @@ def simulated_cuda() -> None:
     for name, entry in registry.registry.entries.items():
         if name.startswith("torch."): registry.apply(name)
 
-# %% ../../nbs/shims/07_torch.ipynb #825230aa
+# %% ../../nbs/shims/07_torch.ipynb #95630bee
 def cuda_name(
     name: str,  # as Tensor.type() gives it
 ) -> str:       # with cuda for npu
@@ -71,6 +75,7 @@ def _types_needed() -> tuple[bool, str]:
     seen = torch.empty(0, device=npu_type()).type()
     return not seen.startswith("torch.cuda."), f"a float32 tensor says {seen}"
 
+# %% ../../nbs/shims/07_torch.ipynb #ecd7b620
 def _types_install(patches: Patches) -> None:
     original = torch.Tensor.type
     @functools.wraps(original)
@@ -79,9 +84,10 @@ def _types_install(patches: Patches) -> None:
         return original(self, dtype.replace("torch.cuda.", "torch.npu.") if isinstance(dtype, str) else dtype, non_blocking, **kwargs)
     patches.set(torch.Tensor, "type", type)
 
-# %% ../../nbs/shims/07_torch.ipynb #b6503dcc
+# %% ../../nbs/shims/07_torch.ipynb #0bf32a52
 TYPES = register(Shim(
-    name="torch.tensor_type_names", target="torch.Tensor.type", phase="device", needed=_types_needed, install=_types_install, verify=lambda: not _types_needed()[0],
+    name="torch.tensor_type_names", target="torch.Tensor.type", phase="device", needed=_types_needed, install=_types_install,
+    verify=lambda: not _types_needed()[0],
     reason="megatron-core's optimizers compare Tensor.type() with 'torch.cuda.FloatTensor' and raise TypeError for any other name",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L431"))
 
@@ -98,9 +104,10 @@ def _capability_install(patches: Patches) -> None:
     def get_device_capability(device: Any = None) -> tuple[int, int]: return original(device) or CAPABILITY
     patches.set(torch.cuda, "get_device_capability", get_device_capability)
 
-# %% ../../nbs/shims/07_torch.ipynb #f4f2d169
+# %% ../../nbs/shims/07_torch.ipynb #4b437afa
 CAPABLE = register(Shim(
-    name="torch.device_capability", target="torch.cuda.get_device_capability", phase="device", needed=_capability_needed, install=_capability_install,
+    name="torch.device_capability", target="torch.cuda.get_device_capability", phase="device", needed=_capability_needed,
+    install=_capability_install,
     verify=lambda: not _capability_needed()[0],
     reason="torch 2.13's dist.broadcast and Megatron index the capability of a cuda device; torch_npu's is None",
     link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py"))
@@ -134,13 +141,14 @@ def _custom_install(patches: Patches) -> None:
         wrapped = _for_npu(getattr(torch.amp, name))
         for owner in (torch.amp, torch.amp.autocast_mode): patches.set(owner, name, wrapped)
 
-# %% ../../nbs/shims/07_torch.ipynb #dfcf9997
+# %% ../../nbs/shims/07_torch.ipynb #4617b9b3
 CUSTOM = register(Shim(
-    name="torch.custom_fwd", target="torch.amp.custom_fwd", phase="device", needed=_custom_needed, install=_custom_install, verify=lambda: not _custom_needed()[0],
+    name="torch.custom_fwd", target="torch.amp.custom_fwd", phase="device", needed=_custom_needed, install=_custom_install,
+    verify=lambda: not _custom_needed()[0],
     reason="Megatron's linear layers name device_type='cuda': under autocast of the NPU their backward pass mixes float32 and bfloat16",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py#L68"))
 
-# %% ../../nbs/shims/07_torch.ipynb #f99b2298
+# %% ../../nbs/shims/07_torch.ipynb #179a1d04
 def uncompiled(
     model: Callable | None = None,  # function or module; None: called as a decorator with options
     **options: Any,                 # of torch.compile; unused
@@ -151,11 +159,14 @@ def uncompiled(
 def _compile_needed() -> tuple[bool, str]:
     if not npu_type(): return False, "this process has no NPU"
     first = next(iter(inspect.signature(torch.compile).parameters))
-    if first != "model": raise ShimError(f"torch.compile's first parameter is {first!r}, not 'model'", "Look whether the shim is still right.")
+    if first != "model":
+        raise ShimError(f"torch.compile's first parameter is {first!r}, not 'model'", "Look whether the shim is still right.")
     return torch.compile is not uncompiled, "Inductor generates no code for the NPU"
 
+# %% ../../nbs/shims/07_torch.ipynb #e895cb48
 COMPILE = register(Shim(
     name="torch.compile", target="torch.compile", phase="device", needed=_compile_needed, verify=lambda: torch.compile(len) is len,
     install=lambda patches: patches.set(torch, "compile", uncompiled),
-    reason="Inductor has no code generator for the NPU: what Megatron decorates at import fails at its first call, after seconds of importing the compiler",
+    reason="Inductor has no code generator for the NPU: what Megatron decorates at import fails at its first call, after seconds of "
+           "importing the compiler",
     link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/jit.py"))
