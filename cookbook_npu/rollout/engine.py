@@ -104,7 +104,7 @@ def choose(
         token_B = torch.where(possible_B, index_B, p_BV.argmax(-1))
     return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
 
-# %% ../../nbs/rollout/00_engine.ipynb #9bd84a05
+# %% ../../nbs/rollout/00_engine.ipynb #53667a93
 PauseMode = Literal["keep", "abort"]
 TAGS = ("weights", "kv_cache")
 
@@ -113,15 +113,24 @@ class Engine(Protocol):
     "A rollout engine"
     version: int  # version of the weights; 0 are those of the folder it was built from
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingConfig) -> list[Sample]: ...
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None: ...
-    def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]: ...
-    def pause(self, mode: PauseMode = "keep") -> None: ...
-    def resume(self) -> None: ...
-    def sleep(self, level: int = 2) -> None: ...
-    def wake(self, tags: Iterable[str] = TAGS) -> None: ...
-    def health(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+    def generate(self, requests: Sequence[Request], sampling: SamplingConfig) -> list[Sample]:
+        "One sample for each request, in their order"
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        "Replace all weights"
+    def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
+        "Checksums of the weights it holds"
+    def pause(self, mode: PauseMode = "keep") -> None:
+        "Stop generating"
+    def resume(self) -> None:
+        "Generate again"
+    def sleep(self, level: int = 2) -> None:
+        "Give the device memory back"
+    def wake(self, tags: Iterable[str] = TAGS) -> None:
+        "Take device memory again"
+    def health(self) -> dict[str, Any]:
+        "What it is doing"
+    def close(self) -> None:
+        "Give everything back"
 
 # %% ../../nbs/rollout/00_engine.ipynb #691e7179
 HOOKS = ("_generate", "_shapes", "_publish", "_checksums", "_sleep", "_wake", "_close")
@@ -142,7 +151,7 @@ class EngineBase:
         self._running = self._parked = False
         self._turn = threading.Condition()
 
-# %% ../../nbs/rollout/00_engine.ipynb #9695db65
+# %% ../../nbs/rollout/00_engine.ipynb #fa0bb685
 from fastcore.basics import patch
 
 REMEDY = {
@@ -164,9 +173,10 @@ def state(self: EngineBase) -> str:
 
 @patch
 def _require(self: EngineBase, verb: str, *states: str) -> None:
-    if self.state not in states: raise EngineError(f"{verb} while the engine is {self.state}", REMEDY.get(self.state, f"Allowed while {' or '.join(states)}."))
+    if self.state in states: return
+    raise EngineError(f"{verb} while the engine is {self.state}", REMEDY.get(self.state, f"Allowed while {' or '.join(states)}."))
 
-# %% ../../nbs/rollout/00_engine.ipynb #bb6b3c84
+# %% ../../nbs/rollout/00_engine.ipynb #92674463
 def check_requests(
     requests: Sequence[Request],  # what was asked for
     max_tokens: int | None,       # longest prompt plus response the model can hold; none: unknown
@@ -177,7 +187,8 @@ def check_requests(
         name, n = f"request {r.group_id}/{r.index}", len(r.prompt_ids)
         if not n: raise EngineError(f"{name} has an empty prompt", "Give at least one token.")
         if max_tokens and n + sampling.max_response_tokens > max_tokens:
-            raise EngineError(f"{name}: {n} prompt tokens + max_response_tokens {sampling.max_response_tokens} exceed the model's {max_tokens} positions",
+            raise EngineError(f"{name}: {n} prompt tokens + max_response_tokens {sampling.max_response_tokens} exceed "
+                              f"the model's {max_tokens} positions",
                               "Filter longer prompts (data.max_prompt_tokens) or lower sampling.max_response_tokens.")
 
 # %% ../../nbs/rollout/00_engine.ipynb #4efe4dd1
@@ -240,7 +251,7 @@ def _gate(self: EngineBase) -> bool:  # False: abort now
         self._parked = False
         return self._pause is None
 
-# %% ../../nbs/rollout/00_engine.ipynb #aff26d53
+# %% ../../nbs/rollout/00_engine.ipynb #add14771
 def check_weights(
     tensors: dict[str, Tensor],        # what is published
     shapes: dict[str, torch.Size],     # name -> shape of every weight of the model, tied ones once
@@ -250,9 +261,11 @@ def check_weights(
     for name, t in tensors.items():
         if name not in shapes and name not in tied: raise PublishError(f"{name} is not a weight of the model", nearest(name, shapes))
         want = shapes[tied.get(name, name)]
-        if t.shape != want: raise PublishError(f"{name} has shape {tuple(t.shape)}, the model's is {tuple(want)}", "Export the unsharded tensor.")
+        if t.shape != want:
+            raise PublishError(f"{name} has shape {tuple(t.shape)}, the model's is {tuple(want)}", "Export the unsharded tensor.")
     for name in shapes:
-        if name not in tensors: raise PublishError(f"{name} is missing from the publish ({len(tensors)} tensors came)", "Publish all weights at once.")
+        if name not in tensors:
+            raise PublishError(f"{name} is missing from the publish ({len(tensors)} tensors came)", "Publish all weights at once.")
     for name, twin in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[twin].to(tensors[name].device)):
             raise PublishError(f"{name} differs from {twin}, to which the model ties it", "Publish one of the two, or equal values.")
@@ -326,11 +339,12 @@ def wake(self: EngineBase,
         if new := set(tags) - self._resident: self._wake(new)
         self._resident |= set(tags)
 
-# %% ../../nbs/rollout/00_engine.ipynb #06837a7b
+# %% ../../nbs/rollout/00_engine.ipynb #54f0293e
 @patch
 def health(self: EngineBase) -> dict[str, Any]:  # engine, model, state, version, tokens, ...
     "What the engine is doing, for logs and checks"
-    return dict(engine=type(self).__name__, model=self.model, state=self.state, version=self.version, tokens=self.tokens, running=self._running)
+    return dict(engine=type(self).__name__, model=self.model, state=self.state, version=self.version, tokens=self.tokens,
+                running=self._running)
 
 @patch
 def close(self: EngineBase) -> None:

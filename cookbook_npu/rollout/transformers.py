@@ -190,13 +190,14 @@ def _publish(self: TransformersEngine, tensors: dict[str, Tensor]) -> None:
         w.copy_(source, non_blocking=True)
     self._synchronize()  # the caller may reuse its buckets
 
-# %% ../../nbs/rollout/01_transformers.ipynb #4c8eb50a
+# %% ../../nbs/rollout/01_transformers.ipynb #1a21ec4d
 @patch
 def _forward(self: TransformersEngine,
     ids_BT: Tensor, positions_BT: Tensor, mask: Tensor | None, cache: DynamicCache,
 ) -> Tensor:  # [B, V] logits of the next token
     "Run the model on new tokens; the cache grows by T columns"
-    out = self.net(input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    out = self.net(input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, past_key_values=cache, use_cache=True,
+                   logits_to_keep=1)
     return out.logits[:, -1]
 
 @patch

@@ -75,7 +75,7 @@ def prepare_environment(
         raise EngineError(f"PYTORCH_NPU_ALLOC_CONF={env['PYTORCH_NPU_ALLOC_CONF']} in a rollout process",
                           "vLLM's sleep mode cannot use expandable segments: set expandable_segments:False for rollout roles.")
 
-# %% ../../nbs/rollout/02_vllm.ipynb #e18d216f
+# %% ../../nbs/rollout/02_vllm.ipynb #d5bfa83b
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 def check_companions(
@@ -88,7 +88,8 @@ def check_companions(
         try: load(name)
         except (ImportError, OSError, RuntimeError) as e:
             raise EngineError(f"{name} does not load beside torch {torch.__version__}: {str(e).splitlines()[0]}",
-                              f"Install a build for this torch, or pip uninstall {' '.join(COMPANIONS)}: text models need none of them.") from e
+                              f"Install a build for this torch, or pip uninstall {' '.join(COMPANIONS)}: "
+                              "text models need none of them.") from e
 
 # %% ../../nbs/rollout/02_vllm.ipynb #ebb58a0d
 def read_header(
@@ -263,7 +264,7 @@ def _generate(self: VllmEngine, requests: list[Request], sampling: SamplingConfi
         if running := [key for key, r in made.items() if r.reason is None]: self._step_engine.abort_request(running)
     return [self._sample(q, r.ids, r.logprobs, r.versions, r.reason or "abort") for q, r in zip(requests, made.values())]
 
-# %% ../../nbs/rollout/02_vllm.ipynb #0d82fcd1
+# %% ../../nbs/rollout/02_vllm.ipynb #de05539e
 def reload(
     worker: Any,                        # vLLM worker
     weights: list[tuple[str, Tensor]],  # all weights, Hugging Face names
@@ -285,7 +286,8 @@ def _publish(self: VllmEngine, tensors: dict[str, Tensor]) -> None:
     if self.tensor_parallel > 1: self._received = {n: checksum(t) for n, t in weights}
     for name in self._tied if self.tensor_parallel == 1 else ():
         if self._checksums([name])[name] != checksum(tensors[self._tied[name]].to(self.dtype)):
-            raise PublishError(f"{name} still holds other values than {self._tied[name]} after a reload", "This vLLM build is not supported.")
+            raise PublishError(f"{name} still holds other values than {self._tied[name]} after a reload",
+                               "This vLLM build is not supported.")
 
 @patch
 def _shapes(self: VllmEngine) -> tuple[dict[str, torch.Size], dict[str, str]]: return self._sizes, self._tied
