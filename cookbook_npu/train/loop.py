@@ -6,7 +6,7 @@
 __all__ = ['Parts', 'make_requests', 'deal', 'generate', 'gather_rows', 'add_up', 'learn', 'publish', 'one_step', 'save',
            'evaluate', 'loop', 'alarm']
 
-# %% ../../nbs/train/06_loop.ipynb #450b0898
+# %% ../../nbs/train/06_loop.ipynb #05520389
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,15 +23,16 @@ from ..rollout.engine import Request, derive_seed
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
 from .batch import make_batch, rollout_metrics
+from .engines import Engines
 from .publish import verify
 
-# %% ../../nbs/train/06_loop.ipynb #26261d8c
+# %% ../../nbs/train/06_loop.ipynb #14493d1c
 @dataclass
 class Parts:
     "The living parts of a run"
     config: RunConfig            # the run
     trainer: Group               # trainer ranks
-    engines: Group               # rollout engines
+    engines: Engines             # rollout engines
     prompts: PromptDataset       # training prompts
     held_out: list[Prompt]       # evaluation prompts
     rewards: RewardPool          # grades samples

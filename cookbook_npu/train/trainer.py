@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #49218bdf
+# %% ../../nbs/train/03_trainer.ipynb #8ca10807
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from ..model.logprobs import packed_logprobs
 from ..model.megatron import export_weights, init_parallel, load_model
 from ..model.optimizer import build_optimizer
 from ..model.packing import pack, plan_micro_batches
+from ..shims import registry
 from .batch import Batch, columns, objective
 from .memory import HostCopy, Sleeper
 from .publish import Manifest, release, write
@@ -48,7 +49,7 @@ class Trainer:
         self.sleeper = Sleeper(self.acc, self._kept, self._dropped)
         self.manifest: Manifest | None = None
 
-# %% ../../nbs/train/03_trainer.ipynb #0746b486
+# %% ../../nbs/train/03_trainer.ipynb #95bb88e6
 from fastcore.basics import patch
 
 @patch
@@ -60,6 +61,11 @@ def _kept(self: Trainer) -> list[torch.Tensor]:
 def _dropped(self: Trainer) -> list[torch.Tensor]:
     "Gradient buffers: zeroed before each use anyway"
     return self.model.gradient_tensors()
+
+@patch
+def shims(self: Trainer) -> list[dict[str, str]]:  # name, target, phase, state, reason, ... of each
+    "What became of every shim in this process"
+    return registry.report()
 
 @patch(as_prop=True)
 def leads(self: Trainer) -> bool:
