@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from ..errors import BuildError, MissingError
 
-# %% ../../nbs/simulator/01_toolchain.ipynb #ec49f67c
+# %% ../../nbs/simulator/01_toolchain.ipynb #086ea6e7
 EXTENSION = "simulated_npu"  # name of the compiled Python module
-UNITS = {"hccl": "-O1", "autocast": "-O1", "kernels": "-O2", "fallback": "-O2", "runtime": "-O1", "memory": "-O2",
-         "bindings": "-O1", "ledger": "-O1", "faults": "-O1"}
+UNITS = {"hccl": "-O1", "autocast": "-O1", "npu": "-O2"}  # translation unit -> optimisation
 FLAGS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unused-function")
 LIBRARIES = ("-ltorch_cpu", "-lc10", "-ltorch_python", "-ltorch")
 

@@ -1,16 +1,14 @@
 // The Python module of the device. Plain C API: it compiles in a fraction of the time that pybind11 takes.
 #include <torch/csrc/Generator.h>
 #include "device.h"
-#include "fallback.h"
 #include "faults.h"
 #include "generator.h"
 #include "hccl.h"
 #include "memory.h"
+#include <c10/util/Exception.h>
 #include <exception>
 
 namespace npusim {
-void take_composite_operators();
-
 namespace {
 
 // Run a function that may throw; a C++ exception becomes a Python RuntimeError.
@@ -33,7 +31,9 @@ PyObject* py_configure(PyObject*, PyObject* args) {
   const char* session_file = nullptr;
   if (!PyArg_ParseTuple(args, "O!Ks", &PyTuple_Type, &ids, &bytes, &session_file)) return nullptr;
   Settings settings;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ids); ++i) settings.physical_ids.push_back(static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(ids, i))));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ids); ++i) {
+    settings.physical_ids.push_back(static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(ids, i))));
+  }
   settings.memory_bytes = bytes;
   settings.session_file = session_file;
   return guarded([&] {
@@ -83,7 +83,8 @@ PyObject* py_memory_stats(PyObject*, PyObject* index) {
 PyObject* py_memory_info(PyObject*, PyObject* index) {
   return guarded([&] {
     const int device = static_cast<int>(PyLong_AsLong(index));
-    return Py_BuildValue("(KK)", static_cast<unsigned long long>(memory_free(device)), static_cast<unsigned long long>(memory_total(device)));
+    const unsigned long long free = memory_free(device), total = memory_total(device);
+    return Py_BuildValue("(KK)", free, total);
   });
 }
 PyObject* py_reset_peak(PyObject*, PyObject* index) {

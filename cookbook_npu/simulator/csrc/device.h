@@ -30,4 +30,7 @@ void set_current_device_unchecked(int index) noexcept;  // for destructors
 inline int resolve_index(int index) { return index < 0 ? current_device() : index; }
 inline c10::Device npu(int index) { return c10::Device(kNpu, static_cast<c10::DeviceIndex>(resolve_index(index))); }
 
+int64_t fallback_count();            // operators that ran through the fallback so far
+void take_composite_operators();     // once, after PyTorch has registered all its operators
+
 }  // namespace npusim

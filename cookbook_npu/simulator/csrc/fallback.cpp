@@ -50,8 +50,8 @@ c10::Storage host_storage(c10::DataPtr data, size_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), /*resizable=*/true);
 }
 
-// Aliases are made and dropped for every operator, so their two objects are kept for the next one. A tensor that is made in inference mode
-// stays an inference tensor, hence two pools.
+// Aliases are made and dropped for every operator, so their two objects are kept for the next one. A tensor that is made in inference
+// mode stays an inference tensor, hence two pools.
 struct SpareAlias {
   at::Tensor tensor;
   c10::Storage storage;
@@ -60,7 +60,9 @@ thread_local c10::SmallVector<SpareAlias, 16> spare_aliases[2];
 constexpr size_t kMaxSpare = 16;
 
 c10::SmallVector<SpareAlias, 16>& spares() { return spare_aliases[c10::InferenceMode::is_enabled() ? 1 : 0]; }
-bool is_plain(const at::Tensor& tensor) { return !tensor.is_conj() && !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
+bool is_plain(const at::Tensor& tensor) {
+  return !tensor.is_conj() && !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
 
 // What the fallback must know of an operator, worked out once.
 struct Traits {
@@ -74,7 +76,8 @@ bool allows_host_arguments(const std::string& name) {
   static const std::unordered_set<std::string> names = {
       "aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put",
       "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate", "aten::tensor_split", "aten::_pack_padded_sequence",
-      "aten::repeat_interleave", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_", "aten::_foreach_copy_"};
+      "aten::repeat_interleave", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_",
+      "aten::_foreach_copy_"};
   return names.count(name) > 0;
 }
 
@@ -89,7 +92,8 @@ bool is_written(const c10::Argument& argument) {
 Traits work_out(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasKernelForDispatchKey(DispatchKey::CPU) || op.hasComputedKernelForDispatchKey(DispatchKey::CPU),
-                              "simulated NPU: operator ", schema.operator_name(), " has no CPU kernel, so the simulated device cannot run it");
+                              "simulated NPU: operator ", schema.operator_name(),
+                              " has no CPU kernel, so the simulated device cannot run it");
   Traits traits;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     traits.written.push_back(is_written(schema.arguments()[i]));
@@ -244,7 +248,8 @@ at::Tensor HostCall::to_device(at::Tensor tensor) {
                               "simulated NPU: only dense strided tensors exist on it; this operator returned layout ", tensor.layout());
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   for (const auto& alias : aliases_) {  // a view of an argument becomes a view on the device
-    if (alias.host.storage().unsafeGetStorageImpl() == storage) return tensor_over(alias.device.storage(), DispatchKey::PrivateUse1, tensor);
+    if (alias.host.storage().unsafeGetStorageImpl() != storage) continue;
+    return tensor_over(alias.device.storage(), DispatchKey::PrivateUse1, tensor);
   }
   if (storage->device_type() != kNpu) adopt_storage(storage, device_);
   return tensor_over(tensor.storage(), DispatchKey::PrivateUse1, tensor);

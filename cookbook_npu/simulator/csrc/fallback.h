@@ -42,6 +42,5 @@ class HostCall {
 };
 
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack);
-int64_t fallback_count();  // operator calls so far
 
 }  // namespace npusim

@@ -129,7 +129,8 @@ class HungWork final : public Work {
     const auto limit = timeout == kNoTimeout ? timeout_ : timeout;
     std::unique_lock<std::mutex> lock(mutex_);
     cv_.wait_for(lock, limit, [] { return false; });
-    TORCH_CHECK_WITH(DistBackendError, false, "hccl: ", operation_, " did not finish within ", limit.count(), " ms (simulated NPU, injected fault)");
+    TORCH_CHECK_WITH(DistBackendError, false, "hccl: ", operation_, " did not finish within ", limit.count(),
+                     " ms (simulated NPU, injected fault)");
     return false;
   }
   void synchronize() override { wait(); }
@@ -359,7 +360,8 @@ class ProcessGroupHCCL final : public Backend {
     return work;
   }
   static WorkPtr under_way(OpType type, WorkPtr inner, Tensors outputs, Tensors kept, std::function<void()> finish_up = nullptr) {
-    return c10::make_intrusive<HostWork>(type, std::vector<WorkPtr>{std::move(inner)}, std::move(outputs), std::move(kept), std::move(finish_up));
+    return c10::make_intrusive<HostWork>(type, std::vector<WorkPtr>{std::move(inner)}, std::move(outputs), std::move(kept),
+                                         std::move(finish_up));
   }
   static WorkPtr all_of(std::vector<WorkPtr> works, Tensors outputs) {
     return c10::make_intrusive<HostWork>(OpType::COALESCED, std::move(works), std::move(outputs), Tensors{}, nullptr);

@@ -38,7 +38,9 @@ constexpr c10::DispatchKeySet kNpuKey(c10::DispatchKey::PrivateUse1);
 
 c10::Device wanted_device(std::optional<c10::Device> device) { return npu(device ? device->index() : -1); }
 
-void refuse_pinned(std::optional<bool> pinned) { TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned, not npu tensors"); }
+void refuse_pinned(std::optional<bool> pinned) {
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned, not npu tensors");
+}
 
 Tensor empty(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<c10::Device> device,
              std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
@@ -135,7 +137,7 @@ int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& v
                          bool causal, std::optional<double> scale, bool grouped) {
   constexpr int64_t flash = 1, overrideable = 4, plain = 0;
   const bool mask_learns = mask && mask->defined() && mask->requires_grad();
-  if (mask_learns || grouped) return plain;  // the fused backward of the CPU has no gradient for either
+  if (mask_learns) return plain;  // the fused backward of the CPU has no gradient for the mask
   HostCall call;
   const auto host_mask = mask ? std::make_optional(call.to_host(*mask, false)) : std::nullopt;
   const auto choice = at::_fused_sdp_choice(call.to_host(query, false), call.to_host(key, false), call.to_host(value, false), host_mask,
@@ -261,7 +263,8 @@ void take_composite_operators() {
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
     const bool built_from_out = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
                                 op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
-    const bool per_tensor_loop = name.name.rfind("aten::_foreach_", 0) == 0 && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+    const bool per_tensor_loop = name.name.rfind("aten::_foreach_", 0) == 0 &&
+                                 op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
     if (!built_from_out && !per_tensor_loop) continue;
     const auto full_name = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());

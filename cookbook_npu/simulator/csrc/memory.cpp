@@ -42,7 +42,8 @@ std::string mebibytes(uint64_t bytes) { return c10::str(static_cast<double>(byte
   const auto free = memory.total > by_all ? memory.total - by_all : 0;
   TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", mebibytes(bytes), " (npu:", device, "; ",
                    mebibytes(memory.total), " total capacity; ", mebibytes(memory.stats.allocated), " already allocated; ",
-                   mebibytes(memory.stats.reserved), " reserved by this process; ", mebibytes(by_all - std::min(by_all, memory.stats.reserved)),
+                   mebibytes(memory.stats.reserved), " reserved by this process; ",
+                   mebibytes(by_all - std::min(by_all, memory.stats.reserved)),
                    " held by other processes; ", mebibytes(free), " free). This is a simulated NPU",
                    injected ? " and the failure an injected fault." : ": COOKBOOK_NPU_SIM_MEMORY sets its capacity in bytes.");
 }

@@ -111,11 +111,14 @@ class NpuGenerator final : public c10::GeneratorImpl {
  public:
   at::Generator host;
   explicit NpuGenerator(DeviceIndex index)
-      : GeneratorImpl(npu(index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), host(at::detail::createCPUGenerator(c10::default_rng_seed_val)) {}
+      : GeneratorImpl(npu(index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+        host(at::detail::createCPUGenerator(c10::default_rng_seed_val)) {}
   void set_current_seed(uint64_t seed) override { host.set_current_seed(seed); }
   uint64_t current_seed() const override { return host.current_seed(); }
   uint64_t seed() override { return host.seed(); }
-  void set_offset(uint64_t) override { TORCH_CHECK(false, "the generator of a simulated NPU has no Philox offset: use get_state() and set_state()"); }
+  void set_offset(uint64_t) override {
+    TORCH_CHECK(false, "the generator of a simulated NPU has no Philox offset: use get_state() and set_state()");
+  }
   uint64_t get_offset() const override { return 0; }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return host.get_state().getIntrusivePtr(); }
   void set_state(const c10::TensorImpl& state) override {
@@ -170,7 +173,8 @@ const at::Generator& default_generator(int device) {
 }
 
 at::Generator host_generator(const std::optional<at::Generator>& generator, c10::Device device) {
-  return generator && generator->defined() ? generator->get<NpuGenerator>()->host : default_generator(device.index()).get<NpuGenerator>()->host;
+  const auto& chosen = generator && generator->defined() ? *generator : default_generator(device.index());
+  return chosen.get<NpuGenerator>()->host;
 }
 
 void register_hooks() {
