@@ -55,7 +55,7 @@ def _total(metrics: Mapping[str, list[Any]]) -> str | None:
     times = [v for _, v in present(metrics, f"{TIME}step")]
     return duration(sum(times)) if times else None
 
-# %% ../../nbs/runs/04_report.ipynb #c3dba09f
+# %% ../../nbs/runs/04_report.ipynb #6e7c1c67
 def result_table(
     metrics: Mapping[str, list[Any]],       # columns of the run
     stack: Mapping[str, Any],               # content of stack.json
@@ -69,7 +69,6 @@ def result_table(
         ("steps", f"{done} of {steps}" if steps else f"{done}"),
         ("time in steps", _total(metrics)),
         ("mean step", f"{short(step)} s" if step is not None else None),
-        ("its phases", _phases(metrics)),
         ("tokens per second and device", short(rate) if rate is not None else None),
         ("largest trainer/engine log-prob difference", _largest(metrics, "train_rollout_logprob_abs_diff")),
         ("free device memory, before → after the trainer sleeps", _sleep(metrics)),
@@ -212,10 +211,11 @@ def write_report(
     write_atomic(folder.report, page)
     return folder.report
 
-# %% ../../nbs/runs/04_report.ipynb #450037da
+# %% ../../nbs/runs/04_report.ipynb #4994e82a
 def result_of(
     folder: Path | str,               # run folder
 ) -> list[tuple[str, str | None]]:    # (what, value); None: not measured
-    "The result table of a run, read from its folder"
+    "The result table of a run, read from its folder, with its phase times in one line"
     run = RunFolder.open(folder)
-    return result_table(load_metrics(run.path), _read_json(run.stack_file), run.config().num_steps)
+    metrics = load_metrics(run.path)
+    return [*result_table(metrics, _read_json(run.stack_file), run.config().num_steps), ("phases of a step", _phases(metrics))]
