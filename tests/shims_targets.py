@@ -44,8 +44,10 @@ def _model(config, layers):
     from megatron.core.transformer.module import Float16Module
 
     te = layers == "transformer_engine"
-    spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True) if te else get_gpt_layer_local_spec(
-        qk_layernorm=True, normalization="RMSNorm"
+    spec = (
+        get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
+        if te
+        else get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     )
     model = GPTModel(
         config,
