@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'join_pairs', 'find_recipe', 'check_names', 'resolve', 'check_files',
-           'check_folder', 'progress', 'execute', 'run', 'print_result', 'config', 'main', 'fail']
+           'check_folder', 'progress', 'execute', 'run', 'print_result', 'config', 'shims', 'main', 'fail']
 
 # %% ../nbs/99_cli.ipynb #38af3bb0
 import json
@@ -214,6 +214,18 @@ def config(
     "List every configuration key with its default and meaning; any of them goes into `overrides`."
     for key, meaning, default in describe():
         if contains in key: typer.echo(f"{key:36} {default!s:20} {meaning}")
+
+# %% ../nbs/99_cli.ipynb #9258d9ea
+@app.command()
+def shims(
+    simulate: Annotated[bool, typer.Option(help="Look at a trainer on the simulated NPU.")] = True,
+) -> None:
+    "Show every NPU adaptation and what became of it in a fresh trainer process."
+    from cookbook_npu.device import SIMULATE_ENV
+    from cookbook_npu.shims.bootstrap import look
+    from cookbook_npu.shims.registry import table
+    if simulate: os.environ[SIMULATE_ENV] = "1"
+    typer.echo(table(look("trainer")))
 
 # %% ../nbs/99_cli.ipynb #5d35e941
 def main() -> None:
