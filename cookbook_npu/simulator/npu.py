@@ -293,7 +293,7 @@ def set_capacity(
     "Only on the simulated NPU: another capacity for a device, in this process"
     _device.set_memory_total(_index(device), total)
 
-# %% ../../nbs/simulator/03_npu.ipynb #9777fd02
+# %% ../../nbs/simulator/03_npu.ipynb #60d0f070
 def memory_stats(
     device: Any = None,      # none: the current one
 ) -> OrderedDict[str, int]:  # the keys that programs read
@@ -305,7 +305,8 @@ def memory_stats(
         stats[f"{kind}_bytes.all.current"], stats[f"{kind}_bytes.all.peak"] = s[name], s[f"peak_{name}"]
     stats.update({"allocation.all.current": s["live_blocks"], "allocation.all.allocated": s["allocations"]})
     stats.update({"allocation.all.freed": s["frees"], "active.all.current": s["live_blocks"], "segment.all.current": s["reserved"] >> 21,
-                  "inactive_split_bytes.all.current": 0, "inactive_split_bytes.all.peak": 0, "num_alloc_retries": 0, "num_ooms": s["out_of_memory"]})
+                  "inactive_split_bytes.all.current": 0, "inactive_split_bytes.all.peak": 0, "num_alloc_retries": 0,
+                  "num_ooms": s["out_of_memory"]})
     return stats
 
 # %% ../../nbs/simulator/03_npu.ipynb #f3117e4f
