@@ -32,7 +32,7 @@ def exported(folder: Path) -> Path:
         if (ROOT / "cookbook_npu" / part).is_dir():
             shutil.copytree(ROOT / "cookbook_npu" / part, package / part)
     subprocess.run(
-        [sys.executable, "-c", "from nbdev.export import nbdev_export; nbdev_export()"], cwd=folder, check=True
+        [sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"], cwd=folder, check=True
     )
     return package
 
