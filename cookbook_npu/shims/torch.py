@@ -44,8 +44,10 @@ def _redirect_needed() -> tuple[bool, str]:
         raise ShimError("megatron was imported before the redirection", "Call shims.bootstrap.bootstrap('trainer') first.")
     return not redirected(), "torch.empty(0, device='cuda') is on the " + ("NPU already" if redirected() else "wrong device or fails")
 
-# %% ../../nbs/shims/07_torch.ipynb #febdc3b0
+# %% ../../nbs/shims/07_torch.ipynb #1573b156
 def _redirect_install(patches: Patches) -> None:
+    # `with torch.device(...)` knows factories by identity and remembers them at its first use: let it remember torch's own, not wrappers.
+    importlib.import_module("torch.utils._device")._device_constructors()
     with patches.watch(owners()): importlib.import_module("torch_npu.contrib.transfer_to_npu")
     patches.item(sys.modules, "torch_npu.contrib.transfer_to_npu", sys.modules["torch_npu.contrib.transfer_to_npu"])
 
