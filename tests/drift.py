@@ -71,7 +71,11 @@ def with_outputs() -> list[str]:
         if "checkpoint" not in p.name
     ]
     cells = {p: nbformat.read(p, as_version=4).cells for p in found}
-    return [str(p.relative_to(ROOT)) for p, cs in cells.items() if any(c.get("outputs") for c in cs)]
+    return [
+        str(p.relative_to(ROOT))
+        for p, cs in cells.items()
+        if any(c.get("outputs") or c.get("execution_count") for c in cs)
+    ]
 
 
 def main() -> int:
@@ -83,7 +87,7 @@ def main() -> int:
         "differs from nbs/index.ipynb (run `make export`)": []
         if (ROOT / "README.md").read_text(encoding="utf-8") == readme()
         else ["README.md"],
-        "carries outputs (run `nbstripout`)": with_outputs(),
+        "carries outputs (clear them: jupyter nbconvert --clear-output --inplace)": with_outputs(),
     }
     for why, names in wrong.items():
         for name in names:

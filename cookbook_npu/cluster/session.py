@@ -174,7 +174,7 @@ def _reachable(
     except OSError as e:
         raise MissingError(f"no Ray cluster answers at {address!r} ({e})", "Start one with `ray start --head`, or leave the address out.") from e
 
-# %% ../../nbs/cluster/01_session.ipynb #0a0810b6
+# %% ../../nbs/cluster/01_session.ipynb #ea54a5d4
 def _begin(ray: ModuleType, address: str | None, options: dict[str, Any]) -> None:
     "Start Ray or attach to it"
     if address: _reachable(address)
@@ -182,6 +182,8 @@ def _begin(ray: ModuleType, address: str | None, options: dict[str, Any]) -> Non
     except ConnectionError as e:
         raise MissingError(f"no Ray cluster answers at {address!r}", "Start one with `ray start --head`, or leave the address out.") from e
     except ValueError as e: raise DeviceError(f"Ray did not start: {e}", "Correct the visible devices or the number of devices.") from e
+    except Exception as e:  # Ray raises a bare Exception when its node does not come up in time; it goes on as ours
+        raise DeviceError(f"Ray did not start: {str(e).splitlines()[0]}", "The machine may be too busy: wait, or stop other jobs, and try again.") from e
 
 # %% ../../nbs/cluster/01_session.ipynb #314f1a20
 @patch

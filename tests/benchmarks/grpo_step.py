@@ -1,0 +1,417 @@
+"""A whole GRPO step of this library on the simulated NPU against TRL's GRPOTrainer on plain CPU PyTorch. Run by hand:
+
+    pip install trl==1.16.0
+    python tests/benchmarks/grpo_step.py [--sizes S M] [--repeats 7] [--steps 10]
+
+Both sides start from the same Hugging Face folder (a tiny random Qwen3), in float32, on one thread, and take the same
+step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end token), temperature 1, the same reward
+function, advantages centred by group (no division by the standard deviation: the two add different constants to it),
+clip 0.2/0.28, sequence mean, no KL term, gradient norm clipped at 1, AdamW with the same rates, no logging.
+
+- ours: the driver's own `one_step` in one process, with every phase that a run has: rollout with log-probs, sleep and
+  wake of trainer and engine, log-probs under the trainer, update, publish with checksums of every tensor.
+- TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights, so it has
+  nothing to publish or put to sleep; on-policy it skips the log-prob pass.
+
+The gate comes first. One rollout of ours goes through both sides; the gradients must agree (largest difference over
+largest entry), and so must the weights after one AdamW step (largest difference over the learning rate; looser, for
+Adam divides by the gradient). No timing is taken otherwise.
+
+Then both run in turns, each time in a fresh process. Printed: the median step of each side over the medians of all
+repeats, its spread over repeats, by processor time (the figure to trust on a busy machine) and by the clock; the ratio
+TRL / ours (above 1: ours is faster), also of each pair of neighbours; phases; start to first step done; peak memory.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TRL = "1.16.0"
+PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
+SIZES = {"S": {"layers": 2, "hidden": 64, "tokens": 32}, "M": {"layers": 4, "hidden": 256, "tokens": 128}}
+GRADIENT, UPDATE = 1e-6, 1e-2  # what the gate lets pass
+Task = dict[str, Any]
+
+
+def reward(ids: list[int]) -> float:
+    "Any function of the response will do; this one differs within every group"
+    return sum(i % 10 for i in ids) / (9 * len(ids))
+
+
+def used() -> dict[str, float]:
+    "Time and memory that this process has taken so far"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"cpu": time.process_time(), "clock": time.perf_counter(), "peak": peak}
+
+
+# ---------------------------------------------------------------------------------------------------------- ours
+
+
+class Prompts:
+    "The same prompts in the same order as the other side"
+
+    def __init__(self, task: Task):
+        from transformers import AutoTokenizer
+
+        from cookbook_npu.data.sample import Prompt
+
+        tokenizer, self.at = AutoTokenizer.from_pretrained(task["folder"]), 0
+        self.all = [
+            Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text)
+            for i, text in enumerate(task["prompts"])
+        ]
+
+    def next_batch(self, count: int) -> list:
+        self.at += count
+        return self.all[self.at - count : self.at]
+
+
+class Rewards:
+    def score(self, samples: list) -> list[float]:
+        return [reward(s.response_ids) for s in samples]
+
+
+def start_ours(task: Task) -> Any:
+    "A run as the driver knows it, both roles in this process, engines awake with the first weights"
+    import torch
+    from torch.utils import _device
+
+    _device._device_constructors()  # cached here, before names of torch are redirected: transformers needs the originals
+    from cookbook_npu.shims.bootstrap import bootstrap
+
+    bootstrap("trainer")
+    torch.set_num_threads(1)
+    from cookbook_npu.cluster.roles import LocalGroup
+    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.runs.metrics import Spans, Tracker
+    from cookbook_npu.train.loop import Parts, publish
+
+    longest = max(map(len, task["prompts"])) + task["tokens"]
+    overrides = {
+        "parallel.tensor": 1,
+        "placement.devices": 1,
+        "sampling.max_response_tokens": task["tokens"],
+        "algorithm.use_reference": False,
+        "algorithm.normalize_std": False,
+        "optim.beta2": 0.999,
+        "train.micro_batch_tokens": PROMPTS * SAMPLES * longest,
+        "output.save_samples": False,
+    }
+    config = qwen3_4b_colocate(
+        model=task["folder"],
+        prompts_per_step=PROMPTS,
+        samples_per_prompt=SAMPLES,
+        learning_rate=RATE,
+        num_steps=task["steps"] + 1,  # the last step of a run also saves
+        overrides=overrides,
+    )
+    roles = {"trainer": "cookbook_npu.train.trainer:Trainer", "rollout": "cookbook_npu.train.engines:EngineRole"}
+    kwargs = {"config": config, "hf_path": task["folder"]}
+    groups = [LocalGroup.create(name, role, kwargs=kwargs) for name, role in roles.items()]
+    groups[1].members[0].engine.stops = frozenset()
+    tracker = Tracker()
+    tracker.spans = Spans(clock=time.process_time)
+    run = Parts(config, *groups, Prompts(task), [], Rewards(), None, tracker, task["folder"])
+    publish(run)
+    tracker.spans.take()
+    return run
+
+
+def time_ours(task: Task) -> dict[str, Any]:
+    from cookbook_npu.runs.metrics import TIME
+    from cookbook_npu.train.loop import one_step
+
+    run, marks, phases = start_ours(task), [used()], []
+    for step in range(task["steps"]):
+        row = one_step(run, step)
+        phases.append({name.removeprefix(TIME): t for name, t in run.tracker.spans.take().items()})
+        marks.append(used())
+        if row["response_length_mean"] != task["tokens"]:
+            raise SystemExit(f"ours: responses of {row['response_length_mean']} tokens on average")
+    return {"marks": marks, "phases": phases}
+
+
+def gate_ours(task: Task) -> dict[str, Any]:
+    "One rollout, its gradient and the weights after one step, under Hugging Face names"
+    import torch
+
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.train.batch import make_batch
+    from cookbook_npu.train.loop import gather_rows, generate
+
+    run = start_ours(task)
+    c, trainer = run.config, run.trainer.members[0]
+    samples = generate(run, run.prompts.next_batch(PROMPTS), SAMPLES, 0)
+    run.engines.call("sleep")
+    run.trainer.call("wake")
+    batch = make_batch(samples, SAMPLES, c.algorithm, c.global_batch, task["tokens"])
+    batch.old_logprobs = gather_rows(run.trainer.call("logprobs", batch), len(batch))
+    trainer.forward_backward(batch, batch.steps[0])
+    weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
+    exported = lambda: {n: t.detach().cpu().clone() for n, t in export_weights(trainer.model)}  # noqa: E731
+    with torch.no_grad():  # gradients travel through the export as if they were weights: it only cuts and renames
+        for p in weights:
+            p.copy_(p.main_grad)
+        gradient = exported()
+        for p, value in weights.items():
+            p.copy_(value)
+    norm = trainer.optim_step()["grad_norm"]
+    tokens = [{"prompt": s.prompt_ids, "response": s.response_ids} for s in samples]
+    difference = max(
+        abs(a - b)
+        for s, row in zip(samples, batch.old_logprobs, strict=True)
+        for a, b in zip(s.logprobs, row, strict=True)
+    )
+    return {"tokens": tokens, "gradient": gradient, "weights": exported(), "norm": norm, "logprobs": float(difference)}
+
+
+# ----------------------------------------------------------------------------------------------------------- TRL
+
+
+def start_trl(task: Task, steps: int) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(
+        output_dir=task["output"],
+        max_steps=steps,
+        per_device_train_batch_size=PROMPTS * SAMPLES,
+        gradient_accumulation_steps=1,
+        num_generations=SAMPLES,
+        max_completion_length=task["tokens"],
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        beta=0.0,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_type="grpo",  # mean over the tokens of a sequence, then over sequences
+        scale_rewards="none",
+        shuffle_dataset=False,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"},
+        generation_kwargs={"eos_token_id": None},
+        report_to="none",
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    score = lambda completion_ids, **_: [reward(ids) for ids in completion_ids]  # noqa: E731
+    score.__name__ = "reward"
+    data = Dataset.from_dict({"prompt": task["prompts"]})
+    trainer = GRPOTrainer(task["folder"], reward_funcs=score, args=args, train_dataset=data)
+    trainer.eos_token_ids = [-1]  # no token ends a response
+    return trainer
+
+
+def time_trl(task: Task) -> dict[str, Any]:
+    from transformers import TrainerCallback
+
+    trainer = start_trl(task, task["steps"])
+    marks, phases, generate = [], [], trainer._generate_single_turn
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.process_time()
+        found = generate(*args, **kwargs)
+        phases.append({"rollout": time.process_time() - began})
+        if {len(ids) for ids in found[0]} != {task["tokens"]}:
+            raise SystemExit(f"TRL: responses of {sorted({len(ids) for ids in found[0]})} tokens")
+        return found
+
+    class Marks(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            marks.append(used())
+
+        on_step_end = on_train_begin
+
+    trainer._generate_single_turn = timed
+    trainer.add_callback(Marks())
+    trainer.train()
+    return {"marks": marks, "phases": phases}
+
+
+def gate_trl(task: Task) -> dict[str, Any]:
+    "Gradient and weights of the given rollout: everything of TRL's step but the sampling"
+    from transformers import TrainerCallback
+
+    trainer, gradient, prompts = start_trl(task, 1), {}, []
+
+    def given(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        prompts.extend(prompt_ids)
+        return [row["response"] for row in task["tokens_given"]], None
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            gradient.update({n: p.grad.detach().clone() for n, p in trainer.model.named_parameters()})
+
+    trainer._generate_single_turn = given
+    trainer.add_callback(Keep())
+    trainer.train()
+    if prompts != [row["prompt"] for row in task["tokens_given"]]:
+        raise SystemExit("TRL: other prompts than ours")
+    weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    return {"gradient": gradient, "weights": weights}
+
+
+# ------------------------------------------------------------------------------------------------------- the driver
+
+WORK = {"time-ours": time_ours, "time-trl": time_trl, "gate-ours": gate_ours, "gate-trl": gate_trl}
+
+
+def work(name: str, task_file: Path, result_file: Path) -> None:
+    "One side in its own process"
+    import torch
+
+    torch.save(WORK[name](json.loads(task_file.read_text())), result_file)
+
+
+def in_process(name: str, task: Task, folder: Path) -> dict[str, Any]:
+    "Run one side in a fresh process and read what it found"
+    import torch
+
+    (folder / "task.json").write_text(json.dumps(task))
+    ours = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"} if name.endswith("ours") else {}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")} | ours
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, __file__, "--work", name, str(folder / "task.json"), str(folder / "result.pt")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    return torch.load(folder / "result.pt", weights_only=False)
+
+
+def relative(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, str]:
+    "Largest difference over the largest entry, and the tensor it is in"
+    largest = max(float(t.abs().max()) for t in b.values())
+    worst, name = max((float((a[n] - t).abs().max()), n) for n, t in b.items())
+    return worst / largest, name
+
+
+def gate(task: Task, folder: Path) -> None:
+    "Both sides make the same of one rollout, or nothing is timed"
+    ours = in_process("gate-ours", task, folder)
+    theirs = in_process("gate-trl", task | {"tokens_given": ours["tokens"]}, folder)
+    # TRL's gradient is seen after clipping: undo it.
+    norm = ours["norm"]
+    clipped = {n: g / max(1.0, norm) for n, g in ours["gradient"].items() if n in theirs["gradient"]}
+    if missing := theirs["gradient"].keys() - clipped.keys():
+        raise SystemExit(f"gate: ours has no gradient of {sorted(missing)[0]}")
+    gradient, where = relative(clipped, theirs["gradient"])
+    update = max(float((ours["weights"][n] - w).abs().max()) for n, w in theirs["weights"].items()) / RATE
+    print(
+        f"  gate: gradients differ by {gradient:.1e} of the largest entry (in {where}; limit {GRADIENT:g}; norm {norm:.3f}), "
+        f"\n        weights after a step by {update:.1e} of the rate (limit {UPDATE:g}); "
+        f"log-probs of our engine and our trainer by {ours['logprobs']:.1e}"
+    )
+    if not (gradient < GRADIENT and update < UPDATE):
+        raise SystemExit("gate: the two sides do not take the same step; no timing means anything")
+
+
+def summary(result: dict[str, Any], warm: int) -> dict[str, Any]:
+    "Median step of one run, without the first steps"
+    marks = result["marks"]
+    steps = list(zip(marks[:-1], marks[1:], strict=True))[warm:]
+    middle = {kind: statistics.median(b[kind] - a[kind] for a, b in steps) for kind in ("cpu", "clock")}
+    phases = {n: statistics.median(p.get(n, 0.0) for p in result["phases"][warm:]) for n in result["phases"][-1]}
+    return middle | {"phases": phases, "start": marks[1]["cpu"], "peak": marks[-1]["peak"]}
+
+
+def show(runs: dict[str, list[dict[str, Any]]]) -> None:
+    over = lambda side, kind: [run[kind] for run in runs[side]]  # noqa: E731
+    for kind, label in (("cpu", "processor time"), ("clock", "clock")):
+        for side in runs:
+            found = over(side, kind)
+            print(
+                f"  {label:14s} {side:5s} {statistics.median(found) * 1e3:8.1f} ms a step"
+                f"   ({min(found) * 1e3:.1f} to {max(found) * 1e3:.1f} over {len(found)} runs)"
+            )
+        pairs = [b / a for a, b in zip(over("ours", kind), over("TRL", kind), strict=True)]
+        ratio = statistics.median(over("TRL", kind)) / statistics.median(over("ours", kind))
+        print(f"  {label:14s} TRL / ours {ratio:.2f}   (pairs {min(pairs):.2f} to {max(pairs):.2f})")
+    for side, found in runs.items():
+        names = found[0]["phases"]
+        parts = {n: statistics.median(run["phases"][n] for run in found) for n in names}
+        parts["rest"] = statistics.median(over(side, "cpu")) - sum(parts.values())
+        print(
+            f"  phases {side:5s} (ms of processor time): " + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items())
+        )
+    for side in runs:
+        start, peak = statistics.median(over(side, "start")), statistics.median(over(side, "peak"))
+        print(
+            f"  {side:5s} start to first step done {start:.1f} s of processor time, peak memory {peak / 2**20:.0f} MiB"
+        )
+
+
+def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
+    from cookbook_npu.config import TinyConfig
+    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+
+    s = SIZES[size]
+    tiny = TinyConfig(hidden_size=s["hidden"], num_layers=s["layers"], ffn_size=3 * s["hidden"], init_std=0.1)
+    steps = args.warm + args.steps
+    task = {
+        "folder": str(build_tiny(tiny, build_tokenizer(), folder / f"model_{size}", 0)),
+        "output": str(folder / "trl"),
+        "tokens": s["tokens"],
+        "steps": steps,
+        "prompts": [f"{37 * i % 113}+{53 * i % 97}=" for i in range(1, PROMPTS * steps + 1)],
+    }
+    print(
+        f"{size}: {s['layers']} layers x {s['hidden']}, {PROMPTS} prompts x {SAMPLES} samples x {s['tokens']} tokens",
+        flush=True,
+    )
+    gate(task, folder)
+    runs: dict[str, list] = {"ours": [], "TRL": []}
+    for _ in range(args.repeats):
+        for side in runs:
+            runs[side].append(summary(in_process(f"time-{side.lower()}", task, folder), args.warm))
+    show(runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["S"], help="models to compare (default: S)")
+    parser.add_argument("--repeats", type=int, default=7, help="fresh processes of each side (default: 7)")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of a process (default: 10)")
+    parser.add_argument("--warm", type=int, default=3, help="steps before them, not counted (default: 3)")
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        return work(args.work[0], Path(args.work[1]), Path(args.work[2]))
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    if installed.get("trl") != TRL:
+        found = f"trl {installed['trl']} is installed" if "trl" in installed else "trl is not installed"
+        sys.exit(f"{found}: this comparison is written for trl {TRL}. pip install trl=={TRL}")
+    versions = ", ".join(f"{name} {installed[name]}" for name in ("torch", "transformers", "megatron-core", "trl"))
+    print(f"ours: simulated NPU (one device, TP 1); TRL: CPU. Float32, one thread. {versions}")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in args.sizes:
+            compare(size, args, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
