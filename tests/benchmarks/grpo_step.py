@@ -117,7 +117,6 @@ def start_ours(task: Task) -> Any:
     roles = {"trainer": "cookbook_npu.train.trainer:Trainer", "rollout": "cookbook_npu.train.engines:EngineRole"}
     kwargs = {"config": config, "hf_path": task["folder"]}
     groups = [LocalGroup.create(name, role, kwargs=kwargs) for name, role in roles.items()]
-    groups[1].members[0].engine.stops = frozenset()
     tracker = Tracker()
     tracker.spans = Spans(clock=time.process_time)
     run = Parts(config, *groups, Prompts(task), [], Rewards(), None, tracker, task["folder"])
@@ -365,16 +364,25 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
         )
 
 
-def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
+def build(size: str, folder: Path) -> Path:
+    "The tiny model, without an end token and without the padding token, whose embedding transformers does not train"
     from cookbook_npu.config import TinyConfig
     from cookbook_npu.data.tokens import build_tokenizer
-    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.model.tiny import hf_config, random_model
 
-    s = SIZES[size]
+    s, tokenizer = SIZES[size], build_tokenizer()
     tiny = TinyConfig(hidden_size=s["hidden"], num_layers=s["layers"], ffn_size=3 * s["hidden"], init_std=0.1)
-    steps = args.warm + args.steps
+    config = hf_config(tiny, tokenizer)
+    config.eos_token_id = config.pad_token_id = None
+    random_model(config, 0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
+    s, steps = SIZES[size], args.warm + args.steps
     task = {
-        "folder": str(build_tiny(tiny, build_tokenizer(), folder / f"model_{size}", 0)),
+        "folder": str(build(size, folder / f"model_{size}")),
         "output": str(folder / "trl"),
         "tokens": s["tokens"],
         "steps": steps,
