@@ -44,7 +44,7 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe end to end
 	$(BIN)/python tests/drift.py
 	$(BIN)/ruff check tests
-	$(BIN)/nbdev_test --n_workers 2 --do_print
+	$(BIN)/python tests/notebooks.py
 	$(BIN)/python -m pytest
 
 quick: $(VENV)/.test ## the tests that take seconds

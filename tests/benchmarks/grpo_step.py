@@ -366,10 +366,13 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
 
 def build(size: str, folder: Path) -> Path:
     "The tiny model, without an end token and without the padding token, whose embedding transformers does not train"
+    from transformers.utils import logging
+
     from cookbook_npu.config import TinyConfig
     from cookbook_npu.data.tokens import build_tokenizer
     from cookbook_npu.model.tiny import hf_config, random_model
 
+    logging.disable_progress_bar()
     s, tokenizer = SIZES[size], build_tokenizer()
     tiny = TinyConfig(hidden_size=s["hidden"], num_layers=s["layers"], ffn_size=3 * s["hidden"], init_std=0.1)
     config = hf_config(tiny, tokenizer)
