@@ -31,9 +31,7 @@ def exported(folder: Path) -> Path:
     for part in HAND_WRITTEN:
         if (ROOT / "cookbook_npu" / part).is_dir():
             shutil.copytree(ROOT / "cookbook_npu" / part, package / part)
-    subprocess.run(
-        [sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"], cwd=folder, check=True
-    )
+    subprocess.run([sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"], cwd=folder, check=True)
     return package
 
 
@@ -64,18 +62,9 @@ def readme() -> str:
 
 def with_outputs() -> list[str]:
     "Committed notebooks that carry outputs"
-    found = [
-        p
-        for folder in ("nbs", "recipes")
-        for p in sorted((ROOT / folder).rglob("*.ipynb"))
-        if "checkpoint" not in p.name
-    ]
+    found = [p for folder in ("nbs", "recipes") for p in sorted((ROOT / folder).rglob("*.ipynb")) if "checkpoint" not in p.name]
     cells = {p: nbformat.read(p, as_version=4).cells for p in found}
-    return [
-        str(p.relative_to(ROOT))
-        for p, cs in cells.items()
-        if any(c.get("outputs") or c.get("execution_count") for c in cs)
-    ]
+    return [str(p.relative_to(ROOT)) for p, cs in cells.items() if any(c.get("outputs") or c.get("execution_count") for c in cs)]
 
 
 def main() -> int:

@@ -39,9 +39,7 @@ def main() -> int:
             if not passed:
                 failed.append(name)
                 print(output, flush=True)
-    print(
-        f"notebooks: {len(found) - len(failed)} passed, {len(failed)} failed {[str(f) for f in failed] if failed else ''}"
-    )
+    print(f"notebooks: {len(found) - len(failed)} passed, {len(failed)} failed {[str(f) for f in failed] if failed else ''}")
     return int(bool(failed) or not found)
 
 

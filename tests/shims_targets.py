@@ -97,9 +97,7 @@ def train(
     init(tensor)
     dtype = getattr(torch, dtype)
     config = _config(tensor, sequence, recompute, dtype, dropout, fusion)
-    ddp = DistributedDataParallel(
-        config, DistributedDataParallelConfig(use_distributed_optimizer=True), _model(config, layers)
-    )
+    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), _model(config, layers))
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1e-2,

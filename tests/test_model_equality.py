@@ -229,9 +229,7 @@ def results(tmp_path_factory) -> list[dict]:
     return run_ranks(f"{__file__}:both_layouts", 2, {"root": str(root)}, timeout=300, bootstrap="trainer")
 
 
-cases = pytest.mark.parametrize(
-    "case", [(layout, family) for layout in LAYOUTS for family in FAMILIES], ids=lambda c: "-".join(c)
-)
+cases = pytest.mark.parametrize("case", [(layout, family) for layout in LAYOUTS for family in FAMILIES], ids=lambda c: "-".join(c))
 
 
 @cases

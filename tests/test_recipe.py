@@ -52,9 +52,7 @@ def test_a_run_leaves_everything_behind(folder):
     assert [r["step"] for r in rows] == [0, 1, 2]
     assert all(name in rows[1] for name in SEED_METRICS), sorted(set(SEED_METRICS) - set(rows[1]))
     assert all(f"time/{phase}" in rows[1] for phase in PHASES), sorted(rows[1])
-    assert rows[1]["kl_loss"] == 0 and rows[1]["ppo_kl"] == 0, (
-        "on the first step actor and reference are the same weights"
-    )
+    assert rows[1]["kl_loss"] == 0 and rows[1]["ppo_kl"] == 0, "on the first step actor and reference are the same weights"
     assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
     assert rows[2]["memory/free_after_sleep"] > rows[2]["memory/free_before_sleep"]
     assert len((folder / "samples/step_000000.jsonl").read_text().splitlines()) == 16
@@ -90,10 +88,7 @@ def test_the_same_seed_repeats_bitwise(folder, tmp_path):
 
 
 def test_gsm8k_records_run_through(tmp_path):
-    lines = [
-        {"question": f"Tom has {n} apples and buys {n}. How many?", "answer": f"{n}+{n}.\n#### {2 * n}"}
-        for n in range(1, 9)
-    ]
+    lines = [{"question": f"Tom has {n} apples and buys {n}. How many?", "answer": f"{n}+{n}.\n#### {2 * n}"} for n in range(1, 9)]
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     folder = tiny_run(tmp_path / "runs", "-p", "prompt_data", str(data))

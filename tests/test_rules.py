@@ -65,9 +65,7 @@ def test_public_parameters_are_annotated(path):
     for name, node, _ in functions(path):
         if name.startswith("_"):
             continue
-        args = [
-            a for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs if a.arg not in ("self", "cls")
-        ]
+        args = [a for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs if a.arg not in ("self", "cls")]
         bare = [a.arg for a in args if a.annotation is None]
         assert not bare, f"{name}({', '.join(bare)}) lacks annotations"
 

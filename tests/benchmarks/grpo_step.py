@@ -65,10 +65,7 @@ class Prompts:
         from cookbook_npu.data.sample import Prompt
 
         tokenizer, self.at = AutoTokenizer.from_pretrained(task["folder"]), 0
-        self.all = [
-            Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text)
-            for i, text in enumerate(task["prompts"])
-        ]
+        self.all = [Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text) for i, text in enumerate(task["prompts"])]
 
     def next_batch(self, count: int) -> list:
         self.at += count
@@ -166,9 +163,7 @@ def gate_ours(task: Task) -> dict[str, Any]:
     norm = trainer.optim_step()["grad_norm"]
     tokens = [{"prompt": s.prompt_ids, "response": s.response_ids} for s in samples]
     difference = max(
-        abs(a - b)
-        for s, row in zip(samples, batch.old_logprobs, strict=True)
-        for a, b in zip(s.logprobs, row, strict=True)
+        abs(a - b) for s, row in zip(samples, batch.old_logprobs, strict=True) for a, b in zip(s.logprobs, row, strict=True)
     )
     return {"tokens": tokens, "gradient": gradient, "weights": exported(), "norm": norm, "logprobs": float(difference)}
 
@@ -354,14 +349,10 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
         names = found[0]["phases"]
         parts = {n: statistics.median(run["phases"][n] for run in found) for n in names}
         parts["rest"] = statistics.median(over(side, "cpu")) - sum(parts.values())
-        print(
-            f"  phases {side:5s} (ms of processor time): " + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items())
-        )
+        print(f"  phases {side:5s} (ms of processor time): " + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items()))
     for side in runs:
         start, peak = statistics.median(over(side, "start")), statistics.median(over(side, "peak"))
-        print(
-            f"  {side:5s} start to first step done {start:.1f} s of processor time, peak memory {peak / 2**20:.0f} MiB"
-        )
+        print(f"  {side:5s} start to first step done {start:.1f} s of processor time, peak memory {peak / 2**20:.0f} MiB")
 
 
 def build(size: str, folder: Path) -> Path:

@@ -43,8 +43,7 @@ def fastest(work: Callable[[], object], calls: int, repeats: int) -> float:
 
 def small_operators() -> None:
     tensors = {
-        d: (torch.randn(4, 4, device=d), torch.randn(4, 4, device=d), torch.tensor([0, 1], device=d))
-        for d in ("cpu", "npu")
+        d: (torch.randn(4, 4, device=d), torch.randn(4, 4, device=d), torch.tensor([0, 1], device=d)) for d in ("cpu", "npu")
     }
     with torch.no_grad():
         for name, operator in OPERATORS.items():
@@ -58,9 +57,7 @@ def training_step(device: str) -> tuple[Callable[[], None], int]:
     torch.manual_seed(0)
     sizes = {"hidden_size": 384, "num_hidden_layers": 8, "vocab_size": 8192, "intermediate_size": 1024}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, max_position_embeddings=512, tie_word_embeddings=True)).to(
-        device
-    )
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, max_position_embeddings=512, tie_word_embeddings=True)).to(device)
     optimizer, ids = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(0, 8192, (2, 128)).to(device)
 
     def step() -> None:

@@ -107,9 +107,7 @@ def check_complex():
     on_both(lambda t: t.conj().t() @ t, z, tolerance=1e-5)
     on_both(lambda t: (t.conj() * 2).imag, z, tolerance=1e-5)
     on_both(lambda t: torch.view_as_real(t.conj().resolve_conj()), z, tolerance=1e-5)
-    assert torch.equal(z.npu().conj().t()[1:].cpu(), z.conj().t()[1:]), (
-        "a view of a lazy conjugate lost the conjugation"
-    )
+    assert torch.equal(z.npu().conj().t()[1:].cpu(), z.conj().t()[1:]), "a view of a lazy conjugate lost the conjugation"
     assert torch.equal(torch._neg_view(z.real.npu())[1].cpu(), -z.real[1])
     on_both(lambda t: torch.complex(t, -t).abs(), torch.rand(5) + 1, tolerance=1e-6)
     a = torch.zeros(3, 4, dtype=torch.complex64, device="npu")
