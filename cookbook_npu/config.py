@@ -137,7 +137,7 @@ class OptimConfig(Config):
     eps: float = Field(1e-8, gt=0, description="Adam epsilon")
     clip_grad: float = Field(1.0, ge=0, description="global gradient-norm clip; 0 is off")
 
-# %% ../nbs/01_config.ipynb #7acff707
+# %% ../nbs/01_config.ipynb #2bd2e15c
 class TrainConfig(Config):
     "The optimizer step and its memory"
     global_batch: int | None = Field(None, gt=0, description="samples of one optimizer step; none: the whole rollout")
@@ -153,7 +153,8 @@ class WarmStartConfig(Config):
     learning_rate: float = Field(5e-3, gt=0, description="peak learning rate of those steps, decaying to zero")
     noisy_steps: int = Field(30, ge=0, description="steps after them on demonstrations of mixed quality")
     noisy_learning_rate: float = Field(3e-4, gt=0, description="learning rate of the mixed-quality steps")
-    corrupt: float = Field(0.6, ge=0, lt=1, description="share of mixed-quality demonstrations whose answer is random digits")
+    corrupt: float = Field(0.7, ge=0, lt=1, description="share of mixed-quality demonstrations whose answer is random digits")
+    seed: int = Field(0, ge=0, description="seed of the tiny model and its demonstrations; not the run's, so that all runs share one start")
 
 # %% ../nbs/01_config.ipynb #9afc0d35
 class PlacementConfig(Config):

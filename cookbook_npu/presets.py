@@ -53,9 +53,9 @@ _QWEN3_4B = {
     "cuda": dict(parallel=dict(tensor=1), placement=dict(devices=1), rollout=dict(engine="vllm", devices_per_engine=1, memory_utilization=0.35)),
     "laptop": dict(parallel=dict(tensor=2), placement=dict(devices=2, call_timeout_s=300), rollout=dict(engine="transformers", devices_per_engine=1))}
 
-# %% ../nbs/03_presets.ipynb #fd0f3bca
+# %% ../nbs/03_presets.ipynb #4066f1e3
 _TINY_ARITHMETIC = dict(
-    num_steps=40, model=dict(dtype="float32", tiny=dict(hidden_size=64, num_layers=2, ffn_size=192, init_std=0.1)), warm_start=dict(steps=500, noisy_steps=60, corrupt=0.7),
+    num_steps=40, model=dict(dtype="float32", tiny=dict(hidden_size=64, num_layers=2, ffn_size=192, init_std=0.1)), warm_start=dict(steps=600, noisy_steps=45),
     train=dict(micro_batch_tokens=4096),
     optim=dict(learning_rate=3e-4, weight_decay=0.0), sampling=dict(max_response_tokens=4), data=dict(max_prompt_tokens=512, task={"level": 2}),
     rollout=dict(prompts_per_step=32, samples_per_prompt=8, eval_every=10))

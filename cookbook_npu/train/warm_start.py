@@ -24,7 +24,7 @@ from ..data.tokens import build_tokenizer
 from ..device import accelerator
 from ..model.tiny import build_tiny
 
-# %% ../../nbs/train/05_warm_start.ipynb #4ad9b301
+# %% ../../nbs/train/05_warm_start.ipynb #057fb6c6
 def cache_root() -> Path:  # $COOKBOOK_NPU_CACHE or ~/.cache/cookbook_npu
     "Folder of everything that can be made again"
     return Path(os.environ.get("COOKBOOK_NPU_CACHE") or Path.home()/".cache"/"cookbook_npu")
@@ -36,7 +36,7 @@ def warm_folder(
 ) -> Path:              # folder of the tiny model, warm-started if the configuration asks for it
     "Where the first weights of a run without a model folder are kept"
     facts = {"rules": RULES, "tiny": config.model.tiny.model_dump(), "warm": config.warm_start.model_dump(),
-             "task": config.data.task if config.warm_start.steps else None, "seed": config.seed, "torch": torch.__version__}
+             "task": config.data.task if config.warm_start.steps else None, "torch": torch.__version__}
     return cache_root()/"warm_start"/hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 # %% ../../nbs/train/05_warm_start.ipynb #c92bf769
@@ -51,7 +51,7 @@ def collate(
     row = lambda p, a, fill, head: head + a + [fill] * (width - len(p) - len(a))
     return (torch.tensor([row(p, a, pad, p) for p, a in demos]), torch.tensor([row(p, a, IGNORE, [IGNORE] * len(p)) for p, a in demos]))
 
-# %% ../../nbs/train/05_warm_start.ipynb #21dbcbad
+# %% ../../nbs/train/05_warm_start.ipynb #81757c79
 Pairs = Iterator[tuple[Tensor, Tensor]]  # endless (ids_BT, labels_BT)
 
 def batches(
@@ -61,7 +61,7 @@ def batches(
 ) -> Pairs:             # endless
     "Batches of demonstrations, each answer followed by the end token"
     ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
-    stream = demonstrations(build_task(config.data.task), corrupt, config.seed)
+    stream = demonstrations(build_task(config.data.task), corrupt, config.warm_start.seed)
     while True:
         demos = [next(stream) for _ in range(config.warm_start.batch)]
         yield collate([(ids(p), ids(a) + [tokenizer.eos_token_id]) for p, a in demos], tokenizer.pad_token_id)
@@ -116,7 +116,7 @@ class WarmStart:
             if not target.exists(): os.rename(Path(aside)/"model", target)
         return str(target), loss
 
-# %% ../../nbs/train/05_warm_start.ipynb #f64ec271
+# %% ../../nbs/train/05_warm_start.ipynb #27120f58
 from fastcore.basics import patch
 
 @patch
@@ -124,10 +124,10 @@ def _make(self: WarmStart, folder: Path) -> float:
     "Build the tiny model in `folder` and teach it there"
     from transformers import AutoModelForCausalLM
     tokenizer = build_tokenizer()
-    build_tiny(self.config.model.tiny, tokenizer, folder, self.config.seed)
+    build_tiny(self.config.model.tiny, tokenizer, folder, self.config.warm_start.seed)
     loss, warm = float("nan"), self.config.warm_start
     if warm.steps:
-        accelerator().seed(self.config.seed)
+        accelerator().seed(warm.seed)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device)
         streams = [batches(self.config, tokenizer, corrupt) for corrupt in (0.0, warm.corrupt)]
         loss = supervise(model, *streams, warm, lambda step, loss: print(f"warm start {step}/{warm.steps} loss {loss:.3f}", flush=True))
