@@ -158,3 +158,14 @@ def test_a_killed_driver_takes_its_workers_with_it():
     slow = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # these two notice after a minute
     _, alive = psutil.wait_procs([p for p in started if names[p.pid] not in slow], timeout=20)
     assert not alive, [p.cmdline() for p in alive]
+
+
+def test_ray_counts_simulated_npus_by_itself():
+    code = (
+        "from cookbook_npu import simulator; simulator.register_acl(); import sys; "
+        "from ray._private.accelerators.npu import NPUAcceleratorManager as npu; "
+        "print(npu.get_current_node_num_accelerators(), npu.get_current_node_accelerator_type(), 'torch' in sys.modules)"
+    )
+    env = os.environ | {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "4"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4", "Ascend910B1", "False"]
