@@ -72,15 +72,15 @@ def leads(self: Trainer) -> bool:
     "Whether this rank speaks for its copy of the model"
     return self.layout.tensor_rank == 0
 
-# %% ../../nbs/train/03_trainer.ipynb #49aca05c
+# %% ../../nbs/train/03_trainer.ipynb #8298cdf1
 @patch
 def micro_batches(self: Trainer,
     batch: Batch,          # the whole batch
     rows: Sequence[int],   # rows to work on
 ) -> list[list[int]]:      # rows of each micro-batch of this rank
     "This rank's share of some rows, cut by the token budget"
-    lengths = [batch.lengths[i] for i in rows]
-    plan = plan_micro_batches(lengths, self.config.train.micro_batch_tokens, self.layout.data_size)
+    lengths = batch.lengths
+    plan = plan_micro_batches([lengths[i] for i in rows], self.config.train.micro_batch_tokens, self.layout.data_size)
     return [[rows[i] for i in part] for part in plan[self.layout.data_rank]]
 
 @patch
