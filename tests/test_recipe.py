@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.runs.metrics import is_timing
-
 ROOT = Path(__file__).resolve().parent.parent
 PHASES = ("rollout", "ref_logprobs", "logprobs", "actor_train", "sleep", "wake_up", "update_weights", "step")
 SEED_METRICS = (
@@ -82,8 +80,9 @@ def test_the_same_seed_repeats_bitwise(folder, tmp_path):
     again = tiny_run(tmp_path / "runs")
 
     def steady(rows):
-        # times and memory peaks measure the machine: buffers of asynchronous collectives are freed when their thread gets to it
-        return [{k: v for k, v in r.items() if not is_timing(k)} for r in rows]
+        # the peak alone varies: gloo's thread frees the buffers of a collective a little later or earlier
+        raced = "memory/trainer_peak"
+        return [{k: v for k, v in r.items() if not k.startswith("time/") and "per_s" not in k and k != raced} for r in rows]
 
     assert steady(records(again)) == steady(records(folder))
     for name in ("step_000000.jsonl", "step_000001.jsonl"):
