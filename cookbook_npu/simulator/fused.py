@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from ..errors import ConfigError
 
-# %% ../../nbs/simulator/04_fused.ipynb #7416985c
+# %% ../../nbs/simulator/04_fused.ipynb #68a2786b
 def npu_rms_norm(
     input: Tensor,            # last dimension H
     gamma: Tensor,            # scale, of size H
@@ -22,7 +22,7 @@ def npu_rms_norm(
     "Root-mean-square norm"
     wide = input.float()
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    return (wide * rstd).to(input.dtype) * gamma, rstd
+    return (wide * rstd * gamma.float()).to(input.dtype), rstd
 
 # %% ../../nbs/simulator/04_fused.ipynb #0be3e1e3
 def npu_swiglu(
@@ -74,14 +74,33 @@ def _layout_back(x: Tensor, layout: str) -> Tensor:
     if layout == "BSH": return x.transpose(1, 2).flatten(2)
     return x.permute(2, 0, 1, 3).flatten(2)
 
-# %% ../../nbs/simulator/04_fused.ipynb #e94874ee
-def _hidden_positions(mask: Tensor | None, sparse_mode: int, queries: int, keys: int, device: torch.device) -> Tensor | None:
-    "True where a query must not look; modes 2 and 3 mean causal, aligned at the start or at the end"
-    if sparse_mode in (2, 3):
-        shift = keys - queries if sparse_mode == 3 else 0
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + shift)
-    if sparse_mode in (0, 1): return None if mask is None else mask.bool()
-    raise ConfigError(f"sparse_mode {sparse_mode} is not simulated", "Use 0 or 1 with a mask, 2 or 3 for causal attention.")
+# %% ../../nbs/simulator/04_fused.ipynb #278b8ece
+_COMPRESSED = (2048, 2048)  # shape of the mask that modes 2 to 4 want
+
+def _check_mask(mask: Tensor | None, sparse_mode: int, shape: tuple[int, int, int, int]) -> None:
+    "Raise `ConfigError` for a mask that the kernel would not take; `shape` is B, N, S (queries), S (keys)"
+    B, N, S, K = shape
+    if sparse_mode not in range(5): raise ConfigError(f"sparse_mode {sparse_mode} is not simulated", "Use 0 to 4.")
+    if mask is not None and mask.dtype not in (torch.bool, torch.uint8):
+        raise ConfigError(f"atten_mask has the type {mask.dtype}", "Give bool or uint8, true where a query must not look.")
+    found = None if mask is None else tuple(mask.shape)
+    if sparse_mode in (2, 3, 4) and found != _COMPRESSED:
+        raise ConfigError(f"sparse_mode {sparse_mode} got an atten_mask of shape {found}", "It takes the compressed mask, 2048 x 2048.")
+    whole = ((B, N, S, K), (B, 1, S, K), (1, 1, S, K), (S, K))
+    if sparse_mode in (0, 1) and found not in (*whole, *([None] if sparse_mode == 0 else [])):
+        raise ConfigError(f"sparse_mode {sparse_mode} got an atten_mask of shape {found}", f"It takes {' or '.join(map(str, whole))}.")
+
+# %% ../../nbs/simulator/04_fused.ipynb #ae525461
+def _hidden_positions(mask: Tensor | None, sparse_mode: int, queries: int, keys: int, device: torch.device,
+                      band: tuple[int, int]) -> Tensor | None:
+    "True where a query must not look"
+    if mask is None: return None
+    ahead = torch.arange(keys, device=device)[None] - torch.arange(queries, device=device)[:, None]  # of the query, by how many keys
+    if sparse_mode in (0, 1):
+        outside = (ahead > band[1]) | (ahead < -band[0])
+        return mask.bool() | outside if sparse_mode == 0 else mask.bool()
+    if sparse_mode in (3, 4): ahead = ahead - (keys - queries)
+    return (ahead > band[1]) | (ahead < -band[0]) if sparse_mode == 4 else ahead > 0
 
 # %% ../../nbs/simulator/04_fused.ipynb #60e072c9
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, pse: Tensor | None,
@@ -96,16 +115,31 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None
     weights = torch.nn.functional.dropout(weights / total.clamp_min(1e-38), 1 - keep_prob)
     return weights.to(v.dtype) @ v, top, total.detach()
 
-# %% ../../nbs/simulator/04_fused.ipynb #d5f9a4ce
-def _attend_packed(query: Tensor, key: Tensor, value: Tensor, query_ends: Sequence[int], key_ends: Sequence[int], **kwargs: Any) -> Tensor:
+# %% ../../nbs/simulator/04_fused.ipynb #f511d91a
+def _check_ends(name: str, ends: Sequence[int] | None, rows: int) -> None:
+    if not ends or ends[-1] != rows or list(ends) != sorted(ends):
+        raise ConfigError(f"{name} is {ends}, there are {rows} rows", "Give the growing list of the rows at which sequences end.")
+
+def _attend_packed(query: Tensor, key: Tensor, value: Tensor, query_ends: Sequence[int], key_ends: Sequence[int], sparse_mode: int,
+                   atten_mask: Tensor | None, **kwargs: Any) -> Tensor:
+    _check_ends("actual_seq_qlen", query_ends, len(query))
+    _check_ends("actual_seq_kvlen", key_ends, len(key))
     outputs, query_start, key_start = [], 0, 0
     for query_end, key_end in zip(query_ends, key_ends, strict=True):
-        one = (query[None, query_start:query_end], key[None, key_start:key_end], value[None, key_start:key_end])
-        outputs.append(npu_fusion_attention(*one, query.shape[1], "BSND", **kwargs)[0][0])
+        if query_end > query_start:
+            one = (query[None, query_start:query_end], key[None, key_start:key_end], value[None, key_start:key_end])
+            mask = atten_mask if sparse_mode > 1 or atten_mask is None else atten_mask[:query_end - query_start, :key_end - key_start]
+            outputs.append(npu_fusion_attention(*one, query.shape[1], "BSND", atten_mask=mask, sparse_mode=sparse_mode, **kwargs)[0][0])
         query_start, key_start = query_end, key_end
     return torch.cat(outputs)
 
-# %% ../../nbs/simulator/04_fused.ipynb #c50c1e80
+# %% ../../nbs/simulator/04_fused.ipynb #7562ab9c
+def _check_types(*tensors: Tensor) -> None:
+    found = {str(t.dtype) for t in tensors}
+    if len(found) > 1 or tensors[0].dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ConfigError(f"query, key and value have the types {', '.join(sorted(found))}", "Give all as float16, bfloat16 or float32.")
+
+# %% ../../nbs/simulator/04_fused.ipynb #b799e0ab
 def npu_fusion_attention(
     query: Tensor,                # in input_layout
     key: Tensor,                  # in input_layout; may have fewer heads
@@ -117,25 +151,27 @@ def npu_fusion_attention(
     atten_mask: Tensor | None = None,    # true where a query must not look
     scale: float = 1.0,           # of the scores
     keep_prob: float = 1.0,       # 1 - dropout
-    pre_tockens: int = 2147483647,   # band masks are not simulated
-    next_tockens: int = 2147483647,  # band masks are not simulated
+    pre_tockens: int = 2147483647,   # keys a query sees before it; modes 0 (with a mask) and 4
+    next_tockens: int = 2147483647,  # keys a query sees after it; modes 0 (with a mask) and 4
     inner_precise: int = 0,       # no difference here
     prefix: Any = None,           # not simulated
     actual_seq_qlen: Sequence[int] | None = None,   # TND: where each query sequence ends
     actual_seq_kvlen: Sequence[int] | None = None,  # TND: where each key sequence ends
-    sparse_mode: int = 0,         # 0, 1: atten_mask; 2, 3: causal
+    sparse_mode: int = 0,         # 0 to 4, as in the table
     gen_mask_parallel: bool = True,  # no difference here
     sync: bool = False,           # no difference here
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]:  # (output, row maximum, row sum, reserved, seed, offset, mask length)
     "Attention with the operator's layouts and masks"
     layout, head_size = input_layout.upper(), query.shape[-1] // (head_num if input_layout.upper() in ("BSH", "SBH") else 1)
-    nothing = query.new_empty(0)
+    nothing, band = query.new_empty(0), (pre_tockens, next_tockens)
+    _check_types(query, key, value)
     if layout == "TND":
-        output = _attend_packed(query, key, value, actual_seq_qlen, actual_seq_kvlen, atten_mask=atten_mask, scale=scale,
-                                keep_prob=keep_prob, sparse_mode=sparse_mode)
+        output = _attend_packed(query, key, value, actual_seq_qlen, actual_seq_kvlen, sparse_mode, atten_mask, scale=scale,
+                                keep_prob=keep_prob, pre_tockens=pre_tockens, next_tockens=next_tockens)
         return output, nothing, nothing, nothing, 0, 0, 0
     q, k, v = (_heads_first(x, layout, head_size) for x in (query, key, value))
-    hidden = _hidden_positions(atten_mask, sparse_mode, q.shape[2], k.shape[2], q.device)
+    _check_mask(atten_mask, sparse_mode, (*q.shape[:3], k.shape[2]))
+    hidden = _hidden_positions(atten_mask, sparse_mode, q.shape[2], k.shape[2], q.device, band)
     output, top, total = _attend(q, k, v, scale, hidden, pse, keep_prob)
     return _layout_back(output, layout), top, total, nothing, 0, 0, 0
 

@@ -11,13 +11,14 @@ __all__ = ['DeviceProperties', 'memory_cached', 'max_memory_cached', 'reset_max_
            'init', 'is_initialized', 'is_bf16_supported', 'get_amp_supported_dtype', 'is_current_stream_capturing',
            'Stream', 'Event', 'current_stream', 'default_stream', 'set_stream', 'StreamContext', 'stream',
            'memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved', 'mem_get_info',
-           'empty_cache', 'host_empty_cache', 'reset_peak_memory_stats', 'reset_accumulated_memory_stats',
+           'empty_cache', 'reset_peak_memory_stats', 'reset_accumulated_memory_stats',
            'set_per_process_memory_fraction', 'set_capacity', 'memory_stats', 'memory_summary', 'memory_snapshot',
+           'host_empty_cache', 'host_memory_stats_as_nested_dict', 'host_memory_stats', 'reset_peak_host_memory_stats',
            'ipc_collect', 'manual_seed', 'manual_seed_all', 'seed', 'seed_all', 'initial_seed', 'get_rng_state',
            'set_rng_state', 'get_rng_state_all', 'set_rng_state_all']
 
-# %% ../../nbs/simulator/03_npu.ipynb #ef9d0ac6
-import functools
+# %% ../../nbs/simulator/03_npu.ipynb #1a79823f
+import functools, os
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -100,12 +101,13 @@ def get_device_properties(
     "Properties of a device"
     return DeviceProperties(get_device_name(device), _device.memory_info(_index(device))[1], 24, 48, 192 << 20, 24, 8, 0)
 
-# %% ../../nbs/simulator/03_npu.ipynb #ddea8340
+# %% ../../nbs/simulator/03_npu.ipynb #8e9857ad
 def get_device_capability(
-    device: Any = None,  # none: the current one
-) -> tuple[int, int]:    # (major, minor)
-    "What programs compare when they look for bfloat16"
-    return 8, 0
+    device: Any = None,         # no difference here
+) -> tuple[int, int] | None:    # (major, minor)
+    "What TORCH_NPU_DEVICE_CAPABILITY says, as major.minor"
+    parts = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", "").split(".")
+    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdigit, parts)) else None
 
 def can_device_access_peer(
     device: Any,       # from
@@ -248,7 +250,7 @@ def max_memory_reserved(
 
 memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
-# %% ../../nbs/simulator/03_npu.ipynb #abaad672
+# %% ../../nbs/simulator/03_npu.ipynb #20f48953
 def mem_get_info(
     device: Any = None,     # none: the current one
 ) -> tuple[int, int]:       # (free, total) bytes
@@ -258,9 +260,6 @@ def mem_get_info(
 def empty_cache() -> None:
     "Give reserved memory that no tensor holds back to the devices"
     _device.empty_cache()
-
-def host_empty_cache() -> None:
-    "Pinned blocks go back to the system as soon as they are freed: nothing to do"
 
 # %% ../../nbs/simulator/03_npu.ipynb #3a893481
 def reset_peak_memory_stats(
@@ -323,6 +322,25 @@ def memory_snapshot(
 ) -> list[dict]:  # always empty
     "Blocks are not recorded"
     return []
+
+# %% ../../nbs/simulator/03_npu.ipynb #314936d2
+def host_empty_cache() -> None:
+    "Give cached pinned blocks back to the system"
+    _device.host_empty_cache()
+
+def host_memory_stats_as_nested_dict() -> dict[str, dict[str, int]]:  # bytes
+    "Counters of pinned host memory: active_bytes (tensors) and allocated_bytes (and the cache)"
+    s = _device.host_memory_stats()
+    return {f"{kind}_bytes": {"current": s[kind], "peak": s[f"peak_{kind}"]} for kind in ("active", "allocated")}
+
+def host_memory_stats() -> OrderedDict[str, int]:  # bytes
+    "The same with dotted names"
+    nested = host_memory_stats_as_nested_dict()
+    return OrderedDict((f"{kind}.{name}", value) for kind, values in nested.items() for name, value in values.items())
+
+def reset_peak_host_memory_stats() -> None:
+    "Start the peaks of pinned host memory again"
+    _device.host_reset_peak()
 
 # %% ../../nbs/simulator/03_npu.ipynb #0f0a8bbe
 def ipc_collect() -> None:
@@ -414,12 +432,13 @@ def _part(name: str, members: dict[str, Any]) -> ModuleType:
 
 amp = _part("amp", {"autocast": functools.partial(torch.amp.autocast, "npu"), "GradScaler": functools.partial(torch.amp.GradScaler, "npu")})
 
-# %% ../../nbs/simulator/03_npu.ipynb #03130acf
+# %% ../../nbs/simulator/03_npu.ipynb #acfce932
 _RANDOM = (manual_seed, manual_seed_all, seed, seed_all, initial_seed, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all)
 _MEMORY = (memory_allocated, max_memory_allocated, memory_reserved, max_memory_reserved, mem_get_info, empty_cache, memory_stats,
            memory_summary, memory_snapshot, reset_peak_memory_stats, reset_accumulated_memory_stats, set_per_process_memory_fraction)
 _UTILS = (synchronize, device_count, current_device, set_device, stream, current_stream, default_stream)
+_HOST = (host_empty_cache, host_memory_stats, host_memory_stats_as_nested_dict, reset_peak_host_memory_stats)
 random = _part("random", {f.__name__: f for f in _RANDOM})
-memory = _part("memory", {f.__name__: f for f in _MEMORY})
+memory = _part("memory", {f.__name__: f for f in _MEMORY + _HOST})
 streams = _part("streams", {"Stream": Stream, "Event": Event})
 utils = _part("utils", {f.__name__: f for f in _UTILS})

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
-# %% ../../nbs/simulator/05_redirect.ipynb #c36b5c01
+# %% ../../nbs/simulator/05_redirect.ipynb #5515114b
 def translate(
     value: Any,  # an argument
 ) -> Any:        # the same, or its npu form
-    "cuda names become npu names"
-    if isinstance(value, str): return value.replace("cuda", "npu") if value.startswith("cuda") else value
+    "cuda names become npu names, wherever the text has them"
+    if isinstance(value, str): return value.replace("cuda", "npu")
     if not isinstance(value, torch.device) or value.type != "cuda": return value
     return torch.device("npu") if value.index is None else torch.device("npu", value.index)
 
@@ -60,24 +60,24 @@ def takes_backend(
         return function(*map(translate_backend, args), **kwargs)
     return wrapped
 
-# %% ../../nbs/simulator/05_redirect.ipynb #16359929
-_FACTORIES = """arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace normal ones ones_like rand
-rand_like randint randint_like randn randn_like randperm range scalar_tensor sparse_coo_tensor tensor tril_indices triu_indices zeros
-zeros_like hann_window hamming_window bartlett_window blackman_window kaiser_window frombuffer load set_default_device
-get_device_module""".split()
-_TENSOR_METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros to pin_memory is_pinned".split()
+# %% ../../nbs/simulator/05_redirect.ipynb #fd180ce7
+_FACTORIES = """arange as_tensor bartlett_window blackman_window empty empty_like empty_quantized empty_strided eye from_file frombuffer
+full full_like get_device_module hamming_window hann_window kaiser_window linspace load logspace normal ones ones_like rand rand_like randint
+randint_like randn randn_like randperm range scalar_tensor set_default_device sparse_compressed_tensor sparse_coo_tensor
+sparse_csr_tensor tensor tril_indices triu_indices zeros zeros_like""".split()
+_TENSOR_METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros to pin_memory".split()
 _DEVICE_FUNCTIONS = """get_device_properties get_device_name get_device_capability set_device synchronize mem_get_info memory_stats
-memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats current_stream default_stream
-get_rng_state set_rng_state""".split()
+memory_summary memory_allocated max_memory_allocated reset_max_memory_allocated memory_reserved max_memory_reserved
+reset_max_memory_cached reset_peak_memory_stats default_stream can_device_access_peer current_stream
+set_per_process_memory_fraction get_rng_state set_rng_state""".split()
 
-# %% ../../nbs/simulator/05_redirect.ipynb #3e6fefdc
+# %% ../../nbs/simulator/05_redirect.ipynb #3efe29f8
 def _wrap_functions() -> None:
     for name in _FACTORIES:
         if hasattr(torch, name): setattr(torch, name, takes_device(getattr(torch, name)))
     for name in _TENSOR_METHODS: setattr(torch.Tensor, name, takes_device(getattr(torch.Tensor, name)))
     for name in ("to", "to_empty"): setattr(torch.nn.Module, name, takes_device(getattr(torch.nn.Module, name)))
     torch.autocast.__init__ = takes_device(torch.autocast.__init__)
-    torch.utils.data.DataLoader.__init__ = takes_device(torch.utils.data.DataLoader.__init__)
     torch.Tensor.cuda, torch.Tensor.is_cuda = torch.Tensor.npu, torch.Tensor.is_npu
     torch.nn.Module.cuda = torch.nn.Module.npu
 
@@ -94,29 +94,32 @@ class Generator(metaclass=_GeneratorType):
     ) -> _Generator:
         return _Generator(device=translate(device))
 
-# %% ../../nbs/simulator/05_redirect.ipynb #c1a5aaf8
+# %% ../../nbs/simulator/05_redirect.ipynb #10289aac
+_NOT_LISTED = {"DeviceProperties", "set_capacity", "amp", "memory", "random", "streams", "utils"}  # in the simulated torch.npu only
+
 def _take_on_npu() -> None:
     npu = torch.npu
-    for name, value in vars(npu).items():
-        if not name.startswith("__") and not isinstance(value, type(sys)): setattr(torch.cuda, name, value)
-    for part in ("amp", "memory", "random", "streams"):
+    for name in npu.__all__:
+        if name not in _NOT_LISTED: setattr(torch.cuda, name, getattr(npu, name))
+    for part in ("amp", "random"):
         target = importlib.import_module(f"torch.cuda.{part}")
         for name, value in vars(getattr(npu, part)).items():
             if not name.startswith("__"): setattr(target, name, value)
-        setattr(torch.cuda, part, target)
     for name in _DEVICE_FUNCTIONS: setattr(torch.cuda, name, takes_device(getattr(torch.cuda, name)))
     torch.cuda.device = _device_context
 
 def _device_context(device: Any) -> Any: return torch.npu.device(translate(device))
 
-# %% ../../nbs/simulator/05_redirect.ipynb #964dce97
+# %% ../../nbs/simulator/05_redirect.ipynb #e1db85ee
 def _wrap_distributed() -> None:
-    world = dist.distributed_c10d
-    dist.init_process_group = world.init_process_group = takes_device(takes_backend(dist.init_process_group))
+    world, mesh = dist.distributed_c10d, device_mesh.DeviceMesh
+    dist.init_process_group = takes_device(takes_backend(dist.init_process_group))
     world._new_group_with_tag = takes_backend(world._new_group_with_tag)
-    dist.is_nccl_available = world.is_nccl_available = lambda: True
-    device_mesh.init_device_mesh = dist.init_device_mesh = takes_device(device_mesh.init_device_mesh)
-    device_mesh.DeviceMesh.__init__ = takes_device(device_mesh.DeviceMesh.__init__)
+    dist.is_nccl_available = dist.is_hccl_available
+    dist.Backend.default_device_backend_map.pop("cuda", None)
+    dist.ProcessGroupNCCL = world.ProcessGroupNCCL = sys.modules["torch_npu._C._distributed_c10d"].ProcessGroupHCCL
+    device_mesh.init_device_mesh = takes_device(device_mesh.init_device_mesh)
+    mesh.__init__ = takes_device(mesh.__init__)
     dist.ProcessGroup._get_backend = takes_device(dist.ProcessGroup._get_backend)
 
 # %% ../../nbs/simulator/05_redirect.ipynb #0f3f2c55

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOC_NAME', 'ACL', 'TORCH_NPU', 'StandInFinder', 'fill_acl', 'fill_torch_npu', 'fill_nothing', 'fill_transfer_to_npu',
-           'register_acl', 'register']
+           'make_mstx', 'fill_torchair', 'fill_torchair_ge', 'HcclOptions', 'register_acl', 'register']
 
 # %% ../../nbs/simulator/02_standins.ipynb #73344a7f
 import importlib, importlib.abc, importlib.machinery, os, sys
@@ -60,7 +60,7 @@ def fill_acl(
     module.rt.get_device_count = lambda: (len(simulator.visible_ids()), 0)
     module.get_soc_name = lambda: SOC_NAME
 
-# %% ../../nbs/simulator/02_standins.ipynb #8069ff9c
+# %% ../../nbs/simulator/02_standins.ipynb #124a00f9
 def fill_torch_npu(
     module: ModuleType,  # empty module named torch_npu
 ) -> None:
@@ -68,8 +68,9 @@ def fill_torch_npu(
     import torch
     from cookbook_npu.simulator import fused, npu
     module.__version__ = torch.__version__.split("+")[0] + "+simulated"
+    module.__file__ = __file__  # the real one has a folder of headers; nothing is compiled against this one
+    module.unsupported_dtype = []
     module.npu = npu
-    module.Generator, module.Event, module.Stream = torch.Generator, npu.Event, npu.Stream
     for name in fused.__all__: setattr(module, name, getattr(fused, name))
 
 def fill_nothing(
@@ -85,10 +86,47 @@ def fill_transfer_to_npu(
     from cookbook_npu.simulator import redirect
     redirect.apply()
 
-# %% ../../nbs/simulator/02_standins.ipynb #fec5dda1
+# %% ../../nbs/simulator/02_standins.ipynb #8c933139
+def make_mstx() -> ModuleType:  # torch_npu.npu.mstx
+    "Marks for a profiler that is not there"
+    module = ModuleType("torch_npu.npu.mstx")
+    module.range_start = lambda message="", stream=None, domain="default": 0
+    module.range_end = module.mark = lambda *args, **kwargs: None
+    return module
+
+def fill_torchair(
+    module: ModuleType,  # empty module named torchair
+) -> None:
+    "Registering a converter leaves its function alone"
+    module.register_fx_node_ge_converter = lambda operator: lambda converter: converter
+
+def fill_torchair_ge(
+    module: ModuleType,  # empty module named torchair.ge
+) -> None:
+    "Names for annotations"
+    for name in ("Tensor", "TensorSpec", "DataType"): setattr(module, name, type(name, (), {"__module__": module.__name__}))
+
+# %% ../../nbs/simulator/02_standins.ipynb #14bfc183
+class HcclOptions:
+    "torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options: kept, without effect"
+    def __init__(self) -> None: self.hccl_config: dict[str, object] = {}
+
+def _show_options(
+    group: type,  # the process group class of the compiled device
+) -> None:
+    "Put the options where programs look for them"
+    group.Options = HcclOptions
+    module = importlib.import_module("torch_npu")
+    for name in ("_C", "_distributed_c10d"):
+        child = vars(module).setdefault(name, ModuleType(f"{module.__name__}.{name}"))
+        module = sys.modules.setdefault(child.__name__, child)
+    module.ProcessGroupHCCL = group
+
+# %% ../../nbs/simulator/02_standins.ipynb #c9f6e7a0
 ACL = {"acl": f"{__name__}:fill_acl"}
 TORCH_NPU = {"torch_npu": f"{__name__}:fill_torch_npu", "torch_npu.contrib": f"{__name__}:fill_nothing",
-             "torch_npu.contrib.transfer_to_npu": f"{__name__}:fill_transfer_to_npu"}
+             "torch_npu.contrib.transfer_to_npu": f"{__name__}:fill_transfer_to_npu",
+             "torchair": f"{__name__}:fill_torchair", "torchair.ge": f"{__name__}:fill_torchair_ge"}
 
 def _find(names: dict[str, str]) -> None:
     known = [finder for finder in sys.meta_path if isinstance(finder, StandInFinder)]
@@ -99,13 +137,14 @@ def register_acl() -> None:
     "Make `import acl` give the stand-in in this process, unless the real one is here"
     if "acl" not in sys.modules and importlib.util.find_spec("acl") is None: _find(ACL)
 
-# %% ../../nbs/simulator/02_standins.ipynb #36d89b1c
+# %% ../../nbs/simulator/02_standins.ipynb #5d7ded8a
 def _submodules(npu: ModuleType) -> dict[str, ModuleType]:
     "torch_npu.npu and its parts, as module names"
-    parts = {"amp": npu.amp, "random": npu.random, "memory": npu.memory, "streams": npu.streams, "utils": npu.utils}
+    parts = {"amp": npu.amp, "random": npu.random, "memory": npu.memory, "streams": npu.streams, "utils": npu.utils,
+             "mstx": npu.mstx}
     return {"torch_npu.npu": npu, **{f"torch_npu.npu.{name}": part for name, part in parts.items()}}
 
-# %% ../../nbs/simulator/02_standins.ipynb #7d8c596a
+# %% ../../nbs/simulator/02_standins.ipynb #ec3575af
 def register() -> None:
     "Make torch.npu, torch_npu, acl and hccl known; needs the compiled device to be loaded"
     if "simulated_npu" not in sys.modules: raise DeviceError("the simulated NPU is not loaded", "Call simulator.install().")
@@ -116,6 +155,8 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True, for_packed_sequence=True)
     _find(TORCH_NPU)
     importlib.import_module("torch_npu")
+    npu.mstx = make_mstx()
     sys.modules.update(_submodules(npu))
     register_acl()
     hccl.register()
+    _show_options(importlib.import_module("simulated_npu").ProcessGroupHCCL)

@@ -99,6 +99,19 @@ PyObject* py_empty_cache(PyObject*, PyObject*) {
   empty_cache();
   return none();
 }
+PyObject* py_host_memory_stats(PyObject*, PyObject*) {
+  const auto stats = host_stats();
+  return Py_BuildValue("{sKsKsKsK}", "active", stats.active, "peak_active", stats.peak_active, "allocated", stats.allocated,
+                       "peak_allocated", stats.peak_allocated);
+}
+PyObject* py_host_empty_cache(PyObject*, PyObject*) {
+  host_empty_cache();
+  return none();
+}
+PyObject* py_host_reset_peak(PyObject*, PyObject*) {
+  host_reset_peak();
+  return none();
+}
 PyObject* py_set_memory_total(PyObject*, PyObject* args) {
   int device = 0;
   unsigned long long bytes = 0;
@@ -155,6 +168,9 @@ PyMethodDef methods[] = {
     {"empty_cache", py_empty_cache, METH_NOARGS, "give reserved, unused memory back to the devices"},
     {"set_memory_total", py_set_memory_total, METH_VARARGS, "(device, bytes): capacity of a device"},
     {"set_memory_fraction", py_set_memory_fraction, METH_VARARGS, "(device, fraction): what this process may take"},
+    {"host_memory_stats", py_host_memory_stats, METH_NOARGS, "counters of pinned host memory"},
+    {"host_empty_cache", py_host_empty_cache, METH_NOARGS, "give cached pinned blocks back to the system"},
+    {"host_reset_peak", py_host_reset_peak, METH_NOARGS, "start the peaks of pinned host memory again"},
     {"fail_allocation", py_fail_allocation, METH_VARARGS, "(device, nth): fault injection"},
     {"break_collective", py_break_collective, METH_VARARGS, "(operation, nth, hangs): fault injection"},
     {"lose_device", py_lose_device, METH_O, "fault injection"},

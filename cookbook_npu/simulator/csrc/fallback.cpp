@@ -112,10 +112,21 @@ const Traits& traits_of(const c10::OperatorHandle& op) {
   return *traits;
 }
 
+// The operators of the device have no kernels for the wide unsigned types: such tensors can be made, viewed and copied, nothing else.
+void refuse_wide_unsigned(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().type() != kNpu) return;
+  const auto type = tensor.scalar_type();
+  if (C10_LIKELY(type != at::kUInt16 && type != at::kUInt32 && type != at::kUInt64)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "simulated NPU: no operator of the device knows ", type, ", as on a real NPU; view as the signed type");
+}
+
 c10::List<at::Tensor> list_to_host(const c10::List<at::Tensor>& list, bool written, HostCall& call) {
   c10::List<at::Tensor> result;
   result.reserve(list.size());
-  for (size_t i = 0; i < list.size(); ++i) result.push_back(call.to_host(list.get(i), written));
+  for (size_t i = 0; i < list.size(); ++i) {
+    refuse_wide_unsigned(list.get(i));
+    result.push_back(call.to_host(list.get(i), written));
+  }
   return result;
 }
 
@@ -131,6 +142,7 @@ c10::List<std::optional<at::Tensor>> list_to_host(const c10::List<std::optional<
 
 void argument_to_host(c10::IValue& value, bool written, HostCall& call) {
   if (value.isTensor()) {
+    refuse_wide_unsigned(value.toTensor());
     value = call.to_host(std::move(value).toTensor(), written);
   } else if (value.isTensorList()) {
     value = list_to_host(value.toTensorList(), written, call);
@@ -193,6 +205,12 @@ at::Tensor host_view(const at::Tensor& tensor) {
   return tensor_over(host_storage(owning_data(tensor.storage()), tensor.storage().nbytes()), DispatchKey::CPU, tensor);
 }
 
+void let_go(const at::Tensor& view) {
+  if (!view.defined()) return;
+  auto* storage = view.storage().unsafeGetStorageImpl();
+  if (storage->data_ptr().get_deleter() == &release_storage) storage->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+}
+
 const HostCall::Alias* HostCall::sharing_storage(const c10::StorageImpl* device_storage) const {
   for (const auto& alias : aliases_) if (alias.device.storage().unsafeGetStorageImpl() == device_storage) return &alias;
   return nullptr;
@@ -251,8 +269,7 @@ at::Tensor HostCall::to_device(at::Tensor tensor) {
     if (alias.host.storage().unsafeGetStorageImpl() != storage) continue;
     return tensor_over(alias.device.storage(), DispatchKey::PrivateUse1, tensor);
   }
-  if (storage->device_type() != kNpu) adopt_storage(storage, device_);
-  return tensor_over(tensor.storage(), DispatchKey::PrivateUse1, tensor);
+  return tensor_over(adopt_storage(tensor.storage(), device_), DispatchKey::PrivateUse1, tensor);
 }
 
 void HostCall::check_devices(const c10::FunctionSchema& schema) const {

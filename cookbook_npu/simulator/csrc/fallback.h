@@ -10,6 +10,9 @@ namespace npusim {
 // A CPU tensor over the same bytes that keeps the device storage alive: for users that outlive the call (collectives).
 at::Tensor host_view(const at::Tensor& tensor);
 
+// Gives the device storage back that a host view keeps alive; nobody may read the view afterwards.
+void let_go(const at::Tensor& view);
+
 // The host side of one operator call: makes the aliases, and turns what the kernel returned back into device tensors.
 class HostCall {
  public:

@@ -2,6 +2,7 @@
 #include "hccl.h"
 #include "fallback.h"
 #include "faults.h"
+#include "memory.h"
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -109,6 +110,8 @@ class HostWork final : public Work {
     finished_ = true;
     if (finish_up_) finish_up_();
     finish_up_ = nullptr;
+    // gloo's thread may hold the views for a moment longer: device memory must not depend on when it lets them go.
+    for (const auto& view : kept_) let_go(view);
     kept_.clear();
   }
   std::vector<WorkPtr> inner_;
@@ -145,22 +148,83 @@ class HungWork final : public Work {
   Milliseconds timeout_;
 };
 
+// The device buffers of a communicator, held as long as it lives.
+class Buffers {
+ public:
+  explicit Buffers(uint64_t bytes) : bytes_(bytes) {}
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() { release(); }
+  bool held() const { return device_ >= 0; }
+  void take(int device) {
+    if (held()) return;
+    take_outside(device, bytes_);
+    device_ = device;
+  }
+  void release() {
+    if (held()) give_back_outside(device_, bytes_);
+    device_ = -1;
+  }
+
+ private:
+  uint64_t bytes_;
+  int device_ = -1;
+};
+
+// Makes the gloo group that carries a communicator: a Python function of the number of communicators that came before.
+class Join {
+ public:
+  explicit Join(pybind11::object function) : function_(std::move(function)) {}
+  Join(const Join&) = delete;
+  Join& operator=(const Join&) = delete;
+  ~Join() {
+    if (!Py_IsInitialized()) {  // the interpreter is gone, and the function with it
+      function_.release();
+      return;
+    }
+    pybind11::gil_scoped_acquire gil;
+    function_ = pybind11::object();
+  }
+  c10::intrusive_ptr<Backend> operator()(int generation) const {
+    pybind11::gil_scoped_acquire gil;
+    return function_(generation).cast<c10::intrusive_ptr<Backend>>();
+  }
+
+ private:
+  pybind11::object function_;
+};
+
 class ProcessGroupHCCL final : public Backend {
  public:
-  ProcessGroupHCCL(c10::intrusive_ptr<Backend> gloo, int rank, int size, Milliseconds timeout)
-      : Backend(rank, size), gloo_(std::move(gloo)), timeout_(timeout), options_(c10::make_intrusive<Options>("hccl", timeout)) {}
+  ProcessGroupHCCL(pybind11::object join, int rank, int size, Milliseconds timeout, uint64_t buffer_bytes)
+      : Backend(rank, size), join_(std::move(join)), timeout_(timeout), options_(c10::make_intrusive<Options>("hccl", timeout)),
+        buffers_(buffer_bytes), gloo_(join_(0)) {}
+
+  // As the real one does: the communicator goes, with its buffers, and the next collective of all ranks makes another.
+  void abort_communicator() {
+    if (!buffers_.held()) return;  // none was made yet
+    buffers_.release();
+    gloo_ = nullptr;
+    generation_++;
+  }
+  bool has_communicator() const { return buffers_.held(); }
 
   const std::string getBackendName() const override { return "hccl"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   ErrorType getError() override { return ErrorType::SUCCESS; }
   void setTimeout(Milliseconds timeout) override {
     timeout_ = timeout;
-    gloo_->setTimeout(timeout);
+    if (gloo_) gloo_->setTimeout(timeout);
   }
-  void abort() override { gloo_->abort(); }
-  void shutdown() override { gloo_->shutdown(); }
+  void abort() override {
+    if (gloo_) gloo_->abort();
+    buffers_.release();
+  }
+  void shutdown() override {
+    if (gloo_) gloo_->shutdown();
+  }
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
-  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_ ? gloo_->getSequenceNumberForGroup() : 0; }
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override {
@@ -347,6 +411,7 @@ class ProcessGroupHCCL final : public Backend {
   template <typename Start>
   WorkPtr issue(const char* operation, Start start) {
     faults::check_device(current_device());
+    connect();
     switch (faults::on_collective(operation)) {
       case faults::CollectiveFault::fail:
         TORCH_CHECK_WITH(DistBackendError, false, "hccl: ", operation, " failed on rank ", getRank(), " (simulated NPU, injected fault)");
@@ -354,6 +419,14 @@ class ProcessGroupHCCL final : public Backend {
       case faults::CollectiveFault::none: return remember(start());
     }
     return nullptr;
+  }
+  // A communicator is made by the first operation, not by the group.
+  void connect() {
+    if (!gloo_) {
+      gloo_ = join_(generation_);
+      gloo_->setTimeout(timeout_);
+    }
+    buffers_.take(current_device());
   }
   WorkPtr remember(WorkPtr work) {
     if (coalescing_) pending_.push_back(work);
@@ -380,9 +453,12 @@ class ProcessGroupHCCL final : public Backend {
     };
   }
 
-  c10::intrusive_ptr<Backend> gloo_;
+  Join join_;
   Milliseconds timeout_;
   c10::intrusive_ptr<Options> options_;
+  Buffers buffers_;
+  c10::intrusive_ptr<Backend> gloo_;
+  int generation_ = 0;
   bool coalescing_ = false;
   std::vector<WorkPtr> pending_;
 };
@@ -392,10 +468,14 @@ class ProcessGroupHCCL final : public Backend {
 void add_process_group(PyObject* module) {
   pybind11::module_::import("torch.distributed");  // defines the base class
   pybind11::class_<ProcessGroupHCCL, c10::intrusive_ptr<ProcessGroupHCCL>, c10d::Backend>(pybind11::handle(module), "ProcessGroupHCCL")
-      .def(pybind11::init([](c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size, double seconds) {
-             return c10::make_intrusive<ProcessGroupHCCL>(std::move(gloo), rank, size, Milliseconds(static_cast<int64_t>(seconds * 1000)));
+      .def(pybind11::init([](pybind11::object join, int rank, int size, double seconds, uint64_t buffer_bytes) {
+             return c10::make_intrusive<ProcessGroupHCCL>(std::move(join), rank, size, Milliseconds(static_cast<int64_t>(seconds * 1000)),
+                                                          buffer_bytes);
            }),
-           pybind11::arg("gloo"), pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("seconds"));
+           pybind11::arg("join"), pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("seconds"), pybind11::arg("buffer_bytes"))
+      .def("abort_hccl_comm", [](ProcessGroupHCCL& self, const std::string&) { self.abort_communicator(); }, pybind11::arg("reason"))
+      .def("_delete_tcpstore_key", [](ProcessGroupHCCL&) {})  // every communicator meets under keys of its own here: none can be stale
+      .def("has_communicator", &ProcessGroupHCCL::has_communicator);
 }
 
 }  // namespace npusim

@@ -156,8 +156,10 @@ void free_adopted(void* context) {
   delete adopted;
 }
 
-// Pinned host memory is ordinary memory whose address is remembered.
+// Pinned host memory is ordinary memory whose address is remembered. A freed block returns to the system at once but counts as cached, as
+// freed device memory does: a program that never empties the cache of a real host allocator keeps that memory pinned.
 std::mutex pinned_mutex;
+HostStats pinned_stats;
 std::unordered_map<const void*, size_t>& pinned_blocks() {
   static auto* blocks = new std::unordered_map<const void*, size_t>();
   return *blocks;
@@ -165,7 +167,9 @@ std::unordered_map<const void*, size_t>& pinned_blocks() {
 void free_pinned(void* data) {
   {
     std::lock_guard<std::mutex> guard(pinned_mutex);
-    pinned_blocks().erase(data);
+    auto block = pinned_blocks().find(data);
+    pinned_stats.active -= block->second;
+    pinned_blocks().erase(block);
   }
   c10::free_cpu(data);
 }
@@ -176,15 +180,28 @@ class PinnedAllocator final : public at::HostAllocator {
     void* data = c10::alloc_cpu(std::max<size_t>(bytes, 1));
     std::lock_guard<std::mutex> guard(pinned_mutex);
     pinned_blocks()[data] = bytes;
+    auto& stats = pinned_stats;
+    stats.active += bytes;
+    stats.peak_active = std::max(stats.peak_active, stats.active);
+    stats.allocated = std::max(stats.allocated, stats.active);
+    stats.peak_allocated = std::max(stats.peak_allocated, stats.allocated);
     return {data, data, &free_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
   void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
   bool record_event(void*, void*, c10::Stream) override { return true; }
-  void empty_cache() override {}
-  at::HostStats get_stats() override { return {}; }
-  void reset_accumulated_stats() override {}
-  void reset_peak_stats() override {}
+  void empty_cache() override { host_empty_cache(); }
+  at::HostStats get_stats() override {
+    const auto stats = host_stats();
+    at::HostStats result;
+    result.active_bytes.current = static_cast<int64_t>(stats.active);
+    result.active_bytes.peak = static_cast<int64_t>(stats.peak_active);
+    result.allocated_bytes.current = static_cast<int64_t>(stats.allocated);
+    result.allocated_bytes.peak = static_cast<int64_t>(stats.peak_allocated);
+    return result;
+  }
+  void reset_accumulated_stats() override {}  // allocations are not counted
+  void reset_peak_stats() override { host_reset_peak(); }
 };
 PinnedAllocator the_pinned_allocator;
 REGISTER_HOST_ALLOCATOR(at::kPrivateUse1, &the_pinned_allocator);
@@ -233,6 +250,28 @@ void empty_cache() {
   }
 }
 
+void take_outside(int device, uint64_t bytes) {
+  if (bytes == 0) return;
+  if (!ledger().reserve(settings().physical_ids[device], bytes, devices[device].total)) raise_out_of_memory(device, bytes, false);
+}
+void give_back_outside(int device, uint64_t bytes) {
+  if (bytes > 0) ledger().give_back(settings().physical_ids[device], bytes);
+}
+
+HostStats host_stats() {
+  std::lock_guard<std::mutex> guard(pinned_mutex);
+  return pinned_stats;
+}
+void host_empty_cache() {
+  std::lock_guard<std::mutex> guard(pinned_mutex);
+  pinned_stats.allocated = pinned_stats.active;
+}
+void host_reset_peak() {
+  std::lock_guard<std::mutex> guard(pinned_mutex);
+  pinned_stats.peak_active = pinned_stats.active;
+  pinned_stats.peak_allocated = pinned_stats.allocated;
+}
+
 c10::Allocator* device_allocator() { return &npu_allocator; }
 c10::Allocator* pinned_allocator() { return &the_pinned_allocator; }
 bool is_pinned(const void* pointer) {
@@ -254,11 +293,14 @@ c10::DataPtr adopt_data(c10::DataPtr data, size_t bytes, c10::Device device) {
   return {pointer, new Adopted{std::move(data), charged, target.index()}, &free_adopted, target};
 }
 
-void adopt_storage(c10::StorageImpl* storage, c10::Device device) {
-  if (storage->nbytes() > 0) storage->mutable_data();  // a lazily copied storage gets its own bytes now
-  auto host = storage->set_data_ptr(c10::DataPtr());
-  storage->set_data_ptr_noswap(adopt_data(std::move(host), storage->nbytes(), device));
-  storage->set_allocator(&npu_allocator);
+c10::Storage adopt_storage(const c10::Storage& storage, c10::Device device) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  if (impl->device_type() == kNpu) return storage;  // an earlier result of the same operator lies in it
+  if (impl->nbytes() > 0) impl->mutable_data();  // a lazily copied storage gets its own bytes now
+  auto host = impl->set_data_ptr(c10::DataPtr());
+  impl->set_data_ptr_noswap(adopt_data(std::move(host), impl->nbytes(), device));
+  impl->set_allocator(&npu_allocator);
+  return storage;
 }
 
 }  // namespace npusim

@@ -20,14 +20,25 @@ void reset_accumulated(int device);
 void set_memory_total(int device, uint64_t bytes);
 void set_memory_fraction(int device, double fraction);
 void empty_cache();
+// Memory of a device that is nobody's tensor (buffers of communicators): only the device's free memory shows it.
+void take_outside(int device, uint64_t bytes);
+void give_back_outside(int device, uint64_t bytes);
+
+struct HostStats {
+  uint64_t active = 0, peak_active = 0;        // bytes of pinned tensors
+  uint64_t allocated = 0, peak_allocated = 0;  // bytes pinned: tensors and the cache of freed blocks
+};
+HostStats host_stats();
+void host_empty_cache();
+void host_reset_peak();
 uint64_t pinned_bytes();
 
 c10::Allocator* device_allocator();
 bool is_pinned(const void* pointer);
 c10::Allocator* pinned_allocator();
 
-// Turn a storage that a CPU kernel filled into a device storage, in place: its bytes are charged to the device until it dies.
-void adopt_storage(c10::StorageImpl* storage, c10::Device device);
+// The device storage for what a CPU kernel filled: here the same one, whose bytes are charged to the device until it dies.
+c10::Storage adopt_storage(const c10::Storage& storage, c10::Device device);
 // The same for a bare pointer that leaves its host storage.
 c10::DataPtr adopt_data(c10::DataPtr data, size_t bytes, c10::Device device);
 

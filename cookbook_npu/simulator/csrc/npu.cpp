@@ -5,5 +5,6 @@
 #include "memory.cpp"
 #include "runtime.cpp"
 #include "fallback.cpp"
+#include "compute.cpp"
 #include "kernels.cpp"
 #include "bindings.cpp"
