@@ -65,11 +65,28 @@ def init(tensor):
 
     from megatron.core import parallel_state, tensor_parallel
 
+    from cookbook_npu.shims.bootstrap import parallel_ready
+
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
     torch.manual_seed(7)
     tensor_parallel.model_parallel_cuda_manual_seed(7)
+    parallel_ready({"tensor_model_parallel_size": tensor})
+
+
+def fill(model):
+    """Weights that depend on the name of a parameter and on the rank only, not on how layers initialise themselves."""
+    import zlib
+
+    from megatron.core import parallel_state
+
+    for name, p in model.named_parameters():
+        whole = not getattr(p, "tensor_model_parallel", False) and p.dim() == 1
+        slice_ = 0 if whole else parallel_state.get_tensor_model_parallel_rank()
+        noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()) + slice_)) / 10
+        p.data.copy_(noise + 1 if p.dim() == 1 else noise)
+    return model
 
 
 def train(
@@ -83,6 +100,7 @@ def train(
     dropout=0.0,
     fusion=False,
     steps=3,
+    filled=False,
 ):
     """Losses and gradient norms of a few steps of a tiny GPT with the distributed optimizer."""
     from megatron.core.distributed import (
@@ -97,7 +115,8 @@ def train(
     init(tensor)
     dtype = getattr(torch, dtype)
     config = _config(tensor, sequence, recompute, dtype, dropout, fusion)
-    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), _model(config, layers))
+    model = fill(_model(config, layers)) if filled else _model(config, layers)
+    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), model)
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1e-2,
@@ -107,7 +126,7 @@ def train(
         bf16=dtype == torch.bfloat16,
     )
     optimizer = get_megatron_optimizer(settings, [ddp])
-    report = model_ready()
+    report = model_ready(ddp)
     ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(1)).cuda()
     positions = torch.arange(16, device="cuda")[None].expand(2, -1)
     mask = torch.ones(16, 16, dtype=torch.bool, device="cuda").triu(1)[None, None]

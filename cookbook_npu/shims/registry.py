@@ -64,6 +64,15 @@ def item(self: Patches,
     "Replace an item of a mapping"
     self._make(f"[{key!r}]", value, lambda: table.get(key, _ABSENT), lambda v: _set_item(table, key, v))
 
+# %% ../../nbs/shims/00_registry.ipynb #7871c309
+@patch
+def drop(self: Patches,
+    table: MutableMapping,  # any mapping
+    key: Any,               # its key
+) -> None:
+    "Remove an item of a mapping"
+    self._make(f"[{key!r}]", _ABSENT, lambda: table.get(key, _ABSENT), lambda v: _set_item(table, key, v))
+
 # %% ../../nbs/shims/00_registry.ipynb #cecfe46f
 @patch
 def _make(self: Patches, where: str, value: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -82,14 +91,15 @@ def undo(self: Patches) -> None:
         change = self.changes.pop()
         change.put(change.old)
 
-# %% ../../nbs/shims/00_registry.ipynb #aaf09028
+# %% ../../nbs/shims/00_registry.ipynb #14af2c99
 @patch
 def ours(self: Patches,
     change: _Change,  # one of the changes
 ) -> bool:            # whether the place still holds what we put there
     "Whether a change is still in place (only the last change of a place has to be)"
     last = [c for c in self.changes if c.where == change.where][-1]
-    return last.get() is last.new
+    found = last.get()
+    return found is last.new or (isinstance(found, str) and found == last.new)  # os.environ makes a new string each time
 
 # %% ../../nbs/shims/00_registry.ipynb #8a3ee301
 @patch
@@ -122,9 +132,9 @@ def expect(
         raise ShimError(f"{name} has the parameters ({found}), not ({parameters})",
                         "Upstream changed it: look whether the shim is still right.")
 
-# %% ../../nbs/shims/00_registry.ipynb #b83508bc
-Phase = Literal["device", "before_megatron", "after_megatron", "after_repatch", "after_model"]
-PHASES: tuple[Phase, ...] = ("device", "before_megatron", "after_megatron", "after_repatch", "after_model")
+# %% ../../nbs/shims/00_registry.ipynb #38ad90d6
+Phase = Literal["device", "before_megatron", "after_megatron", "after_repatch", "after_model", "before_engine", "on_request"]
+PHASES: tuple[Phase, ...] = ("device", "before_megatron", "after_megatron", "after_repatch", "after_model", "before_engine", "on_request")
 State = Literal["applied", "not needed", "refused", "undone", "not entered"]
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +224,7 @@ def _apply(self: Registry, entry: _Entry) -> tuple[State, str]:
     again = "again: it had been dropped; " if entry.state.state == "applied" else ""
     needed, seen = entry.shim.needed()
     if not needed: return "not needed", seen
-    entry.patches = Patches()
+    entry.patches.changes = [c for c in entry.patches.changes if entry.patches.ours(c)]  # what still holds stays undoable
     entry.shim.install(entry.patches)
     if not entry.shim.verify(): raise ShimError(f"shim {entry.shim.name} did not verify after it was applied", f"It saw: {seen}.")
     return "applied", again + seen

@@ -1,0 +1,3 @@
+"""The list of features; importing it from where MindSpeed has it."""
+
+FEATURES_LIST = []
