@@ -1,0 +1,303 @@
+// A CANN of host memory: what the real torch_npu needs of the Ascend driver and runtime to come up, hand out memory and keep streams.
+//
+// Signatures are those of the headers that the wheel ships. Work is done when its call returns, so streams are idle and events have happened.
+// Nothing here computes. What is neither implemented nor in the list of harmless calls below becomes a generated stub that refuses (refuse.h):
+// a stub that returned success would skip the computation without a word.
+#include "refuse.h"
+#include <acl/acl.h>
+#include <acl/acl_op_compiler.h>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr aclError kOk = ACL_SUCCESS, kInvalidDevice = ACL_ERROR_RT_INVALID_DEVICEID, kNoContext = ACL_ERROR_RT_CONTEXT_NULL,
+                   kOutOfMemory = ACL_ERROR_RT_MEMORY_ALLOCATION;
+constexpr char kDisabled[] = "disable";
+constexpr char kVersion[] = "9.0.0";
+constexpr int kMaxDevices = 64;
+constexpr size_t kAlignment = 512;  // what aclrtMalloc promises
+
+const char* environment(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+// The variables of the simulated NPU, so that both lanes are set up alike.
+int device_count() {
+  const int total = std::atoi(environment("COOKBOOK_NPU_SIM_DEVICES", "8"));
+  const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+  if (!visible) return total;
+  std::istringstream ids(visible);
+  int count = 0;
+  for (std::string id; std::getline(ids, id, ',') && !id.empty() && std::atoi(id.c_str()) < total;) ++count;
+  return count;
+}
+size_t capacity() { return std::strtoull(environment("COOKBOOK_NPU_SIM_MEMORY", "68719476736"), nullptr, 10); }
+
+// ---- devices and contexts: the context of a device is the address of its element
+
+char contexts[kMaxDevices];
+std::atomic<bool> active[kMaxDevices];  // the primary context belongs to the process
+thread_local int current = -1;          // which one is current belongs to the thread; -1: none
+
+ptrdiff_t device_of(const void* context) { return static_cast<const char*>(context) - contexts; }
+
+// ---- memory
+
+struct Block {
+  size_t bytes;
+  int device;
+};
+std::mutex mutex;
+size_t used[kMaxDevices];
+std::unordered_map<void*, Block>& blocks() {
+  static auto* table = new std::unordered_map<void*, Block>();  // never destroyed: tensors may outlive every static
+  return *table;
+}
+
+aclError allocate(void** pointer, size_t bytes) {
+  if (current < 0) return kNoContext;
+  std::lock_guard<std::mutex> guard(mutex);
+  *pointer = nullptr;
+  if (used[current] + bytes > capacity()) return kOutOfMemory;
+  if (posix_memalign(pointer, kAlignment, bytes ? bytes : kAlignment) != 0) return kOutOfMemory;
+  used[current] += bytes;
+  blocks()[*pointer] = {bytes, current};
+  return kOk;
+}
+
+aclError release(void* pointer) {
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto found = blocks().find(pointer);
+  if (found == blocks().end()) return ACL_ERROR_INVALID_PARAM;
+  used[found->second.device] -= found->second.bytes;
+  blocks().erase(found);
+  std::free(pointer);
+  return kOk;
+}
+
+aclError copy(void* target, size_t room, const void* source, size_t bytes) {
+  if (bytes > room) return ACL_ERROR_INVALID_PARAM;
+  std::memmove(target, source, bytes);
+  return kOk;
+}
+
+// ---- settings
+
+int64_t& setting(aclSysParamOpt option) {
+  static std::unordered_map<int, int64_t> values;
+  std::lock_guard<std::mutex> guard(mutex);
+  return values[option];
+}
+
+// ---- streams and events
+
+struct Stream {
+  int32_t id;
+};
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
+
+aclError make_stream(aclrtStream* stream) {
+  static int32_t next = 0;
+  std::lock_guard<std::mutex> guard(mutex);
+  *stream = new Stream{next++};
+  return kOk;
+}
+aclError make_event(aclrtEvent* event) {
+  *event = new Event();
+  return kOk;
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- harmless: they configure or report, and torch_npu calls them whether or not anybody listens
+
+aclError aclInit(const char*) { return kOk; }
+aclError aclFinalize() { return kOk; }
+aclError aclrtSetOpWaitTimeout(uint32_t) { return kOk; }
+aclError aclrtSetOpExecuteTimeOut(uint32_t) { return kOk; }
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return kOk; }
+aclError aclSetCompileopt(aclCompileOpt, const char*) { return kOk; }  // of operators that are never compiled
+void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
+int MsprofRegisterCallback(unsigned, void*) { return 0; }  // nobody profiles
+
+// ---- what this device is
+
+const char* aclrtGetSocName() { return "Ascend910B1"; }
+const char* aclGetRecentErrMsg() { return refused_last(); }
+aclError aclsysGetVersionStr(char*, char* version) {
+  std::strcpy(version, kVersion);
+  return kOk;
+}
+aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
+  *version = {};
+  std::strcpy(version->version, kVersion);
+  return kOk;
+}
+size_t aclGetCompileoptSize(aclCompileOpt) { return sizeof kDisabled; }
+aclError aclGetCompileopt(aclCompileOpt, char* value, size_t length) {  // asked for jit_compile, which a 910B leaves off
+  std::strncpy(value, kDisabled, length);
+  return kOk;
+}
+aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo what, int64_t* value) {
+  *value = what == ACL_DEVICE_INFO_VECTOR_CORE_NUM ? 48 : what == ACL_DEVICE_INFO_L2_SIZE ? 192 << 20 : 24;  // of a 910B1
+  return kOk;
+}
+aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr what, int64_t* value) {
+  *value = what == ACL_DEV_ATTR_VECTOR_CORE_NUM ? 48 : 24;
+  return kOk;
+}
+aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t device, int32_t peer) {
+  *can = device != peer;
+  return kOk;
+}
+
+// ---- settings: kept, and read back by torch_npu when it applies them
+
+aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
+  *value = setting(option);
+  return kOk;
+}
+aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
+  setting(option) = value;
+  return kOk;
+}
+
+aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) { return aclrtSetSysParamOpt(option, value); }
+
+// ---- devices and contexts
+
+aclError aclrtGetDeviceCount(uint32_t* count) {
+  *count = static_cast<uint32_t>(device_count());
+  return kOk;
+}
+aclError aclrtSetDevice(int32_t device) {
+  if (device < 0 || device >= device_count()) return kInvalidDevice;
+  current = device;
+  active[device] = true;
+  return kOk;
+}
+aclError aclrtResetDevice(int32_t device) {
+  if (current == device) current = -1;
+  active[device] = false;
+  return kOk;
+}
+aclError aclrtGetDevice(int32_t* device) {
+  *device = current;
+  return current < 0 ? kNoContext : kOk;
+}
+aclError aclrtGetCurrentContext(aclrtContext* context) {
+  *context = current < 0 ? nullptr : &contexts[current];
+  return current < 0 ? kNoContext : kOk;
+}
+aclError aclrtSetCurrentContext(aclrtContext context) {
+  const auto device = device_of(context);
+  if (device < 0 || device >= device_count()) return ACL_ERROR_INVALID_PARAM;
+  current = static_cast<int>(device);
+  return kOk;
+}
+aclError aclrtGetPrimaryCtxState(int32_t device, uint32_t* flags, int32_t* is_active) {
+  if (flags) *flags = 0;
+  *is_active = active[device];
+  return kOk;
+}
+aclError aclrtSynchronizeDevice() { return kOk; }
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return kOk; }
+
+// ---- memory
+
+aclError aclrtMalloc(void** pointer, size_t bytes, aclrtMemMallocPolicy) { return allocate(pointer, bytes); }
+aclError aclrtMallocAlign32(void** pointer, size_t bytes, aclrtMemMallocPolicy) { return allocate(pointer, bytes); }
+aclError aclrtFree(void* pointer) { return release(pointer); }
+aclError aclrtMallocHost(void** pointer, size_t bytes) {
+  return posix_memalign(pointer, kAlignment, bytes ? bytes : kAlignment) == 0 ? kOk : kOutOfMemory;
+}
+aclError aclrtFreeHost(void* pointer) {
+  std::free(pointer);
+  return kOk;
+}
+aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
+  if (current < 0) return kNoContext;
+  std::lock_guard<std::mutex> guard(mutex);
+  *total = capacity();
+  *free = *total - used[current];
+  return kOk;
+}
+aclError aclrtMemcpy(void* target, size_t room, const void* source, size_t bytes, aclrtMemcpyKind) {
+  return copy(target, room, source, bytes);
+}
+aclError aclrtMemcpyAsync(void* target, size_t room, const void* source, size_t bytes, aclrtMemcpyKind, aclrtStream) {
+  return copy(target, room, source, bytes);
+}
+aclError aclrtMemset(void* target, size_t, int32_t value, size_t bytes) {
+  std::memset(target, value, bytes);
+  return kOk;
+}
+aclError aclrtMemsetAsync(void* target, size_t room, int32_t value, size_t bytes, aclrtStream) {
+  return aclrtMemset(target, room, value, bytes);
+}
+
+// ---- streams and events
+
+aclError aclrtCreateStream(aclrtStream* stream) { return make_stream(stream); }
+aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) { return make_stream(stream); }
+aclError aclrtDestroyStream(aclrtStream stream) {
+  delete static_cast<Stream*>(stream);
+  return kOk;
+}
+aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
+aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
+  *id = static_cast<Stream*>(stream)->id;
+  return kOk;
+}
+aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* status) {
+  *status = ACL_STREAM_STATUS_COMPLETE;
+  return kOk;
+}
+aclError aclrtSynchronizeStream(aclrtStream) { return kOk; }
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return kOk; }
+aclError aclrtStreamWaitEvent(aclrtStream, aclrtEvent) { return kOk; }
+aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* on) {
+  *on = 0;
+  return kOk;
+}
+
+aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { return make_event(event); }
+aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { return make_event(event); }
+aclError aclrtDestroyEvent(aclrtEvent event) {
+  delete static_cast<Event*>(event);
+  return kOk;
+}
+aclError aclrtRecordEvent(aclrtEvent event, aclrtStream) {
+  static_cast<Event*>(event)->time = std::chrono::steady_clock::now();
+  return kOk;
+}
+aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return kOk; }
+aclError aclrtSynchronizeEvent(aclrtEvent) { return kOk; }
+aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
+  *status = ACL_EVENT_RECORDED_STATUS_COMPLETE;
+  return kOk;
+}
+aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
+  *status = ACL_EVENT_WAIT_STATUS_COMPLETE;
+  return kOk;
+}
+aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent end) {
+  const auto elapsed = static_cast<Event*>(end)->time - static_cast<Event*>(start)->time;
+  *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count();
+  return kOk;
+}
+
+}  // extern "C"
