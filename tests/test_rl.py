@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from cookbook_npu.errors import DataError
 from cookbook_npu.rl.advantages import grpo
-from cookbook_npu.rl.losses import kl_estimate, policy_loss
+from cookbook_npu.rl.kl import kl_estimate
+from cookbook_npu.rl.losses import policy_loss
 from cookbook_npu.rl.reducers import REDUCERS, token_weights, weighted_sum
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
@@ -90,10 +91,15 @@ def steps(draw):
     return masks, [piece for piece in pieces if piece]
 
 
+def names(masks):
+    "Groups of three responses, interleaved"
+    return [f"p{i % max(1, len(masks) // 3)}" for i in range(len(masks))]
+
+
 def summed_gradient(pieces, features, masks, reducer):
     "Gradient of a toy policy, added up over the pieces"
     theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-    weights = token_weights(masks, reducer, max_tokens=16)
+    weights = token_weights(masks, reducer, max_tokens=16, group_ids=names(masks))
     for piece in pieces:
         value_T = torch.tanh(torch.cat([features[i] for i in piece]) @ theta)
         weight_T = torch.cat([weights[i] for i in piece]).double()
@@ -114,13 +120,17 @@ def test_the_gradient_does_not_depend_on_the_split(step, reducer):
 @given(steps(), st.sampled_from(REDUCERS))
 def test_the_weights_of_a_step_sum_to_what_the_reducer_says(step, reducer):
     masks, pieces = step
-    weights = token_weights(masks, reducer, max_tokens=16)
+    weights = token_weights(masks, reducer, max_tokens=16, group_ids=names(masks))
     total = sum(weighted_sum(torch.ones(len(w)), w).item() for w in weights)
     carry = sum(bool(m.sum()) for m in masks)
+    of_group = dict.fromkeys(names(masks), 0)
+    for name, m in zip(names(masks), masks, strict=True):
+        of_group[name] += m.sum().item()
     expected = {
         "token_mean": 1.0,
         "sequence_mean": carry / len(masks),
         "fixed_sum": sum(m.sum().item() for m in masks) / 16 / len(masks),
+        "group_mean": sum(bool(n) for n in of_group.values()) / len(of_group),
     }
     assert total == pytest.approx(expected[reducer], abs=1e-5)
     assert all((w[m == 0] == 0).all() for w, m in zip(weights, masks, strict=True))
