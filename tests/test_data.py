@@ -1,5 +1,6 @@
 """Properties of the data room: order and resumption of prompts, round trips, the split of the generated task."""
 
+import hashlib
 import json
 
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
-from cookbook_npu.data.prompts import PromptDataset, load_file, load_prompts, read_jsonl
-from cookbook_npu.data.sample import Prompt, Sample
+from cookbook_npu.data.prompts import load_prompts, load_source
+from cookbook_npu.data.puzzles import GENERATORS, PuzzleTask, evaluate, numbers_in
+from cookbook_npu.data.records import read_jsonl
+from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tasks import LEVELS, ArithmeticTask
 from cookbook_npu.data.tokens import build_tokenizer
 from cookbook_npu.errors import DataError
@@ -26,28 +29,6 @@ values = st.recursive(
 @pytest.fixture(scope="module")
 def tokenizer():
     return build_tokenizer()
-
-
-def prompts(n):
-    return [Prompt(prompt_id=f"f:{i}", ids=[1], text=str(i), label=str(i)) for i in range(n)]
-
-
-@given(st.integers(1, 12), st.lists(st.integers(0, 9), max_size=8), st.integers(0, 5), st.integers(0, 30))
-def test_stopping_and_resuming_anywhere_changes_nothing(size, batches, seed, stop):
-    total = sum(batches) + stop
-    whole = [p.prompt_id for p in PromptDataset(prompts(size), seed=seed).next_batch(total)]
-    data, got = PromptDataset(prompts(size), seed=seed), []
-    for n in batches:
-        got += [p.prompt_id for p in data.next_batch(n)]
-        state = json.loads(json.dumps(data.state()))
-        # What is drawn after the state was taken is lost by the crash and drawn again.
-        data.next_batch(3)
-        data = PromptDataset(prompts(size), seed=seed)
-        data.load_state(state)
-    got += [p.prompt_id for p in data.next_batch(stop)]
-    assert got == whole
-    for epoch in range(total // size):
-        assert len(set(whole[epoch * size : (epoch + 1) * size])) == size
 
 
 @given(st.text(max_size=60))
@@ -94,6 +75,47 @@ def test_no_held_out_problem_is_trained_in_any_order_of_operands(level, seed, sh
     assert len(task.train) + len(task.held_out) == len({p.prompt for p in task.problems})
 
 
+@given(st.sampled_from(sorted(GENERATORS)), st.integers(1, 4), st.integers(0, 50), st.integers(0, 50), st.floats(0.05, 0.5))
+@settings(max_examples=15)
+def test_no_evaluation_puzzle_is_trained_under_any_seed(kind, level, seed, other, share):
+    "Neither the problem itself nor one with its numbers or letters in another order"
+    train = PuzzleTask(kind, level=level, per_level=150, seed=seed, eval_share=share).train
+    held_out = PuzzleTask(kind, level=level, per_level=150, seed=other, eval_share=share).held_out
+    assert not {p.prompt for p in train} & {p.prompt for p in held_out}
+    assert not {same_up_to_order(kind, p.prompt) for p in train} & {same_up_to_order(kind, p.prompt) for p in held_out}
+
+
+def same_up_to_order(kind, prompt):
+    "A key that is equal for prompts that differ only in the order of numbers or letters"
+    if kind == "counting":
+        letter, word = prompt[:-1].split(" in ")
+        return letter, "".join(sorted(word))
+    numbers, _, target = prompt[:-1].partition(">")
+    return tuple(sorted(numbers.split())), target
+
+
+@given(st.sampled_from(sorted(GENERATORS)), st.integers(1, 5), st.integers(0, 9))
+@settings(max_examples=15)
+def test_puzzles_are_right_and_the_same_every_time(kind, level, seed):
+    task = PuzzleTask(kind, level=level, per_level=40, seed=seed)
+    assert task.problems == PuzzleTask(kind, level=level, per_level=40, seed=seed).problems
+    assert len({p.family for p in task.problems}) == len(task.problems)
+    for p in task.problems:
+        if kind == "countdown":
+            assert evaluate(p.answer) == int(p.label) and numbers_in(p.answer) == sorted(p.metadata["numbers"])
+        if kind == "sorting":
+            assert list(map(int, p.label.split())) == sorted(map(int, p.prompt[:-1].split()))
+        if kind == "counting":
+            assert int(p.label) == sum(c == p.prompt[0] for c in p.prompt[5:-1])
+
+
+def test_the_arithmetic_of_the_laptop_recipe_stays_as_it_is():
+    "The default task is part of the recipe's published numbers: its problems, their order and the split never change"
+    task = ArithmeticTask()
+    digest = hashlib.sha256("".join(p.prompt + p.answer for p in [*task.train, *task.held_out]).encode()).hexdigest()
+    assert (len(task.train), len(task.held_out), digest[:16]) == (1991, 509, "e708c097ca336f4c")
+
+
 @given(st.integers(1, 9), st.sampled_from([b"{", b"[]", b"\xff", b"null", b'{"prompt": "x"']))
 def test_a_broken_line_is_named(tmp_path_factory, n, broken):
     path = tmp_path_factory.getbasetemp() / "broken.jsonl"
@@ -110,17 +132,20 @@ def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
         "gsm8k": ({"question": "Solve.", "answer": "2*2=<<2*2=4>>4\n#### 1,004"}, "1004"),
         "dapo-math-17k": ({"prompt": message, "reward_model": {"ground_truth": "34", "style": "rule"}}, "34"),
         "aime-2024": ({"ID": "2024-I-1", "Problem": "Solve.", "Answer": 204}, "204"),
+        "math-500": ({"problem": "Solve.", "answer": "x", "subject": "Algebra", "level": 5, "unique_id": "a"}, "x"),
+        "geo3k": ({"problem": "Solve.", "answer": "3", "images": []}, "3"),
         "plain": ({"prompt": "Solve.", "label": 7}, "7"),
     }
     for name, (record, label) in records.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text(json.dumps(record) + "\n")
         for record_format in ("auto", name):
-            found, source = load_file(path, DataConfig(record_format=record_format), tokenizer)
+            found, source, counts = load_source(path, DataConfig(record_format=record_format), tokenizer)
             assert [(p.text, p.label, p.ids) for p in found] == [("Solve.", label, list(b"Solve."))]
+            assert counts["read"] == counts["kept"] == 1
             assert name in source and ("detected" in source) == (record_format == "auto")
-        chat, _ = load_file(path, DataConfig(apply_chat_template=True), tokenizer)
-        assert chat[0].text == "<|im_start|>user\nSolve.<|im_end|>\n<|im_start|>assistant\n"
+        chat = load_source(path, DataConfig(apply_chat_template=True), tokenizer)
+        assert chat.prompts[0].text == "<|im_start|>user\nSolve.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_record_of_another_format_in_the_middle_is_an_error(tmp_path, tokenizer):

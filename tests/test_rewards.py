@@ -1,11 +1,13 @@
 """The reward pool as a process: throughput, orphans, and many answers of mixed kinds."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from fractions import Fraction
 
 import psutil
 import pytest
@@ -13,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import RewardConfig
+from cookbook_npu.data.answers import find_answer, find_choice, last_boxed, plain_answer
+from cookbook_npu.data.criteria import f1, gpqa, repetition
+from cookbook_npu.data.puzzles import evaluate, numbers_in
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.scorers import dapo, exact, find_answer, format_think, last_boxed, plain_answer
+from cookbook_npu.data.scorers import dapo, exact, format_think
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
@@ -162,3 +167,181 @@ def test_inline_scorers_take_any_text(text, label):
 def test_a_box_is_found_again_whatever_stands_around_it(noise):
     inside = noise.replace("{", "").replace("}", "").replace("\\", "")
     assert last_boxed(noise + r" \boxed{" + inside + "} end") == inside
+
+
+# ---------------------------------------------------------------- hostile answers
+
+BOMBS = [
+    "9" * 10_000_000,
+    "\\boxed{" + "9" * 10_000 + "}",
+    "\\boxed{" * 5000 + "}" * 5000,
+    "\\boxed{" + "{" * 200 + "4" + "}" * 200 + "}",
+    "\\boxed{" + r"\sqrt{" * 60 + "5" + "}" * 60 + "}",
+    "\\boxed{" + r"\frac{1}{1+" * 40 + "1" + "}" * 40 + "}",
+    r"\boxed{9^{9^{9^{9^{9}}}}}",
+    r"\boxed{99999999999!}",
+    r"\boxed{\prod_{i=1}^{999999999} i^i}",
+    r"\boxed{\lim_{n \to \infty} (1+\frac{1}{n})^{n^{n^n}}}",
+    r"\boxed{\begin{pmatrix}" + r"1&2\\" * 80 + r"\end{pmatrix}^{999}}",
+    r"\boxed{\text{__import__('os').system('kill -9 1')}}",
+    r"\boxed{\input{/etc/passwd}\write18{touch owned}}",
+    "\\boxed{\u202e4\u2066}",
+    "\\boxed{４}",
+    "\\boxed{\x00\ud7ff\U0010ffff}",
+    "The answer is " + "answer is" * 10**6,
+    r"\boxed{5}" * 10**5,
+]
+
+
+@pytest.mark.parametrize("scorer", ["math", "deepscaler"])
+def test_hostile_answers_are_wrong_in_bounded_time_and_the_pool_works_on(scorer):
+    config = RewardConfig(scorers={scorer: 1.0}, workers=2, timeout_s=1.0)
+    prefix = "</think>" if scorer == "deepscaler" else ""
+    with RewardPool(config) as pool:
+        start = time.perf_counter()
+        assert pool.score([sample(prefix + text) for text in BOMBS]) == [0.0] * len(BOMBS)
+        # At worst each takes its limit and a new process, two at a time; this machine may be shared.
+        assert time.perf_counter() - start < 12 * len(BOMBS)
+        assert pool.score([sample(prefix + r"\boxed{\frac{8}{2}}")]) == [1.0]
+        c = pool.counts
+        assert c.graded + c.timed_out + c.limited + c.crashed == len(BOMBS) + 1
+
+
+ATOMS = [
+    *"0123456789+-*/^_!|,.;:=<>()[]{}$%&~#@'\"\\ xyne\n",
+    *(r"\frac \sqrt \sum_ \int \pi \infty \cup \text{ \left( \right) \cdot \le \boxed{ \begin{ \end{ \pm \circ \% \{ \}".split()),
+    *(
+        "{4}",
+        "{2}{3}",
+        "####",
+        "</think>",
+        "answer is",
+        "pmatrix",
+        "__import__",
+        "lambda:",
+        "eval(",
+        "٤",
+        "４",
+        "\u200b",
+        "\u202e",
+        "½",
+        "\x00",
+    ),
+]
+soup = st.lists(st.sampled_from(ATOMS), max_size=14).map("".join)
+
+
+@given(st.lists(soup, min_size=8, max_size=8))
+@settings(max_examples=60)
+def test_fuzzed_answers_get_a_score_and_never_end_the_pool(pool, texts):
+    before = pool.counts.crashed
+    label = "123457"  # so long that no soup of 14 pieces hits it by luck in 200 draws
+    scores = pool.score([sample(rf"\boxed{{{text}}}", label) for text in texts])
+    assert scores == [0.0] * len(texts)
+    assert pool.counts.crashed == before
+
+
+@given(soup)
+@settings(max_examples=200)
+def test_fuzzed_answers_through_every_text_rule(text):
+    for found in (find_answer(text), last_boxed(text)):
+        assert found is None or isinstance(found, str)
+    assert find_choice(text) in (None, *"ABCDEFGHIJ")
+    assert isinstance(plain_answer(text), str)
+    assert gpqa(text, "B", {}) in (0, 1)
+    assert 0 <= f1(text, text, {}) <= 1
+    assert -1 <= repetition(text, None, {}, size=2) <= 0
+    assert evaluate(text) is None or isinstance(evaluate(text), Fraction)
+
+
+expressions = st.recursive(
+    st.integers(0, 99).map(lambda n: (str(n), Fraction(n))),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from("+-*/"), inner)
+        .filter(lambda t: t[1] != "/" or t[2][1] != 0)
+        .map(
+            lambda t: (
+                f"({t[0][0]}{t[1]}{t[2][0]})",
+                {
+                    "+": lambda a, b: a + b,
+                    "-": lambda a, b: a - b,
+                    "*": lambda a, b: a * b,
+                    "/": lambda a, b: a / b if b else None,
+                }[t[1]](t[0][1], t[2][1]),
+            )
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(expressions)
+def test_expressions_have_the_value_that_their_tree_has(pair):
+    text, value = pair
+    assert evaluate(text) == value
+    assert evaluate(f"  {text} ") == value
+    assert evaluate(text + ")") is None and evaluate("(" + text) is None
+    digits = [int(n) for n in "".join(c if c.isdigit() else " " for c in text).split()]
+    assert numbers_in(text) == sorted(digits)
+
+
+OPERATIONS = {
+    "+": (lambda p, q: f"({p}+{q})", lambda a, b: a + b),
+    "-": (lambda p, q: f"({p}-{q})", lambda a, b: a - b),
+    r"\cdot": (lambda p, q: rf"({p} \cdot {q})", lambda a, b: a * b),
+    r"\frac": (lambda p, q: rf"\frac{{{p}}}{{{q}}}", lambda a, b: a / b if b else None),
+}
+latex = st.recursive(
+    st.integers(1, 20).map(lambda n: (str(n), Fraction(n))),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from(sorted(OPERATIONS)), inner)
+        .map(lambda t: (OPERATIONS[t[1]][0](t[0][0], t[2][0]), OPERATIONS[t[1]][1](t[0][1], t[2][1])))
+        .filter(lambda pair: pair[1] is not None)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(latex, min_size=6, max_size=6))
+@settings(max_examples=20)
+def test_latex_expressions_are_compared_by_their_exact_value(pool, pairs):
+    def fraction(value):
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+    right = [sample(rf"so \boxed{{{text}}}", fraction(value)) for text, value in pairs]
+    wrong = [sample(rf"so \boxed{{{text}}}", fraction(value + Fraction(1, 3))) for text, value in pairs]
+    assert pool.score(right) == [1.0] * len(pairs)
+    assert pool.score(wrong) == [0.0] * len(pairs)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), st.lists(st.sampled_from("bcd"), min_size=1, max_size=9))
+def test_f1_equals_counting_by_hand(found, right):
+    # "a" is an article and does not count.
+    left, other = [w for w in found if w != "a"], list(right)
+    shared = 0
+    for w in left:
+        if w in other:
+            other.remove(w)
+            shared += 1
+    precision, recall = shared / max(len(left), 1), shared / len(right)
+    expected = 2 * precision * recall / (precision + recall) if shared else 0.0
+    assert f1(" ".join(found), " ".join(right), {}) == pytest.approx(expected)
+
+
+def test_what_the_environment_wrote_is_never_graded():
+    "Random dialogues in which only the environment names the answer earn nothing, with any scorer"
+    from cookbook_npu.data.rewards import write_policy_text
+
+    rng = random.Random(0)
+    config = RewardConfig(scorers={"exact": 1.0, "dapo": 1.0, "gpqa": 1.0, "f1": 1.0, "repetition": 0.0})
+    with RewardPool(config) as pool:
+        for _ in range(50):
+            turns = [("no idea", 1)]
+            for _ in range(rng.randrange(1, 4)):
+                turns += [(rng.choice(["Answer: B", r"\boxed{B}", "B"]), 0), (rng.choice(["hm", "so", "?"]), 1)]
+            ids = [ord(c) for text, _ in turns for c in text]
+            mask = [m for text, m in turns for _ in text]
+            dialogue = sample("".join(text for text, _ in turns), "B")
+            dialogue.response_ids, dialogue.loss_mask = ids, mask
+            write_policy_text(dialogue, lambda ids: "".join(map(chr, ids)))
+            assert pool.score([dialogue]) == [-1.0]  # dapo's worst, nothing else

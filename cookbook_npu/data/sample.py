@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import DataError
 
-# %% ../../nbs/data/00_sample.ipynb #153cdaeb
+# %% ../../nbs/data/00_sample.ipynb #c4003452
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     "One question, tokenized"
@@ -22,6 +22,10 @@ class Prompt:
     text: str                     # the same as text, chat template applied
     label: Any = None             # what the scorers compare with
     metadata: dict[str, Any] = field(default_factory=dict)  # anything else the record carried
+
+    def for_samples(self) -> dict[str, Any]:
+        "The metadata that its samples carry: the prompt's id, and everything but images, which would be stored G times"
+        return {"prompt_id": self.prompt_id, **{k: v for k, v in self.metadata.items() if k != "images"}}
 
 # %% ../../nbs/data/00_sample.ipynb #63aecccd
 FinishReason = Literal["stop", "length", "abort"]
