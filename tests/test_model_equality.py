@@ -136,14 +136,16 @@ def whole_norm(model) -> float:
 
 def check_packed(model, want: dict) -> dict[str, float]:
     from cookbook_npu.model.logprobs import packed_logprobs
-    from cookbook_npu.model.packing import pack
+    from cookbook_npu.model.packing import pack, pad
 
     batch = pack(SAMPLES, model.layout.row_multiple)
     result = {"one_by_one": 0.0, "chunked": 0.0}
     with torch.no_grad():
         full = packed_logprobs(model, batch, TEMPERATURE, 10_000)
         small = packed_logprobs(model, batch, TEMPERATURE, 3)
+        padded = packed_logprobs(model, pad(SAMPLES, model.layout.row_multiple), TEMPERATURE, 10_000)
     result["chunked"] = max(far(a, b.cpu()) for a, b in zip(small, full, strict=True))
+    result["padded"] = max(far(a, b.cpu()) for a, b in zip(padded, full, strict=True))
     for got, references in zip(full, zip(*want["logps"], strict=True), strict=True):
         pairs = zip(batch.split(got), references, strict=True)
         result["one_by_one"] = max(result["one_by_one"], *(far(a, b) for a, b in pairs))
@@ -154,7 +156,8 @@ def check_training(model, want: dict) -> dict[str, float]:
     from cookbook_npu.model.logprobs import packed_logprobs
     from cookbook_npu.model.megatron import export_weights
     from cookbook_npu.model.optimizer import build_optimizer
-    from cookbook_npu.model.packing import pack, plan_micro_batches
+    from cookbook_npu.model.packing import pack
+    from cookbook_npu.model.planning import plan_micro_batches
 
     optimizer = build_optimizer(model, OPTIM, num_steps=100)
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in SAMPLES]
@@ -264,6 +267,12 @@ def test_every_weight_survives_load_and_export_bit_for_bit(results, case):
 def test_a_packed_row_equals_its_samples_one_by_one(results, case):
     for rank in results:
         assert rank[case]["one_by_one"] <= TOLERANCE
+
+
+@cases
+def test_padded_rows_equal_the_packed_row(results, case):
+    for rank in results:
+        assert rank[case]["padded"] <= TOLERANCE
 
 
 @cases

@@ -129,7 +129,7 @@ def _without_head(decoder: Any) -> Iterator[None]:
     try: yield
     finally: del decoder._forward_output_layer
 
-# %% ../../nbs/model/05_logprobs.ipynb #b1b096bd
+# %% ../../nbs/model/05_logprobs.ipynb #9aa5517e
 def packed_hidden(
     model: MegatronModel,  # the model
     packed: PackedBatch,   # a packed row, on the model's device
@@ -138,10 +138,10 @@ def packed_hidden(
     from megatron.core.tensor_parallel import mappings
 
     with _without_head(model.decoder):
-        hidden_TH = model.ddp(input_ids=packed.ids_1T, position_ids=packed.positions_1T, attention_mask=None,
-                              packed_seq_params=packed.attention_params())[0]
+        hidden_BTH = model.ddp(input_ids=packed.ids_1T, position_ids=packed.positions_1T, attention_mask=None,
+                               packed_seq_params=packed.attention_params())
     gather = mappings.gather_from_sequence_parallel_region if model.layout.sequence else mappings.copy_to_tensor_model_parallel_region
-    return gather(hidden_TH).index_select(0, packed.rows_R)
+    return gather(hidden_BTH.transpose(0, 1)).flatten(0, 1).index_select(0, packed.rows_R)
 
 # %% ../../nbs/model/05_logprobs.ipynb #fec1f3bf
 def vocabulary_slice(

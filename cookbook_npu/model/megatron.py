@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTE', 'DIVIDED', 'Layout', 'check_parallel', 'local_device', 'current_layout', 'init_parallel',
-           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'mend_gradient_sums',
-           'mark_vocabulary_slices', 'load_model', 'export_weights']
+           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'load_model', 'export_weights']
 
-# %% ../../nbs/model/04_megatron.ipynb #9bde11af
+# %% ../../nbs/model/04_megatron.ipynb #eab11872
 import io
 import math
 import os
@@ -25,7 +24,7 @@ from torch import Tensor
 from ..config import ModelConfig, ParallelConfig
 from ..device import accelerator
 from ..errors import ConfigError, MissingError, ShimError
-from ..shims.bootstrap import model_ready
+from ..shims.bootstrap import model_ready, parallel_ready
 
 # %% ../../nbs/model/04_megatron.ipynb #05b4aa77
 @dataclass(frozen=True)
@@ -59,28 +58,7 @@ def check_parallel(
                           "Give the trainer a multiple of parallel.tensor devices.")
     return world_size // parallel.tensor
 
-# %% ../../nbs/model/04_megatron.ipynb #2d890047
-_rendezvous: dict[str, Any] = {"store": None, "generation": 0}
-
-def _store(timeout: timedelta) -> Any:
-    "A fresh corner of the store that the ranks of this job meet in"
-    import torch.distributed as dist
-
-    if _rendezvous["store"] is None:
-        alone = "RANK" not in os.environ or "MASTER_PORT" not in os.environ
-        _rendezvous["store"] = dist.HashStore() if alone else dist.TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]), os.environ["RANK"] == "0", timeout)
-    _rendezvous["generation"] += 1
-    return dist.PrefixStore(f"generation{_rendezvous['generation']}", _rendezvous["store"])
-
-# %% ../../nbs/model/04_megatron.ipynb #e7d11173
-def _join_world(backend: str, timeout: timedelta) -> None:
-    "Join the job that the environment describes, or be a job of one"
-    import torch.distributed as dist
-
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    dist.init_process_group(backend, store=_store(timeout), rank=rank, world_size=size, timeout=timeout)
-
+# %% ../../nbs/model/04_megatron.ipynb #330871b6
 def _require_bootstrap() -> None:
     if "megatron.core" not in sys.modules or "transformer_engine" not in sys.modules:
         raise ShimError("the training stack of this process is not set up",
@@ -106,7 +84,7 @@ def current_layout(
                   parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size(), local_device(),
                   parallel.sequence and size > 1)
 
-# %% ../../nbs/model/04_megatron.ipynb #03562413
+# %% ../../nbs/model/04_megatron.ipynb #3f7f6256
 def init_parallel(
     parallel: ParallelConfig,   # how one model is split
     seed: int,                  # seed of everything random in this process
@@ -114,14 +92,15 @@ def init_parallel(
 ) -> Layout:                    # this process in the grid
     "Join the trainer's process group, create Megatron's groups and seed every generator"
     _require_bootstrap()
-    import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
+
+    from cookbook_npu.shims.distributed import join_world
 
     check_parallel(parallel, int(os.environ.get("WORLD_SIZE", "1")))
     acc, timeout = accelerator(), timedelta(seconds=timeout_s)
     acc.module.set_device(local_device())
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron insists on it with sequence parallelism
-    if not dist.is_initialized(): _join_world(f"cpu:gloo,{acc.type.name}:{acc.type.backend}", timeout)
+    join_world(f"cpu:gloo,{acc.type.name}:{acc.type.backend}", timeout)
     parallel_state.initialize_model_parallel(parallel.tensor, create_gloo_process_groups=False,
                                              distributed_timeout_minutes=math.ceil(timeout_s / 60))
     acc.seed(seed)
@@ -176,7 +155,7 @@ def check_split(
         raise ConfigError(f"a vocabulary of {vocab} leaves a rank of parallel.tensor {tensor} without tokens",
                           "Choose a smaller parallel.tensor.")
 
-# %% ../../nbs/model/04_megatron.ipynb #7c9954f5
+# %% ../../nbs/model/04_megatron.ipynb #6c6babc2
 @dataclass
 class MegatronModel:
     "A Megatron model, wrapped for data parallelism"
@@ -186,8 +165,7 @@ class MegatronModel:
     layout: Layout   # this process in the grid
     hf_path: Path    # the folder it was loaded from
     vocab_size: int  # tokens of the Hugging Face model; Megatron pads to a multiple of TP
-    partial: list[torch.nn.Parameter]  # whole on every TP rank, gradient of its own part only, unknown to Megatron
-    summed: bool = False               # the gradients of this step have been summed over ranks
+    summed: bool = False  # the gradients of this step have been summed over ranks
 
     @property
     def decoder(self) -> Any:
@@ -200,7 +178,7 @@ class MegatronModel:
         lm = self.decoder
         return lm.shared_embedding_or_output_weight() if lm.share_embeddings_and_output_weights else lm.output_layer.weight
 
-# %% ../../nbs/model/04_megatron.ipynb #33f6f427
+# %% ../../nbs/model/04_megatron.ipynb #afd3ffdb
 def _configure(path: Path, model: ModelConfig, parallel: ParallelConfig) -> Any:
     "The Megatron configuration of a Hugging Face folder"
     from mcore_bridge import ModelConfig as BridgeConfig
@@ -215,39 +193,17 @@ def _configure(path: Path, model: ModelConfig, parallel: ParallelConfig) -> Any:
                           "Use a supported model.")
     values = hf_to_mcore_config(hf)
     check_split(values, parallel.tensor)
-    return BridgeConfig(**{**values, **run_options(model, parallel)})
+    values |= run_options(model, parallel)
+    parallel_ready(values)  # MindSpeed completes configurations while they are made
+    return BridgeConfig(**values)
 
-# %% ../../nbs/model/04_megatron.ipynb #b01dc285
-def mend_gradient_sums(
-    module: Any,     # the Megatron model
-    layout: Layout,  # this process in the grid
-) -> list[torch.nn.Parameter]:  # parameters to sum over tensor-parallel ranks besides those Megatron knows
-    "Set right which gradients of gated delta nets are summed over tensor-parallel ranks"
-    partial = []
-    for net in (m for m in module.modules() if type(m).__name__ == "GatedDeltaNet"):
-        if layout.sequence: net.in_proj.layer_norm_weight.sequence_parallel = False
-        elif layout.tensor_size > 1: partial.append(net.out_norm.weight)
-    return partial
-
-# %% ../../nbs/model/04_megatron.ipynb #6888780d
-def mark_vocabulary_slices(
-    module: Any,  # the Megatron model
-) -> None:
-    "Mark embedding and output rows as split over tensor-parallel ranks"
-    from megatron.core.tensor_parallel import layers
-
-    for part in module.modules():
-        if isinstance(part, layers.VocabParallelEmbedding | layers.ColumnParallelLinear) and part.weight is not None:
-            if not getattr(part.weight, "tensor_model_parallel", False):
-                for name in ("tensor_model_parallel", "partition_dim", "partition_stride"): vars(part.weight).pop(name, None)
-                layers.set_tensor_model_parallel_attributes(part.weight, is_parallel=True, dim=0, stride=1)
-
-# %% ../../nbs/model/04_megatron.ipynb #55be4fd4
+# %% ../../nbs/model/04_megatron.ipynb #91e7c725
 def _build(config: Any, path: Path) -> Any:
     "The Megatron model with the weights of `path`; the bridge's progress bar is not for our log"
     from mcore_bridge import get_mcore_model
 
     module = get_mcore_model(config)[0].to(local_device())
+    model_ready(module)
     with redirect_stderr(io.StringIO()): config.bridge.load_weights([module], str(path))
     return module
 
@@ -261,7 +217,7 @@ def _wrap(config: Any, module: Any) -> Any:
     ddp.broadcast_params()
     return ddp
 
-# %% ../../nbs/model/04_megatron.ipynb #a226f8c3
+# %% ../../nbs/model/04_megatron.ipynb #4450f527
 def load_model(
     hf_path: Path | str,       # Hugging Face folder
     model: ModelConfig,        # dtype and recomputation (its path is not read)
@@ -271,11 +227,7 @@ def load_model(
     path, layout = Path(hf_path), current_layout(parallel)
     config = _configure(path, model, parallel)
     module = _build(config, path)
-    partial = mend_gradient_sums(module, layout)
-    mark_vocabulary_slices(module)
-    ddp = _wrap(config, module)
-    model_ready()
-    return MegatronModel(ddp, module, config, layout, path, config.padded_vocab_size, partial)
+    return MegatronModel(_wrap(config, module), module, config, layout, path, config.padded_vocab_size)
 
 # %% ../../nbs/model/04_megatron.ipynb #03a28510
 from fastcore.basics import patch
@@ -292,7 +244,7 @@ def logits(self: MegatronModel,
     local_BTV = self.ddp(input_ids=ids_BT, position_ids=positions_BT, attention_mask=None)
     return gather_from_tensor_model_parallel_region(local_BTV)[..., :self.vocab_size].float()
 
-# %% ../../nbs/model/04_megatron.ipynb #85ec5f4a
+# %% ../../nbs/model/04_megatron.ipynb #c69b74f0
 @patch
 def zero_grad(self: MegatronModel) -> None:
     "Start a step: clear the gradient buffer"
@@ -302,13 +254,10 @@ def zero_grad(self: MegatronModel) -> None:
 @patch
 def finish_gradients(self: MegatronModel) -> None:
     "Sum the gradients over data- and tensor-parallel ranks, once a step"
-    import torch.distributed as dist
-    from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
 
     if self.summed: return
     finalize_model_grads([self.ddp])
-    for p in self.partial: dist.all_reduce(p.main_grad, group=parallel_state.get_tensor_model_parallel_group())
     self.summed = True
 
 # %% ../../nbs/model/04_megatron.ipynb #b04d10cf
