@@ -129,7 +129,7 @@ class ConsoleSink:
     def write(self, record: Mapping[str, Any]) -> None: print(line(record, steps=self.steps), file=self.out or sys.stdout, flush=True)
     def close(self) -> None: pass
 
-# %% ../../nbs/runs/01_metrics.ipynb #073d2257
+# %% ../../nbs/runs/01_metrics.ipynb #5b4a1406
 class Tracker:
     "Collects the record of a step and hands it to every sink"
     def __init__(self,
@@ -151,6 +151,13 @@ class Tracker:
         self.last = step
         for sink in self.sinks: sink.write(record)
         return record
+
+    def restart(self,
+        last: int,  # newest step that counts; -1: none
+    ) -> None:
+        "Go back to an earlier step; what was measured since is forgotten"
+        self.spans.take()
+        self.last = last
 
 # %% ../../nbs/runs/01_metrics.ipynb #2a4ce1f6
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['make_engine', 'EngineRole', 'Engines']
 
-# %% ../../nbs/train/04_engines.ipynb #62790745
-from collections.abc import Sequence
+# %% ../../nbs/train/04_engines.ipynb #d5c20242
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..cluster.roles import Group
 from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
+from ..errors import RoleError
 from ..rollout.engine import Engine, Request
 from .publish import Manifest, read
 
@@ -80,7 +81,7 @@ def close(self: EngineRole) -> None:
     "Give everything back"
     self.engine.close()
 
-# %% ../../nbs/train/04_engines.ipynb #94e5ac0b
+# %% ../../nbs/train/04_engines.ipynb #e48e7fa3
 @dataclass
 class Engines:
     "The rollout engines of a run"
@@ -92,5 +93,17 @@ class Engines:
 
     def call_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "A call with its own arguments on every engine; one result for each"
-        answers = [group.start(method, *own) for group, own in zip(self.groups, args, strict=True)]
-        return [answer.result()[0] for answer in answers]
+        answers = self.try_each(method, args)
+        for answer in answers:
+            if isinstance(answer, RoleError): raise answer
+        return answers
+
+    def try_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
+        "Like `call_each`, but waits for all; the result of an engine that failed is its `RoleError`"
+        started = [_tried(group.start, method, *own) for group, own in zip(self.groups, args, strict=True)]
+        return [answer if isinstance(answer, RoleError) else _tried(lambda answer=answer: answer.result()[0]) for answer in started]
+
+def _tried(call: Callable[..., Any], *args: Any) -> Any:
+    "What a call returns, or the `RoleError` it raises"
+    try: return call(*args)
+    except RoleError as error: return error

@@ -1,0 +1,76 @@
+"""A run that is killed, anywhere, goes on as if nothing had happened: same metrics, same weights, each prompt trained once."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from whole_runs import STEPS, Driver, configure, prompts, rows, run, wait_for, weights
+
+POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "2"))  # random moments besides the two chosen ones
+VICTIMS = ("driver", "trainer", "engine", "raylet")
+pytestmark = pytest.mark.slow
+
+
+def in_save(folder: Path, driver: Driver, chance: random.Random) -> None:
+    "While the files of a checkpoint are being written, after the first step"
+    wait_for(lambda: any(folder.glob("checkpoints/.step_00000[2-9]*/state/*")), driver)
+
+
+def in_publish(folder: Path, driver: Driver, chance: random.Random) -> None:
+    "While the new weights lie in shared memory, after the first step"
+    wait_for(lambda: (folder / "checkpoints" / "step_000001").exists(), driver)
+    buckets = f"cookbook_npu_publish_{driver.pids['trainer'][0]}_*"
+    wait_for(lambda: any(Path("/dev/shm").glob(buckets)), driver)
+
+
+def anywhere(folder: Path, driver: Driver, chance: random.Random) -> None:
+    "Some time after the start, reproducibly chosen"
+    time.sleep(chance.uniform(0.0, 8.0))
+
+
+CASES = [("driver", in_save), ("trainer", in_publish)] + [(VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{n}-{CASES[n][0]}-{CASES[n][1].__name__}")
+def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
+    victim, moment = CASES[number]
+    driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
+    assert driver.started.wait(600) and driver.pids, driver.text()
+    folder = tmp_path / "run"
+    moment(folder, driver, random.Random(number))
+    if driver.process.poll() is None:
+        below = psutil.Process(driver.process.pid).children(recursive=True)
+        os.kill(driver.pids[victim][0], signal.SIGKILL)
+        _, left = psutil.wait_procs(below, timeout=150)  # Ray looks for its parent now and then
+        assert not left, f"processes that outlive their run: {left}"
+    code = driver.end()
+    assert code != 0 or len(rows(folder)) == STEPS + 1, driver.text()
+    run(configure(tmp_path, "run", resume=True))
+    assert rows(folder) == rows(undisturbed)
+    assert prompts(folder) == prompts(undisturbed)
+    assert weights(folder) == weights(undisturbed)
+
+
+def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
+    "The one before it is taken, the event says why, and the result is the same"
+    shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
+    for step in (STEPS, STEPS - 1):
+        victim = next((tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "state").glob("__0_*.distcp"))
+        victim.write_bytes(victim.read_bytes()[:-7])
+    run(configure(tmp_path, "run", resume=True))
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert events.count("checkpoint_passed_over") == 2 and '"resume"' in events
+    assert rows(tmp_path / "run") == rows(undisturbed) and weights(tmp_path / "run") == weights(undisturbed)
+
+
+def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    driver = Driver(configure(tmp_path, "run", resume=True, **{"algorithm.clip_high": 0.3}))
+    assert driver.end() != 0 and "algorithm.clip_high 0.28 -> 0.3" in driver.text()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
