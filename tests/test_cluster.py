@@ -1,5 +1,6 @@
 """Role groups on a real Ray cluster: environments, sharing, failures, attaching, and what is left behind."""
 
+import ctypes.util
 import os
 import signal
 import subprocess
@@ -29,6 +30,10 @@ class Probe:
 
     def pid(self):
         return os.getpid()
+
+    def libraries(self, part):
+        "Libraries loaded into this process whose path contains `part`"
+        return sorted({line.split()[-1] for line in open("/proc/self/maps") if part in line})
 
     def size(self, data):
         return len(data)
@@ -131,6 +136,28 @@ def test_an_attached_run_leaves_the_cluster_alone(cluster):
     assert guest.returncode == 0, guest.stderr
     assert ray.is_initialized() and ray.cluster_resources()["NPU"] == 2
     assert cluster.owned
+
+
+PRELOADED = """
+import os, sys
+from cookbook_npu.cluster.roles import RoleGroup
+from cookbook_npu.cluster.session import Cluster
+role, part = sys.argv[1:]
+with Cluster.start(devices=2) as cluster:
+    rollout = RoleGroup.create("rollout", role, cluster, bundles=[0], timeout=120)
+    trainer = RoleGroup.create("trainer", role, cluster, bundles=[1], env={"LD_PRELOAD": os.environ["LD_PRELOAD"]}, timeout=120)
+    driver = [line for line in open("/proc/self/maps") if part in line]
+    found = [group.call0("libraries", part) for group in (rollout, trainer)]
+    print(len(driver) > 0, found[0], len(found[1]), "LD_PRELOAD" in rollout.call0("env"))
+"""
+
+
+def test_a_preloaded_library_stays_out_of_roles_that_do_not_ask_for_it(tmp_path):
+    if not (found := ctypes.util.find_library("anl")):
+        pytest.skip("this system has no libanl, a small library that nothing else loads")
+    env = os.environ | {"LD_PRELOAD": found}
+    done = subprocess.run([sys.executable, "-c", PRELOADED, ROLE, "libanl"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[0] == "True [] 1 False", done.stdout + done.stderr[-2000:]
 
 
 KILLED = """

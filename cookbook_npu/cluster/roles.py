@@ -52,12 +52,14 @@ class Ready:
     def result(self, timeout: float | None = None) -> list[Any]: return self.values
     def done(self) -> bool: return True
 
-# %% ../../nbs/cluster/02_roles.ipynb #1ccf79a6
+# %% ../../nbs/cluster/02_roles.ipynb #055a5e83
 class Group(AbstractContextManager):
     "The verbs of a role group"
     name: str
     def __len__(self) -> int: raise NotImplementedError
     def _start_each(self, method: str, ranks: list[int], args: list[tuple], kwargs: dict, timeout: float | None) -> Answer: raise NotImplementedError
+    @property
+    def lost(self) -> bool: return False
     def kill(self, grace: float = 5.0) -> None: raise NotImplementedError
     def __exit__(self, *_: object) -> None: self.kill()
 
@@ -221,14 +223,14 @@ class Pending:
         "Whether all ranks have returned"
         return len(_ray().wait(list(self.refs), num_returns=len(self.refs), timeout=0)[1]) == 0
 
-# %% ../../nbs/cluster/02_roles.ipynb #3b374ab5
+# %% ../../nbs/cluster/02_roles.ipynb #2c2fc4ad
 @patch
 def _take(self: Pending, ref: Any, rank: int) -> tuple[Any, RoleError | CookbookError | None]:
     "The value of one rank, or its error"
     ray, group = _ray(), self.group
     place = _place(group.name, rank, len(group), self.method)
     try: return ray.get(ref), None
-    except ray.exceptions.RayTaskError as e: return None, raised(e, place, group.logs[rank])
+    except ray.exceptions.RayTaskError as e: group.raised |= not isinstance(e.cause, CookbookError); return None, raised(e, place, group.logs[rank])
     except ray.exceptions.RayActorError as e: group.broken = True; return None, died(e, place, group.logs[rank])
     except ray.exceptions.RayError as e: return None, RoleError(f"{place}: {str(e).splitlines()[0]}", _remedy(group.logs[rank]))
 
@@ -264,7 +266,7 @@ def _late(self: Pending, ranks: list[int], limit: float) -> RoleTimeout:
     if stacks: error.add_note(f"where it stands (innermost call first):\n{stacks}")
     return error
 
-# %% ../../nbs/cluster/02_roles.ipynb #6fb5a8ca
+# %% ../../nbs/cluster/02_roles.ipynb #ffbc0c87
 @dataclass
 class RoleGroup(Group):
     "A role in several processes, one for each place"
@@ -277,8 +279,14 @@ class RoleGroup(Group):
     logs: list[str | None] = field(default_factory=list)  # their log files
     reports: list[Any] = field(default_factory=list)      # what their bootstrap reported
     broken: bool = False             # a member died or did not answer: end it without asking it to close
+    raised: bool = False             # a member raised something that is not one of our errors: its state is unknown
 
     def __len__(self) -> int: return len(self.actors)
+
+    @property
+    def lost(self) -> bool:
+        "Whether a member died, did not answer, or is in an unknown state: start the group again"
+        return self.broken or self.raised
 
 # %% ../../nbs/cluster/02_roles.ipynb #6f17fd64
 @patch
@@ -290,7 +298,7 @@ def _start_each(self: RoleGroup, method: str, ranks: list[int], args: list[tuple
     refs = {self.actors[r].call.remote(method, a if same is None else same, kwargs): r for r, a in zip(ranks, args)}
     return Pending(self, method, refs, limit, time.monotonic() + limit)
 
-# %% ../../nbs/cluster/02_roles.ipynb #515d26a7
+# %% ../../nbs/cluster/02_roles.ipynb #085c53cd
 def places(
     slots: Sequence[Slot],                        # devices of the cluster, sorted
     bundles: Sequence[int | Sequence[int]] | None,  # a number, or a list of numbers, for each member; none: one member on each device
@@ -302,9 +310,9 @@ def places(
             raise ConfigError(f"bundle {bad[0]} does not exist", f"The cluster has {len(slots)} devices, numbered from 0.")
         if len({slots[n].node for n in numbers}) != 1:
             raise ConfigError(f"bundles {numbers} of one member lie on several machines", "Give a member devices of one machine.")
-    return [[slots[n] for n in numbers] for numbers in wanted]
+    return [sorted(slots[n] for n in numbers) for numbers in wanted]  # ascending: CANN shows no device at all for "1,0"
 
-# %% ../../nbs/cluster/02_roles.ipynb #dcf6d10c
+# %% ../../nbs/cluster/02_roles.ipynb #204aa335
 def rank_env(
     rank: int,              # this member
     world_size: int,        # members of the group
@@ -314,9 +322,10 @@ def rank_env(
     devices: list[int],     # device ids of this member
 ) -> dict[str, str]:        # variables
     "The variables that differ from rank to rank"
-    env = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": address, "MASTER_PORT": port,
+    env = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port,
+           "MASTER_ADDR": address.strip("[]"),  # a resolver wants an IPv6 address without the brackets of a URL
            visible_env: ",".join(map(str, devices))}
-    if address == "127.0.0.1": env["GLOO_SOCKET_IFNAME"] = "lo"  # no name service needed to meet
+    if address in ("127.0.0.1", "::1", "[::1]"): env["GLOO_SOCKET_IFNAME"] = "lo"  # no name service needed to meet
     return {name: str(value) for name, value in env.items()}
 
 # %% ../../nbs/cluster/02_roles.ipynb #cfcc1c21
@@ -347,7 +356,7 @@ def _build(self: RoleGroup, role: str | type, bootstrap: str | None, env: dict, 
     envs = [env | rank_env(r, n, *meet, type_.visible_env, [s.device for s in place]) for r, place in enumerate(self.slots)]
     self.reports = self._on_all("build", [(role, envs[r], self.logs[r], bootstrap, kwargs) for r in range(n)], role_name(role))
 
-# %% ../../nbs/cluster/02_roles.ipynb #944bfd21
+# %% ../../nbs/cluster/02_roles.ipynb #e2c63bf2
 @patch(cls_method=True)
 def create(cls: RoleGroup,
     name: str,                          # for messages and log files
@@ -361,7 +370,7 @@ def create(cls: RoleGroup,
     timeout: float = 600.0,             # default deadline of a call, and of the start, s
 ) -> RoleGroup:                         # built
     "Start a role in one process for each place"
-    full = worker_env(cluster.env | (env or {}))
+    full = worker_env(cluster.env | (env or {}), kind=bootstrap)
     group = cls(name, cluster, timeout, places(cluster.slots, bundles))
     cluster.groups.append(group)
     try: group._spawn(cluster.resource, share, at_start(full)); group._build(role, bootstrap, full, kwargs or {})
