@@ -10,7 +10,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick export docs clean
+.PHONY: help setup run test test-npu-wheel quick export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -45,7 +45,12 @@ test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe e
 	$(BIN)/python tests/drift.py
 	$(BIN)/ruff check tests
 	$(BIN)/python tests/notebooks.py
+	$(BIN)/python tests/npu_wheel/build.py
 	$(BIN)/python -m pytest
+
+test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
+	$(BIN)/python tests/npu_wheel/build.py
+	$(BIN)/python -m pytest tests/npu_wheel tests/test_api_inventory.py
 
 quick: $(VENV)/.test ## the tests that take seconds
 	$(BIN)/python tests/drift.py

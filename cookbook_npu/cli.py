@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'join_pairs', 'find_recipe', 'check_names', 'resolve', 'check_files',
-           'check_folder', 'progress', 'execute', 'run', 'print_result', 'config', 'shims', 'main', 'fail']
+           'check_folder', 'parameters_of', 'merge', 'progress', 'execute', 'run', 'print_result', 'config', 'shims',
+           'need_at', 'doctor', 'planned', 'plan', 'run_words', 'launch', 'follow_job', 'submit', 'show_rehearsal',
+           'main', 'fail']
 
-# %% ../nbs/99_cli.ipynb #38af3bb0
+# %% ../nbs/99_cli.ipynb #7ade3289
 import json
 import logging
 import os
@@ -25,8 +27,9 @@ import typer
 import cookbook_npu
 
 from .config import RunConfig, describe
+from .data.puzzles import GENERATED
 from .errors import ConfigError, CookbookError, MissingError, nearest
-from .presets import preset
+from .presets import PARAMETERS, preset
 
 # %% ../nbs/99_cli.ipynb #727791d2
 def read_value(
@@ -62,7 +65,7 @@ def join_pairs(
             out.append(name if "=" in name or not rest else f"{name}={rest.pop(0)}")
     return out
 
-# %% ../nbs/99_cli.ipynb #ce942727
+# %% ../nbs/99_cli.ipynb #c428e9f6
 def find_recipe(
     name: str,  # name of a recipe, or the path of a notebook
 ) -> Path:      # the notebook
@@ -72,7 +75,8 @@ def find_recipe(
     for folder in folders:
         if (folder/f"{name}.ipynb").is_file(): return (folder/f"{name}.ipynb").resolve()
     known = {p.stem for folder in folders for p in folder.glob("*.ipynb")}
-    raise MissingError(f"there is no recipe {name!r}", nearest(name, known) if known else "Run from a checkout of the cookbook, or give the path of a notebook.")
+    raise MissingError(f"there is no recipe {name!r}", nearest(name,
+                                                               known) if known else "Run from a checkout of the cookbook, or give the path of a notebook.")
 
 def check_names(
     notebook: Path,              # a recipe
@@ -84,7 +88,7 @@ def check_names(
     for name in parameters:
         if name not in known: raise ConfigError(f"{notebook.stem} has no parameter {name!r}", nearest(name, known))
 
-# %% ../nbs/99_cli.ipynb #18df1421
+# %% ../nbs/99_cli.ipynb #8eba6bf3
 def resolve(
     notebook: Path,              # a recipe
     parameters: dict[str, Any],  # what was given
@@ -103,13 +107,16 @@ def check_files(
     config: RunConfig,  # a run
 ) -> None:
     "Raise `MissingError` for a file that the run needs and that is not there"
-    files = {"prompt_data": config.data.prompt_data, "data.eval_data": config.data.eval_data}
-    for name, path in files.items():
-        if path not in (None, "arithmetic") and not Path(path).is_file(): raise MissingError(f"{name} {path} does not exist", "Check the path.")
+    sources = [("prompt_data", config.data.prompt_data), ("data.eval_data", config.data.eval_data),
+               *(("data.mixture", source) for source in config.data.mixture)]
+    for name, source in sources:
+        if source is None or source in GENERATED or "://" in source: continue  # made, or fetched by the hub's own package
+        if not Path(source).exists(): raise MissingError(f"{name} {source} does not exist",
+                                                        f"Check the path. Generated tasks: {', '.join(GENERATED)}.")
     if config.model.path and not (Path(config.model.path)/"config.json").is_file():
         raise MissingError(f"model {config.model.path} holds no config.json", "Give a Hugging Face model folder.")
 
-# %% ../nbs/99_cli.ipynb #f904aec9
+# %% ../nbs/99_cli.ipynb #dc7457d4
 def check_folder(
     config: RunConfig,  # a run
 ) -> None:
@@ -118,7 +125,30 @@ def check_folder(
     folder = Path(config.output.root)/config.output.name
     if not folder.is_dir(): return
     os.close(lock(folder))
+    if config.output.resume: return
     raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
+
+# %% ../nbs/99_cli.ipynb #28dbead4
+def parameters_of(
+    folder: Path,              # run folder to go on with
+) -> tuple[str, dict[str, Any]]:  # recipe, and parameters that lead to the same configuration
+    "What to run again in order to resume a run"
+    from cookbook_npu.runs.folder import RunFolder
+    config = RunFolder.open(folder).config()
+    was = dict(config.flat())
+    start = {"scale": config.scale, "model": config.model.path, "prompt_data": config.data.prompt_data}
+    changed = {key: was[key] for key, value in preset(config.recipe)(**start).flat() if was[key] != value}
+    named = {name: changed.pop(key) for name, key in PARAMETERS.items() if key in changed}
+    place = {"output.resume": True, "output.root": str(folder.resolve().parent), "output.name": folder.resolve().name}
+    return config.recipe, {**start, **named, "overrides": {**changed, **place}}
+
+def merge(
+    held: dict[str, Any],   # parameters of the run to go on with
+    given: dict[str, Any],  # on this command line
+) -> dict[str, Any]:        # `given` wins, key by key
+    "Parameters of a resumed run"
+    overrides = {**(held.get("overrides") or {}), **(given.get("overrides") or {})}
+    return {**held, **given, **({"overrides": overrides} if overrides else {})}
 
 # %% ../nbs/99_cli.ipynb #1870f33f
 @contextmanager
@@ -172,29 +202,33 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", module="papermill")
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not one of the same name in the home folder
 
-# %% ../nbs/99_cli.ipynb #cdf66949
+# %% ../nbs/99_cli.ipynb #d557d811
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="Recipe name (see recipes/) or the path of a notebook.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name (see recipes/) or the path of a notebook; with --resume the run's own.")] = "",
     parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE", help="Set a parameter; repeatable.")] = [],
     file: Annotated[Path | None, typer.Option("-f", "--file", help="JSON file of parameters; -p wins over it.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder to go on with, from its newest good checkpoint.")] = None,
 ) -> None:
     "Run a recipe notebook end to end; prints the result, the executed notebook and the report."
-    notebook = find_recipe(recipe)
-    parameters = _from_file(file) | read_parameters(parameter)
+    name, held = parameters_of(resume) if resume else (recipe, {})
+    if not (recipe or name): raise ConfigError("run was given no recipe", "Name one (see recipes/), or give --resume FOLDER.")
+    notebook = find_recipe(recipe or name)
+    parameters = merge(held, _from_file(file) | read_parameters(parameter))
     config = resolve(notebook, parameters)
     began = time.monotonic()
     folder = execute(notebook, parameters, config)
     print_result(folder, time.monotonic() - began)
 
-# %% ../nbs/99_cli.ipynb #15d2809c
+# %% ../nbs/99_cli.ipynb #1a9ac15d
 def _from_file(file: Path | None) -> dict[str, Any]:
     "Parameters of a JSON file"
     if file is None: return {}
     if not file.is_file(): raise MissingError(f"parameter file {file} does not exist", "Check the path.")
     try: values = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e: raise ConfigError(f"{file} line {e.lineno} is not JSON: {e.msg}", "Mend the file.") from None
-    if not isinstance(values, dict): raise ConfigError(f"{file} holds a {type(values).__name__}", "Write a mapping of parameter names to values.")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds a {type(values).__name__}", "Write a mapping of parameter names to values.")
     return values
 
 def print_result(
@@ -215,17 +249,173 @@ def config(
     for key, meaning, default in describe():
         if contains in key: typer.echo(f"{key:36} {default!s:20} {meaning}")
 
-# %% ../nbs/99_cli.ipynb #9258d9ea
+# %% ../nbs/99_cli.ipynb #3719ab88
 @app.command()
 def shims(
-    simulate: Annotated[bool, typer.Option(help="Look at a trainer on the simulated NPU.")] = True,
+    simulate: Annotated[bool, typer.Option(help="Look at a process on the simulated NPU.")] = True,
+    role: Annotated[str, typer.Option(help="trainer or rollout.")] = "trainer",
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a shim is refused.")] = False,
+    explain: Annotated[str, typer.Option(metavar="NAME", help="Print the notebook section of one shim.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
-    "Show every NPU adaptation and what became of it in a fresh trainer process."
+    "Show every NPU adaptation and what became of it in a fresh process."
+    from cookbook_npu.shims import explain as told
+    if explain: return typer.echo(told.section(explain))
+    report = _look(role, simulate)
+    typer.echo(json.dumps(report, indent=1) if as_json else told.as_table(report))
+    if check and (bad := told.refused(report)): fail(f"refused: {', '.join(bad)}", 1)
+
+# %% ../nbs/99_cli.ipynb #0716df30
+def _look(role: str, simulate: bool) -> list[dict[str, str]]:
+    "The report of a fresh process"
     from cookbook_npu.device import SIMULATE_ENV
-    from cookbook_npu.shims.bootstrap import look
-    from cookbook_npu.shims.registry import table
+    from cookbook_npu.shims.bootstrap import ROLES, look
+    if role not in ROLES: raise ConfigError(f"--role is {role!r}", nearest(role, ROLES))
     if simulate: os.environ[SIMULATE_ENV] = "1"
-    typer.echo(table(look("trainer")))
+    return look(role)
+
+# %% ../nbs/99_cli.ipynb #e2dbcd82
+def need_at(
+    recipe: str | None,          # recipe; none: the largest that fits one machine
+    scale: str,                  # laptop or 910b
+    parameters: dict[str, Any],  # parameters of the recipe
+) -> Any:                        # what the run asks of a machine
+    "What a run at a scale asks of the machine; a model and data need not be given"
+    from cookbook_npu.stack.checks import Need, need_of
+    if recipe is None and scale != "laptop": return Need()
+    given = {"model": "model", "prompt_data": "data"} if scale == "910b" else {}
+    config = preset(recipe or "qwen3_4b_colocate")(**(given | parameters | {"scale": scale}))
+    return need_of(config, 10**6 if scale == "laptop" else None)
+
+# %% ../nbs/99_cli.ipynb #c6e4f45c
+@app.command()
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(help="Check for this recipe; none: the largest that fits one machine.")] = None,
+    scale: Annotated[str, typer.Option(help="910b, or laptop (simulated NPUs).")] = "910b",
+    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE",
+                                                 help="A parameter of the recipe; repeatable.")] = [],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    lock: Annotated[Path | None, typer.Option(help="Also write every installed version to this file.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Print what changed since this lock.")] = None,
+) -> None:
+    "Look at this machine: nearest known stack, first mismatch, every check. Exit code 1 when something fails."
+    from cookbook_npu.stack.doctor import examine, machine_lock, show_changes
+    from cookbook_npu.stack.machine import read_machine
+    from cookbook_npu.stack.stacks import read_lock
+    if scale == "laptop": os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
+    machine = read_machine()
+    report = examine(machine, need_at(recipe, scale, read_parameters(parameter)))
+    typer.echo(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
+    if lock: lock.write_text(json.dumps(machine_lock(machine), indent=1), encoding="utf-8")
+    if compare: typer.echo("\n" + show_changes(read_lock(compare), machine_lock(machine)))
+    raise typer.Exit(report.exit_code)
+
+# %% ../nbs/99_cli.ipynb #4c2fa847
+def planned(
+    recipe: str,                 # name of a recipe
+    scale: str,                  # laptop, cuda or 910b
+    parameters: dict[str, Any],  # parameters of the recipe
+) -> RunConfig:                  # the configuration, with the recipe's model where none was given
+    "The configuration of a run that is only looked at"
+    from cookbook_npu.plan.plan import model_name
+    given = {"model": model_name(recipe), "prompt_data": "(prompts)"} if scale == "910b" else {}
+    return preset(recipe)(**({k: v for k, v in given.items() if v} | parameters | {"scale": scale}))
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help="Recipe name.")],
+    scale: Annotated[str, typer.Option(help="910b or laptop.")] = "910b",
+    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE",
+                                                 help="A parameter of the recipe; repeatable.")] = [],
+    soc: Annotated[str, typer.Option(help="Device: Ascend910B1, 910B2, 910B3, 910B4.")] = "Ascend910B1",
+    roles: Annotated[bool, typer.Option(help="Also print arguments and variables of each role.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    "Show devices, roles, arguments, memory and time of a run; an error when it cannot fit."
+    from cookbook_npu.plan.plan import plan_of
+    made = plan_of(planned(recipe, scale, read_parameters(parameter)), soc)
+    typer.echo(json.dumps(made.as_json(), indent=1) if as_json else made.as_text(roles))
+
+# %% ../nbs/99_cli.ipynb #fc7cc1c5
+def run_words(
+    recipe: str,                 # recipe name or path
+    scale: str,                  # its scale
+    parameters: Sequence[str],   # "name=value" of each -p
+    file: Path | None,           # JSON file of parameters
+) -> list[str]:                  # argument vector
+    "The command of a job: this program's `run`"
+    words = [sys.executable, "-c", "from cookbook_npu.cli import main; main()", "run", recipe, "-p", f"scale={scale}"]
+    for pair in parameters: words += ["-p", pair]
+    return words + (["-f", str(file.resolve())] if file else [])
+
+# %% ../nbs/99_cli.ipynb #cc8529c8
+@app.command()
+def launch(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or the path of a notebook; a job id with --attach or --stop.")],
+    scale: Annotated[str, typer.Option(help="910b or laptop.")] = "910b",
+    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE",
+                                                 help="A parameter of the recipe; repeatable.")] = [],
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="JSON file of parameters.")] = None,
+    address: Annotated[str | None,
+                       typer.Option(help="Ray to join, host:port, or its job server, http://host:port; none: start one here.")] = None,
+    host: Annotated[str, typer.Option(help="Address of this machine for the other machines of the run.")] = "127.0.0.1",
+    nodes: Annotated[int, typer.Option(help="Machines of the run; the commands for the others are printed.")] = 1,
+    devices: Annotated[int, typer.Option(help="NPUs of each machine.")] = 8,
+    runs: Annotated[Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")] = Path("runs"),
+    rehearse: Annotated[bool, typer.Option(help="One step of the full layout on simulated NPUs, here and now.")] = False,
+    detach: Annotated[bool, typer.Option(help="Do not follow the log.")] = False,
+    attach: Annotated[bool, typer.Option(help="Follow the job of this id.")] = False,
+    stop: Annotated[bool, typer.Option(help="Stop the job of this id.")] = False,
+) -> None:
+    "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
+    from cookbook_npu.cluster import launch as jobs
+    if attach: return follow_job(jobs.find_job(runs, recipe))
+    if stop: return typer.echo("stopped" if jobs.stop(jobs.find_job(runs, recipe)) else "it was not running")
+    parameters = (_from_file(file) if file else {}) | read_parameters(parameter)
+    if rehearse: return show_rehearsal(planned(recipe, "910b", parameters), runs)
+    words = run_words(recipe, scale, parameter, file)
+    resolve(find_recipe(recipe), parameters | {"scale": scale})
+    if address and address.startswith("http"): return submit(recipe, address, words)
+    node = jobs.Node(host, devices)
+    if nodes > 1: typer.echo(jobs.instructions(node, nodes))
+    job = jobs.launch(jobs.make_job(runs, f"{Path(recipe).stem}-{scale}", words, address, node))
+    typer.echo(f"job {job.id}\nlog {job.log}")
+    if not detach: follow_job(job)
+
+# %% ../nbs/99_cli.ipynb #de20482f
+def follow_job(
+    job: Any,  # a Job of cluster.launch
+) -> None:
+    "Print a job's log to its end and exit with its code; an interrupt leaves the job running"
+    from cookbook_npu.cluster import launch as jobs
+    try:
+        for piece in jobs.follow(job): typer.echo(piece, nl=False)
+    except KeyboardInterrupt:
+        typer.echo(f"\nthe job goes on; follow it with: cookbook-npu launch {job.id} --attach; end it with: cookbook-npu launch {job.id} --stop")
+        raise typer.Exit(130) from None
+    raise typer.Exit(1 if (code := job.exit_code()) is None else code)
+
+def submit(
+    recipe: str,           # name of the recipe
+    address: str,          # http://host:port
+    words: Sequence[str],  # the command of the job
+) -> None:
+    "Hand a job to a Ray job server"
+    from cookbook_npu.cluster import launch as jobs
+    job = f"{Path(recipe).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    command = jobs.submit_command(job, address, ["cookbook-npu", *words[3:]], {})
+    raise typer.Exit(jobs.subprocess.run(command).returncode)
+
+def show_rehearsal(
+    config: RunConfig,  # the run
+    runs: Path,         # folder of the run folders
+) -> None:
+    "Rehearse a run and print the step"
+    from cookbook_npu.plan.plan import picture
+    from cookbook_npu.plan.rehearsal import rehearse, rehearsal
+    from cookbook_npu.runs.metrics import line
+    typer.echo(f"rehearsal on {config.placement.devices} simulated NPUs, tiny model, one step\n{picture(rehearsal(config))}")
+    for row in rehearse(config, str(runs)): typer.echo(line(row, steps=1))
 
 # %% ../nbs/99_cli.ipynb #5d35e941
 def main() -> None:

@@ -83,8 +83,13 @@ def _built_for_cuda() -> bool:
     file = Path(spec.origin).parent/"version.py" if spec and spec.origin else None
     return bool(file and file.is_file() and re.search(r"^cuda\b[^=]*=\s*['\"]", file.read_text(), re.M))
 
-# %% ../nbs/02_device.ipynb #bf5bcaf8
+# %% ../nbs/02_device.ipynb #2c64d3f9
 def _simulator_loaded() -> bool: return bool(getattr(sys.modules.get("torch_npu"), "__simulated__", False))
+
+def _loaded_npus() -> int:
+    "Devices that torch_npu sees where this process has imported it: it asks the driver, and needs no device file of a known name"
+    npu = None if _simulator_loaded() else getattr(sys.modules.get("torch_npu"), "npu", None)
+    return npu.device_count() if npu else 0
 
 def probe_npu(
     env: Mapping[str, str] | None = None,  # environment; none: this process's
@@ -92,6 +97,7 @@ def probe_npu(
     "Look for a real Ascend NPU"
     env = os.environ if env is None else env
     if _simulator_loaded() or not _has_package(NPU.package): return Probe(NPU, "absent", 0, "torch_npu is not installed")
+    if count := _loaded_npus(): return Probe(NPU, "usable", count, f"torch_npu is loaded and sees {count} Ascend devices")
     nodes = len(glob(NPU.nodes))
     if not nodes: return Probe(NPU, "unusable", 0, f"torch_npu is installed, but {NPU.nodes} does not exist: no driver, or no device mounted")
     count = len(visible(env.get(NPU.visible_env), nodes))

@@ -27,6 +27,12 @@ LIGHT = [
             "data.tasks",
             "cluster.session",
             "runs.folder",
+            "stack.stacks",
+            "stack.machine",
+            "stack.checks",
+            "stack.settings",
+            "stack.doctor",
+            "plan.plan",
         )
     ),
 ]

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['Build', 'COMMON', 'BY_BUILD', 'COMPANIONS', 'missing_reason', 'build_kind', 'prepare_environment', 'check_companions',
-           'read_header', 'folder_shapes', 'tied_names', 'stored', 'vllm_name', 'read_weight', 'repack',
-           'engine_settings', 'Response', 'VllmEngine', 'reload', 'remove_leftovers']
+           'read_header', 'folder_shapes', 'tied_names', 'stored', 'vllm_name', 'read_weight', 'engine_settings',
+           'Response', 'VllmEngine', 'llm_arguments', 'reload', 'remove_leftovers']
 
-# %% ../../nbs/rollout/02_vllm.ipynb #87e5524f
+# %% ../../nbs/rollout/02_vllm.ipynb #9964ad3c
 import importlib
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,8 @@ from ..device import probe
 from ..errors import EngineError, MissingError, PublishError
 from ..model.checksum import checksum
 from .engine import EngineBase, Request
+from ..shims.memory_saver import expandable_segments
+from ..shims.vllm import enter_engine, enter_rollout, reloader
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
 Build = Literal["cpu", "cuda", "npu"]
@@ -43,7 +44,7 @@ def build_kind() -> Build:
     real = [p.type.name for p in probe() if p.usable and not p.simulated]
     return real[0] if real else "cpu"
 
-# %% ../../nbs/rollout/02_vllm.ipynb #4fabb7ee
+# %% ../../nbs/rollout/02_vllm.ipynb #0487a3df
 COMMON = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process
     "VLLM_NO_USAGE_STATS": "1",             # nothing leaves the machine
@@ -71,8 +72,8 @@ def prepare_environment(
     if env["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
         raise EngineError(f"VLLM_ENABLE_V1_MULTIPROCESSING={env['VLLM_ENABLE_V1_MULTIPROCESSING']}",
                           "Unset it: the engine runs in the process of its role, weights reach it as tensors.")
-    if build == "npu" and "expandable_segments:true" in env["PYTORCH_NPU_ALLOC_CONF"].lower():
-        raise EngineError(f"PYTORCH_NPU_ALLOC_CONF={env['PYTORCH_NPU_ALLOC_CONF']} in a rollout process",
+    if build == "npu" and (names := expandable_segments(env)):
+        raise EngineError(f"{names[0]}={env[names[0]]} in a rollout process",
                           "vLLM's sleep mode cannot use expandable segments: set expandable_segments:False for rollout roles.")
 
 # %% ../../nbs/rollout/02_vllm.ipynb #d5bfa83b
@@ -136,7 +137,7 @@ def vllm_name(
     prefixes = getattr(getattr(model, "hf_to_vllm_mapper", None), "orig_to_new_prefix", {}) or {}
     return next((new + name.removeprefix(old) for old, new in prefixes.items() if new is not None and name.startswith(old)), name)
 
-# %% ../../nbs/rollout/02_vllm.ipynb #2e03666b
+# %% ../../nbs/rollout/02_vllm.ipynb #a9d55f32
 def read_weight(
     model: torch.nn.Module,            # a vLLM model, not sharded
     name: str,                         # Hugging Face name
@@ -152,13 +153,6 @@ def read_weight(
         start = sum(shapes[name.replace(f".{last}.", f".{p}.")][0] for p in before)
         return stored(model.get_submodule(f"{parent}.{merged}"), leaf)[start:start + shapes[name][0]]
     return stored(model.get_submodule(path), leaf, packed)[:shapes[name][0]]
-
-def repack(
-    model: torch.nn.Module,  # a vLLM model
-) -> None:
-    "Rebuild every packed copy whose original is kept (a tied head): reloading weights does not"
-    for module in model.modules():
-        if hasattr(module, "cpu_linear") and module.weight.numel(): module.quant_method.process_weights_after_loading(module)
 
 # %% ../../nbs/rollout/02_vllm.ipynb #ab9ced97
 def engine_settings(
@@ -218,26 +212,44 @@ class VllmEngine(EngineBase):
         self._extra_stops, self._count, self._received = list(stop_token_ids), 0, {}
         self._start(memory_utilization, kv_cache_bytes, max_sequences, enforce_eager)
 
-# %% ../../nbs/rollout/02_vllm.ipynb #d6a5b35b
+# %% ../../nbs/rollout/02_vllm.ipynb #3867001b
+def llm_arguments(
+    model: str,                 # Hugging Face folder
+    dtype: str,                 # type of the weights
+    max_tokens: int,            # longest prompt plus response, tokens
+    memory_utilization: float,  # share of the device's memory
+    enforce_eager: bool,        # no graph capture
+    tensor_parallel: int,       # devices of the engine
+    max_sequences: int = 256,   # most sequences decoded at once
+    kv_cache_bytes: int | None = None,  # key/value cache on a CPU, bytes; none: by memory_utilization
+    can_sleep: bool = True,     # the platform can give memory back
+) -> dict[str, Any]:            # keywords of vllm.LLM
+    "The arguments of a rollout engine"
+    return dict(
+        model=model, dtype=dtype, max_model_len=max_tokens, max_num_seqs=max_sequences, enforce_eager=enforce_eager,
+        logprobs_mode="processed_logprobs", seed=0, enable_sleep_mode=can_sleep,
+        tensor_parallel_size=tensor_parallel, distributed_executor_backend="uni" if tensor_parallel == 1 else "external_launcher",
+        gpu_memory_utilization=memory_utilization, kv_cache_memory_bytes=kv_cache_bytes,
+        async_scheduling=False,  # a step that is already under way would report tokens of the old weights after a publish
+        use_tqdm_on_load=False, disable_log_stats=True)
+
+# %% ../../nbs/rollout/02_vllm.ipynb #d520d1b0
 @patch
 def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max_sequences: int, enforce_eager: bool) -> None:
     "Import vLLM and build its engine"
     if self.build == "cpu":  # torch may have read its environment long ago
         import torch._dynamo
         torch._dynamo.config.disable = True
+    enter_rollout()
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
+    enter_engine()
     from vllm.platforms import current_platform
     self.platform = current_platform.device_type
     on_cpu = self.platform == "cpu"
     self.can_sleep = not on_cpu and current_platform.is_sleep_mode_available()
-    wanted = dict(
-        model=self.model, dtype=str(self.dtype).removeprefix("torch."), max_model_len=self.max_tokens, max_num_seqs=max_sequences,
-        enforce_eager=enforce_eager, logprobs_mode="processed_logprobs", seed=0, enable_sleep_mode=self.can_sleep,
-        tensor_parallel_size=self.tensor_parallel, distributed_executor_backend="uni" if self.tensor_parallel == 1 else "external_launcher",
-        gpu_memory_utilization=memory_utilization, kv_cache_memory_bytes=kv_cache_bytes if on_cpu else None,
-        async_scheduling=False,  # a step that is already under way would report tokens of the old weights after a publish
-        use_tqdm_on_load=False, disable_log_stats=True)
+    wanted = llm_arguments(self.model, str(self.dtype).removeprefix("torch."), self.max_tokens, memory_utilization, enforce_eager, self.tensor_parallel,
+                           max_sequences, kv_cache_bytes if on_cpu else None, self.can_sleep)
     self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
     self._step_engine, VllmEngine.open = self.llm.llm_engine, True
 
@@ -264,17 +276,13 @@ def _generate(self: VllmEngine, requests: list[Request], sampling: SamplingConfi
         if running := [key for key, r in made.items() if r.reason is None]: self._step_engine.abort_request(running)
     return [self._sample(q, r.ids, r.logprobs, r.versions, r.reason or "abort") for q, r in zip(requests, made.values())]
 
-# %% ../../nbs/rollout/02_vllm.ipynb #de05539e
+# %% ../../nbs/rollout/02_vllm.ipynb #15ed5036
 def reload(
     worker: Any,                        # vLLM worker
     weights: list[tuple[str, Tensor]],  # all weights, Hugging Face names
 ) -> None:
     "Replace the weights of one worker"
-    if "weights_iterator" not in inspect.signature(worker.model_runner.reload_weights).parameters:
-        raise EngineError("this vLLM's reload_weights takes no weights_iterator", "Use a vLLM that has it (0.20 and later do).")
-    with torch.no_grad():
-        worker.reload_weights(weights_iterator=iter(weights))
-        repack(worker.model_runner.model)
+    with torch.no_grad(): reloader(worker)(weights_iterator=iter(weights))
 
 @patch
 def _publish(self: VllmEngine, tensors: dict[str, Tensor]) -> None:
