@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #8265740a
+# %% ../../nbs/train/03_trainer.ipynb #e8854589
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ..cluster.pulse import beat
 from ..config import RunConfig
 from ..device import accelerator
 from ..errors import ConfigError, NumericsError
@@ -81,7 +82,7 @@ def leads(self: Trainer) -> bool:
     "Whether this rank speaks for its copy of the model"
     return self.layout.tensor_rank == 0
 
-# %% ../../nbs/train/03_trainer.ipynb #1dca303a
+# %% ../../nbs/train/03_trainer.ipynb #22b9009e
 @patch
 def micro_batches(self: Trainer,
     batch: Batch,          # the whole batch
@@ -98,6 +99,7 @@ def micro_batches(self: Trainer,
 @patch
 def _forward(self: Trainer, batch: Batch, rows: Sequence[int], grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
     "Log-probs and entropy of the response tokens of one micro-batch, flat"
+    beat(f"a micro-batch of {len(rows)} rows")
     lay_out = LAYOUTS[self.config.train.layout]
     packed = lay_out([batch.tokens[i] for i in rows], self.layout.row_multiple).to(self.device)
     with torch.set_grad_enabled(grad), explained("a forward pass", self.memory, self.acc):
