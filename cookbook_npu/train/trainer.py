@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #e8854589
+# %% ../../nbs/train/03_trainer.ipynb #f5dfa759
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from ..cluster.pulse import beat
 from ..config import RunConfig
 from ..device import accelerator
 from ..errors import ConfigError, NumericsError
-from ..model.checkpoint import Saver, load_state
+from ..model.checkpoint import Saver, load_state, writing
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import export_weights, init_parallel, load_model
 from ..model.optimizer import build_optimizer
@@ -234,7 +234,7 @@ def release_weights(self: Trainer) -> None:
     if self.manifest is not None: release(self.manifest)
     self.manifest = None
 
-# %% ../../nbs/train/03_trainer.ipynb #dbb58fec
+# %% ../../nbs/train/03_trainer.ipynb #06846e77
 @patch
 def save(self: Trainer,
     folder: str,     # folder to create
@@ -246,10 +246,11 @@ def save(self: Trainer,
     if self.rank: return None
     from safetensors.torch import save_file
     shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
-    save_file({n: t.detach().cpu().contiguous() for n, t in named.items()}, aside/"model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(aside, target)
+    with writing(folder):
+        shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
+        save_file({n: t.detach().cpu().contiguous() for n, t in named.items()}, aside/"model.safetensors", metadata={"format": "pt"})
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(aside, target)
     return str(target)
 
 # %% ../../nbs/train/03_trainer.ipynb #2f5f388a
