@@ -41,6 +41,8 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
     faults = "rollout1/generate#5/stall; trainer/1/train#4/lost:0"
     code, driver = disturbed(tmp_path, faults, **{"faults.silence_s": 30})
     assert code == 0, driver.text()
+    roles = {line.split(":")[0] for line in driver.pids["signs"]}
+    assert roles == {"trainer rank 0", "trainer rank 1", "rollout0 rank 0", "rollout1 rank 0"}
     folder = tmp_path / "run"
     failures, restarts = events(folder, "failure"), events(folder, "restart")
     told = ["rollout0 rank 0 of 1", "rollout1 rank 0 of 1: generate() shows no sign of work for 30 s", "npu:0 is lost"]
