@@ -6,7 +6,7 @@
 __all__ = ['METADATA', 'ARCHIVE', 'random_state', 'set_random_state', 'sharded_state', 'Saver', 'writing', 'saved_layout',
            'load_state']
 
-# %% ../../nbs/model/07_checkpoint.ipynb #7ae784f5
+# %% ../../nbs/model/07_checkpoint.ipynb #63494da8
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..cluster.pulse import beat
 from ..device import accelerator
 from ..errors import DataError, RoleError, StorageError
 from .optimizer import Optimizer
@@ -114,12 +115,14 @@ def _write(self: Saver, *args: Any) -> None:
         self.errors.append(e)
         raise
 
-# %% ../../nbs/model/07_checkpoint.ipynb #df4c8c5b
+# %% ../../nbs/model/07_checkpoint.ipynb #cc44ce42
 @patch
 def finish(self: Saver) -> None:
     "Wait for the files and complete the checkpoint; collective. Does nothing when none was started"
     if self.request is None: return
-    self.thread.join()
+    while self.busy():  # a slow disk is no hanging rank
+        beat("waiting for the files of a checkpoint")
+        self.thread.join(1.0)
     request, errors = self.request, list(self.errors)
     self.request, self.thread, self.errors = None, None, []
     with writing(self.folder):

@@ -7,8 +7,7 @@ __all__ = ['T', 'Parts', 'make_requests', 'deal', 'publish', 'deliver', 'check_d
            'generate', 'grade', 'roll_out', 'gather_rows', 'add_up', 'learn', 'settle_prompts', 'one_step',
            'keep_evidence', 'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'go_on', 'alarm']
 
-# %% ../../nbs/train/08_loop.ipynb #683e9916
-import dataclasses
+# %% ../../nbs/train/08_loop.ipynb #20c9ce34
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -247,7 +246,7 @@ def settle_prompts(
     learned = {s.metadata["prompt_id"] for s in samples}
     for p in prompts: feed.resolve([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
 
-# %% ../../nbs/train/08_loop.ipynb #471410ce
+# %% ../../nbs/train/08_loop.ipynb #986dea42
 def one_step(
     run: Parts,           # the run, engines awake
     step: int,            # number of the step, from 0
@@ -255,7 +254,7 @@ def one_step(
     "Roll out, learn, publish"
     c, span = run.config, run.tracker.span
     with span("rollout"): prompts, samples, sampled = roll_out(run, step)
-    if c.output.save_samples: run.folder.save_samples(step, [dataclasses.asdict(s) for s in samples])
+    if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))
     run.engines.call("sleep")
     with span("wake_up"): run.trainer.call("wake")
     with span("save"): run.saver.finish()
@@ -267,7 +266,7 @@ def one_step(
     tokens = sum(len(s.prompt_ids) + len(s.response_ids) for s in samples)
     return {**rollout_metrics(samples), **sampled, **trained, **memory, "version": run.version, "tokens": tokens}
 
-# %% ../../nbs/train/08_loop.ipynb #827656e9
+# %% ../../nbs/train/08_loop.ipynb #b9dcc87e
 def keep_evidence(
     run: Parts,                              # the run
     step: int,                               # step
@@ -276,7 +275,7 @@ def keep_evidence(
 ) -> dict[str, float]:                       # training metrics
     "Train; when something is not finite, its samples are in the run folder and an event says so"
     def found(why: str) -> None:
-        run.folder.save_samples(step, [dataclasses.asdict(s) for s in samples])
+        run.folder.save_samples(step, list(map(vars, samples)))
         run.folder.event("not_finite", step=step, why=why, samples=str(run.folder.samples/f"step_{step:06d}.jsonl"))
     try: trained = work()
     except NumericsError as error: found(error.what); raise
