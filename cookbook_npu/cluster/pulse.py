@@ -74,7 +74,7 @@ def calling(
     try: yield
     finally: _pulse.call = ""
 
-# %% ../../nbs/cluster/01_pulse.ipynb #a2bafe30
+# %% ../../nbs/cluster/01_pulse.ipynb #f2ed3bb0
 def read_pulse(
     path: Path | str,          # file of the record
 ) -> dict[str, Any] | None:    # the record; none: there is none, or it is just being written
@@ -89,6 +89,10 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     record: dict[str, Any] = field(default_factory=dict)  # newest; empty: none yet
     seen: float = 0.0                               # when its beat was new, on the reader's clock, s
+
+    def begin(self) -> None:
+        "Count from now: a reader that did not look for a while, or whose network disk lags, has missed beats"
+        self.seen = self.clock()
 
     def look(self) -> dict[str, Any]:  # the newest record and "age", s since a new beat was seen; empty: none yet
         "Read again"

@@ -324,11 +324,12 @@ def signs(self: Cluster) -> list[str]:  # one line for each rank of each role
     "What every role of this cluster is doing"
     return [line for group in self.groups for line in group.signs()]
 
-# %% ../../nbs/cluster/02_roles.ipynb #6f17fd64
+# %% ../../nbs/cluster/02_roles.ipynb #93560ca4
 @patch
 def _start_each(self: RoleGroup, method: str, ranks: list[int], args: list[tuple], kwargs: dict, timeout: float | None = None) -> Pending:
     if not self.actors: raise RoleError(f"{self.name}: {method}() on a group that was ended", "Create the group again.")
     limit = self.timeout if timeout is None else timeout
+    for rank in ranks if self.watches else []: self.watches[rank].begin()
     put = _ray().put
     same = put(args[0]) if len(ranks) > 1 and all(a is args[0] for a in args) else None  # one copy in the object store serves all ranks
     refs = {self.actors[r].call.remote(method, a if same is None else same, kwargs): r for r, a in zip(ranks, args)}

@@ -27,14 +27,15 @@ from fastcore.basics import patch
 from ..device import CUDA, NPU, SIMULATE_ENV, SIMULATED_DEVICES_ENV, DeviceType, probe_npu
 from ..errors import ConfigError, DeviceError, MissingError
 
-# %% ../../nbs/cluster/01_session.ipynb #35dc2515
+# %% ../../nbs/cluster/01_session.ipynb #c529bb91
 def _ray(
     loopback: bool = False,  # before a cluster of our own starts: keep it on the loopback interface
 ) -> ModuleType:
     "Import Ray, settings first"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if loopback: os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    logging.getLogger("ray._private.accelerators.npu").setLevel(logging.CRITICAL)
+    npu = logging.getLogger("ray._private.accelerators.npu")
+    if npu.level != logging.CRITICAL: npu.setLevel(logging.CRITICAL)  # each setLevel empties the caches of all loggers, and every call of a role comes here
     import ray
     ray._private.worker._worker_logs_enabled = False
     return ray

@@ -246,17 +246,20 @@ def settle_prompts(
     learned = {s.metadata["prompt_id"] for s in samples}
     for p in prompts: feed.resolve([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
 
-# %% ../../nbs/train/08_loop.ipynb #986dea42
+# %% ../../nbs/train/08_loop.ipynb #5c845f43
 def one_step(
     run: Parts,           # the run, engines awake
     step: int,            # number of the step, from 0
 ) -> dict[str, float]:    # the step's metrics, timings aside
     "Roll out, learn, publish"
     c, span = run.config, run.tracker.span
-    with span("rollout"): prompts, samples, sampled = roll_out(run, step)
-    if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))
-    run.engines.call("sleep")
-    with span("wake_up"): run.trainer.call("wake")
+    with span("rollout"):
+        prompts, samples, sampled = roll_out(run, step)
+        run.engines.call("sleep")
+    with span("wake_up"):
+        waking = run.trainer.start("wake")
+        if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))  # meanwhile
+        waking.result()
     with span("save"): run.saver.finish()
     trained = keep_evidence(run, step, samples, lambda: learn(run, samples))
     settle_prompts(run.prompts, prompts, samples)
