@@ -242,7 +242,7 @@ def _take(self: Pending, ref: Any, rank: int) -> tuple[Any, RoleError | Cookbook
     except ray.exceptions.RayActorError as e: group.broken = True; return None, died(e, place, group.logs[rank])
     except ray.exceptions.RayError as e: return None, RoleError(f"{place}: {str(e).splitlines()[0]}", _remedy(group.logs[rank]))
 
-# %% ../../nbs/cluster/02_roles.ipynb #4c4b8693
+# %% ../../nbs/cluster/02_roles.ipynb #06d9ed33
 LOOK = 1.0  # s between two looks at the heartbeats
 
 @patch
@@ -256,7 +256,7 @@ def result(self: Pending,
         left = deadline - time.monotonic()
         ready, _ = _ray().wait(list(waiting), num_returns=1, timeout=max(0.0, min(left, LOOK)))
         if not ready and (left <= LOOK or self.group.hangs(waiting.values())): break
-        if not ready: continue
+        if not ready: (self.group.cluster.on_wait or bool)(); continue
         rank = waiting.pop(ready[0])
         values[rank], failure = self._take(ready[0], rank)
         if failure and not failures: deadline = min(deadline, time.monotonic() + 1.0)

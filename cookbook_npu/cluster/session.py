@@ -6,7 +6,7 @@
 __all__ = ['SESSION_BYTES', 'LONGEST_FOLDER', 'ensure_token', 'session_folder', 'Slot', 'sort_slots', 'stated', 'init_options',
            'cluster_env', 'device_options', 'bundle_options', 'Cluster']
 
-# %% ../../nbs/cluster/01_session.ipynb #a2fc94d1
+# %% ../../nbs/cluster/01_session.ipynb #9d4a84ba
 import atexit
 import importlib
 import logging
@@ -16,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,7 +161,7 @@ def _find(ray: ModuleType, placement: Any, resource: str, timeout: float) -> tup
     asked = [task.options(**share, **bundle_options(placement, b)).remote(resource) for b in range(len(placement.bundle_specs))]
     return sort_slots(ray.get(asked, timeout=timeout))
 
-# %% ../../nbs/cluster/01_session.ipynb #433af6c9
+# %% ../../nbs/cluster/01_session.ipynb #cb4f9c0f
 @dataclass
 class Cluster:
     "Reserved devices of one run"
@@ -173,6 +174,7 @@ class Cluster:
     owned: bool = False                     # this run started the cluster and stops it
     folder: Path | None = None              # session folder, if it is ours to remove
     groups: list[Any] = field(default_factory=list)  # living role groups
+    on_wait: Callable[[], Any] | None = None  # called about once a second while a call on a role is awaited
 
     @property
     def type(self) -> DeviceType:

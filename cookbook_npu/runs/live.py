@@ -36,7 +36,7 @@ def duration(
     if s < 3600: return f"{s//60} min {s%60:02d} s"
     return f"{s//3600} h {s%3600//60:02d} min"
 
-# %% ../../nbs/runs/03_live.ipynb #b30c9a50
+# %% ../../nbs/runs/03_live.ipynb #c941e7b1
 BAR = ('<div style="font:13px system-ui,sans-serif;max-width:46em"><div style="height:7px;border-radius:4px;background:#80808040;overflow:hidden">'
        '<div style="height:100%;width:{percent:.1f}%;background:{colour}"></div></div>'
        '<div style="margin-top:4px;font-variant-numeric:tabular-nums">{text}</div></div>')
@@ -48,15 +48,17 @@ def bar(
     status: str = "",        # a few numbers
     ended: bool = False,     # no more steps come
     before: int = 0,         # of these, steps done before this session
+    notes: Iterable[str] = (),  # lines below it
 ) -> str:                    # HTML
     "A progress bar"
     left = f", about {duration(elapsed/(done - before)*(steps - done))} left" if before < done < steps and not ended else ""
     colour = "#009E73" if done >= steps else "#D55E00" if ended else "#0072B2"
     stopped = " (ended early)" if ended and done < steps else ""
     text = f"step {done} of {steps}{stopped}, {duration(elapsed)}{left}" + (f" &nbsp; {html.escape(status)}" if status else "")
+    text += "".join(f'<div style="opacity:.65;font-size:11px">{html.escape(note)}</div>' for note in notes)
     return BAR.format(percent=100*min(1.0, done/max(1, steps)), colour=colour, text=text)
 
-# %% ../../nbs/runs/03_live.ipynb #9c2dd21f
+# %% ../../nbs/runs/03_live.ipynb #64cbdd46
 class NotebookView:
     "A progress bar and curves that update in place"
     def __init__(self,
@@ -68,14 +70,20 @@ class NotebookView:
     ):
         self.steps, self.panels, self.clock, self.records = steps, panels, clock, list(history)
         self.began, self.due, self.before = clock(), 0.0, sum(map(is_step, self.records))
+        self.notes: Sequence[str] = ()       # what goes on in the step under way
         show = show or _display
         self.bar, self.figure = show(_Html(bar(self.before, steps, 0.0, before=self.before))), show(_Html(""))
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Take one step; the bar moves at once, the curves when they are due"
         self.records.append(record)
-        self._move()
+        self.say(())
         if self.clock() >= self.due: self._draw()
+
+    def say(self, notes: Iterable[str]) -> None:
+        "Show what goes on while a step takes long, for instance what every role is doing"
+        self.notes = list(notes)
+        self._move()
 
 # %% ../../nbs/runs/03_live.ipynb #5d9abe81
 class _Html:
@@ -88,14 +96,14 @@ def _display(shown: Any) -> Any:
     from IPython.display import display
     return display(shown, display_id=True)
 
-# %% ../../nbs/runs/03_live.ipynb #3ac4019a
+# %% ../../nbs/runs/03_live.ipynb #7eff606e
 SHARE = 20  # draw at most one part in so many of the time
 
 @patch
 def _move(self: NotebookView, ended: bool = False) -> None:
     last = {n: v for record in self.records for n, v in record.items() if n in ("raw_reward", "eval_accuracy") and v is not None}
     status = "  ".join(f"{n} {short(v)}" for n, v in last.items())
-    self.bar.update(_Html(bar(sum(map(is_step, self.records)), self.steps, self.clock() - self.began, status, ended, self.before)))
+    self.bar.update(_Html(bar(sum(map(is_step, self.records)), self.steps, self.clock() - self.began, status, ended, self.before, self.notes)))
 
 @patch
 def _draw(self: NotebookView) -> None:
@@ -106,6 +114,7 @@ def _draw(self: NotebookView) -> None:
 @patch
 def close(self: NotebookView) -> None:
     "Leave the last state behind"
+    self.notes = ()
     self._move(ended=True)
     if self.records: self._draw()
 

@@ -6,7 +6,7 @@
 __all__ = ['device_name', 'layout', 'describe_plan', 'first_weights', 'session', 'start_cluster', 'load_data', 'describe_device',
            'Run']
 
-# %% ../../nbs/train/09_session.ipynb #ddd15cb9
+# %% ../../nbs/train/09_session.ipynb #8a4070f2
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..device import CUDA, NPU
 from ..runs.folder import RunFolder
-from ..runs.live import live_view
+from ..runs.live import NotebookView, live_view
 from ..runs.metrics import Tracker
 from ..runs.report import result_of
 from .crew import SHARE, start_crew
@@ -73,7 +73,7 @@ def first_weights(
                               kwargs={"config": config}, timeout=config.placement.call_timeout_s) as teacher: teacher.call("run")
     return str(warm_folder(config))
 
-# %% ../../nbs/train/09_session.ipynb #d7a206e8
+# %% ../../nbs/train/09_session.ipynb #e0d6e644
 @contextmanager
 def session(
     config: RunConfig,   # the run
@@ -82,9 +82,10 @@ def session(
     with ExitStack() as stack:
         folder, checkpoint = open_folder(config)
         stack.enter_context(folder)
-        tracker = stack.enter_context(Tracker.of(folder, config.num_steps, config.output.tensorboard, console=False, more=[live_view(config.num_steps)]))
+        tracker = stack.enter_context(Tracker.of(folder, config.num_steps, config.output.tensorboard, console=False, more=[view := live_view(config.num_steps)]))
         sweep()
         cluster = stack.enter_context(start_cluster(config, folder))
+        if isinstance(view, NotebookView): cluster.on_wait = lambda: view.say(cluster.signs())
         hf_path = first_weights(cluster, config)
         prompts, held_out = load_data(config, hf_path)
         rewards = stack.enter_context(RewardPool(config.reward))
