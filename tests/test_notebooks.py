@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = [str(p.relative_to(ROOT / "nbs")) for p in sorted((ROOT / "nbs").rglob("*.ipynb")) if p.parent.name != ".ipynb_checkpoints"]
+FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
+NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 
 
 @pytest.mark.slow
