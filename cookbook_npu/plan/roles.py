@@ -45,7 +45,7 @@ def role_environment(
                                                                                                                          "") else {}
     return hccl | _own(role) | saver
 
-# %% ../../nbs/plan/03_roles.ipynb #4a7ab4d5
+# %% ../../nbs/plan/03_roles.ipynb #d8b880bb
 def architecture(
     d: Dimensions,  # the model
 ) -> dict[str, Any]:  # Megatron's names
@@ -61,10 +61,9 @@ def megatron_arguments(
     from cookbook_npu.model.megatron import run_options
     o = config.optim
     adam = dict(optimizer="adam", lr=o.learning_rate, min_lr=o.min_learning_rate, weight_decay=o.weight_decay, adam_beta1=o.beta1,
-                adam_beta2=o.beta2,
-                adam_eps=o.eps, clip_grad=o.clip_grad, use_distributed_optimizer=True)
-    options = {k: str(v).removeprefix("torch.") if k == "params_dtype" else v for k,
-               v in run_options(config.model, config.parallel).items()}
+                adam_beta2=o.beta2, adam_eps=o.eps, clip_grad=o.clip_grad, use_distributed_optimizer=True)
+    options = run_options(config.model, config.parallel)
+    options = {k: str(v).removeprefix("torch.") if k == "params_dtype" else v for k, v in options.items()}
     return architecture(d) | options | dict(grad_reduce_in_fp32=True, overlap_grad_reduce=False) | adam
 
 # %% ../../nbs/plan/03_roles.ipynb #379efe77
