@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Answer', 'Ready', 'Group', 'LocalGroup', 'Member', 'raised', 'died', 'Pending', 'RoleGroup', 'places', 'rank_env']
 
-# %% ../../nbs/cluster/02_roles.ipynb #235abe16
+# %% ../../nbs/cluster/02_roles.ipynb #1e9fa66c
 import importlib
 import os
 import signal
@@ -18,8 +18,9 @@ from typing import Any, Protocol, Self
 
 from fastcore.basics import patch
 
-from .environment import adopt, at_start, free_port, load_role, log_to, remote_tail, role_name, worker_env
+from .environment import adopt, at_start, load_role, log_to, remote_tail, role_name, worker_env
 from .session import Cluster, Slot, _ray, bundle_options, device_options
+from ..device import free_port
 from ..errors import ConfigError, CookbookError, RoleError, RoleTimeout, nearest
 
 # %% ../../nbs/cluster/02_roles.ipynb #2f06126d
