@@ -89,7 +89,7 @@ class DataConfig(Config):
     eval_data: str | None = Field(None, description="file of held-out prompts; none: the held-out split of the generated task")
     task: dict[str, Any] = Field({}, description="arguments of the generated task")
 
-# %% ../nbs/01_config.ipynb #bc757e3f
+# %% ../nbs/01_config.ipynb #f4fe4f9f
 class RewardConfig(Config):
     "How a response is graded: a weighted sum of named scorers"
     scorers: dict[str, float] = Field({"exact": 1.0}, description="scorer name -> weight")
@@ -99,6 +99,7 @@ class RewardConfig(Config):
     workers: int = Field(2, gt=0, description="verifier processes")
     arguments: dict[str, dict[str, Any]] = Field({}, description="scorer name -> keyword arguments")
     batch_size: int = Field(32, gt=0, description="answers of one call of a batched or async scorer")
+    retries: int = Field(2, ge=0, description="calls of an async scorer (a reward server) after one that failed or hit the time limit")
 
 class SamplingConfig(Config):
     "How responses are sampled"
@@ -219,13 +220,14 @@ class PlacementConfig(Config):
     simulated_memory_bytes: int = Field(2**30, gt=0, description="memory of one simulated NPU, bytes (laptop scale only)")
     call_timeout_s: float = Field(7200.0, gt=0, description="deadline of one call on a role, s")
 
-# %% ../nbs/01_config.ipynb #9c454708
+# %% ../nbs/01_config.ipynb #36f696b7
 class FaultConfig(Config):
     "What to do when something breaks"
     on_failure: Literal["restart", "fail"] = Field("restart", description="start a lost role again, or end the run")
     max_restarts: int = Field(3, ge=0, description="restarts of one run before a failure ends it")
     min_groups: float = Field(1.0, gt=0, le=1, description="share of the groups with which a rollout that lost an engine goes on; 1: it is repeated")
     nonfinite: Literal["stop", "skip"] = Field("stop", description="a loss or gradient that is not finite ends the run, or skips the optimizer step")
+    silence_s: float = Field(600.0, gt=0, description="a call of which no rank has shown a sign of work for so long hangs, s")
 
 # %% ../nbs/01_config.ipynb #da41c394
 class OutputConfig(Config):

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
-           'RoleTimeout', 'PublishError', 'EngineError', 'RunLocked', 'NumericsError', 'nearest']
+           'RoleTimeout', 'PublishError', 'EngineError', 'RunLocked', 'RewardError', 'StorageError', 'NumericsError',
+           'nearest']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -30,13 +31,15 @@ class MissingError(CookbookError, FileNotFoundError): "A file or folder the run 
 class DeviceError(CookbookError, RuntimeError): "A device is absent, unusable, or too few of them are visible"
 class BuildError(CookbookError, RuntimeError): "The simulated NPU could not be compiled"
 
-# %% ../nbs/00_errors.ipynb #52a8c21c
+# %% ../nbs/00_errors.ipynb #69a08d7d
 class ShimError(CookbookError, RuntimeError): "A shim met a target it does not know, or did not verify after it was applied"
 class RoleError(CookbookError, RuntimeError): "A call on a role failed or died; names the role, the rank and the call"
 class RoleTimeout(RoleError, TimeoutError): "A call on a role did not return before its deadline"
 class PublishError(CookbookError, RuntimeError): "Engine weights differ from the trainer's after a publish; names the tensor"
 class EngineError(CookbookError, RuntimeError): "A rollout engine was asked for something its present state forbids"
 class RunLocked(CookbookError, BlockingIOError): "Another process is writing into this run folder"
+class RewardError(CookbookError, ConnectionError): "A scorer that asks a server got no answer; names the scorer and the sample"
+class StorageError(CookbookError, OSError): "The disk refused a write; names the file or folder"
 class NumericsError(CookbookError, ArithmeticError): "A value is not finite where it must be; names the quantity and the sample"
 
 # %% ../nbs/00_errors.ipynb #d41e4cde

@@ -23,7 +23,7 @@ def main():
 
     with session(load_config(sys.argv[1])) as run:
         roles = {"trainer": run.parts.trainer.pids, "engine": run.parts.engines.groups[0].pids}
-        print(json.dumps({"driver": [os.getpid()], "raylet": raylets(), **roles}), flush=True)
+        print(json.dumps({"driver": [os.getpid()], "raylet": raylets(), **roles, "signs": run.signs()}), flush=True)
         for row in run.steps():
             print(json.dumps(row), flush=True)
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cookbook_npu.config import RunConfig
-from cookbook_npu.errors import RunLocked
-from cookbook_npu.runs.folder import RunFolder, StorageError, append_line, read_lines, write_atomic
+from cookbook_npu.errors import RunLocked, StorageError
+from cookbook_npu.runs.folder import RunFolder, append_line, read_lines, write_atomic
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.runs.report import write_report
 

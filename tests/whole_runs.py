@@ -44,14 +44,14 @@ def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
 class Driver:
     "A run under way: its lines as they come, and the process ids it announced"
 
-    def __init__(self, config: Path):
+    def __init__(self, config: Path, faults: str = ""):
         path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "run_driver.py"), str(config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COOKBOOK_NPU_SIM_FAULTS": faults},
         )
         self.lines, self.pids, self.started = [], {}, threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)

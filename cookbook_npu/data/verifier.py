@@ -52,15 +52,14 @@ def fence() -> Iterator[None]:
     try: yield
     finally: _fenced = False
 
-# %% ../../nbs/data/11_verifier.ipynb #6be47fba
+# %% ../../nbs/data/11_verifier.ipynb #6bd4fb30
 Item = dict[str, Any]  # text, label, metadata
 
 async def _together(function: ScorerFunction, items: list[Item], timeout_s: float) -> list[dict[str, Any]]:
     "Grade all items concurrently"
-    async def one(item: Item) -> dict[str, Any]:
-        try: return {"score": await asyncio.wait_for(function(item["text"], item["label"], item["metadata"]), timeout_s)}
-        except TimeoutError: return {"limit": "TimeoutError"}
-    return await asyncio.gather(*map(one, items))
+    calls = [asyncio.wait_for(function(i["text"], i["label"], i["metadata"]), timeout_s) for i in items]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    return [{"failed": f"{type(a).__name__}: {a}".removesuffix(": ")} if isinstance(a, Exception) else {"score": a} for a in answers]
 
 def _call(function: ScorerFunction, items: list[Item], timeout_s: float) -> list[dict[str, Any]]:
     "Grade the items the way the scorer wants to be called"

@@ -6,7 +6,7 @@
 __all__ = ['NOISE_BLOCK', 'plan_batches', 'pad_left', 'prefill_mask', 'GrowingLayer', 'Rows', 'model_class', 'stop_ids',
            'TransformersEngine']
 
-# %% ../../nbs/rollout/01_transformers.ipynb #36eab4f8
+# %% ../../nbs/rollout/01_transformers.ipynb #576668ce
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from ..cluster.pulse import beat
 from ..config import SamplingConfig
 from ..data.sample import Sample
 from ..device import accelerator
@@ -190,12 +191,13 @@ def _publish(self: TransformersEngine, tensors: dict[str, Tensor]) -> None:
         w.copy_(source, non_blocking=True)
     self._synchronize()  # the caller may reuse its buckets
 
-# %% ../../nbs/rollout/01_transformers.ipynb #1a21ec4d
+# %% ../../nbs/rollout/01_transformers.ipynb #b91203f8
 @patch
 def _forward(self: TransformersEngine,
     ids_BT: Tensor, positions_BT: Tensor, mask: Tensor | None, cache: DynamicCache,
 ) -> Tensor:  # [B, V] logits of the next token
     "Run the model on new tokens; the cache grows by T columns"
+    beat(f"{ids_BT.shape[0]} rows, {ids_BT.shape[1]} new tokens each")
     out = self.net(input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, past_key_values=cache, use_cache=True,
                    logits_to_keep=1)
     return out.logits[:, -1]

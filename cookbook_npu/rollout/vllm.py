@@ -7,7 +7,7 @@ __all__ = ['Build', 'COMMON', 'BY_BUILD', 'COMPANIONS', 'missing_reason', 'build
            'read_header', 'folder_shapes', 'tied_names', 'stored', 'vllm_name', 'read_weight', 'engine_settings',
            'Response', 'VllmEngine', 'llm_arguments', 'reload', 'remove_leftovers']
 
-# %% ../../nbs/rollout/02_vllm.ipynb #9964ad3c
+# %% ../../nbs/rollout/02_vllm.ipynb #3edd6a44
 import importlib
 import json
 import os
@@ -22,6 +22,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
+from ..cluster.pulse import beat
 from ..config import SamplingConfig
 from ..data.sample import Sample
 from ..device import probe
@@ -253,7 +254,7 @@ def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max
     self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
     self._step_engine, VllmEngine.open = self.llm.llm_engine, True
 
-# %% ../../nbs/rollout/02_vllm.ipynb #e8884234
+# %% ../../nbs/rollout/02_vllm.ipynb #82e29bc5
 @patch
 def _params(self: VllmEngine, request: Request, sampling: SamplingConfig) -> Any:  # vllm.SamplingParams
     from vllm import SamplingParams
@@ -271,6 +272,7 @@ def _generate(self: VllmEngine, requests: list[Request], sampling: SamplingConfi
         self._step_engine.add_request(key, {"prompt_token_ids": list(request.prompt_ids)}, self._params(request, sampling))
     try:
         while self._step_engine.has_unfinished_requests() and self._gate():
+            beat(f"{len(requests)} requests")
             for out in self._step_engine.step(): made[out.request_id].extend(out.outputs[0], self.version)
     finally:
         if running := [key for key, r in made.items() if r.reason is None]: self._step_engine.abort_request(running)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MANIFEST', 'CHUNK', 'file_sum', 'all_files', 'Checkpoint', 'read_checkpoint', 'Checkpoints']
 
-# %% ../../nbs/runs/05_checkpoints.ipynb #b98dbe66
+# %% ../../nbs/runs/05_checkpoints.ipynb #8da26b36
 import json
 import os
 import shutil
@@ -18,8 +18,8 @@ from typing import Any
 
 from fastcore.basics import patch
 
-from ..errors import DataError, MissingError
-from .folder import StorageError, _storage, write_json
+from ..errors import DataError, MissingError, StorageError
+from .folder import _storage, write_json
 
 # %% ../../nbs/runs/05_checkpoints.ipynb #782084cc
 MANIFEST, CHUNK = "manifest.json", 1 << 22

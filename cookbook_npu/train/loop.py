@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['T', 'Parts', 'make_requests', 'deal', 'publish', 'deliver', 'check_delivery', 'patiently', 'note_failure', 'sample',
-           'generate', 'roll_out', 'gather_rows', 'add_up', 'learn', 'settle_prompts', 'one_step', 'keep_evidence',
-           'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'go_on', 'alarm']
+           'generate', 'grade', 'roll_out', 'gather_rows', 'add_up', 'learn', 'settle_prompts', 'one_step',
+           'keep_evidence', 'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'go_on', 'alarm']
 
-# %% ../../nbs/train/08_loop.ipynb #a61b0c0b
-import dataclasses
+# %% ../../nbs/train/08_loop.ipynb #20c9ce34
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from ..data.cursor import Feed
 from ..data.passrate import eval_metrics
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt, Sample
-from ..errors import NumericsError, PublishError, RoleError
+from ..errors import NumericsError, PublishError, RewardError, RoleError
 from ..rl.filters import DynamicSampling
 from ..rollout.engine import Request, derive_seed
 from ..runs.checkpoints import Checkpoint
@@ -156,7 +155,7 @@ def sample(
     run.folder.event("groups_dropped", kept=kept, groups=sum(groups), error=str(failed[0]))
     return [a for a in answers if not isinstance(a, RoleError)]
 
-# %% ../../nbs/train/08_loop.ipynb #f4507e8e
+# %% ../../nbs/train/08_loop.ipynb #0659dbe4
 def generate(
     run: Parts,                 # the run
     prompts: Sequence[Prompt],  # prompts of the rollout
@@ -172,8 +171,23 @@ def generate(
     found = patiently(run, lambda: sample(run, calls, whole), lambda: publish(run, run.version))
     samples = [s for part in found for s in part]
     for s in samples: s.label, s.metadata = asked[s.group_id].label, asked[s.group_id].for_samples()
+    return grade(run, samples, whole)
+
+def grade(
+    run: Parts,             # the run
+    samples: list[Sample],  # with label and metadata; their rewards are filled in
+    whole: bool,            # no group may be missing
+) -> list[Sample]:          # whole groups; those that lack a reward are left out
+    "Reward the samples; raises `RewardError` when a reward server left more of them without one than `faults.min_groups` allows"
     for s, reward in zip(samples, run.rewards.score(samples), strict=True): s.reward = reward
-    return samples
+    groups, lacking = {s.group_id for s in samples}, {s.group_id for s in samples if s.reward is None}
+    if not lacking: return samples
+    kept, why = len(groups) - len(lacking), run.rewards.failure
+    if whole or kept < run.config.faults.min_groups * len(groups):
+        raise RewardError(f"{len(lacking)} of {len(groups)} groups have no reward; the last failure: {why}",
+                          "Is the reward server up? Raise reward.retries, or let faults.min_groups leave such groups out; the run can be resumed.")
+    run.folder.event("groups_dropped", kept=kept, groups=len(groups), error=why)
+    return [s for s in samples if s.group_id not in lacking]
 
 # %% ../../nbs/train/08_loop.ipynb #76f79118
 def roll_out(
@@ -232,7 +246,7 @@ def settle_prompts(
     learned = {s.metadata["prompt_id"] for s in samples}
     for p in prompts: feed.resolve([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
 
-# %% ../../nbs/train/08_loop.ipynb #471410ce
+# %% ../../nbs/train/08_loop.ipynb #986dea42
 def one_step(
     run: Parts,           # the run, engines awake
     step: int,            # number of the step, from 0
@@ -240,7 +254,7 @@ def one_step(
     "Roll out, learn, publish"
     c, span = run.config, run.tracker.span
     with span("rollout"): prompts, samples, sampled = roll_out(run, step)
-    if c.output.save_samples: run.folder.save_samples(step, [dataclasses.asdict(s) for s in samples])
+    if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))
     run.engines.call("sleep")
     with span("wake_up"): run.trainer.call("wake")
     with span("save"): run.saver.finish()
@@ -252,7 +266,7 @@ def one_step(
     tokens = sum(len(s.prompt_ids) + len(s.response_ids) for s in samples)
     return {**rollout_metrics(samples), **sampled, **trained, **memory, "version": run.version, "tokens": tokens}
 
-# %% ../../nbs/train/08_loop.ipynb #827656e9
+# %% ../../nbs/train/08_loop.ipynb #b9dcc87e
 def keep_evidence(
     run: Parts,                              # the run
     step: int,                               # step
@@ -261,7 +275,7 @@ def keep_evidence(
 ) -> dict[str, float]:                       # training metrics
     "Train; when something is not finite, its samples are in the run folder and an event says so"
     def found(why: str) -> None:
-        run.folder.save_samples(step, [dataclasses.asdict(s) for s in samples])
+        run.folder.save_samples(step, list(map(vars, samples)))
         run.folder.event("not_finite", step=step, why=why, samples=str(run.folder.samples/f"step_{step:06d}.jsonl"))
     try: trained = work()
     except NumericsError as error: found(error.what); raise

@@ -109,7 +109,7 @@ def describe_device(
     memory = {"memory_bytes": config.placement.simulated_memory_bytes} if simulated else {}
     return {"name": device_name(config), "count": config.placement.devices, "simulated": simulated, **memory}
 
-# %% ../../nbs/train/09_session.ipynb #1a7d12da
+# %% ../../nbs/train/09_session.ipynb #223a402e
 @dataclass
 class Run:
     "A started run"
@@ -123,6 +123,10 @@ class Run:
     def steps(self) -> Iterator[dict[str, Any]]:
         "Run the loop; one row of metrics for each step"
         return loop(self.parts)
+
+    def signs(self) -> list[str]:  # one line for each process
+        "What every role is doing, and since when it has shown no sign of work; from another thread while a step is under way"
+        return self.parts.crew.cluster.signs()
 
     def result(self) -> list[tuple[str, str | None]]:  # (what, value); None: not measured
         "The result so far, in a few lines"

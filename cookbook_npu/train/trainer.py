@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #8265740a
+# %% ../../nbs/train/03_trainer.ipynb #f5dfa759
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ..cluster.pulse import beat
 from ..config import RunConfig
 from ..device import accelerator
 from ..errors import ConfigError, NumericsError
-from ..model.checkpoint import Saver, load_state
+from ..model.checkpoint import Saver, load_state, writing
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import export_weights, init_parallel, load_model
 from ..model.optimizer import build_optimizer
@@ -81,7 +82,7 @@ def leads(self: Trainer) -> bool:
     "Whether this rank speaks for its copy of the model"
     return self.layout.tensor_rank == 0
 
-# %% ../../nbs/train/03_trainer.ipynb #1dca303a
+# %% ../../nbs/train/03_trainer.ipynb #22b9009e
 @patch
 def micro_batches(self: Trainer,
     batch: Batch,          # the whole batch
@@ -98,6 +99,7 @@ def micro_batches(self: Trainer,
 @patch
 def _forward(self: Trainer, batch: Batch, rows: Sequence[int], grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
     "Log-probs and entropy of the response tokens of one micro-batch, flat"
+    beat(f"a micro-batch of {len(rows)} rows")
     lay_out = LAYOUTS[self.config.train.layout]
     packed = lay_out([batch.tokens[i] for i in rows], self.layout.row_multiple).to(self.device)
     with torch.set_grad_enabled(grad), explained("a forward pass", self.memory, self.acc):
@@ -232,7 +234,7 @@ def release_weights(self: Trainer) -> None:
     if self.manifest is not None: release(self.manifest)
     self.manifest = None
 
-# %% ../../nbs/train/03_trainer.ipynb #dbb58fec
+# %% ../../nbs/train/03_trainer.ipynb #06846e77
 @patch
 def save(self: Trainer,
     folder: str,     # folder to create
@@ -244,10 +246,11 @@ def save(self: Trainer,
     if self.rank: return None
     from safetensors.torch import save_file
     shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
-    save_file({n: t.detach().cpu().contiguous() for n, t in named.items()}, aside/"model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(aside, target)
+    with writing(folder):
+        shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
+        save_file({n: t.detach().cpu().contiguous() for n, t in named.items()}, aside/"model.safetensors", metadata={"format": "pt"})
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(aside, target)
     return str(target)
 
 # %% ../../nbs/train/03_trainer.ipynb #2f5f388a
