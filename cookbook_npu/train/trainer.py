@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #8265740a
+# %% ../../nbs/train/03_trainer.ipynb #769ce03d
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ from ..model.packing import LAYOUTS
 from ..model.planning import check_lengths, plan_micro_batches, sequence_cost
 from ..shims import registry
 from .batch import Batch, columns, objective
-from .memory import HostCopy, Sleeper, component_bytes, explained, memory_table
+from .memory import HostCopy, Offload, component_bytes, explained, memory_table
 from .publish import Manifest, release, write
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #6e59ba4b
+# %% ../../nbs/train/03_trainer.ipynb #b2a2142b
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -48,7 +48,7 @@ class Trainer:
         self.model = load_model(hf_path, config.model, config.parallel)
         self.optimizer = build_optimizer(self.model, config.optim, config.num_steps * (config.rollout_batch // config.global_batch))
         self.reference = HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
-        self.sleeper = Sleeper(self.acc, self._kept, self._dropped)
+        self.sleeper = Offload(self.acc, self._kept, self._dropped)
         self.saver = Saver(self.optimizer)
         self.manifest: Manifest | None = None
 
