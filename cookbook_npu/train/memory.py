@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['ALIGN', 'BLOCK', 'MARGIN', 'Tensors', 'TAG', 'SLACK', 'KNOBS', 'storages', 'Piece', 'lay_out', 'check_host_room',
            'pinned', 'HostBlocks', 'Sleeper', 'check_device_room', 'as_bytes', 'Offload', 'Saver', 'open_saver',
-           'make_sleeper', 'component_bytes', 'memory_table', 'explained', 'HostCopy']
+           'make_sleeper', 'check_shared_room', 'engine_bytes', 'component_bytes', 'memory_table', 'explained',
+           'HostCopy']
 
-# %% ../../nbs/train/01_memory.ipynb #b8a5e4cd
+# %% ../../nbs/train/01_memory.ipynb #0415a670
 import importlib
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,8 +19,10 @@ from typing import Any
 import psutil
 import torch
 
+from ..config import RunConfig
 from ..device import Accelerator
 from ..errors import ConfigError, DeviceError, ShimError
+from ..plan.memory import engine, model_of
 from ..runs.metrics import size
 from ..shims import memory_saver
 from ..shims.memory_saver import HookMode
@@ -152,19 +156,16 @@ def wake(self: Sleeper) -> int:  # bytes taken from the device again
     self.asleep = False
     return self.nbytes
 
-# %% ../../nbs/train/01_memory.ipynb #df48b967
+# %% ../../nbs/train/01_memory.ipynb #c65e4f1a
 def check_device_room(
     acc: Accelerator,  # of this process
     need: int,         # bytes
     what: str,         # what needs them
-    margin: int = 0,   # bytes that have to remain
+    remedy: str = "Another process holds the rest: let the engine sleep first, or lower rollout.memory_utilization.",  # for the message
 ) -> None:
     "Raise `DeviceError` when the device has not as much memory free, before anything is taken"
     free, total = acc.mem_get_info(0)
-    if need + margin > free:
-        spare = f" and {size(margin)} to spare" if margin else ""
-        raise DeviceError(f"{what} needs {size(need)}{spare} of {acc.name} memory, {size(free)} of {size(total)} are free",
-                          "Another process holds the rest: let the engine sleep first, or lower rollout.memory_utilization.")
+    if need > free: raise DeviceError(f"{what} needs {size(need)} of {acc.name} memory, {size(free)} of {size(total)} are free", remedy)
 
 # %% ../../nbs/train/01_memory.ipynb #ceed3bba
 def as_bytes(
@@ -272,6 +273,28 @@ def make_sleeper(
     "The sleeper that a run asks for; raises `ConfigError` where its memory saver cannot work"
     return Offload(acc, keep, drop) if strategy == "offload" else Saver(acc, keep, drop, *open_saver())
 
+# %% ../../nbs/train/01_memory.ipynb #7c99f336
+def check_shared_room(
+    need: int,              # bytes of all weights
+    bucket_bytes: int,      # of one bucket at most
+    folder: str = "/dev/shm",  # where buckets lie
+) -> None:
+    "Raise `DeviceError` when shared memory has no room for the weights, a bucket and an eighth to spare"
+    wanted, free = need + min(bucket_bytes, need) + need // 8, shutil.disk_usage(folder).free
+    if wanted > free:
+        raise DeviceError(f"a publish of {size(need)} needs {size(wanted)} of {folder}, {size(free)} are free",
+                          "Enlarge /dev/shm (docker: --shm-size), or remove what other runs left there.")
+
+def engine_bytes(
+    config: RunConfig,  # the run
+    capacity: int,      # memory of a device, bytes
+) -> int:               # 0 where it takes none (vLLM on the laptop runs on the CPU), or the plan does not know the model
+    "Device memory that an engine takes when it wakes, its weights and its cache, as the plan has it"
+    if config.scale == "laptop" and config.rollout.engine == "vllm": return 0
+    try: model = model_of(config)
+    except ConfigError: return 0
+    return sum(part.nbytes for part in engine(model, config, capacity))
+
 # %% ../../nbs/train/01_memory.ipynb #1ea67c76
 def component_bytes(
     parts: Mapping[str, Iterable[torch.Tensor]],  # component -> its tensors; a storage counts for the first that has it
@@ -293,8 +316,8 @@ def memory_table(
     "Components of the peak; they add up to it"
     return {**sizes, "activations": max(0, peak - sum(sizes.values()))}
 
-# %% ../../nbs/train/01_memory.ipynb #5f8fcdb7
-KNOBS = {"activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute", "weights": "parallel.tensor", "gradients": "parallel.tensor",
+# %% ../../nbs/train/01_memory.ipynb #a1b07ebd
+KNOBS = {"communicators": "HCCL_BUFFSIZE or placement.groups_in_sleep", "activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute", "weights": "parallel.tensor", "gradients": "parallel.tensor",
          "optimizer": "parallel.tensor or more data-parallel ranks", "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens"}
 
 @contextmanager

@@ -48,7 +48,9 @@ def main() -> None:
     weights = [torch.full(shape, 0.5, dtype=torch.bfloat16, device="npu") for shape in shapes(options.share)]
     nbytes = sum(w.nbytes for w in weights)
     here, there = (torch.ones(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
-    ways = {f"blocks of {block >> 20} MiB": Offload(accelerator(), lambda: weights, lambda: [], block) for block in (BLOCK, 16 << 20)}
+    ways = {
+        f"blocks of {block >> 20} MiB": Offload(accelerator(), lambda: weights, lambda: [], block) for block in (BLOCK, 16 << 20)
+    }
 
     def plain() -> None:
         there.copy_(here)
@@ -60,7 +62,7 @@ def main() -> None:
     for _ in range(options.rounds):
         rows = {"plain": (seconds(plain), 0.0)} | {name: (seconds(s.sleep), seconds(s.wake)) for name, s in ways.items()}
         for name, row in rows.items():
-            best[name] = [min(old, new) for old, new in zip(best[name], row)]
+            best[name] = [min(old, new) for old, new in zip(best[name], row, strict=True)]
     print(f"{len(weights)} tensors, {nbytes / 1e9:.2f} GB; best of {options.rounds}, on a simulated NPU")
     whole = best["plain"][0]
     print(f"{'plain, there and back':24} {whole:6.3f} s  {2 * nbytes / 1e9 / whole:5.2f} GB/s")
