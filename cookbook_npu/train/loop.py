@@ -246,7 +246,7 @@ def settle_prompts(
     learned = {s.metadata["prompt_id"] for s in samples}
     for p in prompts: feed.resolve([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
 
-# %% ../../nbs/train/08_loop.ipynb #986dea42
+# %% ../../nbs/train/08_loop.ipynb #b865c1fe
 def one_step(
     run: Parts,           # the run, engines awake
     step: int,            # number of the step, from 0
@@ -255,6 +255,7 @@ def one_step(
     c, span = run.config, run.tracker.span
     with span("rollout"): prompts, samples, sampled = roll_out(run, step)
     if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))
+    held = run.trainer.call0("engine_memory")
     run.engines.call("sleep")
     with span("wake_up"): run.trainer.call("wake")
     with span("save"): run.saver.finish()
@@ -264,7 +265,7 @@ def one_step(
         with span("save"): run.saver.begin(step + 1, facts(run))
     memory = patiently(run, lambda: publish(run, run.version + 1), lambda: None)
     tokens = sum(len(s.prompt_ids) + len(s.response_ids) for s in samples)
-    return {**rollout_metrics(samples), **sampled, **trained, **memory, "version": run.version, "tokens": tokens}
+    return {**rollout_metrics(samples), **sampled, **trained, **held, **memory, "version": run.version, "tokens": tokens}
 
 # %% ../../nbs/train/08_loop.ipynb #b9dcc87e
 def keep_evidence(
