@@ -209,13 +209,15 @@ class WarmStartConfig(Config):
     corrupt: float = Field(0.7, ge=0, lt=1, description="share of mixed-quality demonstrations whose answer is random digits")
     seed: int = Field(0, ge=0, description="seed of the tiny model and its demonstrations; not the run's, so that all runs share one start")
 
-# %% ../nbs/01_config.ipynb #9afc0d35
+# %% ../nbs/01_config.ipynb #d7bbd087
 class PlacementConfig(Config):
     "Devices and how roles share them"
     mode: Literal["colocate", "split"] = Field("colocate", description="trainer and engines on the same devices, or apart")
     devices: int = Field(8, gt=0, description="devices of the run")
     trainer_devices: int | None = Field(None, gt=0, description="devices of the trainer; none: all (colocate)")
     bucket_bytes: int = Field(512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes")
+    transport: Literal["auto", "shm", "ipc", "broadcast"] = Field("auto", description="how published weights travel; auto: what works here")
+    verify_every: int = Field(8, gt=0, description="each publish compares every n-th tensor, the next one another n-th; 1: every tensor")
     simulated_memory_bytes: int = Field(2**30, gt=0, description="memory of one simulated NPU, bytes (laptop scale only)")
     call_timeout_s: float = Field(7200.0, gt=0, description="deadline of one call on a role, s")
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #8265740a
+# %% ../../nbs/train/03_trainer.ipynb #1ebc50e7
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import torch
 
 from ..config import RunConfig
 from ..device import accelerator
-from ..errors import ConfigError, NumericsError
+from ..errors import ConfigError, NumericsError, PublishError
 from ..model.checkpoint import Saver, load_state
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import export_weights, init_parallel, load_model
@@ -27,11 +27,11 @@ from ..model.planning import check_lengths, plan_micro_batches, sequence_cost
 from ..shims import registry
 from .batch import Batch, columns, objective
 from .memory import HostCopy, Sleeper, component_bytes, explained, memory_table
-from .publish import Manifest, release, write
+from .publish import Manifest, make_transport, write
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #6e59ba4b
+# %% ../../nbs/train/03_trainer.ipynb #b6672f3c
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -50,7 +50,8 @@ class Trainer:
         self.reference = HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
         self.sleeper = Sleeper(self.acc, self._kept, self._dropped)
         self.saver = Saver(self.optimizer)
-        self.manifest: Manifest | None = None
+        weights = sum(p.nbytes for p in self.model.module.parameters()) * self.layout.tensor_size
+        self.transport = make_transport(config, self.acc, rank, weights, self._least)
 
 # %% ../../nbs/train/03_trainer.ipynb #60848f61
 from fastcore.basics import patch
@@ -159,7 +160,7 @@ def optim_step(self: Trainer) -> dict[str, float]:  # grad_norm (before clipping
         raise NumericsError(f"the gradient norm is {grad_norm} at learning rate {lr:g}", "Look at the step's samples/; lower optim.learning_rate.")
     return {"grad_norm": grad_norm, "lr": lr}
 
-# %% ../../nbs/train/03_trainer.ipynb #011b3baa
+# %% ../../nbs/train/03_trainer.ipynb #62c929ba
 @patch
 def _try(self: Trainer, batch: Batch, rows: Sequence[int]) -> tuple[dict[str, float], NumericsError | None]:
     "Forward and backward; what is not finite is returned, not raised"
@@ -171,11 +172,17 @@ def agree(self: Trainer,
     error: NumericsError | None,  # of this rank
 ) -> bool:                        # all ranks are well
     "Whether every rank has finite values; where one has not, all raise, or all skip if the policy says so"
+    bad = self._failing(error)
+    if not bad: return True
+    if self.config.faults.nonfinite == "skip": return False
+    raise error or NumericsError(f"{bad} other ranks met a value that is not finite", "Their errors name the sample.")
+
+@patch
+def _failing(self: Trainer, error: Exception | None) -> int:
+    "How many ranks have an error; collective"
     bad = torch.tensor([float(error is not None)], device=self.device)
     torch.distributed.all_reduce(bad)
-    if not bad.item(): return True
-    if self.config.faults.nonfinite == "skip": return False
-    raise error or NumericsError(f"{int(bad.item())} other ranks met a value that is not finite", "Their errors name the sample.")
+    return int(bad.item())
 
 # %% ../../nbs/train/03_trainer.ipynb #302c42f8
 @patch
@@ -214,23 +221,30 @@ def wake(self: Trainer) -> None:
     self.sleeper.wake()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #180a0d6d
+# %% ../../nbs/train/03_trainer.ipynb #9842aff0
 @patch
 def write_weights(self: Trainer,
     version: int,      # weight version
-) -> Manifest | None:  # on rank 0; every rank takes part in gathering
-    "Write all weights, under their Hugging Face names, for the engines to read"
-    named = export_weights(self.model)
-    if self.rank == 0: self.manifest = write(version, named, self.config.placement.bucket_bytes)
-    else:
-        for _ in named: pass  # the gathers inside are collective
-    return self.manifest
+) -> Manifest | None:  # none: this rank only takes part in the gathers
+    "Write all weights, under their Hugging Face names, for the engines to read; raises `PublishError` on every rank when one cannot"
+    place = self.config.placement
+    manifest = write(version, export_weights(self.model), place.bucket_bytes, self.transport, place.verify_every, self._share_fate)
+    return manifest if self.transport else None
 
 @patch
 def release_weights(self: Trainer) -> None:
-    "Remove what `write_weights` wrote"
-    if self.manifest is not None: release(self.manifest)
-    self.manifest = None
+    "Every engine has read what `write_weights` wrote"
+    if self.transport: self.transport.release()
+
+@patch
+def _share_fate(self: Trainer, error: Exception | None) -> None:
+    if bad := self._failing(error): raise error or PublishError(f"{bad} other ranks could not write a bucket", "Their errors say why.")
+
+@patch
+def _least(self: Trainer, number: int) -> int:
+    least = torch.tensor([number], device=self.device)
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    return int(least.item())
 
 # %% ../../nbs/train/03_trainer.ipynb #dbb58fec
 @patch
