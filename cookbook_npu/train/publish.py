@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['ALIGN', 'Bucket', 'SHM', 'PREFIX', 'MARGIN', 'Entry', 'Manifest', 'fill_buckets', 'drawn', 'Transport', 'pack',
            'sweep', 'SharedMemory', 'open_shared', 'device_key', 'DeviceHandles', 'open_handle', 'handles_missing',
-           'choose_transport', 'make_transport', 'alone', 'write', 'merge', 'open_bucket', 'read', 'send', 'receive']
+           'choose_transport', 'make_transport', 'alone', 'count_failing', 'share_fate', 'write', 'merge',
+           'open_bucket', 'read', 'send', 'receive']
 
 # %% ../../nbs/train/02_publish.ipynb #b6a8b5a2
 import mmap
@@ -239,29 +240,51 @@ def choose_transport(
         raise ConfigError(f"placement.transport is {placement.transport!r}: {why}", "Set placement.transport to auto.")
     return placement.transport
 
-# %% ../../nbs/train/02_publish.ipynb #24855fbc
+# %% ../../nbs/train/02_publish.ipynb #754b00af
 MARGIN = 2**30  # bytes left free beside one more copy of the weights
+
+def _least_free(acc: Accelerator) -> int:
+    "Free memory of the fullest device of the trainer, bytes; collective"
+    free = torch.tensor([acc.mem_get_info(0)[0]], device=acc.device(0))
+    torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN)
+    return int(free.item())
 
 def make_transport(
     config: RunConfig,   # the run
     acc: Accelerator,    # of this trainer process
     rank: int,           # of this trainer process
     whole_bytes: int,    # all weights, not sharded
-    least: Callable[[int], int] = int,  # the least of a number over all ranks
 ) -> Transport | None:   # none: this rank only takes part in the gathers
     "The transport of one trainer rank; every rank gets the same kind"
     name = choose_transport(config, acc)
-    if name == "ipc" and config.placement.transport == "auto" and least(acc.mem_get_info(0)[0]) < whole_bytes + MARGIN: name = "shm"
+    if name == "ipc" and config.placement.transport == "auto" and _least_free(acc) < whole_bytes + MARGIN: name = "shm"
     if name == "ipc": return DeviceHandles(acc.device(0), device_key(acc))
     return SharedMemory() if rank == 0 else None
 
-# %% ../../nbs/train/02_publish.ipynb #989d0909
+# %% ../../nbs/train/02_publish.ipynb #f416c2c7
 def alone(
     error: Exception | None,  # of this rank
 ) -> None:
     "What a single rank does with an error: raise it"
     if error: raise error
 
+def count_failing(
+    error: Exception | None,  # of this rank
+    device: torch.device,     # of this rank
+) -> int:                     # collective: the same on every rank
+    "How many ranks have an error"
+    bad = torch.tensor([float(error is not None)], device=device)
+    torch.distributed.all_reduce(bad)
+    return int(bad.item())
+
+def share_fate(
+    error: Exception | None,  # of this rank
+    device: torch.device,     # of this rank
+) -> None:
+    "Raise on every rank when one has an error: its own, or `PublishError`"
+    if bad := count_failing(error, device): raise error or PublishError(f"{bad} other ranks could not write a bucket", "Their errors say why.")
+
+# %% ../../nbs/train/02_publish.ipynb #fdfac570
 def write(
     version: int,                                # weight version to publish
     named: Iterable[tuple[str, torch.Tensor]],   # every weight under its HF name; the same on every rank

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #1ebc50e7
+# %% ../../nbs/train/03_trainer.ipynb #d2f08fed
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import torch
 
 from ..config import RunConfig
 from ..device import accelerator
-from ..errors import ConfigError, NumericsError, PublishError
+from ..errors import ConfigError, NumericsError
 from ..model.checkpoint import Saver, load_state
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import export_weights, init_parallel, load_model
@@ -27,11 +27,11 @@ from ..model.planning import check_lengths, plan_micro_batches, sequence_cost
 from ..shims import registry
 from .batch import Batch, columns, objective
 from .memory import HostCopy, Sleeper, component_bytes, explained, memory_table
-from .publish import Manifest, make_transport, write
+from .publish import Manifest, count_failing, make_transport, share_fate, write
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #b6672f3c
+# %% ../../nbs/train/03_trainer.ipynb #d350f4f5
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -51,7 +51,7 @@ class Trainer:
         self.sleeper = Sleeper(self.acc, self._kept, self._dropped)
         self.saver = Saver(self.optimizer)
         weights = sum(p.nbytes for p in self.model.module.parameters()) * self.layout.tensor_size
-        self.transport = make_transport(config, self.acc, rank, weights, self._least)
+        self.transport = make_transport(config, self.acc, rank, weights)
 
 # %% ../../nbs/train/03_trainer.ipynb #60848f61
 from fastcore.basics import patch
@@ -160,7 +160,7 @@ def optim_step(self: Trainer) -> dict[str, float]:  # grad_norm (before clipping
         raise NumericsError(f"the gradient norm is {grad_norm} at learning rate {lr:g}", "Look at the step's samples/; lower optim.learning_rate.")
     return {"grad_norm": grad_norm, "lr": lr}
 
-# %% ../../nbs/train/03_trainer.ipynb #62c929ba
+# %% ../../nbs/train/03_trainer.ipynb #15998d90
 @patch
 def _try(self: Trainer, batch: Batch, rows: Sequence[int]) -> tuple[dict[str, float], NumericsError | None]:
     "Forward and backward; what is not finite is returned, not raised"
@@ -172,17 +172,10 @@ def agree(self: Trainer,
     error: NumericsError | None,  # of this rank
 ) -> bool:                        # all ranks are well
     "Whether every rank has finite values; where one has not, all raise, or all skip if the policy says so"
-    bad = self._failing(error)
+    bad = count_failing(error, self.device)
     if not bad: return True
     if self.config.faults.nonfinite == "skip": return False
     raise error or NumericsError(f"{bad} other ranks met a value that is not finite", "Their errors name the sample.")
-
-@patch
-def _failing(self: Trainer, error: Exception | None) -> int:
-    "How many ranks have an error; collective"
-    bad = torch.tensor([float(error is not None)], device=self.device)
-    torch.distributed.all_reduce(bad)
-    return int(bad.item())
 
 # %% ../../nbs/train/03_trainer.ipynb #302c42f8
 @patch
@@ -221,30 +214,21 @@ def wake(self: Trainer) -> None:
     self.sleeper.wake()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #9842aff0
+# %% ../../nbs/train/03_trainer.ipynb #3c552a77
 @patch
 def write_weights(self: Trainer,
     version: int,      # weight version
 ) -> Manifest | None:  # none: this rank only takes part in the gathers
     "Write all weights, under their Hugging Face names, for the engines to read; raises `PublishError` on every rank when one cannot"
     place = self.config.placement
-    manifest = write(version, export_weights(self.model), place.bucket_bytes, self.transport, place.verify_every, self._share_fate)
+    manifest = write(version, export_weights(self.model), place.bucket_bytes, self.transport, place.verify_every,
+                     agree=lambda error: share_fate(error, self.device))
     return manifest if self.transport else None
 
 @patch
 def release_weights(self: Trainer) -> None:
     "Every engine has read what `write_weights` wrote"
     if self.transport: self.transport.release()
-
-@patch
-def _share_fate(self: Trainer, error: Exception | None) -> None:
-    if bad := self._failing(error): raise error or PublishError(f"{bad} other ranks could not write a bucket", "Their errors say why.")
-
-@patch
-def _least(self: Trainer, number: int) -> int:
-    least = torch.tensor([number], device=self.device)
-    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
-    return int(least.item())
 
 # %% ../../nbs/train/03_trainer.ipynb #dbb58fec
 @patch
