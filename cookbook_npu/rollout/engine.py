@@ -284,7 +284,7 @@ def collect(
         tensors[name] = t
     return tensors
 
-# %% ../../nbs/rollout/00_engine.ipynb #2b13448e
+# %% ../../nbs/rollout/00_engine.ipynb #9239a637
 @patch
 def publish(self: EngineBase,
     version: int,                                 # version of the weights, at least the present one
@@ -306,11 +306,14 @@ def publish(self: EngineBase,
 @patch
 def _compare(self: EngineBase, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> None:
     "Raise `PublishError` naming the first tensor whose values the engine does not hold"
-    held = self._checksums(list(expected))
-    for name, want in expected.items():
-        if held[name] == want or self._casts(tensors[name], want, held[name]): continue
+    if name := self._first_wrong(version, tensors, expected):
         raise PublishError(f"publish {version}: the engine holds other values in {name} {list(tensors[name].shape)}",
                            "It serves nothing until a publish succeeds: publish again, or restart it.")
+
+@patch
+def _first_wrong(self: EngineBase, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> str | None:
+    held = self._checksums(list(expected))
+    return next((n for n, want in expected.items() if held[n] != want and not self._casts(tensors[n], want, held[n])), None)
 
 @patch
 def _casts(self: EngineBase, t: Tensor, want: int, held: int) -> bool:

@@ -8,12 +8,13 @@ __all__ = ['ALIGN', 'Bucket', 'SHM', 'PREFIX', 'MARGIN', 'Entry', 'Manifest', 'f
            'choose_transport', 'make_transport', 'alone', 'count_failing', 'share_fate', 'write', 'merge',
            'open_bucket', 'read', 'send', 'receive']
 
-# %% ../../nbs/train/02_publish.ipynb #b6a8b5a2
+# %% ../../nbs/train/02_publish.ipynb #99b5770b
 import mmap
 import os
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -58,7 +59,7 @@ class Manifest:
         "Checksums of the tensors that are compared in this publish"
         return {e.name: e.checksum for e in self.entries if e.checksum is not None}
 
-# %% ../../nbs/train/02_publish.ipynb #7400394c
+# %% ../../nbs/train/02_publish.ipynb #f49a8771
 ALIGN = 64  # bytes: a cache line, and a multiple of every element size
 Bucket = list[tuple[str, torch.Tensor]]
 
@@ -68,17 +69,19 @@ def fill_buckets(
     named: Iterable[tuple[str, torch.Tensor]],  # (HF name, tensor), consumed once
     bucket_bytes: int,                          # size of a bucket, bytes
 ) -> Iterator[Bucket]:                          # the tensors of one bucket
-    "Split a stream of tensors into buckets, greedily; holds one open bucket for each dtype"
+    "Split a stream of tensors into buckets, greedily; holds one open bucket for each dtype; closes the stream with itself"
     filling: dict[torch.dtype, Bucket] = {}
     used: dict[torch.dtype, int] = {}
-    for name, t in named:
-        bucket = filling.setdefault(t.dtype, [])
-        if bucket and used[t.dtype] + _size(t) > bucket_bytes:
-            yield sorted(bucket, key=lambda item: item[0])
-            bucket.clear()
-        used[t.dtype] = (used[t.dtype] if bucket else 0) + _size(t)
-        bucket.append((name, t))
-    for bucket in filling.values(): yield sorted(bucket, key=lambda item: item[0])
+    try:
+        for name, t in named:
+            bucket = filling.setdefault(t.dtype, [])
+            if bucket and used[t.dtype] + _size(t) > bucket_bytes:
+                yield sorted(bucket, key=lambda item: item[0])
+                bucket.clear()
+            used[t.dtype] = (used[t.dtype] if bucket else 0) + _size(t)
+            bucket.append((name, t))
+        for bucket in filling.values(): yield sorted(bucket, key=lambda item: item[0])
+    finally: getattr(named, "close", bool)()
 
 # %% ../../nbs/train/02_publish.ipynb #6be9c6b6
 def drawn(
@@ -284,7 +287,7 @@ def share_fate(
     "Raise on every rank when one has an error: its own, or `PublishError`"
     if bad := count_failing(error, device): raise error or PublishError(f"{bad} other ranks could not write a bucket", "Their errors say why.")
 
-# %% ../../nbs/train/02_publish.ipynb #fdfac570
+# %% ../../nbs/train/02_publish.ipynb #702425b4
 def write(
     version: int,                                # weight version to publish
     named: Iterable[tuple[str, torch.Tensor]],   # every weight under its HF name; the same on every rank
@@ -295,13 +298,12 @@ def write(
 ) -> Manifest:                                   # to hand to the engines; release the transport afterwards
     "Write all weights for the engines to read; raises `PublishError` on every rank when one cannot"
     manifest = Manifest(version, transport.name if transport else "")
-    try:
-        for bucket in fill_buckets(named, bucket_bytes):
-            error = _put(manifest, bucket, transport, every) if transport else None
-            agree(error)
-    except BaseException:
-        if transport: transport.release()
-        raise
+    with closing(fill_buckets(named, bucket_bytes)) as buckets:
+        try:
+            for bucket in buckets: agree(_put(manifest, bucket, transport, every) if transport else None)
+        except BaseException:
+            if transport: transport.release()
+            raise
     return manifest
 
 # %% ../../nbs/train/02_publish.ipynb #c8b8d62c
@@ -347,7 +349,7 @@ def read(
     blocks = [open_bucket(manifest, index, acc) for index in range(len(manifest.buckets))]
     for e in manifest.entries: yield e.name, e.of(blocks[e.bucket])
 
-# %% ../../nbs/train/02_publish.ipynb #3155681c
+# %% ../../nbs/train/02_publish.ipynb #0b5a6605
 def _announce(what: Any, group: Any, device: torch.device) -> Any:
     "A small object from rank 0 of the group to all others"
     import torch.distributed as dist
@@ -365,16 +367,16 @@ def send(
 ) -> Manifest:                                   # what was sent
     "Broadcast all weights to the other members of a group, bucket by bucket"
     import torch.distributed as dist
-    manifest, sent = Manifest(version, "broadcast"), False
+    manifest, sent, buckets = Manifest(version, "broadcast"), False, fill_buckets(named, bucket_bytes)
     try:
-        for bucket in fill_buckets(named, bucket_bytes):
+        for bucket in buckets:
             block = torch.empty(sum(_size(t) for _, t in bucket), dtype=torch.uint8, device=device)
             entries = pack(bucket, len(manifest.buckets), block, version, every, len(manifest.entries))
             manifest.entries += _announce(entries, group, device)
             manifest.buckets.append(len(block))
             dist.broadcast(block, src=dist.get_global_rank(group, 0), group=group)
         sent = True
-    finally: _announce(manifest if sent else None, group, device)
+    finally: buckets.close(), _announce(manifest if sent else None, group, device)
     return manifest
 
 # %% ../../nbs/train/02_publish.ipynb #6f077860
