@@ -210,7 +210,7 @@ class WarmStartConfig(Config):
     corrupt: float = Field(0.7, ge=0, lt=1, description="share of mixed-quality demonstrations whose answer is random digits")
     seed: int = Field(0, ge=0, description="seed of the tiny model and its demonstrations; not the run's, so that all runs share one start")
 
-# %% ../nbs/01_config.ipynb #b809fc14
+# %% ../nbs/01_config.ipynb #c16641e2
 class PlacementConfig(Config):
     "Devices and how roles share them"
     mode: Literal["colocate", "split"] = Field("colocate", description="trainer and engines on the same devices, or apart")
@@ -219,6 +219,8 @@ class PlacementConfig(Config):
     sleep: Literal["offload", "torch_memory_saver"] = Field("offload", description="how a sleeping trainer gives its memory back: copies on the host, or unmapped pages")
     groups_in_sleep: Literal["keep", "destroy"] = Field("keep", description="communicators of a sleeping trainer: kept, or destroyed and made again at each wake")
     bucket_bytes: int = Field(512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes")
+    transport: Literal["auto", "shm", "ipc", "broadcast"] = Field("auto", description="how published weights travel; auto: what works here")
+    verify_every: int = Field(8, gt=0, description="each publish compares every n-th tensor, the next one another n-th; 1: every tensor")
     simulated_memory_bytes: int = Field(2**30, gt=0, description="memory of one simulated NPU, bytes (laptop scale only)")
     call_timeout_s: float = Field(7200.0, gt=0, description="deadline of one call on a role, s")
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #06e455d7
+# %% ../../nbs/train/03_trainer.ipynb #105bbd96
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ from ..shims import process_groups, registry
 from .batch import Batch, columns, objective
 from .memory import (HostCopy, check_device_room, check_shared_room, component_bytes, engine_bytes, explained, make_sleeper,
                                        memory_table)
-from .publish import Manifest, release, write
+from .publish import Manifest, count_failing, make_transport, share_fate, write
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #11666306
+# %% ../../nbs/train/03_trainer.ipynb #08289e4b
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -53,8 +53,8 @@ class Trainer:
             self.optimizer = build_optimizer(self.model, config.optim, config.num_steps * (config.rollout_batch // config.global_batch))
         self.reference = HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
         self.saver = Saver(self.optimizer)
-        self.manifest: Manifest | None = None
         self.free_asleep = 0  # device memory after the last sleep; none yet: the engines are awake then
+        self.transport = make_transport(config, self.acc, rank, self.weight_bytes)
 
 # %% ../../nbs/train/03_trainer.ipynb #c0903a70
 from fastcore.basics import patch
@@ -166,7 +166,7 @@ def optim_step(self: Trainer) -> dict[str, float]:  # grad_norm (before clipping
         raise NumericsError(f"the gradient norm is {grad_norm} at learning rate {lr:g}", "Look at the step's samples/; lower optim.learning_rate.")
     return {"grad_norm": grad_norm, "lr": lr}
 
-# %% ../../nbs/train/03_trainer.ipynb #011b3baa
+# %% ../../nbs/train/03_trainer.ipynb #15998d90
 @patch
 def _try(self: Trainer, batch: Batch, rows: Sequence[int]) -> tuple[dict[str, float], NumericsError | None]:
     "Forward and backward; what is not finite is returned, not raised"
@@ -178,11 +178,10 @@ def agree(self: Trainer,
     error: NumericsError | None,  # of this rank
 ) -> bool:                        # all ranks are well
     "Whether every rank has finite values; where one has not, all raise, or all skip if the policy says so"
-    bad = torch.tensor([float(error is not None)], device=self.device)
-    torch.distributed.all_reduce(bad)
-    if not bad.item(): return True
+    bad = count_failing(error, self.device)
+    if not bad: return True
     if self.config.faults.nonfinite == "skip": return False
-    raise error or NumericsError(f"{int(bad.item())} other ranks met a value that is not finite", "Their errors name the sample.")
+    raise error or NumericsError(f"{bad} other ranks met a value that is not finite", "Their errors name the sample.")
 
 # %% ../../nbs/train/03_trainer.ipynb #302c42f8
 @patch
@@ -206,7 +205,7 @@ def _step(self: Trainer) -> dict[str, float]:
         if self.config.faults.nonfinite == "skip": return {}
         raise
 
-# %% ../../nbs/train/03_trainer.ipynb #721c31c5
+# %% ../../nbs/train/03_trainer.ipynb #bce166b1
 @patch
 def _whole(self: Trainer,
     work: Callable[[], Any],  # sleeps or wakes this rank
@@ -216,11 +215,10 @@ def _whole(self: Trainer,
     error = None
     try: work()
     except CookbookError as e: error = e
-    failed = torch.tensor([float(error is not None)])
-    torch.distributed.all_reduce(failed)  # on the host: the groups of the device may be destroyed
-    if not failed.item(): return
+    failed = count_failing(error, torch.device("cpu"))  # on the host: the groups of the device may be destroyed
+    if not failed: return
     if error is None: undo()
-    raise error or DeviceError(f"{int(failed.item())} other ranks could not; this one took its part back", "Their errors name what is missing.")
+    raise error or DeviceError(f"{failed} other ranks could not; this one took its part back", "Their errors name what is missing.")
 
 @patch
 def sleep(self: Trainer) -> dict[str, float]:  # device memory: free before and after, and the components of the peak, bytes
@@ -242,7 +240,7 @@ def wake(self: Trainer) -> None:
     if destroyed: process_groups.reload()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #3d289742
+# %% ../../nbs/train/03_trainer.ipynb #ed57e6da
 @patch(as_prop=True)
 def weight_bytes(self: Trainer) -> int:
     "Bytes of the whole model's weights, all tensor-parallel ranks together"
@@ -250,8 +248,8 @@ def weight_bytes(self: Trainer) -> int:
 
 @patch
 def _check_publish(self: Trainer) -> None:
-    "Raise on rank 0, which writes, when shared memory has no room"
-    if self.rank == 0: check_shared_room(self.weight_bytes, self.config.placement.bucket_bytes)
+    "Raise on the rank that writes when shared memory has no room"
+    if self.transport and self.transport.name == "shm": check_shared_room(self.weight_bytes, self.config.placement.bucket_bytes)
 
 @patch
 def engine_memory(self: Trainer) -> dict[str, float]:  # bytes
@@ -261,24 +259,22 @@ def engine_memory(self: Trainer) -> dict[str, float]:  # bytes
     weights = min(taken, self.weight_bytes // self.config.rollout.devices_per_engine)
     return {"memory/engine_weights": weights, "memory/kv_cache": taken - weights, "memory/free_sampling": free}
 
-# %% ../../nbs/train/03_trainer.ipynb #15c5d706
+# %% ../../nbs/train/03_trainer.ipynb #8352363d
 @patch
 def write_weights(self: Trainer,
     version: int,      # weight version
-) -> Manifest | None:  # on rank 0; every rank takes part in gathering
-    "Write all weights, under their Hugging Face names, for the engines to read"
+) -> Manifest | None:  # none: this rank only takes part in the gathers
+    "Write all weights, under their Hugging Face names, for the engines to read; raises `PublishError` on every rank when one cannot"
     self._whole(self._check_publish, bool)
-    named = export_weights(self.model)
-    if self.rank == 0: self.manifest = write(version, named, self.config.placement.bucket_bytes)
-    else:
-        for _ in named: pass  # the gathers inside are collective
-    return self.manifest
+    place = self.config.placement
+    manifest = write(version, export_weights(self.model), place.bucket_bytes, self.transport, place.verify_every,
+                     agree=lambda error: share_fate(error, self.device))
+    return manifest if self.transport else None
 
 @patch
 def release_weights(self: Trainer) -> None:
-    "Remove what `write_weights` wrote"
-    if self.manifest is not None: release(self.manifest)
-    self.manifest = None
+    "Every engine has read what `write_weights` wrote"
+    if self.transport: self.transport.release()
 
 # %% ../../nbs/train/03_trainer.ipynb #06846e77
 @patch
