@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RECIPE ?= qwen3_4b_colocate
 ARGS   ?=
+WORKERS ?= 3
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .constraints.txt
 
 export JUPYTER_PREFER_ENV_PATH = 1
@@ -44,9 +45,8 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe end to end
 	$(BIN)/python tests/drift.py
 	$(BIN)/ruff check tests
-	$(BIN)/python tests/notebooks.py
 	$(BIN)/python tests/npu_wheel/build.py
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
 	$(BIN)/python tests/npu_wheel/build.py

@@ -210,13 +210,17 @@ class WarmStartConfig(Config):
     corrupt: float = Field(0.7, ge=0, lt=1, description="share of mixed-quality demonstrations whose answer is random digits")
     seed: int = Field(0, ge=0, description="seed of the tiny model and its demonstrations; not the run's, so that all runs share one start")
 
-# %% ../nbs/01_config.ipynb #9afc0d35
+# %% ../nbs/01_config.ipynb #c16641e2
 class PlacementConfig(Config):
     "Devices and how roles share them"
     mode: Literal["colocate", "split"] = Field("colocate", description="trainer and engines on the same devices, or apart")
     devices: int = Field(8, gt=0, description="devices of the run")
     trainer_devices: int | None = Field(None, gt=0, description="devices of the trainer; none: all (colocate)")
+    sleep: Literal["offload", "torch_memory_saver"] = Field("offload", description="how a sleeping trainer gives its memory back: copies on the host, or unmapped pages")
+    groups_in_sleep: Literal["keep", "destroy"] = Field("keep", description="communicators of a sleeping trainer: kept, or destroyed and made again at each wake")
     bucket_bytes: int = Field(512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes")
+    transport: Literal["auto", "shm", "ipc", "broadcast"] = Field("auto", description="how published weights travel; auto: what works here")
+    verify_every: int = Field(8, gt=0, description="each publish compares every n-th tensor, the next one another n-th; 1: every tensor")
     simulated_memory_bytes: int = Field(2**30, gt=0, description="memory of one simulated NPU, bytes (laptop scale only)")
     call_timeout_s: float = Field(7200.0, gt=0, description="deadline of one call on a role, s")
 
@@ -406,6 +410,13 @@ def _check_schedule(c: RunConfig) -> None:
         raise ConfigError(f"optim.warmup_steps is {c.optim.warmup_steps}, num_steps is {c.num_steps}",
                           "Warm up for fewer steps than the run has.")
 
+# %% ../nbs/01_config.ipynb #f7cde2be
+def _check_sleep(c: RunConfig) -> None:
+    p = c.placement
+    if c.scale != "cuda" or (p.sleep, p.groups_in_sleep) == ("offload", "keep"): return
+    raise ConfigError(f"placement.sleep is {p.sleep!r} and placement.groups_in_sleep is {p.groups_in_sleep!r} at scale 'cuda'",
+                      "Both act on NPUs only: set them to 'offload' and 'keep'.")
+
 # %% ../nbs/01_config.ipynb #cdaf44f4
 def _check_tiny(c: RunConfig) -> None:
     t, tp = c.model.tiny, c.parallel.tensor
@@ -413,9 +424,9 @@ def _check_tiny(c: RunConfig) -> None:
         raise ConfigError(f"model.tiny has {t.num_heads} query and {t.num_kv_heads} key/value heads, parallel.tensor is {tp}",
                           "Heads must be a multiple of key/value heads, and those a multiple of parallel.tensor.")
 
-# %% ../nbs/01_config.ipynb #aed5abda
+# %% ../nbs/01_config.ipynb #5c1d92ff
 CHECKS = (_check_devices, _check_engines, _check_batches, _check_sampling, _check_estimator, _check_kl, _check_loss, _check_correction,
-          _check_schedule, _check_tiny)
+          _check_schedule, _check_sleep, _check_tiny)
 
 # %% ../nbs/01_config.ipynb #1f07d156
 def _fields_at(model: type[Config], path: tuple) -> list[str]:

@@ -54,7 +54,7 @@ def _resolve(
     other = _for_prompts(given.get("data.prompt_data", "arithmetic"), config.scale)
     return override(config, {k: v for k, v in other.items() if k not in overrides} | given | dict(overrides))
 
-# %% ../nbs/03_presets.ipynb #8b08f4c8
+# %% ../nbs/03_presets.ipynb #132dd29d
 _QWEN3_4B = {
     "910b": dict(
         num_steps=3000, model=dict(dtype="bfloat16", recompute="full"), parallel=dict(tensor=2),
@@ -62,7 +62,7 @@ _QWEN3_4B = {
         rollout=dict(engine="vllm", devices_per_engine=2, prompts_per_step=32, samples_per_prompt=8, memory_utilization=0.35),
         train=dict(micro_batch_tokens=9216, save_every=20), data=dict(apply_chat_template=True, record_format="dapo-math-17k")),
     "cuda": dict(parallel=dict(tensor=1), placement=dict(devices=1), rollout=dict(engine="vllm", devices_per_engine=1, memory_utilization=0.35)),
-    "laptop": dict(parallel=dict(tensor=2), placement=dict(devices=2, call_timeout_s=300), rollout=dict(engine="transformers", devices_per_engine=1))}
+    "laptop": dict(parallel=dict(tensor=2), placement=dict(devices=2, call_timeout_s=300, verify_every=1), rollout=dict(engine="transformers", devices_per_engine=1))}
 
 # %% ../nbs/03_presets.ipynb #4066f1e3
 _TINY_ARITHMETIC = dict(

@@ -1,12 +1,17 @@
 """What the ranks of test_process_groups.py run."""
 
+import gc
+import os
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import shims_targets
 import torch
 import torch.distributed as dist
 from simulator_jobs import collectives, run_checks
 
+from cookbook_npu.errors import DeviceError
 from cookbook_npu.shims import process_groups
 
 
@@ -47,3 +52,89 @@ def everything(rank, world_size):
     cycle()
     dist.destroy_process_group()
     return results
+
+
+class Poor:
+    "A sleeper's host without pinned memory"
+
+    block_bytes = 1 << 20
+
+    def reserve(self, pieces):
+        raise DeviceError("no memory could be pinned", "Give the host more.")
+
+
+def fails(call, text):
+    try:
+        call()
+    except DeviceError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"{text} was not raised")
+
+
+def disturb(trainer):
+    "Everything that can go wrong between two steps, and what is left of it: nothing"
+    from cookbook_npu.simulator import faults
+
+    host, rank = trainer.sleeper.host, trainer.rank
+    trainer.sleeper.host = Poor() if rank == 0 else host
+    fails(trainer.sleep, "pinned" if rank == 0 else "1 other ranks could not")
+    assert not trainer.sleeper.asleep and process_groups.held_bytes() > 0
+    trainer.sleeper.host = host
+    process_groups.destroy()  # a save may have done that already
+    trainer.sleep()
+    if rank == 1:
+        faults.out_of_memory()
+    fails(trainer.wake, "half-way" if rank == 1 else "1 other ranks could not")
+    assert trainer.sleeper.asleep and process_groups.destroy() == []
+    reload, process_groups.reload = process_groups.reload, partial(process_groups.reload, attempts=1)
+    faults.fail_collective("all_reduce")
+    fails(trainer.wake, "could not be made again in 1 attempts")
+    assert not trainer.sleeper.asleep and process_groups.held_bytes() == 0
+    faults.clear()
+    process_groups.reload = reload
+    trainer.wake()
+
+
+def learn(rank, world_size, config, hf_path, between=None):
+    "Metrics and log-probs of three steps of a real trainer that sleeps after each; the memory of its last sleep"
+    from plan_jobs.measure import sample
+
+    from cookbook_npu.model.megatron import destroy_parallel
+    from cookbook_npu.train.batch import make_batch
+    from cookbook_npu.train.trainer import Trainer
+
+    trainer, n = Trainer(rank, world_size, config, hf_path), config.rollout_batch
+    batch = make_batch([sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116)
+    rows = []
+    for step in range(3):
+        everywhere = [None] * world_size
+        dist.all_gather_object(everywhere, trainer.logprobs(batch))
+        by_row = {i: values for part in everywhere for i, values in part.items()}
+        scores = [by_row[i] for i in range(n)]
+        metrics = trainer.train(replace(batch, old_logprobs=scores, ref_logprobs=scores))
+        rows.append((metrics, [s.tolist() for s in scores]))
+        if step == 1 and between:
+            between(trainer)
+        memory = trainer.sleep()
+        fails(trainer.sleep, "asleep already")
+        trainer.wake()
+    destroy_parallel()
+    del trainer
+    gc.collect()  # its methods hold it in circles, and it holds the device's memory
+    return rows, memory
+
+
+def sleep_between_steps(rank, world_size, hf_path, ways):
+    "The same trainer with several ways to sleep"
+    os.environ |= {"ASCEND_RT_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0"}
+    from cookbook_npu.shims.bootstrap import bootstrap
+
+    bootstrap("trainer")
+    from plan_jobs.measure import config_of
+
+    found = {}
+    for name, settings in ways.items():
+        config = config_of({f"placement.{k}": v for k, v in settings.items()} | {"parallel.tensor": 1}, world_size)
+        found[name] = learn(rank, world_size, config, hf_path, disturb if name == "destroy" else None)
+    return found

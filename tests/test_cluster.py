@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from whole_runs import RAY_AGENTS
 
 from cookbook_npu.cluster.roles import RoleGroup
 from cookbook_npu.cluster.session import Cluster
@@ -182,8 +183,7 @@ def test_a_killed_driver_takes_its_workers_with_it():
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
-    slow = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # these two notice after a minute
-    _, alive = psutil.wait_procs([p for p in started if names[p.pid] not in slow], timeout=20)
+    _, alive = psutil.wait_procs([p for p in started if names[p.pid] not in RAY_AGENTS], timeout=60)
     assert not alive, [p.cmdline() for p in alive]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.cluster.environment import free_port
 from cookbook_npu.cluster.launch import Node, follow, launch, make_job
+from cookbook_npu.device import free_port
 
 
 @pytest.mark.slow

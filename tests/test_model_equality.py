@@ -4,6 +4,7 @@ One job of two processes checks everything: first as one model at TP 2 with sequ
 TP 1. The references are made here, in a process that knows no accelerator.
 """
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,6 +180,39 @@ def check_training(model, want: dict) -> dict[str, float]:
     }
 
 
+def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
+    "All ranks join every bucket, rank 0 writes; the first time it fails half-way, and every rank must hear of it"
+    from cookbook_npu.errors import PublishError
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.train.publish import SharedMemory, read, share_fate, write
+
+    class Full(SharedMemory):
+        "The third bucket finds no memory"
+
+        def block(self, index, nbytes):
+            if index == 2:
+                raise OSError(28, "No space left on device")
+            return super().block(index, nbytes)
+
+    def attempt(kind):
+        memory = kind() if model.layout.rank == 0 else None
+        agree = functools.partial(share_fate, device=model.layout.device)
+        return write(1, export_weights(model), 2**14, memory, agree=agree), memory
+
+    try:
+        attempt(Full)
+        heard = "nothing"
+    except PublishError as error:
+        heard = error.what
+    manifest, memory = attempt(SharedMemory)
+    if memory is None:
+        return {"heard": heard}
+    arrived = {n: t.clone() for n, t in read(manifest)}
+    memory.release()
+    wrong = [n for n in saved | arrived if n not in saved or n not in arrived or not torch.equal(saved[n], arrived[n])]
+    return {"heard": heard, "wrong": wrong, "buckets": len(manifest.buckets)}
+
+
 def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     from cookbook_npu.model.megatron import export_weights, load_model
 
@@ -189,6 +223,7 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "missing": sorted(set(saved) ^ set(exported)),
         "changed": [n for n in saved if not torch.equal(saved[n], exported[n])],
         "logits": far(model.logits(want["ids"]), want["logits"]),
+        "published": check_publish(model, saved),
     }
     grads = whole_gradient(model, want["ids"])
     result["grads"] = {n: far(g, want["grads"][n]) for n, g in grads.items()}
@@ -253,6 +288,15 @@ def test_gradient_norm_counts_every_parameter_once(results, family):
     for rank in results:
         ours, theirs = rank["TP2", family]["norms"]
         assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@cases
+def test_a_publish_carries_every_weight_and_a_failed_one_stops_all_ranks(results, case):
+    "Tied and untied heads, a padded vocabulary; the ranks leave the gathers at the same bucket"
+    first, second = (rank[case]["published"] for rank in results)
+    assert first["wrong"] == [] and first["buckets"] > 3
+    assert "bucket 2 could not be written" in first["heard"]
+    assert second == {"heard": "1 other ranks could not write a bucket"}
 
 
 @cases

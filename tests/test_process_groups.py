@@ -1,16 +1,21 @@
 """Process groups that give their communicators back: Megatron trains on as if nothing had happened, and every collective works."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.data.tokens import build_tokenizer
+from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.simulator.saver import write_package
 
 TESTS = Path(__file__).parent
 
 
-def run(function, ranks, bootstrap, **kwargs):
-    env = {"PYTHONPATH": str(TESTS), "HCCL_BUFFSIZE": "1"}
+def run(function, ranks, bootstrap=None, path=TESTS, **kwargs):
+    env = {"PYTHONPATH": os.pathsep.join(map(str, (TESTS, path, TESTS.parent))), "HCCL_BUFFSIZE": "1"}
     return run_ranks(f"process_group_jobs:{function}", ranks, bootstrap=bootstrap, kwargs=kwargs, env=env, timeout=400)
 
 
@@ -26,3 +31,21 @@ def test_megatron_trains_on_after_every_sleep(ranks, tensor):
 def test_every_collective_after_a_reload(ranks):
     for results in run("everything", ranks, "simulator"):
         assert set(results.values()) == {""}, results
+
+
+WAYS = {
+    "keep": {},
+    "destroy": {"groups_in_sleep": "destroy"},
+    "saver": {"sleep": "torch_memory_saver", "groups_in_sleep": "destroy"},
+}
+
+
+def test_a_trainer_learns_the_same_however_it_sleeps(tmp_path):
+    hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
+    write_package(tmp_path / "site")
+    for found in run("sleep_between_steps", 2, path=tmp_path / "site", hf_path=hf_path, ways=WAYS):
+        (kept, with_groups), (destroyed, without), (saved, paused) = found["keep"], found["destroy"], found["saver"]
+        assert kept == destroyed == saved and len(kept) == 3
+        assert without["memory/communicators"] == with_groups["memory/communicators"] > 0
+        assert without["memory/free_after_sleep"] - with_groups["memory/free_after_sleep"] == with_groups["memory/communicators"]
+        assert paused["memory/free_after_sleep"] > paused["memory/free_before_sleep"]

@@ -3,11 +3,9 @@
 import os
 import random
 import shutil
-import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from whole_runs import STEPS, Driver, configure, prompts, rows, run, wait_for, weights
 
@@ -29,8 +27,10 @@ def in_publish(folder: Path, driver: Driver, chance: random.Random) -> None:
 
 
 def anywhere(folder: Path, driver: Driver, chance: random.Random) -> None:
-    "Some time after the start, reproducibly chosen"
-    time.sleep(chance.uniform(0.0, 8.0))
+    "Some time after a step, reproducibly chosen, with another still to come"
+    done = f'{{"step": {chance.randrange(STEPS)},'
+    wait_for(lambda: any(line.startswith(done) for line in driver.lines), driver)
+    time.sleep(chance.uniform(0.0, 0.5))
 
 
 CASES = [("driver", in_save), ("trainer", in_publish)] + [(VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)]
@@ -39,17 +39,15 @@ CASES = [("driver", in_save), ("trainer", in_publish)] + [(VICTIMS[(i + 2) % 4],
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{n}-{CASES[n][0]}-{CASES[n][1].__name__}")
 def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     victim, moment = CASES[number]
-    driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
-    assert driver.started.wait(600) and driver.pids, driver.text()
     folder = tmp_path / "run"
-    moment(folder, driver, random.Random(number))
-    if driver.process.poll() is None:
-        below = psutil.Process(driver.process.pid).children(recursive=True)
-        os.kill(driver.pids[victim][0], signal.SIGKILL)
-        _, left = psutil.wait_procs(below, timeout=150)  # Ray looks for its parent now and then
-        assert not left, f"processes that outlive their run: {left}"
-    code = driver.end()
-    assert code != 0 or len(rows(folder)) == STEPS + 1, driver.text()
+    for _ in range(3):  # a moment is short: a busy machine may miss it, and the run ends by itself
+        shutil.rmtree(folder, ignore_errors=True)
+        driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
+        assert driver.started.wait(600) and driver.pids, driver.text()
+        moment(folder, driver, random.Random(number))
+        if driver.strike(victim):
+            break
+    assert driver.end() != 0, driver.text()
     run(configure(tmp_path, "run", resume=True))
     assert rows(folder) == rows(undisturbed)
     assert prompts(folder) == prompts(undisturbed)

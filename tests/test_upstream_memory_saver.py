@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.data.tokens import build_tokenizer
 from cookbook_npu.errors import ShimError
+from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.shims.memory_saver import build, libraries, library, mode
 from cookbook_npu.simulator.ranks import run_ranks
 
@@ -53,6 +56,14 @@ def test_records_on_the_real_npu_build(python):
     left = [0, 16]  # MiB that a publish leaves, with and without the shim
     assert found["tms.disable_empties_cache"] == (["applied", "undone"], left)
     assert found["tms.margin"] == (["applied", "undone"], ["refused", "an attribute"])
+
+
+def test_a_trainer_sleeps_by_the_real_python_code(python, tmp_path):
+    hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
+    env = {"PYTHONPATH": os.pathsep.join([str(JOBS.parents[1]), str(JOBS.parents[2])])}
+    kwargs = {"python": str(python), "hf_path": hf_path}
+    ((same, freed),) = run_ranks(f"{JOBS}:sleeps", 1, kwargs=kwargs, env=env, timeout=400)
+    assert same and freed > 0
 
 
 def test_what_the_npu_build_looks_for(python, tmp_path):

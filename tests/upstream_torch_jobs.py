@@ -7,8 +7,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from cookbook_npu.device import free_port
 from cookbook_npu.shims import registry
-from cookbook_npu.simulator.ranks import free_port, resolve
+from cookbook_npu.simulator.ranks import resolve
 
 
 def bootstrap_core():

@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 from safetensors import safe_open
 
 from cookbook_npu.config import save_config
@@ -15,6 +17,7 @@ from cookbook_npu.presets import qwen3_4b_colocate
 
 HERE = Path(__file__).parent
 STEPS = 5
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # notice only after a minute that they are alone
 
 
 def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
@@ -66,6 +69,18 @@ class Driver:
         code = self.process.wait(timeout)
         self.reader.join(10)
         return code
+
+    def strike(self, victim: str) -> bool:
+        "Kill a process of the run at once and wait for the others; false: the run had ended by itself"
+        try:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            waits = [p for p in below if p.name() not in RAY_AGENTS]
+            os.kill(self.pids[victim][0], signal.SIGKILL)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            return False
+        _, left = psutil.wait_procs(waits, timeout=150)
+        assert not left, f"processes that outlive their run: {left}"
+        return self.end() != 0
 
     def text(self) -> str:
         return "".join(self.lines)[-6000:]

@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['INHERITED', 'LOADER', 'AT_START', 'KIND_ENV', 'WITHHELD', 'FORBIDDEN', 'check_kind', 'worker_env', 'at_start',
-           'adopt', 'log_to', 'load_role', 'role_name', 'free_port', 'remote_tail']
+           'adopt', 'log_to', 'load_role', 'role_name', 'remote_tail']
 
-# %% ../../nbs/cluster/00_environment.ipynb #e9628f59
+# %% ../../nbs/cluster/00_environment.ipynb #c5de4a18
 import faulthandler
 import importlib
 import importlib.util
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -138,15 +137,6 @@ def role_name(
 ) -> str:              # name for messages
     "The bare class name of a role"
     return role.__name__ if isinstance(role, type) else role.rpartition(":")[2]
-
-# %% ../../nbs/cluster/00_environment.ipynb #789cc907
-def free_port(
-    host: str = "127.0.0.1",  # interface
-) -> int:                     # a port that was free a moment ago
-    "Ask the kernel for an unused TCP port"
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
 
 # %% ../../nbs/cluster/00_environment.ipynb #cba8cd4e
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -4,28 +4,29 @@
 
 # %% auto #0
 __all__ = ['RAY_ENV', 'join', 'family_env', 'Node', 'head_command', 'worker_command', 'instructions', 'submit_command',
-           'started_at', 'end', 'Job', 'make_job', 'find_job', 'wait_for', 'Supervisor', 'supervise', 'launch',
-           'is_running', 'follow', 'stop']
+           'started_at', 'end', 'Job', 'make_job', 'find_job', 'wait_for', 'ray_complaints', 'Supervisor', 'supervise',
+           'launch', 'is_running', 'follow', 'stop']
 
-# %% ../../nbs/cluster/03_launch.ipynb #e1feeece
+# %% ../../nbs/cluster/03_launch.ipynb #63ec47d6
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .environment import free_port, worker_env
+from .environment import worker_env
 from .session import ensure_token, session_folder
-from ..device import NPU
+from ..device import NPU, free_port
 from ..errors import ConfigError, MissingError, RoleError, RoleTimeout, nearest
 
 # %% ../../nbs/cluster/03_launch.ipynb #be26d1c6
@@ -108,7 +109,7 @@ def submit_command(
     runtime = json.dumps({"env_vars": {k: v for k, v in env.items() if v is not None}})
     return _ray("job", "submit", "--address", address, "--submission-id", job, "--runtime-env-json", runtime, "--no-wait", "--", *words)
 
-# %% ../../nbs/cluster/03_launch.ipynb #8db74cb2
+# %% ../../nbs/cluster/03_launch.ipynb #a81fc9b7
 def started_at(
     pid: int,     # process id
 ) -> int | None:  # clock ticks; none: there is no such process
@@ -121,18 +122,17 @@ def started_at(
 def end(
     pid: int,               # process id
     start: int | None,      # its start time
-    grace: float = 40.0,    # seconds it has to end by itself; Ray's head takes up to 30
-    group: bool = True,     # its whole process group
+    grace: float = 40.0,    # seconds it has to end by itself; a Ray node with work left takes up to 30
+    group: bool = True,     # then the rest of its process group
 ) -> bool:                  # it was alive
     "Ask a process to end, then make it; does nothing to another process that has its id now"
     if start is None or started_at(pid) != start: return False
-    send: Callable[[int, int], None] = os.killpg if group else os.kill
     for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
-        try: send(pid, number)
-        except ProcessLookupError: return True
+        if started_at(pid) == start: os.kill(pid, number)
         until = time.monotonic() + wait
         while started_at(pid) == start and time.monotonic() < until: time.sleep(0.05)
-        if started_at(pid) != start: return True
+    with suppress(ProcessLookupError):  # nothing is left of it
+        if group: os.killpg(pid, signal.SIGKILL)
     return True
 
 # %% ../../nbs/cluster/03_launch.ipynb #5066bf23
@@ -190,23 +190,37 @@ def find_job(
         raise MissingError(f"there is no job {job!r} under {folder}", nearest(job, known) if known else "No job was launched from here.")
     return Job(folder/job)
 
-# %% ../../nbs/cluster/03_launch.ipynb #7e0d6281
+# %% ../../nbs/cluster/03_launch.ipynb #56bdb9a4
 def wait_for(
-    host: str,          # of Ray's head
-    port: int,
+    folder: Path,       # Ray's folder
     process: Any,       # the head: when it ends, waiting is pointless
     timeout: float = 120.0,  # s
 ) -> None:
-    "Wait until Ray's head answers; raises `RoleError` when it ended, `RoleTimeout` when it is late"
+    "Wait until Ray's head is up; raises `RoleError` when it ended, `RoleTimeout` when it is late"
     until = time.monotonic() + timeout
-    while time.monotonic() < until:
+    while not (folder/"ray_current_cluster").is_file():  # the last thing that it writes; a port that answers may be another's
         if process.poll() is not None:
             raise RoleError(f"ray start ended with exit code {process.returncode}", "Its last lines are in the job's log.")
-        try: return socket.create_connection((host.strip("[]"), port), timeout=1).close()
-        except OSError: time.sleep(0.2)
-    raise RoleTimeout(f"Ray's head at {join(host, port)} did not answer within {timeout:g} s", "Look at the job's log.")
+        if time.monotonic() > until: raise RoleTimeout(f"Ray's head was not up within {timeout:g} s", "Look at the job's log.")
+        time.sleep(0.2)
 
-# %% ../../nbs/cluster/03_launch.ipynb #67f8339a
+# %% ../../nbs/cluster/03_launch.ipynb #ffeb2f33
+_SEVERE = re.compile(r"^\[[-0-9:, ]+ [WEFC] |ERROR|CRITICAL|Error: ")
+
+def ray_complaints(
+    folder: Path,     # Ray's folder
+    lines: int = 8,   # most lines of each log
+) -> str:             # empty: nothing there
+    "What the logs of Ray's own processes (not of workers) hold of warnings and errors"
+    told = []
+    for name in ("ray_process_exit*", "gcs_server*", "raylet*", "runtime_env_agent*.log", "dashboard_agent*.log"):
+        for file in sorted((folder/"session_latest"/"logs").glob(name)):
+            text = file.read_text(errors="replace").splitlines()
+            found = [line[:300] for line in text if name == "ray_process_exit*" or _SEVERE.search(line)][-lines:]
+            if found: told += [f"--- {file.name}", *found]
+    return "\n".join(told)
+
+# %% ../../nbs/cluster/03_launch.ipynb #19311048
 class Supervisor:
     "Runs one job in this process"
     def __init__(self,
@@ -214,6 +228,7 @@ class Supervisor:
     ):
         self.job, self.record, self.children = job, job.record(), []
         self.folder: Path | None = None
+        self.ray: subprocess.Popen | None = None
 
     def spawn(self,
         words: Sequence[str],    # argument vector
@@ -224,12 +239,22 @@ class Supervisor:
         self.children.append((child, started_at(child.pid)))
         return child
 
-    def start_ray(self) -> str:  # "host:port"
-        "Start the head, and wait until it answers"
+    def start_ray(self,
+        attempts: int = 3,       # Ray gives its own start 30 s, and gives up too early on a busy machine
+    ) -> str:                    # "host:port"
+        "Start the head, and wait until it is up"
         node, self.folder = Node(**self.record["node"]), session_folder()
-        process = self.spawn(head_command(node, self.folder))
-        wait_for(node.host, node.port, process)
-        return join(node.host, node.port)
+        while True:
+            self.ray = self.spawn(head_command(node, self.folder))
+            try: wait_for(self.folder, self.ray); return join(node.host, node.port)
+            except RoleError as e:
+                if (attempts := attempts - 1) < 1 or self.ray.poll() is None: raise
+                print(f"{e} It is tried again.", flush=True)
+
+    def tell(self) -> None:
+        "Print what Ray's logs say, when Ray ended before the run"
+        if self.ray is None or self.ray.poll() is None: return
+        print(f"Ray ended with exit code {self.ray.returncode}\n{ray_complaints(self.folder)}", flush=True)
 
     def stop(self) -> None:
         "End the children, the last one first, and remove Ray's folder"
@@ -239,7 +264,7 @@ class Supervisor:
             child.wait()
         if self.folder: shutil.rmtree(self.folder, ignore_errors=True)
 
-# %% ../../nbs/cluster/03_launch.ipynb #228f7a1a
+# %% ../../nbs/cluster/03_launch.ipynb #7247cafb
 def supervise(
     folder: str | Path,  # a job folder
 ) -> int:                # exit code of the run
@@ -253,6 +278,7 @@ def supervise(
     except SystemExit as e: code = int(e.code or 0)
     except (RoleError, OSError) as e: print(f"error: {e}", flush=True)
     finally:
+        if code not in (0, 143): supervisor.tell()
         supervisor.stop()
         _write(Path(folder)/"exit", str(code))
     return code

@@ -6,7 +6,7 @@
 __all__ = ['LOOK', 'Answer', 'Ready', 'Group', 'LocalGroup', 'Member', 'raised', 'died', 'Pending', 'RoleGroup', 'places',
            'rank_env']
 
-# %% ../../nbs/cluster/02_roles.ipynb #208d6cc5
+# %% ../../nbs/cluster/02_roles.ipynb #695c986c
 import importlib
 import os
 import signal
@@ -20,9 +20,10 @@ from typing import Any, Protocol, Self
 
 from fastcore.basics import patch
 
-from .environment import adopt, at_start, free_port, load_role, log_to, remote_tail, role_name, worker_env
+from .environment import adopt, at_start, load_role, log_to, remote_tail, role_name, worker_env
 from .pulse import Watch, calling, describe, silence, start_pulse
 from .session import Cluster, Slot, _ray, bundle_options, device_options
+from ..device import free_port
 from ..errors import ConfigError, CookbookError, RoleError, RoleTimeout, nearest
 
 # %% ../../nbs/cluster/02_roles.ipynb #2f06126d

@@ -41,13 +41,19 @@ def _ray(
     ray._private.worker._worker_logs_enabled = False
     return ray
 
-# %% ../../nbs/cluster/01_session.ipynb #6fcf947e
+# %% ../../nbs/cluster/01_session.ipynb #a483c6e8
 def ensure_token() -> None:
     "Make sure that a token for Ray's ports exists somewhere"
-    home = Path(os.path.expanduser("~"))
-    kept = (home/".ray"/"auth_token").is_file() or os.access(home/".ray" if (home/".ray").exists() else home, os.W_OK)
-    if not kept and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"} & set(os.environ):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    file = Path(os.path.expanduser("~"))/".ray"/"auth_token"
+    if file.is_file() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ) or os.environ.get("RAY_AUTH_MODE") == "disabled": return
+    token = secrets.token_hex(32)
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent) as aside:  # 0600; linked when whole, because other processes read it
+            aside.write(token), aside.flush()
+            os.link(aside.name, file)
+    except FileExistsError: return  # another process made one in this moment
+    except OSError: os.environ["RAY_AUTH_TOKEN"] = token
 
 # %% ../../nbs/cluster/01_session.ipynb #d3e0a755
 SESSION_BYTES = 66  # what Ray appends: /session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store

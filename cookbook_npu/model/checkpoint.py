@@ -129,7 +129,7 @@ def finish(self: Saver) -> None:
         if errors: raise errors[0]
         for finalize in request.finalize_fns: finalize()
 
-# %% ../../nbs/model/07_checkpoint.ipynb #3931a498
+# %% ../../nbs/model/07_checkpoint.ipynb #8487553b
 def saved_layout(
     folder: Path | str,  # a checkpoint
 ) -> dict[str, int]:     # TP and DP it was written with
@@ -139,18 +139,22 @@ def saved_layout(
     try: return dist_checkpointing.load_common_state_dict(str(folder))["layout"]
     except (CheckpointingException, KeyError) as e: raise DataError(f"{folder} is not a trainer checkpoint: {e}", "Resume from another one.") from e
 
+def _read(folder: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
+    from megatron.core import dist_checkpointing
+    from torch.distributed.checkpoint import CheckpointException
+    try: return dist_checkpointing.load(wanted, str(folder))
+    except CheckpointException as e:  # torch derives it from BaseException, and lists the errors of all ranks
+        why = "; ".join(f"rank {rank}: {error}" for rank, (error, _) in e.failures.items())
+        raise DataError(f"{folder} cannot be read: {why}", "Resume from another one.") from e
+
 @torch.no_grad()
 def load_state(
     optimizer: Optimizer,  # of a freshly built model
     folder: Path | str,    # a finished checkpoint
 ) -> bool:                 # whether random states were restored, too
-    "Continue from a checkpoint of any TP and DP size; collective. Raises `DataError` when a part cannot be read"
-    from megatron.core import dist_checkpointing
-    from torch.distributed.checkpoint.api import CheckpointException
+    "Continue from a checkpoint of any TP and DP size; raises `DataError` for one that cannot be read; collective"
     same = saved_layout(folder) == _layout_of(optimizer)
-    try: state = dist_checkpointing.load(sharded_state(optimizer, loading=True, random=same), str(folder))
-    except CheckpointException as e:  # no Exception: nobody else would catch it
-        raise DataError(f"{folder} cannot be read: {str(e).strip().splitlines()[-1]}", "Resume from another one.") from e
+    state = _read(folder, sharded_state(optimizer, loading=True, random=same))
     optimizer.model.module.load_state_dict(state["model"], strict=False)  # "extra state" entries of layers have no tensor
     optimizer.megatron.load_state_dict(state["optimizer"])
     optimizer.scheduler.num_steps = 0  # Megatron's scheduler adds the saved count to its own

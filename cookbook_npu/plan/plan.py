@@ -44,15 +44,15 @@ def places(
                            0 if slot is None else slot % each))
     return found
 
-# %% ../../nbs/plan/04_plan.ipynb #6e1eeca6
+# %% ../../nbs/plan/04_plan.ipynb #6406ddb5
 def groups(
     config: RunConfig,  # the run
 ) -> dict[str, list[list[int]]]:  # kind -> groups of trainer ranks, or of devices for engines
     "Process groups of the trainer, and the devices of each engine"
     here = places(config)
     ranks = [p for p in here if p.trainer is not None]
-    def by(key: Any, rows: list[Place]) -> list[list[int]]: return [[i for i,
-                                                                     p in enumerate(here) if p in rows and key(p) == k] for k in sorted({key(p) for p in rows})]
+    def by(key: Any, rows: list[Place]) -> list[list[int]]:
+        return [[i for i, p in enumerate(here) if p in rows and key(p) == k] for k in sorted({key(p) for p in rows})]
     return {"TP": by(lambda p: p.data, ranks), "DP": by(lambda p: p.tensor, ranks),
             "engines": by(lambda p: p.engine, [p for p in here if p.engine is not None])}
 

@@ -6,9 +6,9 @@
 __all__ = ['PauseMode', 'TAGS', 'HOOKS', 'REMEDY', 'Request', 'derive_seed', 'uniforms', 'keep_top', 'token_logprobs', 'choose',
            'Engine', 'EngineBase', 'check_requests', 'check_weights', 'collect']
 
-# %% ../../nbs/rollout/00_engine.ipynb #a01d23fd
+# %% ../../nbs/rollout/00_engine.ipynb #985bb867
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from ..config import SamplingConfig
 from ..data.sample import FinishReason, Sample
 from ..errors import ConfigError, EngineError, PublishError, nearest
+from ..model.checksum import checksum
 
 # %% ../../nbs/rollout/00_engine.ipynb #98f1d46a
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def choose(
         token_B = torch.where(possible_B, index_B, p_BV.argmax(-1))
     return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
 
-# %% ../../nbs/rollout/00_engine.ipynb #53667a93
+# %% ../../nbs/rollout/00_engine.ipynb #24ade772
 PauseMode = Literal["keep", "abort"]
 TAGS = ("weights", "kv_cache")
 
@@ -115,8 +116,8 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request], sampling: SamplingConfig) -> list[Sample]:
         "One sample for each request, in their order"
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        "Replace all weights"
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]], expected: Mapping[str, int] = {}) -> None:
+        "Replace all weights, and compare them"
     def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
         "Checksums of the weights it holds"
     def pause(self, mode: PauseMode = "keep") -> None:
@@ -132,11 +133,13 @@ class Engine(Protocol):
     def close(self) -> None:
         "Give everything back"
 
-# %% ../../nbs/rollout/00_engine.ipynb #691e7179
+# %% ../../nbs/rollout/00_engine.ipynb #d89d1146
 HOOKS = ("_generate", "_shapes", "_publish", "_checksums", "_sleep", "_wake", "_close")
 
 class EngineBase:
     "The state machine of an engine; a subclass brings the hooks"
+    dtype = torch.float32  # type of the weights
+
     def __init__(self,
         model: str = "",                # what is served, for messages
         tokenizer: Any = None,          # decodes responses into `Sample.text`; none: text stays empty
@@ -281,23 +284,44 @@ def collect(
         tensors[name] = t
     return tensors
 
-# %% ../../nbs/rollout/00_engine.ipynb #cd370420
+# %% ../../nbs/rollout/00_engine.ipynb #9239a637
 @patch
 def publish(self: EngineBase,
     version: int,                                 # version of the weights, at least the present one
     named_tensors: Iterable[tuple[str, Tensor]],  # all weights under their Hugging Face names, on any device
+    expected: Mapping[str, int] = {},             # checksums that some of the tensors must have, by name
 ) -> None:
-    "Replace all weights; a publish that is refused leaves the engine as it was"
+    "Replace all weights; one that is refused leaves the engine as it was, one that fails later leaves it out of service"
     with self._turn:
         self._require("publish", "awake", "paused", "weights only", "unpublished")
         if self._running and not self._parked: raise EngineError("publish while generate runs", "Call pause() first.")
         if version < self.version: raise PublishError(f"version {version} is older than the engine's {self.version}", "Versions only grow.")
         tensors = collect(named_tensors)
         check_weights(tensors, *self._shapes())
-        self._valid = False  # until all are in: should a copy fail half-way, nothing is sampled from the mixture
+        self._valid = False  # until all are in and compared: nothing is sampled from a mixture
         self._publish(tensors)
+        self._compare(version, tensors, expected)
         self.version, self._valid = version, True
 
+@patch
+def _compare(self: EngineBase, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> None:
+    "Raise `PublishError` naming the first tensor whose values the engine does not hold"
+    if name := self._first_wrong(version, tensors, expected):
+        raise PublishError(f"publish {version}: the engine holds other values in {name} {list(tensors[name].shape)}",
+                           "It serves nothing until a publish succeeds: publish again, or restart it.")
+
+@patch
+def _first_wrong(self: EngineBase, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> str | None:
+    held = self._checksums(list(expected))
+    return next((n for n, want in expected.items() if held[n] != want and not self._casts(tensors[n], want, held[n])), None)
+
+@patch
+def _casts(self: EngineBase, t: Tensor, want: int, held: int) -> bool:
+    "Whether the tensor arrived whole and the engine holds it in a dtype of its own; some models keep a few weights in float32"
+    others = {self.dtype, torch.float32} - {t.dtype}
+    return checksum(t) == want and any(checksum(t.to(dtype)) == held for dtype in others)
+
+# %% ../../nbs/rollout/00_engine.ipynb #6acda79a
 @patch
 def checksums(self: EngineBase,
     names: Iterable[str] | None = None,  # weights to check; none: all

@@ -6,7 +6,7 @@
 __all__ = ['Reference', 'result_table', 'as_text', 'phase_rows', 'metric_table', 'stack_rows', 'event_rows', 'render',
            'write_report', 'result_of']
 
-# %% ../../nbs/runs/04_report.ipynb #4c7986ef
+# %% ../../nbs/runs/04_report.ipynb #7b26fbd6
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from ..config import RunConfig
 from .folder import RunFolder, read_lines, write_atomic
 from .live import duration
 from .metrics import PHASES, TIME, is_step, load_metrics, phase_means, present, short, size
-from .plots import PANELS, Panel, curves, matching, phase_bars, to_svg
+from .plots import PANELS, Panel, curves, matching, memory_stacks, phase_bars, to_svg
 
 # %% ../../nbs/runs/04_report.ipynb #2a704817
 @dataclass(frozen=True)
@@ -159,21 +159,23 @@ def _template() -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]: return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
-# %% ../../nbs/runs/04_report.ipynb #2793c50f
+# %% ../../nbs/runs/04_report.ipynb #89845820
 def _facts(config: RunConfig, stack: Mapping[str, Any]) -> list[str]:
     "The line under the title"
     device = stack.get("device", {})
     name = f"{device['count']} x {device['name']}" if {"count", "name"} <= set(device) else "device not recorded"
     return [f"recipe {config.recipe}", f"scale {config.scale}", name, f"engine {config.rollout.engine}", f"seed {config.seed}"]
 
-def _figures(metrics: Mapping[str, list[Any]], references: Sequence[Reference], panels: Sequence[Panel]) -> tuple[list[str], str]:
-    "Curves (one figure for each panel, so that the page can arrange them) and phase bars as SVG; empty where there is nothing to draw"
+def _figures(metrics: Mapping[str, list[Any]], references: Sequence[Reference], panels: Sequence[Panel]) -> dict[str, Any]:
+    "Curves (one figure for each panel, so that the page can arrange them), phase bars and memory as SVG; empty where there is nothing to draw"
     own = {"this run": phase_means(metrics)} if phase_means(metrics) else {}
     timed = own | {r.label: r.phases for r in references if r.phases}
-    return ([to_svg(curves(metrics, [panel]), panel.title) for panel in panels if matching(metrics, panel.metrics)],
-            to_svg(phase_bars(timed), "share of each phase in a step") if timed else "")
+    held = memory_stacks(metrics)
+    return dict(curves=[to_svg(curves(metrics, [panel]), panel.title) for panel in panels if matching(metrics, panel.metrics)],
+                bars=to_svg(phase_bars(timed), "share of each phase in a step") if timed else "",
+                memory=to_svg(held, "device memory in each step") if held else "")
 
-# %% ../../nbs/runs/04_report.ipynb #e4c40b0a
+# %% ../../nbs/runs/04_report.ipynb #b9d99386
 def render(
     config: RunConfig,                       # configuration
     metrics: Mapping[str, list[Any]],        # columns
@@ -185,11 +187,10 @@ def render(
 ) -> str:                                    # a complete HTML page
     "The report of a run as a page"
     template, css = _template()
-    drawn, bars = _figures(metrics, references, panels)
     notes = [f"{r.label}: {name}: {text}" for r in references for name, text in r.facts.items()]
     return template.render(
         title=title or f"{config.recipe}, {config.scale}", css=css, facts=_facts(config, stack),
-        simulated=bool(stack.get("device", {}).get("simulated")), results=result_table(metrics, stack, config.num_steps), curves=drawn, bars=bars,
+        simulated=bool(stack.get("device", {}).get("simulated")), results=result_table(metrics, stack, config.num_steps), **_figures(metrics, references, panels),
         references=references, phases=phase_rows(metrics, references), metrics=metric_table(metrics, references), notes=notes, shims=[_shim(s) for s in stack.get("shims", [])], events=event_rows(events),
         stack=stack_rows(stack), config=[(k, json.dumps(v, ensure_ascii=False)) for k, v in config.flat()],
         footer=f"Made by cookbook_npu on {time.strftime('%Y-%m-%d %H:%M')}.")

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['COLLECTIVES', 'POINT_TO_POINT', 'State', 'GROUPS', 'device_groups', 'on_device', 'state', 'guarded', 'destroy',
-           'canary', 'reload']
+           'communicator_bytes', 'held_bytes', 'canary', 'reload']
 
-# %% ../../nbs/shims/09_process_groups.ipynb #1c6c2507
-import functools, time
+# %% ../../nbs/shims/09_process_groups.ipynb #fabe9e8d
+import functools, importlib, os, time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 from weakref import WeakSet
@@ -121,6 +121,17 @@ def destroy(
         _backend(group).abort_hccl_comm("the trainer sleeps")
         _destroyed.add(group)
     return [group.group_name for group in chosen]
+
+# %% ../../nbs/shims/09_process_groups.ipynb #d2eff03e
+def communicator_bytes() -> int:  # of one communicator
+    "Device memory of one communicator's two buffers, from HCCL_BUFFSIZE"
+    simulated = getattr(importlib.import_module("torch_npu"), "__simulated__", False)
+    return 2 * int(os.environ.get("HCCL_BUFFSIZE") or ("0" if simulated else "200")) << 20
+
+def held_bytes() -> int:  # 0 where nothing records the use of groups: without an NPU, or before the shim
+    "Device memory of this process's communicators"
+    groups = [g for g in device_groups() if g in _used and state(g) == "active"]
+    return len(groups) * communicator_bytes() if groups else 0
 
 # %% ../../nbs/shims/09_process_groups.ipynb #02db0951
 def canary(

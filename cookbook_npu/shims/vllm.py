@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['STRIPPED', 'ENVIRONMENT', 'NZ_ENV', 'NZ', 'PROCESSED', 'LOGPROBS', 'WAKE', 'DUMMY', 'HEAD', 'STARTUP_WAIT',
            'STARTUP_POLL', 'FREE_MEMORY', 'STARTUP', 'PROFILING', 'MEASURE', 'GREW', 'SLEEP', 'IPC_MODULE', 'PACKED',
-           'installed', 'says', 'mapped', 'HalfAwake', 'wake_up', 'pack_is_stale', 'repack', 'empty_device',
-           'packed_loads', 'weight_paths', 'transfer_engines', 'start_arguments', 'reloader', 'enter_rollout',
-           'enter_engine']
+           'CARRIER', 'PIECE', 'installed', 'says', 'mapped', 'HalfAwake', 'wake_up', 'pack_is_stale', 'repack',
+           'empty_device', 'packed_loads', 'weight_paths', 'transfer_engines', 'start_arguments', 'reloader',
+           'register_carrier', 'carrier_class', 'updater', 'enter_rollout', 'enter_engine']
 
 # %% ../../nbs/shims/18_vllm.ipynb #9f973dd0
 import copy, functools, importlib, importlib.util, inspect, os, sys, time, warnings
@@ -408,6 +408,46 @@ def reloader(
     def reload_weights(**kwargs: Any) -> None:
         with configured(worker.vllm_config): worker.model_runner.reload_weights(**kwargs)
     return reload_weights
+
+# %% ../../nbs/shims/18_vllm.ipynb #578f4831
+CARRIER = "cookbook_npu"  # the name it is registered by
+
+def register_carrier() -> None:
+    "Tell vLLM of the carrier; nothing where this vLLM has no transfer engines"
+    if not transfer_engines() or CARRIER in transfer_engines(): return
+    base = importlib.import_module("vllm.distributed.weight_transfer.base")
+    importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory.register_engine(CARRIER, carrier_class(base))
+
+def carrier_class(
+    base: ModuleType,  # vllm.distributed.weight_transfer.base
+) -> type:             # a transfer engine of this vLLM
+    "The carrier, as a subclass of what this vLLM calls a transfer engine"
+    layers = lambda: importlib.import_module("vllm.model_executor.model_loader.reload")
+    class Carrier(base.WeightTransferEngine):
+        init_info_cls = update_info_cls = dict
+        def init_transfer_engine(self, init_info): pass
+        def start_weight_update(self): layers().initialize_layerwise_reload(self.model)
+        def finish_weight_update(self): layers().finalize_layerwise_reload(self.model, self.model_config)
+        def update_weights(self, update_info): self.receive_weights(update_info)
+        def receive_weights(self, update_info, load_weights=None): (load_weights or self.model.load_weights)(update_info["weights"])
+        def shutdown(self): pass
+        @staticmethod
+        def trainer_send_weights(iterator, trainer_args): raise ShimError("the carrier has no sender", "Publish with train.publish.")
+    return Carrier
+
+# %% ../../nbs/shims/18_vllm.ipynb #b5939350
+PIECE = 64  # tensors handed over at once
+
+def updater(
+    worker: Any,  # a vLLM worker whose engine is the carrier
+) -> Callable[[list], None]:  # takes [(name, tensor), ...]
+    "Start, update in pieces, finish; raises `ShimError` when the worker lacks one of them"
+    if why := weight_paths(worker)["update_weights"]: raise ShimError(f"this vLLM cannot be published to: {why}", "Use a vLLM that takes weights.")
+    def update(weights: list) -> None:
+        worker.start_weight_update(**start_arguments(worker))
+        for i in range(0, len(weights), PIECE): worker.update_weights({"weights": weights[i:i + PIECE]})
+        worker.finish_weight_update()
+    return update
 
 # %% ../../nbs/shims/18_vllm.ipynb #75e641a8
 def enter_rollout() -> None:

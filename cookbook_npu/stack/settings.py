@@ -122,13 +122,13 @@ def misspelt(
     if name in KNOWN or not name.startswith(("HC", "ASC", "P2P_")): return None
     return next(iter(difflib.get_close_matches(name, KNOWN, 1, 0.9)), None)
 
-# %% ../../nbs/stack/03_settings.ipynb #5d968b9c
+# %% ../../nbs/stack/03_settings.ipynb #4fcc7157
 @check("variable-names", "no variable has a name that does nothing", "vllm-project/vllm-ascend#5581", "hiyouga/LlamaFactory#6428")
 def _names(m: Machine, need: Need) -> Answer:
-    wrong = {n: MISTAKEN.get(n) or misspelt(n) for n in sorted(m.env)}
-    wrong = {n: right for n,
-             right in wrong.items() if right and not (n in ("ASCEND_VISIBLE_DEVICES",
-                                                            "CUDA_VISIBLE_DEVICES") and (right in m.env or not m.env[n]))}
+    def harmless(name: str, right: str) -> bool:
+        return name in ("ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") and (right in m.env or not m.env[name])
+    meant = {n: MISTAKEN.get(n) or misspelt(n) for n in sorted(m.env)}
+    wrong = {n: right for n, right in meant.items() if right and not harmless(n, right)}
     if not wrong: return ok("all known")
     return warn(", ".join(wrong), "; ".join(f"write {right} for {n}" for n, right in wrong.items()))
 

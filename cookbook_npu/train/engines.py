@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['make_engine', 'EngineRole', 'Engines']
 
-# %% ../../nbs/train/04_engines.ipynb #d5c20242
+# %% ../../nbs/train/04_engines.ipynb #a1bba8d6
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from ..cluster.roles import Group
 from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
+from ..device import accelerator
 from ..errors import RoleError
 from ..rollout.engine import Engine, Request
 from .publish import Manifest, read
@@ -31,7 +32,7 @@ def make_engine(
     from cookbook_npu.rollout.transformers import TransformersEngine
     return TransformersEngine(hf_path, dtype=dtype, batch_size=r.batch_size)
 
-# %% ../../nbs/train/04_engines.ipynb #d42a33c7
+# %% ../../nbs/train/04_engines.ipynb #0f58605f
 class EngineRole:
     "One rollout engine in its own process, or one tensor-parallel rank of it"
     def __init__(self,
@@ -51,10 +52,10 @@ class EngineRole:
 
     def publish(self,
         manifest: Manifest,  # what the trainer wrote
-    ) -> dict[str, int]:     # checksums of what the engine holds now
-        "Load published weights; the driver compares the checksums"
-        self.engine.publish(manifest.version, read(manifest))
-        return self.engine.checksums([e.name for e in manifest.entries])
+    ) -> int:                # tensors that were compared
+        "Load published weights and compare; raises `PublishError` when the engine holds anything else, and it serves nothing until a publish succeeds"
+        self.engine.publish(manifest.version, read(manifest, accelerator()), manifest.expected)
+        return len(manifest.expected)
 
 # %% ../../nbs/train/04_engines.ipynb #c03a5655
 from fastcore.basics import patch

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #f5dfa759
+# %% ../../nbs/train/03_trainer.ipynb #105bbd96
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,21 +18,22 @@ import torch
 from ..cluster.pulse import beat
 from ..config import RunConfig
 from ..device import accelerator
-from ..errors import ConfigError, NumericsError
+from ..errors import ConfigError, CookbookError, DeviceError, NumericsError
 from ..model.checkpoint import Saver, load_state, writing
 from ..model.logprobs import packed_logprobs
 from ..model.megatron import export_weights, init_parallel, load_model
 from ..model.optimizer import build_optimizer
 from ..model.packing import LAYOUTS
 from ..model.planning import check_lengths, plan_micro_batches, sequence_cost
-from ..shims import registry
+from ..shims import process_groups, registry
 from .batch import Batch, columns, objective
-from .memory import HostCopy, Sleeper, component_bytes, explained, memory_table
-from .publish import Manifest, release, write
+from .memory import (HostCopy, check_device_room, check_shared_room, component_bytes, engine_bytes, explained, make_sleeper,
+                                       memory_table)
+from .publish import Manifest, count_failing, make_transport, share_fate, write
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #6e59ba4b
+# %% ../../nbs/train/03_trainer.ipynb #08289e4b
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -45,15 +46,17 @@ class Trainer:
         self.acc = accelerator()
         self.device = self.acc.device(0)
         self.acc.seed(config.seed)
+        self.sleeper = make_sleeper(config.placement.sleep, self.acc, self._kept, self._dropped)
         self.layout = init_parallel(config.parallel, config.seed)
-        self.model = load_model(hf_path, config.model, config.parallel)
-        self.optimizer = build_optimizer(self.model, config.optim, config.num_steps * (config.rollout_batch // config.global_batch))
+        with self.sleeper.building():
+            self.model = load_model(hf_path, config.model, config.parallel)
+            self.optimizer = build_optimizer(self.model, config.optim, config.num_steps * (config.rollout_batch // config.global_batch))
         self.reference = HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
-        self.sleeper = Sleeper(self.acc, self._kept, self._dropped)
         self.saver = Saver(self.optimizer)
-        self.manifest: Manifest | None = None
+        self.free_asleep = 0  # device memory after the last sleep; none yet: the engines are awake then
+        self.transport = make_transport(config, self.acc, rank, self.weight_bytes)
 
-# %% ../../nbs/train/03_trainer.ipynb #60848f61
+# %% ../../nbs/train/03_trainer.ipynb #c0903a70
 from fastcore.basics import patch
 
 @patch
@@ -67,10 +70,11 @@ def _dropped(self: Trainer) -> list[torch.Tensor]:
     return self.model.gradient_tensors()
 
 @patch
-def memory(self: Trainer) -> dict[str, int]:  # component -> bytes; they add up to the peak
-    "Where this rank's device memory went since it woke"
+def memory(self: Trainer) -> dict[str, int]:  # component -> bytes
+    "Where this rank's device memory went since it woke: its tensors at their peak, and the communicators beside them"
     parts = {"weights": self.model.state_tensors(), "gradients": self._dropped(), "optimizer": self.optimizer.state_tensors()}
-    return memory_table(component_bytes(parts, self.acc.type.name), self.acc.max_memory_allocated(0))
+    table = memory_table(component_bytes(parts, self.acc.type.name), self.acc.max_memory_allocated(0))
+    return {**table, "communicators": process_groups.held_bytes()}
 
 @patch
 def shims(self: Trainer) -> list[dict[str, str]]:  # name, target, phase, state, reason, ... of each
@@ -151,17 +155,18 @@ def _objective(self: Trainer, batch: Batch, rows: Sequence[int], logp_T: torch.T
     if not rows: return logp_T.sum() * 0, {}
     return objective(logp_T, entropy_T, columns(batch, rows, self.device), self.config.algorithm)
 
-# %% ../../nbs/train/03_trainer.ipynb #be1b4c49
+# %% ../../nbs/train/03_trainer.ipynb #f0015ff5
 @patch
 def optim_step(self: Trainer) -> dict[str, float]:  # grad_norm (before clipping) and lr; equal on all ranks
     "Clip, step, advance the learning-rate schedule; raises `NumericsError` when the gradient is not finite"
     lr = self.optimizer.lr
-    with explained("the optimizer step", self.memory, self.acc): ok, grad_norm = self.optimizer.step()
+    with explained("the optimizer step", self.memory, self.acc), self.sleeper.building():  # the first step makes the optimizer's state
+        ok, grad_norm = self.optimizer.step()
     if not ok or not np.isfinite(grad_norm):
         raise NumericsError(f"the gradient norm is {grad_norm} at learning rate {lr:g}", "Look at the step's samples/; lower optim.learning_rate.")
     return {"grad_norm": grad_norm, "lr": lr}
 
-# %% ../../nbs/train/03_trainer.ipynb #011b3baa
+# %% ../../nbs/train/03_trainer.ipynb #15998d90
 @patch
 def _try(self: Trainer, batch: Batch, rows: Sequence[int]) -> tuple[dict[str, float], NumericsError | None]:
     "Forward and backward; what is not finite is returned, not raised"
@@ -173,11 +178,10 @@ def agree(self: Trainer,
     error: NumericsError | None,  # of this rank
 ) -> bool:                        # all ranks are well
     "Whether every rank has finite values; where one has not, all raise, or all skip if the policy says so"
-    bad = torch.tensor([float(error is not None)], device=self.device)
-    torch.distributed.all_reduce(bad)
-    if not bad.item(): return True
+    bad = count_failing(error, self.device)
+    if not bad: return True
     if self.config.faults.nonfinite == "skip": return False
-    raise error or NumericsError(f"{int(bad.item())} other ranks met a value that is not finite", "Their errors name the sample.")
+    raise error or NumericsError(f"{bad} other ranks met a value that is not finite", "Their errors name the sample.")
 
 # %% ../../nbs/train/03_trainer.ipynb #302c42f8
 @patch
@@ -201,38 +205,76 @@ def _step(self: Trainer) -> dict[str, float]:
         if self.config.faults.nonfinite == "skip": return {}
         raise
 
-# %% ../../nbs/train/03_trainer.ipynb #80e3cefe
+# %% ../../nbs/train/03_trainer.ipynb #bce166b1
 @patch
-def sleep(self: Trainer) -> dict[str, float]:  # free device memory before and after, bytes
-    "Give the device memory back"
-    (before, _), table = self.acc.mem_get_info(0), self.memory()
-    self.sleeper.sleep()
-    after = {"memory/free_before_sleep": before, "memory/free_after_sleep": self.acc.mem_get_info(0)[0]}
+def _whole(self: Trainer,
+    work: Callable[[], Any],  # sleeps or wakes this rank
+    undo: Callable[[], Any],  # takes it back
+) -> None:
+    "Do on all ranks what only makes sense on all: where one fails, those that did not take it back, and every rank raises"
+    error = None
+    try: work()
+    except CookbookError as e: error = e
+    failed = count_failing(error, torch.device("cpu"))  # on the host: the groups of the device may be destroyed
+    if not failed: return
+    if error is None: undo()
+    raise error or DeviceError(f"{failed} other ranks could not; this one took its part back", "Their errors name what is missing.")
+
+@patch
+def sleep(self: Trainer) -> dict[str, float]:  # device memory: free before and after, and the components of the peak, bytes
+    "Give the device memory back, on all ranks or on none; with `placement.groups_in_sleep` \"destroy\" that of the communicators, too"
+    (before, total), table = self.acc.mem_get_info(0), self.memory()
+    self._whole(self.sleeper.sleep, self.sleeper.wake)
+    if self.config.placement.groups_in_sleep == "destroy": process_groups.destroy()
+    if self.free_asleep: check_device_room(self.acc, engine_bytes(self.config, total), "waking the engine", "Lower rollout.memory_utilization, or see who else is on the device.")
+    self.free_asleep = self.acc.mem_get_info(0)[0]
+    after = {"memory/free_before_sleep": before, "memory/free_after_sleep": self.free_asleep, "memory/total": total}
     return {**after, "memory/trainer_peak": sum(table.values()), **{f"memory/{name}": size for name, size in table.items()}}
 
+# %% ../../nbs/train/03_trainer.ipynb #3ee33f9c
 @patch
 def wake(self: Trainer) -> None:
-    "Take the device memory back, bit for bit"
-    self.sleeper.wake()
+    "Take the device memory back, bit for bit, on all ranks or on none; then the communicators. May be called again when those failed"
+    destroyed = any(process_groups.state(g) == "destroyed" for g in process_groups.device_groups())
+    if self.sleeper.asleep or not destroyed: self._whole(self.sleeper.wake, self.sleeper.sleep)
+    if destroyed: process_groups.reload()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #180a0d6d
+# %% ../../nbs/train/03_trainer.ipynb #ed57e6da
+@patch(as_prop=True)
+def weight_bytes(self: Trainer) -> int:
+    "Bytes of the whole model's weights, all tensor-parallel ranks together"
+    return sum(p.nbytes for p in self.model.module.parameters()) * self.layout.tensor_size
+
+@patch
+def _check_publish(self: Trainer) -> None:
+    "Raise on the rank that writes when shared memory has no room"
+    if self.transport and self.transport.name == "shm": check_shared_room(self.weight_bytes, self.config.placement.bucket_bytes)
+
+@patch
+def engine_memory(self: Trainer) -> dict[str, float]:  # bytes
+    "What the engine on this device holds while this rank sleeps: all that is no longer free; what are not weights counts as cache"
+    free = self.acc.mem_get_info(0)[0]
+    taken = max(0, self.free_asleep - free)
+    weights = min(taken, self.weight_bytes // self.config.rollout.devices_per_engine)
+    return {"memory/engine_weights": weights, "memory/kv_cache": taken - weights, "memory/free_sampling": free}
+
+# %% ../../nbs/train/03_trainer.ipynb #8352363d
 @patch
 def write_weights(self: Trainer,
     version: int,      # weight version
-) -> Manifest | None:  # on rank 0; every rank takes part in gathering
-    "Write all weights, under their Hugging Face names, for the engines to read"
-    named = export_weights(self.model)
-    if self.rank == 0: self.manifest = write(version, named, self.config.placement.bucket_bytes)
-    else:
-        for _ in named: pass  # the gathers inside are collective
-    return self.manifest
+) -> Manifest | None:  # none: this rank only takes part in the gathers
+    "Write all weights, under their Hugging Face names, for the engines to read; raises `PublishError` on every rank when one cannot"
+    self._whole(self._check_publish, bool)
+    place = self.config.placement
+    manifest = write(version, export_weights(self.model), place.bucket_bytes, self.transport, place.verify_every,
+                     agree=lambda error: share_fate(error, self.device))
+    return manifest if self.transport else None
 
 @patch
 def release_weights(self: Trainer) -> None:
-    "Remove what `write_weights` wrote"
-    if self.manifest is not None: release(self.manifest)
-    self.manifest = None
+    "Every engine has read what `write_weights` wrote"
+    if self.transport: self.transport.release()
 
 # %% ../../nbs/train/03_trainer.ipynb #06846e77
 @patch
@@ -259,7 +301,7 @@ def health(self: Trainer) -> dict[str, Any]:
     "What this rank is doing"
     return {"rank": self.rank, "asleep": self.sleeper.asleep, "saving": self.saver.busy()}
 
-# %% ../../nbs/train/03_trainer.ipynb #5797743e
+# %% ../../nbs/train/03_trainer.ipynb #4ecb2364
 @patch
 def save_state(self: Trainer,
     folder: str,  # an existing, empty folder that all ranks see
@@ -277,4 +319,4 @@ def load_state(self: Trainer,
     folder: str,  # a finished checkpoint, of any TP and DP size
 ) -> bool:        # whether random states were restored, too
     "Continue from a checkpoint; the reference stays what it was"
-    return load_state(self.optimizer, folder)
+    with self.sleeper.building(): return load_state(self.optimizer, folder)

@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
+from contextlib import ExitStack
 
-from cookbook_npu.cluster.environment import free_port
-from cookbook_npu.cluster.launch import RAY_ENV, Node, end, family_env, head_command, join, started_at, wait_for, worker_command
+from cookbook_npu.cluster import launch
+from cookbook_npu.cluster.launch import Node, end, started_at
 from cookbook_npu.cluster.roles import RoleGroup
 from cookbook_npu.cluster.session import Cluster, ensure_token, session_folder
+from cookbook_npu.device import free_port
 from cookbook_npu.errors import RoleError
 
 
@@ -25,54 +28,81 @@ class Teller:
         return self.rank, ray.get_runtime_context().get_node_id(), int(os.environ["ASCEND_RT_VISIBLE_DEVICES"])
 
 
-def start(words, folder):
-    log = open(folder / "ray.log", "ab")
-    process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-    return process, started_at(process.pid)
+def start(words, folder, up, attempts=3):
+    "A node that is up; Ray gives its own start 30 s and then ends it, which a busy machine exceeds: so it is tried again"
+    for _ in range(attempts):
+        with open(folder / "ray.log", "ab") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        since, until = started_at(process.pid), time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
+            if up():
+                return process, since
+            time.sleep(0.3)
+        end(process.pid, since)
+    raise AssertionError(f"a node did not come up in {attempts} attempts: {' '.join(words[3:])}")
+
+
+def alive():
+    "Ids of the nodes that Ray counts"
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def join_node(head, folder):
+    "Start a second node and wait until the cluster has it"
+    before = alive()
+    return start(launch.worker_command(head, 4), folder, lambda: alive() - before)
+
+
+def failure_of(group):
+    "What a call on a group says that fails"
+    try:
+        group.call("where", timeout=200)
+    except RoleError as e:
+        return str(e)
+    return None
+
+
+def play(head, folder, running) -> dict:
+    "The story; nodes that run are in `running`, the last one started last"
+    import ray
+
+    address, found = launch.join(head.host, head.port), {}
+    running.append(start(launch.head_command(head, folder), folder, (folder / "ray_current_cluster").is_file))
+    ray.init(address=address, log_to_driver=False)
+    running.append(join_node(head, folder))
+    with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
+        found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
+        group = RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200)
+        found["ranks"] = group.call("where")
+        process, since = running.pop()
+        end(process.pid, since, grace=1)
+        found["failure"] = failure_of(group)
+    running.append(join_node(head, folder))
+    with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
+        with RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200) as group:
+            found["after"] = len(group.call("where"))
+    return found
 
 
 def main() -> dict:
-    os.environ |= RAY_ENV  # before Ray is imported: it reads its authentication then
+    os.environ |= launch.RAY_ENV  # before Ray is imported: it reads its authentication then
     import ray
 
     host = ray.util.get_node_ip_address()  # Ray admits no second node on the loopback interface
-    os.environ |= family_env(host)
+    os.environ |= launch.family_env(host)
     ensure_token()
-    folder, head = session_folder(), Node(host, 4, free_port())
-    address = join(head.host, head.port)
-    running = [start(head_command(head, folder), folder)]
-    wait_for(head.host, head.port, running[0][0])
-    try:
-        running.append(start(worker_command(head, 4), folder))
-        ray.init(address=address, log_to_driver=False)
-        until = time.monotonic() + 60
-        while ray.cluster_resources().get("NPU", 0) < 8 and time.monotonic() < until:
-            time.sleep(0.3)
-        found = {}
-        with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
-            found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
-            group = RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200)
-            found["ranks"] = group.call("where")
-            node, since = running.pop()
-            end(node.pid, since, grace=1)
-            try:
-                group.call("where", timeout=200)
-                found["failure"] = None
-            except RoleError as e:
-                found["failure"] = str(e)
-        running.append(start(worker_command(head, 4), folder))
-        until = time.monotonic() + 90
-        while ray.available_resources().get("NPU", 0) < 8 and time.monotonic() < until:
-            time.sleep(0.5)
-        with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
-            with RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200) as group:
-                found["after"] = len(group.call("where"))
-        ray.shutdown()
-        return found
-    finally:
-        for process, since in reversed(running):
-            end(process.pid, since)
-        shutil.rmtree(folder, ignore_errors=True)
+    folder, running = session_folder(), []
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        undo.callback(lambda: [end(process.pid, since) for process, since in reversed(running)])
+        undo.callback(ray.shutdown)  # first: Ray ends a driver that outlives its cluster, and what it would have said is lost
+        try:
+            return play(Node(host, 4, free_port()), folder, running)
+        except BaseException:
+            print((folder / "ray.log").read_text()[-3000:], launch.ray_complaints(folder), sep="\n", file=sys.stderr, flush=True)
+            raise
 
 
 if __name__ == "__main__":

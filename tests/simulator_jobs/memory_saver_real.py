@@ -1,7 +1,7 @@
 """The records of shims.memory_saver on the real Python code of sgl-kernel-npu's torch_memory_saver, on the simulated NPU.
 
-The C++ library is a stand-in that keeps the flags the Python side sets. Pools are a stand-in too:
-the simulated NPU has one allocator.
+The C++ library is a stand-in that keeps the flags the Python side sets, and pauses storages as simulator.saver does. Pools are a
+stand-in too: the simulated NPU has one allocator. The third job lets a trainer sleep by it.
 """
 
 import contextlib
@@ -11,13 +11,24 @@ from types import SimpleNamespace
 
 
 class Library:
-    "The flags of the C++ library"
+    "The flags of the C++ library; what it pauses are the storages made in a region"
 
     def __init__(self):
-        self.region, self.calls = False, []
+        from cookbook_npu.simulator.saver import Note, _TorchMemorySaverImpl
+
+        self.region, self.calls, self.native = False, [], _TorchMemorySaverImpl()
+        self.native.held["all"] = {}
+        self.note = Note(self.native, self.native.held["all"])
+        self.note.__enter__()
+
+    def tms_pause(self, tag):
+        self.native.pause(None)
+
+    def tms_resume(self, tag):
+        self.native.resume(None)
 
     def tms_set_interesting_region(self, value):
-        self.region = value
+        self.region = self.native.active = value
 
     def tms_get_interesting_region(self):
         return self.region
@@ -85,3 +96,23 @@ def records(rank, world_size, python):
         states.append(registry.undo(name).state)
         results[name] = (states, used + [use()])
     return results
+
+
+def sleeps(rank, world_size, python, hf_path):
+    "A trainer that sleeps by the real Python code learns the same as one that sleeps by copies"
+    from unittest.mock import patch
+
+    from cookbook_npu.shims.bootstrap import bootstrap
+
+    bootstrap("trainer")
+    from plan_jobs.measure import config_of
+    from process_group_jobs import learn
+
+    from cookbook_npu.train import memory
+
+    copied, _ = learn(rank, world_size, config_of({"parallel.tensor": 1}, 1), hf_path)
+    saver = real_saver(Path(python))
+    with patch.object(memory, "open_saver", lambda: (saver, "region")):
+        config = config_of({"parallel.tensor": 1, "placement.sleep": "torch_memory_saver"}, 1)
+        paused, asleep = learn(rank, world_size, config, hf_path)
+    return copied == paused, asleep["memory/free_after_sleep"] - asleep["memory/free_before_sleep"]

@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
+#include <sys/mman.h>
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -105,6 +106,15 @@ void free_block(void* data) {
   c10::free_cpu(start);
 }
 
+// A device has no page faults. The host's take longer than the copy of what they bring, so large blocks ask for huge pages; where the kernel
+// has none to give, nothing is different but the time.
+void* with_huge_pages(void* start, uint64_t bytes) {
+  constexpr uint64_t kHuge = 2u << 20;
+  const auto address = reinterpret_cast<uintptr_t>(start), first = round_up(address, kHuge), last = (address + bytes) / kHuge * kHuge;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  return start;
+}
+
 using c10::CachingDeviceAllocator::DeviceStats;
 
 class NpuAllocator final : public c10::DeviceAllocator {
@@ -113,7 +123,7 @@ class NpuAllocator final : public c10::DeviceAllocator {
     const int device = current_device();
     if (bytes == 0) return {nullptr, nullptr, &free_block, npu(device)};
     const Header header{charge(device, bytes), device};
-    auto* start = static_cast<char*>(c10::alloc_cpu(header.charged + kHeaderSpace));
+    auto* start = static_cast<char*>(with_huge_pages(c10::alloc_cpu(header.charged + kHeaderSpace), header.charged));
     std::memcpy(start, &header, sizeof header);
     return {start + kHeaderSpace, start + kHeaderSpace, &free_block, npu(device)};
   }
@@ -177,7 +187,7 @@ void free_pinned(void* data) {
 class PinnedAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* data = c10::alloc_cpu(std::max<size_t>(bytes, 1));
+    void* data = with_huge_pages(c10::alloc_cpu(std::max<size_t>(bytes, 1)), bytes);
     std::lock_guard<std::mutex> guard(pinned_mutex);
     pinned_blocks()[data] = bytes;
     auto& stats = pinned_stats;

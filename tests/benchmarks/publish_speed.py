@@ -1,0 +1,140 @@
+"""What a publish of a 0.6B model costs, against a plain copy of the same bytes in the same run.
+
+    python tests/benchmarks/publish_speed.py [--engine transformers|vllm] [--layers 28] [--every 8] [--rounds 5]
+
+The tensors are those of Qwen3-0.6B (bfloat16, tied head; 1.19 GB with 28 layers). Every round copies them once into a
+buffer that is used again (`memcpy`) and publishes them once. The publish is `write` (the trainer's side, on the simulated
+NPU) and `read` with the comparison of checksums; loading into the engine's own weights is timed apart, as is the
+engine's part of the comparison. Best of the rounds, in turns; the first publish, which also makes the shared memory, is
+printed too. The ratio is memcpy / (write + read + compare).
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
+os.environ.setdefault("COOKBOOK_NPU_SIM_MEMORY", str(8 << 30))
+
+QWEN3 = {"vocab": 151936, "hidden": 1024, "ffn": 3072, "heads": 16, "kv_heads": 8, "head": 128}
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """Hugging Face names and shapes of Qwen3-0.6B."""
+    q = QWEN3
+    out = {"model.embed_tokens.weight": (q["vocab"], q["hidden"]), "model.norm.weight": (q["hidden"],)}
+    per_layer = {
+        "input_layernorm": (q["hidden"],),
+        "post_attention_layernorm": (q["hidden"],),
+        "self_attn.q_proj": (q["heads"] * q["head"], q["hidden"]),
+        "self_attn.k_proj": (q["kv_heads"] * q["head"], q["hidden"]),
+        "self_attn.v_proj": (q["kv_heads"] * q["head"], q["hidden"]),
+        "self_attn.o_proj": (q["hidden"], q["heads"] * q["head"]),
+        "self_attn.q_norm": (q["head"],),
+        "self_attn.k_norm": (q["head"],),
+        "mlp.gate_proj": (q["ffn"], q["hidden"]),
+        "mlp.up_proj": (q["ffn"], q["hidden"]),
+        "mlp.down_proj": (q["hidden"], q["ffn"]),
+    }
+    return out | {f"model.layers.{i}.{n}.weight": s for i in range(layers) for n, s in per_layer.items()}
+
+
+def folder_of(where: str, tensors: dict, layers: int) -> Path:
+    """A Hugging Face folder that an engine can be built from."""
+    from safetensors.torch import save_file
+    from transformers import Qwen3Config
+
+    from cookbook_npu.data.tokens import build_tokenizer
+
+    folder = Path(where, "model")
+    build_tokenizer().save_pretrained(folder)
+    q = QWEN3
+    config = Qwen3Config(
+        vocab_size=q["vocab"], hidden_size=q["hidden"], intermediate_size=q["ffn"], num_hidden_layers=layers, head_dim=q["head"],
+        num_attention_heads=q["heads"], num_key_value_heads=q["kv_heads"], tie_word_embeddings=True, max_position_embeddings=4096,
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}))
+    save_file({n: t.cpu() for n, t in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def build(engine: str, folder: Path):
+    if engine == "vllm":
+        from cookbook_npu.rollout.vllm import VllmEngine
+
+        return VllmEngine(folder, dtype="bfloat16", max_tokens=64, kv_cache_bytes=64 << 20)
+    from cookbook_npu.rollout.transformers import TransformersEngine
+
+    return TransformersEngine(folder, dtype="bfloat16")
+
+
+def apart(engine, seconds: dict[str, float]) -> None:
+    """Time the two hooks of an engine's publish: loading, and the checksums of what it holds."""
+    load, sums = engine._publish, engine._checksums
+
+    def timed(name, work):
+        def call(*args):
+            start = time.perf_counter()
+            try:
+                return work(*args)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+        return call
+
+    engine._publish, engine._checksums = timed("load", load), timed("engine checksums", sums)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    for name, default in (("layers", 28), ("every", 8), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+
+    from cookbook_npu.shims.bootstrap import bootstrap
+
+    bootstrap("rollout")
+    import torch
+
+    from cookbook_npu.device import accelerator
+    from cookbook_npu.train.publish import SharedMemory, read, write
+
+    torch.set_num_threads(1)
+    device = accelerator().device(0) if args.engine == "transformers" else torch.device("cpu")
+    tensors = {n: torch.randn(s, dtype=torch.bfloat16).to(device) for n, s in shapes(args.layers).items()}
+    total = sum(t.nbytes for t in tensors.values())
+    source = torch.zeros(total, dtype=torch.uint8).fill_(1)
+    target = torch.zeros(total, dtype=torch.uint8).fill_(2)
+    with tempfile.TemporaryDirectory() as tmp:
+        engine = build(args.engine, folder_of(tmp, tensors, args.layers))
+    seconds: dict[str, float] = {}
+    apart(engine, seconds)
+    memory, rounds = SharedMemory(), []
+    for version in range(args.rounds + 1):
+        seconds.clear()
+        start = time.perf_counter()
+        target.copy_(source)
+        copied = time.perf_counter()
+        manifest = write(version, tensors.items(), 512 << 20, memory, args.every)
+        written = time.perf_counter()
+        engine.publish(version, read(manifest), manifest.expected)
+        done = time.perf_counter()
+        memory.release()
+        read_compare = done - written - seconds["load"]
+        rounds.append({"memcpy": copied - start, "write": written - copied, "read, compare": read_compare, **seconds})
+    first, steady = rounds[0], {name: min(r[name] for r in rounds[1:]) for name in rounds[0]}
+    print(f"{total / 1e9:.2f} GB in {len(tensors)} tensors, {len(manifest.buckets)} buckets; {args.engine} on {device}")
+    print(f"{len(manifest.expected)} tensors compared in the last round")
+    for name, value in steady.items():
+        print(f"{name:>17}: {value:6.3f} s, {total / value / 1e9:6.2f} GB/s; first time {first[name]:6.3f} s")
+    cost = min(r["write"] + r["read, compare"] for r in rounds[1:])
+    print(f"memcpy / (write + read + compare) = {steady['memcpy'] / cost:.2f}")
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Sleep and wake of a trainer that holds Qwen3-0.6B in bfloat16, beside plain copies of as many bytes, both in this run, on
+one thread of a simulated NPU. Run by hand:
+
+    python tests/benchmarks/sleep_wake.py [--share 1.0] [--rounds 5]
+
+`--share 0.25` takes a quarter of the layers, for a machine with less than 6 GiB to spare. The plain copy goes from one pinned
+block to another, both warm, there and back: that is what a sleep and a wake have to move. Prints the ratio of the rates.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+
+os.environ |= {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_MEMORY": str(8 << 30)}
+
+import torch
+
+from cookbook_npu.device import accelerator
+from cookbook_npu.shims.bootstrap import bootstrap
+from cookbook_npu.train.memory import BLOCK, Offload
+
+HIDDEN, FFN, QUERY, KEY, HEAD, VOCAB, LAYERS = 1024, 3072, 2048, 1024, 128, 151936, 28
+
+
+def shapes(share: float) -> Iterator[tuple[int, ...]]:
+    "Every weight of Qwen3-0.6B (tied head); a part of the layers"
+    yield VOCAB, HIDDEN
+    for _ in range(round(LAYERS * share)):
+        yield from ((QUERY, HIDDEN), (KEY, HIDDEN), (KEY, HIDDEN), (HIDDEN, QUERY), (HEAD,), (HEAD,))
+        yield from ((FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN), (HIDDEN,), (HIDDEN,))
+    yield (HIDDEN,)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    bootstrap("plain")
+    torch.set_num_threads(1)
+    weights = [torch.full(shape, 0.5, dtype=torch.bfloat16, device="npu") for shape in shapes(options.share)]
+    nbytes = sum(w.nbytes for w in weights)
+    here, there = (torch.ones(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    ways = {
+        f"blocks of {block >> 20} MiB": Offload(accelerator(), lambda: weights, lambda: [], block) for block in (BLOCK, 16 << 20)
+    }
+
+    def plain() -> None:
+        there.copy_(here)
+        here.copy_(there)
+
+    best = {name: [float("inf")] * 2 for name in ("plain", *ways)}
+    for sleeper in ways.values():  # the first sleep allocates the blocks
+        sleeper.sleep(), sleeper.wake()
+    for _ in range(options.rounds):
+        rows = {"plain": (seconds(plain), 0.0)} | {name: (seconds(s.sleep), seconds(s.wake)) for name, s in ways.items()}
+        for name, row in rows.items():
+            best[name] = [min(old, new) for old, new in zip(best[name], row, strict=True)]
+    print(f"{len(weights)} tensors, {nbytes / 1e9:.2f} GB; best of {options.rounds}, on a simulated NPU")
+    whole = best["plain"][0]
+    print(f"{'plain, there and back':24} {whole:6.3f} s  {2 * nbytes / 1e9 / whole:5.2f} GB/s")
+    for name in ways:
+        away, back = best[name]
+        rate = f"{2 * nbytes / 1e9 / (away + back):5.2f} GB/s"
+        print(f"{name:24} {away + back:6.3f} s  {rate}  sleep {away:.3f} s, wake {back:.3f} s; ratio {whole / (away + back):.2f}")
+    assert all(bool((w == 0.5).all()) for w in weights)
+
+
+if __name__ == "__main__":
+    main()
