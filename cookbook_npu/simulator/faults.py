@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['FAULTS_ENV', 'COLLECTIVES', 'ROLE_ENV', 'simulator_loaded', 'out_of_memory', 'clear', 'lose_device',
-           'fail_collective', 'hang_collective', 'not_a_number', 'slow_down', 'stall', 'Fault', 'parse',
+           'fail_collective', 'hang_collective', 'not_a_number', 'slow_down', 'stall', 'die', 'Fault', 'parse',
            'arm_from_environment', 'arm_at_call']
 
-# %% ../../nbs/simulator/07_faults.ipynb #9435a758
+# %% ../../nbs/simulator/07_faults.ipynb #00836465
 import importlib
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -97,7 +98,7 @@ def not_a_number(
         return result * float("nan") if seen["layers"] == nth else None
     _on_layers(watch)
 
-# %% ../../nbs/simulator/07_faults.ipynb #54f6bd78
+# %% ../../nbs/simulator/07_faults.ipynb #b9ffc0ee
 def slow_down(
     seconds: float,  # longer than before, each layer
 ) -> None:
@@ -107,6 +108,10 @@ def slow_down(
 def stall() -> None:
     "Never return"
     threading.Event().wait()
+
+def die() -> None:
+    "End this process at once, as the system does when memory runs out"
+    os.kill(os.getpid(), signal.SIGKILL)
 
 # %% ../../nbs/simulator/07_faults.ipynb #8c618a66
 ROLE_ENV = "COOKBOOK_NPU_ROLE"  # name of the role that a process belongs to
@@ -127,11 +132,11 @@ def parse(
     "What the variable asks of this process"
     return [fault for part in text.split(";") if part.strip() and (fault := _parse_one(part.strip(), rank, role))]
 
-# %% ../../nbs/simulator/07_faults.ipynb #3e756f15
+# %% ../../nbs/simulator/07_faults.ipynb #009f3f20
 def _parse_one(part: str, rank: str | None, role: str | None) -> Fault | None:
     *limits, fault = part.split("/")
     kind, _, rest = fault.partition(":")
-    parsers = {"oom": _parse_oom, "lost": _parse_lost, "nan": _parse_nan, "slow": _parse_slow, "stall": lambda rest: (stall, ())}
+    parsers = {"oom": _parse_oom, "lost": _parse_lost, "nan": _parse_nan, "slow": _parse_slow, "stall": lambda rest: (stall, ()), "die": lambda rest: (die, ())}
     parsers |= {"fail": _parse_collective(fail_collective), "hang": _parse_collective(hang_collective)}
     if kind not in parsers: raise ConfigError(f"{FAULTS_ENV} has {part!r}: fault {kind!r} is not known", nearest(kind, parsers))
     try: return _limited(parsers[kind](rest), limits, rank, role)
