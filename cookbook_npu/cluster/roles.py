@@ -243,7 +243,7 @@ def _take(self: Pending, ref: Any, rank: int) -> tuple[Any, RoleError | Cookbook
     except ray.exceptions.RayActorError as e: group.broken = True; return None, died(e, place, group.logs[rank])
     except ray.exceptions.RayError as e: return None, RoleError(f"{place}: {str(e).splitlines()[0]}", _remedy(group.logs[rank]))
 
-# %% ../../nbs/cluster/02_roles.ipynb #06d9ed33
+# %% ../../nbs/cluster/02_roles.ipynb #1bd14c85
 LOOK = 1.0  # s between two looks at the heartbeats
 
 @patch
@@ -251,29 +251,29 @@ def result(self: Pending,
     timeout: float | None = None,  # wait at most so long, s; none: until the call's deadline
 ) -> list[Any]:                    # in rank order
     "Wait for all ranks; raises the most telling failure, or `RoleTimeout`"
-    values, failures, waiting = {}, {}, dict(self.refs)
+    values, failures, waiting, hangs = {}, {}, dict(self.refs), False
     deadline = self.deadline if timeout is None else min(self.deadline, time.monotonic() + timeout)
     while waiting:
         left = deadline - time.monotonic()
         ready, _ = _ray().wait(list(waiting), num_returns=1, timeout=max(0.0, min(left, LOOK)))
-        if not ready and (left <= LOOK or self.group.hangs(waiting.values())): break
+        if not ready and (left <= LOOK or (hangs := self.group.hangs(waiting.values()))): break
         if not ready: (self.group.cluster.on_wait or bool)(); continue
         rank = waiting.pop(ready[0])
         values[rank], failure = self._take(ready[0], rank)
         if failure and not failures: deadline = min(deadline, time.monotonic() + 1.0)
         if failure: failures[rank] = failure
     if failures: raise failures[min(failures, key=lambda r: ("process died" not in failures[r].what, r))]
-    if waiting: raise self._late(sorted(waiting.values()), self.limit if timeout is None else timeout)
+    if waiting: raise self._late(sorted(waiting.values()), self.limit if timeout is None else timeout, hangs)
     return [values[rank] for rank in sorted(values)]
 
-# %% ../../nbs/cluster/02_roles.ipynb #b772fcf5
+# %% ../../nbs/cluster/02_roles.ipynb #e39f9d4f
 @patch
-def _late(self: Pending, ranks: list[int], limit: float) -> RoleTimeout:
+def _late(self: Pending, ranks: list[int], limit: float, hangs: bool) -> RoleTimeout:
     "The error for ranks that have not returned"
     group = self.group
     group.broken = True
     others = f" (late ranks: {', '.join(map(str, ranks))})" if len(ranks) > 1 else ""
-    why = f"shows no sign of work for {group.silence_s:g} s" if group.hangs(ranks) else f"did not return within {limit:g} s"
+    why = f"shows no sign of work for {group.silence_s:g} s" if hangs else f"did not return within {limit:g} s"
     error = RoleTimeout(f"{_place(group.name, ranks[0], len(group), self.method)} {why}{others}",
                         f"Raise that limit if it is only slow. {_remedy(group.logs[ranks[0]])}")
     if group.logs[ranks[0]]: error.add_note("\n".join(["what every role was doing:", *group.cluster.signs()]))
