@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['T', 'Parts', 'make_requests', 'deal', 'publish', 'deliver', 'patiently', 'start_again', 'rest', 'note_failure',
            'sample', 'generate', 'grade', 'roll_out', 'gather_rows', 'add_up', 'learn', 'settle_prompts', 'one_step',
-           'keep_evidence', 'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'go_on', 'alarm']
+           'prepare', 'evidence', 'not_finite', 'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'go_on', 'alarm']
 
-# %% ../../nbs/train/08_loop.ipynb #72c74f11
+# %% ../../nbs/train/08_loop.ipynb #0d100472
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..cluster.roles import Group
+from ..cluster.roles import Answer, Group
 from ..config import RunConfig
 from ..data.cursor import Feed
 from ..data.passrate import eval_metrics
@@ -26,7 +27,7 @@ from ..rollout.engine import Request, derive_seed
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
-from .batch import finish, make_batch, rollout_metrics
+from .batch import Batch, finish, make_batch, rollout_metrics
 from .crew import Crew
 from .engines import Engines
 from .publish import Manifest, merge
@@ -228,14 +229,14 @@ def add_up(
     names = dict.fromkeys(name for answer in answers for name in answer)
     return {name: sum(answer.get(name, 0.0) for answer in answers) for name in names}
 
-# %% ../../nbs/train/08_loop.ipynb #e197e60d
+# %% ../../nbs/train/08_loop.ipynb #024a4dbf
 def learn(
     run: Parts,               # the run, trainer awake
+    batch: Batch,             # of the samples
     samples: list[Sample],    # graded samples
 ) -> dict[str, float]:        # training metrics
     "Log-probs under reference and actor, then every optimizer step of the rollout"
     c = run.config
-    batch = make_batch(samples, c.rollout.samples_per_prompt, c.algorithm, c.global_batch, c.sampling.max_response_tokens)
     if c.algorithm.use_reference:
         with run.tracker.span("ref_logprobs"): batch.ref_logprobs = gather_rows(run.trainer.call("logprobs", batch, "reference"), len(batch))
     with run.tracker.span("logprobs"): batch.old_logprobs = gather_rows(run.trainer.call("logprobs", batch), len(batch))
@@ -252,7 +253,7 @@ def settle_prompts(
     learned = {s.metadata["prompt_id"] for s in samples}
     for p in prompts: feed.resolve([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
 
-# %% ../../nbs/train/08_loop.ipynb #018f5256
+# %% ../../nbs/train/08_loop.ipynb #5fefeba4
 def one_step(
     run: Parts,           # the run, engines awake
     step: int,            # number of the step, from 0
@@ -263,12 +264,11 @@ def one_step(
         prompts, samples, sampled = roll_out(run, step)
         held = run.trainer.call0("engine_memory")
         rest(run)
-    with span("wake_up"):
-        waking = run.trainer.start("wake")
-        if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))  # meanwhile
-        waking.result()
-    with span("save"): run.saver.finish()
-    trained = keep_evidence(run, step, samples, lambda: learn(run, samples))
+    with evidence(run, step, samples):
+        with span("wake_up"): batch = prepare(run, step, samples, run.trainer.start("wake"))
+        with span("save"): run.saver.finish()
+        trained = learn(run, batch, samples)
+    if trained.get("skipped_steps"): not_finite(run, step, samples, f"{trained['skipped_steps']:g} optimizer steps skipped")
     settle_prompts(run.prompts, prompts, samples)
     if due(c.train.save_every, step, c.num_steps):
         with span("save"): run.saver.begin(step + 1, facts(run))
@@ -276,21 +276,40 @@ def one_step(
     tokens = sum(len(s.prompt_ids) + len(s.response_ids) for s in samples)
     return {**rollout_metrics(samples), **sampled, **trained, **held, **memory, "version": run.version, "tokens": tokens}
 
-# %% ../../nbs/train/08_loop.ipynb #b9dcc87e
-def keep_evidence(
-    run: Parts,                              # the run
-    step: int,                               # step
-    samples: list[Sample],                   # its rollout
-    work: Callable[[], dict[str, float]],    # trains on it
-) -> dict[str, float]:                       # training metrics
-    "Train; when something is not finite, its samples are in the run folder and an event says so"
-    def found(why: str) -> None:
-        run.folder.save_samples(step, list(map(vars, samples)))
-        run.folder.event("not_finite", step=step, why=why, samples=str(run.folder.samples/f"step_{step:06d}.jsonl"))
-    try: trained = work()
-    except NumericsError as error: found(error.what); raise
-    if trained.get("skipped_steps"): found(f"{trained['skipped_steps']:g} optimizer steps skipped")
-    return trained
+# %% ../../nbs/train/08_loop.ipynb #55ad40be
+def prepare(
+    run: Parts,             # the run
+    step: int,              # number of the step
+    samples: list[Sample],  # its rollout
+    waking: Answer,         # the trainer's wake, under way
+) -> Batch:                 # the trainer is awake
+    "What the driver does while the trainer wakes"
+    c = run.config
+    if c.output.save_samples: run.folder.save_samples(step, list(map(vars, samples)))
+    batch = make_batch(samples, c.rollout.samples_per_prompt, c.algorithm, c.global_batch, c.sampling.max_response_tokens)
+    waking.result()
+    return batch
+
+# %% ../../nbs/train/08_loop.ipynb #f3ac4884
+@contextmanager
+def evidence(
+    run: Parts,             # the run
+    step: int,              # step
+    samples: list[Sample],  # its rollout
+) -> Iterator[None]:
+    "When something inside is not finite, its samples are in the run folder and an event says so"
+    try: yield
+    except NumericsError as error: not_finite(run, step, samples, error.what); raise
+
+def not_finite(
+    run: Parts,             # the run
+    step: int,              # step
+    samples: list[Sample],  # its rollout
+    why: str,               # what was found
+) -> None:
+    "Keep the samples of a step in which something was not finite"
+    run.folder.save_samples(step, list(map(vars, samples)))
+    run.folder.event("not_finite", step=step, why=why, samples=str(run.folder.samples/f"step_{step:06d}.jsonl"))
 
 # %% ../../nbs/train/08_loop.ipynb #0bfab446
 def facts(
