@@ -33,8 +33,6 @@ def configuration(root: str, steps: int, engine: str):
         "train.save_every": 10,
         "rollout.eval_every": 20,
         "data.eval_prompts": 8,
-        "warm_start.steps": 20,
-        "warm_start.noisy_steps": 2,
         "reward.scorers": {"math": 0.5, "exact": 0.5},
     }
     return qwen3_4b_colocate(num_steps=steps, prompts_per_step=4, samples_per_prompt=4, engine=engine, overrides=overrides)
@@ -85,13 +83,13 @@ def trend(values: list[float]) -> tuple[float, float, float, float]:
     return steady[0], steady[-1], slope * (len(steady) - 1), float(np.std(steady - (slope * steps + start)))
 
 
-def report(watcher: Watcher, steps: int) -> list[str]:
+def report(watcher: Watcher) -> list[str]:
     "Print the table; what grows"
     grows = []
     print(f"{'what':22} {'of':16} {'first':>9} {'last':>9} {'per step':>10} {'growth':>9} {'noise':>8}")
     for (name, kind), values in sorted(watcher.series.items(), key=lambda item: (item[0][1], item[0][0])):
         first, last, growth, noise = trend(values)
-        bad = growth > max(FLOORS[kind], 3 * noise)
+        bad = bool(growth > max(FLOORS[kind], 3 * noise))
         per_step = growth / max(1, len(values) - len(values) // 3 - 1)
         print(f"{kind:22} {name:16} {first:9.1f} {last:9.1f} {per_step:10.4f} {growth:9.2f} {noise:8.2f} {'GROWS' if bad else ''}")
         grows += [f"{kind} of {name} grew by {growth:.1f}"] * bad
@@ -113,7 +111,7 @@ def main() -> int:
         events = Path(root, "soak", "events.jsonl")
         told = [json.loads(line)["kind"] for line in events.read_text().splitlines()] if events.exists() else []
     print(f"\n{args.steps} steps, simulated NPU, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; events: {told or 'none'}")
-    wrong = report(watcher, args.steps) + [f"left behind: {name}" for name in left] + [f"event: {kind}" for kind in told]
+    wrong = report(watcher) + [f"left behind: {name}" for name in left] + [f"event: {kind}" for kind in told]
     print(*(wrong or ["nothing grows, nothing is left"]), sep="\n")
     return int(bool(wrong))
 
