@@ -65,7 +65,7 @@ def measure(steps: int, every: int, profile: cProfile.Profile, record: Path | No
                     profile.enable()
                 if record:
                     kept = {name: value for name, value in row.items() if name == "step" or name.startswith("time/")}
-                    append_line(record, kept)
+                    append_line(record, kept | {"load": round(os.getloadavg()[0], 1)})
                 if number > 1:
                     phases = sum(v for k, v in row.items() if k.startswith("time/") and k != "time/step")
                     rows.append((row["time/step"], phases, busy, row.get("time/save", 0.0)))
