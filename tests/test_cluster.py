@@ -9,7 +9,6 @@ import time
 
 import psutil
 import pytest
-from whole_runs import RAY_AGENTS
 
 from cookbook_npu.cluster.roles import RoleGroup
 from cookbook_npu.cluster.session import Cluster
@@ -174,6 +173,8 @@ time.sleep(300)
 
 
 def test_a_killed_driver_takes_its_workers_with_it():
+    from whole_runs import RAY_AGENTS  # here: the roles of this file import it where there is no path to its neighbours
+
     driver = subprocess.Popen([sys.executable, "-c", KILLED, ROLE], stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout.readline().strip() == "ready"

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # taken before other tests of this process start Ray, which leaves variables
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 
 
@@ -20,5 +21,5 @@ NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_notebook(notebook):
     command = [str(Path(sys.executable).parent / "nbdev_test"), "--path", str(ROOT / "nbs" / notebook), "--n_workers", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
