@@ -97,7 +97,7 @@ def disturb(trainer):
 
 
 def learn(rank, world_size, config, hf_path, between=None):
-    "Metrics and log-probs of three steps of a real trainer that sleeps after each; the memory of its last sleep"
+    "Metrics and log-probs of a real trainer that sleeps after each step; memory of its last sleep, and of its groups then"
     from plan_jobs.measure import sample
 
     from cookbook_npu.model.megatron import destroy_parallel
@@ -118,11 +118,13 @@ def learn(rank, world_size, config, hf_path, between=None):
             between(trainer)
         memory = trainer.sleep()
         fails(trainer.sleep, "asleep already")
+        process_groups.destroy()
+        kept = trainer.acc.mem_get_info(0)[0] - memory["memory/free_after_sleep"]
         trainer.wake()
     destroy_parallel()
     del trainer
     gc.collect()  # its methods hold it in circles, and it holds the device's memory
-    return rows, memory
+    return rows, memory, kept
 
 
 def sleep_between_steps(rank, world_size, hf_path, ways):
