@@ -98,9 +98,9 @@ def _cleanly(self: RunSaver) -> Iterator[None]:
     try: yield
     except CookbookError: self.drop(); raise
 
-# %% ../../nbs/train/06_saving.ipynb #81cf819f
-MAY_CHANGE = ("num_steps", "output.", "faults.", "train.save_every", "train.keep_", "train.export_hf", "placement.call_timeout_s", "rollout.eval_every",
-              "train.logprob_diff_alarm")
+# %% ../../nbs/train/06_saving.ipynb #89e4ef9f
+MAY_CHANGE = ("num_steps", "output.", "faults.", "train.save_every", "train.keep_", "train.export_hf", "placement.call_timeout_s", "placement.sleep",
+              "placement.groups_in_sleep", "rollout.eval_every", "train.logprob_diff_alarm")
 
 def check_same(
     was: RunConfig,  # of the run folder
