@@ -68,7 +68,7 @@ def lay_out(
         at = -(-at // ALIGN) * ALIGN
     return pieces
 
-# %% ../../nbs/train/01_memory.ipynb #537b70df
+# %% ../../nbs/train/01_memory.ipynb #d846cc75
 MARGIN = 256 * 2**20  # bytes of host memory that are left alone
 
 def check_host_room(
@@ -80,7 +80,7 @@ def check_host_room(
     free = psutil.virtual_memory().available
     if need + margin > free:
         raise DeviceError(f"{what} needs {size(need)} of host memory and {size(margin)} to spare, {size(free)} are available",
-                          "Give the host more memory, raise parallel.tensor or use more data-parallel ranks, or set placement.sleep to torch_memory_saver.")
+                          "Give the host more memory, raise parallel.tensor, or use more data-parallel ranks.")
 
 # %% ../../nbs/train/01_memory.ipynb #c655b3cf
 def pinned(
@@ -257,12 +257,12 @@ def _wake(self: Saver) -> None:
     check_device_room(self.acc, self.nbytes, "waking")
     self.saver.resume(TAG if self.hook == "region" else None)
 
-# %% ../../nbs/train/01_memory.ipynb #eafef076
+# %% ../../nbs/train/01_memory.ipynb #4ac7f2da
 def open_saver() -> tuple[Any, HookMode]:  # torch_memory_saver's object, and how it works here
     "The memory saver of this process, once a pause has been seen to free memory; raises `ConfigError`"
     try:
         found = memory_saver.mode()
-        if found.hook is None: raise ShimError(found.reason, memory_saver.REMEDY)
+        if found.hook is None: raise ShimError(found.reason, "Install its NPU build (sgl-kernel-npu).")
         memory_saver.start_check({})
     except ShimError as error:
         raise ConfigError(f"placement.sleep is 'torch_memory_saver', but {error.what}", f"{error.remedy} Or set placement.sleep to offload.") from error
@@ -321,9 +321,9 @@ def memory_table(
     "Components of the peak; they add up to it"
     return {**sizes, "activations": max(0, peak - sum(sizes.values()))}
 
-# %% ../../nbs/train/01_memory.ipynb #a1b07ebd
-KNOBS = {"communicators": "HCCL_BUFFSIZE or placement.groups_in_sleep", "activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute", "weights": "parallel.tensor", "gradients": "parallel.tensor",
-         "optimizer": "parallel.tensor or more data-parallel ranks", "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens"}
+# %% ../../nbs/train/01_memory.ipynb #22bb8733
+KNOBS = {"activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute", "weights": "parallel.tensor", "gradients": "parallel.tensor",
+         "optimizer": "parallel.tensor or more data-parallel ranks", "communicators": "HCCL_BUFFSIZE or placement.groups_in_sleep", "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens"}
 
 @contextmanager
 def explained(
