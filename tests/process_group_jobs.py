@@ -96,8 +96,8 @@ def disturb(trainer):
     trainer.wake()
 
 
-def learn(rank, world_size, config, hf_path, between=None):
-    "Metrics and log-probs of three steps of a real trainer that sleeps after each; the memory of its last sleep"
+def learn(rank, world_size, config, hf_path, between=None, folder=None):
+    "Metrics and log-probs of a real trainer that sleeps after each step; memory of its last sleep, and of its groups then"
     from plan_jobs.measure import sample
 
     from cookbook_npu.model.megatron import destroy_parallel
@@ -116,16 +116,23 @@ def learn(rank, world_size, config, hf_path, between=None):
         rows.append((metrics, [s.tolist() for s in scores]))
         if step == 1 and between:
             between(trainer)
+        if step == 2 and between:
+            trainer.save_state(folder)
         memory = trainer.sleep()
         fails(trainer.sleep, "asleep already")
+        if between and step == 2:  # the last checkpoint of a run is finished when the trainer sleeps already
+            trainer.finish_state()
+            assert trainer.groups_destroyed and not trainer.saver.busy()
+        process_groups.destroy()
+        kept = trainer.acc.mem_get_info(0)[0] - memory["memory/free_after_sleep"]
         trainer.wake()
     destroy_parallel()
     del trainer
     gc.collect()  # its methods hold it in circles, and it holds the device's memory
-    return rows, memory
+    return rows, memory, kept
 
 
-def sleep_between_steps(rank, world_size, hf_path, ways):
+def sleep_between_steps(rank, world_size, hf_path, state, ways):
     "The same trainer with several ways to sleep"
     os.environ |= {"ASCEND_RT_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0"}
     from cookbook_npu.shims.bootstrap import bootstrap
@@ -136,5 +143,5 @@ def sleep_between_steps(rank, world_size, hf_path, ways):
     found = {}
     for name, settings in ways.items():
         config = config_of({f"placement.{k}": v for k, v in settings.items()} | {"parallel.tensor": 1}, world_size)
-        found[name] = learn(rank, world_size, config, hf_path, disturb if name == "destroy" else None)
+        found[name] = learn(rank, world_size, config, hf_path, *((disturb, state) if name == "destroy" else ()))
     return found

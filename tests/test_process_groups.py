@@ -43,9 +43,11 @@ WAYS = {
 def test_a_trainer_learns_the_same_however_it_sleeps(tmp_path):
     hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
     write_package(tmp_path / "site")
-    for found in run("sleep_between_steps", 2, path=tmp_path / "site", hf_path=hf_path, ways=WAYS):
-        (kept, with_groups), (destroyed, without), (saved, paused) = found["keep"], found["destroy"], found["saver"]
-        assert kept == destroyed == saved and len(kept) == 3
-        assert without["memory/communicators"] == with_groups["memory/communicators"] > 0
-        assert without["memory/free_after_sleep"] - with_groups["memory/free_after_sleep"] == with_groups["memory/communicators"]
-        assert paused["memory/free_after_sleep"] > paused["memory/free_before_sleep"]
+    (tmp_path / "state").mkdir()
+    job = {"hf_path": hf_path, "state": str(tmp_path / "state"), "ways": WAYS}
+    for found in run("sleep_between_steps", 2, path=tmp_path / "site", **job):
+        (rows, memory, held), (*destroyed, left), (*paused, _) = found["keep"], found["destroy"], found["saver"]
+        assert rows == destroyed[0] == paused[0] and len(rows) == 3
+        assert held == memory["memory/communicators"] > 0 and left == 0
+        assert paused[1]["memory/free_after_sleep"] > paused[1]["memory/free_before_sleep"]
+    assert (tmp_path / "state" / ".metadata").is_file(), "a checkpoint that was finished asleep is a whole one"

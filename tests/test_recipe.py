@@ -55,6 +55,7 @@ def test_a_run_leaves_everything_behind(folder):
     assert rows[1]["kl_loss"] == 0 and rows[1]["ppo_kl"] == 0, "on the first step actor and reference are the same weights"
     assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
     assert rows[2]["memory/free_after_sleep"] > rows[2]["memory/free_before_sleep"]
+    assert rows[2]["memory/engine_weights"] > 0 and "memory/communicators" in rows[1]
     assert len((folder / "samples/step_000000.jsonl").read_text().splitlines()) == 16
     checkpoint = folder / "checkpoints/step_000002"
     assert (checkpoint / "hf/model.safetensors").is_file()
@@ -64,7 +65,7 @@ def test_a_run_leaves_everything_behind(folder):
 def test_the_report_says_simulated_and_lists_every_shim(folder):
     page = (folder / "report.html").read_text()
     stack = json.loads((folder / "stack.json").read_text())
-    assert "simulated NPU" in page and "reported by vime #255" in page
+    assert "simulated NPU" in page and "reported by vime #255" in page and "device memory in each step" in page
     assert stack["device"]["simulated"] is True
     states = {s["name"]: s["state"] for s in stack["shims"]}
     assert len(states) >= 8 and set(states.values()) <= {"applied", "not needed"}, states

@@ -121,7 +121,7 @@ def scoring(
     head = 3 * 4 * min(config.train.logprob_chunk_tokens, t) * -(-d.vocab // tp) + 2*w*t*d.hidden
     return [Component("forward pass", max(block, head), ("train.micro_batch_tokens", "parallel.tensor", "train.logprob_chunk_tokens"))]
 
-# %% ../../nbs/plan/01_memory.ipynb #ad2e3ab3
+# %% ../../nbs/plan/01_memory.ipynb #df4fa3ec
 IDLE = 3 * 2**30            # in use on an idle 910B
 CONTEXT = 2**30             # of one process: an assumption
 BUFFERS = 2 * 200 * 2**20   # of one communicator
@@ -135,12 +135,14 @@ def communicators(
     return trainer, int(config.rollout.devices_per_engine > 1)
 
 def surroundings(
-    config: RunConfig,  # the run
-) -> list[Component]:   # held in every phase; empty on the simulated NPU
+    config: RunConfig,     # the run
+    asleep: bool = False,  # the trainer is
+) -> list[Component]:      # held in every phase; empty on the simulated NPU
     "Contexts, communicators, and what nobody has explained"
     if config.scale != "910b": return []
-    groups = sum(communicators(config))
-    return [Component("contexts", 2*CONTEXT), Component("communicators", groups*BUFFERS, ("HCCL_BUFFSIZE",)),
+    trainer, engine = communicators(config)
+    if asleep and config.placement.groups_in_sleep == "destroy": trainer = 0
+    return [Component("contexts", 2*CONTEXT), Component("communicators", (trainer + engine)*BUFFERS, ("HCCL_BUFFSIZE", "placement.groups_in_sleep")),
             Component("unexplained", UNEXPLAINED)]
 
 # %% ../../nbs/plan/01_memory.ipynb #846075cd
@@ -198,21 +200,21 @@ def model_of(
     "Dimensions of a run's model"
     return of_folder(config.model.path) if config.model.path else of_tiny(config.model.tiny, vocab)
 
-# %% ../../nbs/plan/01_memory.ipynb #c7fa803d
+# %% ../../nbs/plan/01_memory.ipynb #6449f141
 def phases(
     config: RunConfig,            # the run
     soc: str = "Ascend910B1",     # device, at the 910b scale
 ) -> list[Phase]:                 # in the order of a step
     "What is on a device in each phase of a colocated step"
     d, capacity = model_of(config), capacity_of(config, soc)
-    state, around = trainer_state(d, config), surroundings(config)
+    state, around, besides = trainer_state(d, config), surroundings(config), surroundings(config, asleep=True)
     w = WIDTH[config.model.dtype]
     gathered = max(w * d.vocab * d.hidden, min(config.placement.bucket_bytes, w * total(d)) if config.parallel.tensor > 1 else 0)
     awake = engine(d, config, capacity)
-    return [Phase("generate", (*around, *awake)), Phase("log-probs", (*around, *state, *scoring(d, config))),
+    return [Phase("generate", (*besides, *awake)), Phase("log-probs", (*around, *state, *scoring(d, config))),
             Phase("train", (*around, *state, *training(d, config))),
             Phase("write weights", (*around, *state, Component("gathered bucket", gathered, ("placement.bucket_bytes",)))),
-            Phase("publish", (*around, awake[0], Component("bucket", config.placement.bucket_bytes, ("placement.bucket_bytes",))))]
+            Phase("publish", (*besides, awake[0], Component("bucket", config.placement.bucket_bytes, ("placement.bucket_bytes",))))]
 
 # %% ../../nbs/plan/01_memory.ipynb #d38f9bfe
 def check_fits(

@@ -7,7 +7,7 @@ __all__ = ['COLOURS', 'STYLES', 'ON_COLOUR', 'INK', 'PANELS', 'SMOOTH_FROM', 'PH
            'matching', 'moving_average', 'curves', 'shares', 'phase_bars', 'Stack', 'memory_layers', 'memory_stacks',
            'to_svg']
 
-# %% ../../nbs/runs/02_plots.ipynb #933cd7a5
+# %% ../../nbs/runs/02_plots.ipynb #669270a7
 import html
 import io
 import re
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .metrics import PHASES, present, short
+from .metrics import PHASES, present, short, size
 
 # %% ../../nbs/runs/02_plots.ipynb #40885be3
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
@@ -173,7 +173,7 @@ def memory_layers(
     other = [max(0, whole - sum(used)) for whole, *used in zip(total, free, *values)]
     return list(steps), {**dict(zip(stack.parts, map(list, values))), "other": other, "free": list(free)}
 
-# %% ../../nbs/runs/02_plots.ipynb #7075ba8d
+# %% ../../nbs/runs/02_plots.ipynb #ffe53cc8
 def memory_stacks(
     metrics: Mapping[str, Sequence[Any]],  # columns of a run
 ) -> Any:                                  # a matplotlib Figure; none: the run has no memory metrics
@@ -185,22 +185,23 @@ def memory_stacks(
     figure.patch.set_alpha(0)
     for place, (stack, steps, layers) in enumerate(found, 1):
         axes = figure.add_subplot(1, len(found), place, facecolor="none")
-        unit = _pile(axes, steps, layers)
-        _dress(axes, Panel(f"{stack.title}, {unit}", ()), several=False)
+        _dress(axes, Panel(f"{stack.title}, {_pile(axes, steps, layers)}", ()), several=False)
     names = [n for n in LAYERS if any(n in layers for *_, layers in found)]
     _legend(figure, [(LAYERS[n][0], LAYERS[n][1]) for n in names])
     return figure
 
 def _pile(axes: Any, steps: Sequence[int], layers: Mapping[str, Sequence[float]]) -> str:
-    "Stacked areas that are flat over each step; the unit of the ordinate"
-    top = max(map(sum, zip(*layers.values())))
+    "Stacked areas that are flat over each step; says the unit of the ordinate and what the device has"
+    whole = max(map(sum, zip(*layers.values())))
+    used = max(map(sum, zip(*(v for n, v in layers.items() if n != "free"))))
+    top = whole if used > whole/2 else 1.3*used or whole  # a device that is nearly empty is not drawn to its top
     power, unit = (30, "GiB") if top >= 2**30 else (20, "MiB")
     wide = [edge for s in steps for edge in (s - 0.5, s + 0.5)]
     values = [[v/2**power for v in layer for _ in range(2)] for layer in layers.values()]
     axes.stackplot(wide, values, colors=[LAYERS[n][1] for n in layers], lw=0)
     axes.set(xlim=(wide[0], wide[-1]), ylim=(0, top/2**power), xlabel="step")
     axes.xaxis.label.set(color=INK, fontsize=8)
-    return unit
+    return f"{unit} of {size(whole)}"
 
 # %% ../../nbs/runs/02_plots.ipynb #440721fd
 def to_svg(

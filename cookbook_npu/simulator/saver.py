@@ -81,7 +81,7 @@ def resume(self: _TorchMemorySaverImpl, tag: str | None) -> None:
         _content(storage).copy_(torch.zeros_like(copy) if forgets else copy)
     self.copies = []
 
-# %% ../../nbs/simulator/91_saver.ipynb #191e3cc4
+# %% ../../nbs/simulator/91_saver.ipynb #fe418571
 class TorchMemorySaver:
     "The face of torch_memory_saver"
     def __init__(self) -> None: self._impl = _TorchMemorySaverImpl()
@@ -95,6 +95,15 @@ class TorchMemorySaver:
     def disable(self) -> Iterator[None]:
         "Not inside this"
         with self._impl.disable(): yield
+
+    @property
+    def hook_mode(self) -> str:
+        "How it works: by regions"
+        return "torch"
+
+    @hook_mode.setter
+    def hook_mode(self, value: str) -> None:
+        assert value == "torch", "the stand-in knows regions only"
 
     def pause(self, tag: str | None = None) -> None:
         "Take the memory away"

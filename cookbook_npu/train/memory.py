@@ -38,7 +38,7 @@ def storages(
         if t.device.type == device_type: found.setdefault(t.untyped_storage()._cdata, t.untyped_storage())
     return list(found.values())
 
-# %% ../../nbs/train/01_memory.ipynb #ec310377
+# %% ../../nbs/train/01_memory.ipynb #2ccc6e47
 ALIGN = 512          # bytes: device addresses that DMA copies from
 BLOCK = 512 * 2**20  # bytes of one pinned block: a power of two
 
@@ -51,6 +51,7 @@ class Piece:
     offset: int   # its first byte in the block
     nbytes: int   # its length
 
+# %% ../../nbs/train/01_memory.ipynb #448dbdcb
 def lay_out(
     sizes: Sequence[int],     # of the storages, bytes
     block_bytes: int = BLOCK, # of one block, a multiple of `ALIGN`
@@ -67,7 +68,7 @@ def lay_out(
         at = -(-at // ALIGN) * ALIGN
     return pieces
 
-# %% ../../nbs/train/01_memory.ipynb #f952d85e
+# %% ../../nbs/train/01_memory.ipynb #d846cc75
 MARGIN = 256 * 2**20  # bytes of host memory that are left alone
 
 def check_host_room(
@@ -79,8 +80,9 @@ def check_host_room(
     free = psutil.virtual_memory().available
     if need + margin > free:
         raise DeviceError(f"{what} needs {size(need)} of host memory and {size(margin)} to spare, {size(free)} are available",
-                          "Give the host more memory, raise parallel.tensor or use more data-parallel ranks, or set placement.sleep to torch_memory_saver.")
+                          "Give the host more memory, raise parallel.tensor, or use more data-parallel ranks.")
 
+# %% ../../nbs/train/01_memory.ipynb #c655b3cf
 def pinned(
     nbytes: int,  # size
 ) -> torch.Tensor:  # uint8
@@ -167,13 +169,14 @@ def check_device_room(
     free, total = acc.mem_get_info(0)
     if need > free: raise DeviceError(f"{what} needs {size(need)} of {acc.name} memory, {size(free)} of {size(total)} are free", remedy)
 
-# %% ../../nbs/train/01_memory.ipynb #ceed3bba
+# %% ../../nbs/train/01_memory.ipynb #d5784eff
 def as_bytes(
     storage: torch.UntypedStorage,  # of a device
 ) -> torch.Tensor:                  # uint8
     "A storage as a flat tensor"
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
+# %% ../../nbs/train/01_memory.ipynb #c0879f36
 class Offload(Sleeper):
     "Sleeps in pinned host memory"
     def __init__(self,
@@ -187,7 +190,7 @@ class Offload(Sleeper):
         self.kept: list[torch.UntypedStorage] = []
         self.sizes: list[tuple[torch.UntypedStorage, int]] = []  # all that sleeps, and its bytes
 
-# %% ../../nbs/train/01_memory.ipynb #edaede6c
+# %% ../../nbs/train/01_memory.ipynb #6ab0a6ba
 @patch
 def _sleep(self: Offload) -> int:
     kept, dropped = self._found()
@@ -201,6 +204,7 @@ def _sleep(self: Offload) -> int:
     self.acc.empty_cache()
     return sum(nbytes for _, nbytes in self.sizes)
 
+# %% ../../nbs/train/01_memory.ipynb #f62d9da3
 @patch
 def _wake(self: Offload) -> None:
     self.acc.empty_cache()  # what this process only caches is room, too
@@ -253,12 +257,12 @@ def _wake(self: Saver) -> None:
     check_device_room(self.acc, self.nbytes, "waking")
     self.saver.resume(TAG if self.hook == "region" else None)
 
-# %% ../../nbs/train/01_memory.ipynb #eafef076
+# %% ../../nbs/train/01_memory.ipynb #4ac7f2da
 def open_saver() -> tuple[Any, HookMode]:  # torch_memory_saver's object, and how it works here
     "The memory saver of this process, once a pause has been seen to free memory; raises `ConfigError`"
     try:
         found = memory_saver.mode()
-        if found.hook is None: raise ShimError(found.reason, memory_saver.REMEDY)
+        if found.hook is None: raise ShimError(found.reason, "Install its NPU build (sgl-kernel-npu).")
         memory_saver.start_check({})
     except ShimError as error:
         raise ConfigError(f"placement.sleep is 'torch_memory_saver', but {error.what}", f"{error.remedy} Or set placement.sleep to offload.") from error
@@ -273,7 +277,7 @@ def make_sleeper(
     "The sleeper that a run asks for; raises `ConfigError` where its memory saver cannot work"
     return Offload(acc, keep, drop) if strategy == "offload" else Saver(acc, keep, drop, *open_saver())
 
-# %% ../../nbs/train/01_memory.ipynb #7c99f336
+# %% ../../nbs/train/01_memory.ipynb #6ba96631
 def check_shared_room(
     need: int,              # bytes of all weights
     bucket_bytes: int,      # of one bucket at most
@@ -285,6 +289,7 @@ def check_shared_room(
         raise DeviceError(f"a publish of {size(need)} needs {size(wanted)} of {folder}, {size(free)} are free",
                           "Enlarge /dev/shm (docker: --shm-size), or remove what other runs left there.")
 
+# %% ../../nbs/train/01_memory.ipynb #f5ed24b2
 def engine_bytes(
     config: RunConfig,  # the run
     capacity: int,      # memory of a device, bytes
@@ -316,9 +321,9 @@ def memory_table(
     "Components of the peak; they add up to it"
     return {**sizes, "activations": max(0, peak - sum(sizes.values()))}
 
-# %% ../../nbs/train/01_memory.ipynb #a1b07ebd
-KNOBS = {"communicators": "HCCL_BUFFSIZE or placement.groups_in_sleep", "activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute", "weights": "parallel.tensor", "gradients": "parallel.tensor",
-         "optimizer": "parallel.tensor or more data-parallel ranks", "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens"}
+# %% ../../nbs/train/01_memory.ipynb #22bb8733
+KNOBS = {"activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute", "weights": "parallel.tensor", "gradients": "parallel.tensor",
+         "optimizer": "parallel.tensor or more data-parallel ranks", "communicators": "HCCL_BUFFSIZE or placement.groups_in_sleep", "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens"}
 
 @contextmanager
 def explained(

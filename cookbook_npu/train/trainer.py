@@ -33,7 +33,7 @@ from .publish import Manifest, count_failing, make_transport, share_fate, write
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #08289e4b
+# %% ../../nbs/train/03_trainer.ipynb #22d49d49
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -53,8 +53,9 @@ class Trainer:
             self.optimizer = build_optimizer(self.model, config.optim, config.num_steps * (config.rollout_batch // config.global_batch))
         self.reference = HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
         self.saver = Saver(self.optimizer)
-        self.free_asleep = 0  # device memory after the last sleep; none yet: the engines are awake then
         self.transport = make_transport(config, self.acc, rank, self.weight_bytes)
+        self.slept = False    # at its first sleep the engines are awake, afterwards they sleep when it goes to sleep
+        self.free_asleep = 0  # device memory when both slept last, bytes
 
 # %% ../../nbs/train/03_trainer.ipynb #c0903a70
 from fastcore.basics import patch
@@ -205,7 +206,7 @@ def _step(self: Trainer) -> dict[str, float]:
         if self.config.faults.nonfinite == "skip": return {}
         raise
 
-# %% ../../nbs/train/03_trainer.ipynb #bce166b1
+# %% ../../nbs/train/03_trainer.ipynb #9b273d86
 @patch
 def _whole(self: Trainer,
     work: Callable[[], Any],  # sleeps or wakes this rank
@@ -226,21 +227,24 @@ def sleep(self: Trainer) -> dict[str, float]:  # device memory: free before and 
     (before, total), table = self.acc.mem_get_info(0), self.memory()
     self._whole(self.sleeper.sleep, self.sleeper.wake)
     if self.config.placement.groups_in_sleep == "destroy": process_groups.destroy()
-    if self.free_asleep: check_device_room(self.acc, engine_bytes(self.config, total), "waking the engine", "Lower rollout.memory_utilization, or see who else is on the device.")
-    self.free_asleep = self.acc.mem_get_info(0)[0]
-    after = {"memory/free_before_sleep": before, "memory/free_after_sleep": self.free_asleep, "memory/total": total}
+    free = self._engine_room()
+    after = {"memory/free_before_sleep": before, "memory/free_after_sleep": free, "memory/total": total}
     return {**after, "memory/trainer_peak": sum(table.values()), **{f"memory/{name}": size for name, size in table.items()}}
 
-# %% ../../nbs/train/03_trainer.ipynb #3ee33f9c
+# %% ../../nbs/train/03_trainer.ipynb #a0a156ee
+@patch(as_prop=True)
+def groups_destroyed(self: Trainer) -> bool:
+    "Whether communicators have to be made again before this rank can take part in anything on the device"
+    return any(process_groups.state(g) == "destroyed" for g in process_groups.device_groups())
+
 @patch
 def wake(self: Trainer) -> None:
     "Take the device memory back, bit for bit, on all ranks or on none; then the communicators. May be called again when those failed"
-    destroyed = any(process_groups.state(g) == "destroyed" for g in process_groups.device_groups())
-    if self.sleeper.asleep or not destroyed: self._whole(self.sleeper.wake, self.sleeper.sleep)
-    if destroyed: process_groups.reload()
+    if self.sleeper.asleep or not self.groups_destroyed: self._whole(self.sleeper.wake, self.sleeper.sleep)
+    if self.groups_destroyed: process_groups.reload()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #ed57e6da
+# %% ../../nbs/train/03_trainer.ipynb #2eb31ebe
 @patch(as_prop=True)
 def weight_bytes(self: Trainer) -> int:
     "Bytes of the whole model's weights, all tensor-parallel ranks together"
@@ -252,9 +256,20 @@ def _check_publish(self: Trainer) -> None:
     if self.transport and self.transport.name == "shm": check_shared_room(self.weight_bytes, self.config.placement.bucket_bytes)
 
 @patch
-def engine_memory(self: Trainer) -> dict[str, float]:  # bytes
+def _engine_room(self: Trainer) -> int:
+    "Free memory of the device, this rank asleep; raises `DeviceError` when a sleeping engine could not wake in it"
+    free, total = self.acc.mem_get_info(0)
+    if self.slept:
+        check_device_room(self.acc, engine_bytes(self.config, total), "waking the engine", "Lower rollout.memory_utilization, or see who else is on the device.")
+        self.free_asleep = free
+    self.slept = True
+    return free
+
+@patch
+def engine_memory(self: Trainer) -> dict[str, float]:  # bytes; empty before both have slept once
     "What the engine on this device holds while this rank sleeps: all that is no longer free; what are not weights counts as cache"
     free = self.acc.mem_get_info(0)[0]
+    if not self.free_asleep: return {}
     taken = max(0, self.free_asleep - free)
     weights = min(taken, self.weight_bytes // self.config.rollout.devices_per_engine)
     return {"memory/engine_weights": weights, "memory/kv_cache": taken - weights, "memory/free_sampling": free}
@@ -301,7 +316,7 @@ def health(self: Trainer) -> dict[str, Any]:
     "What this rank is doing"
     return {"rank": self.rank, "asleep": self.sleeper.asleep, "saving": self.saver.busy()}
 
-# %% ../../nbs/train/03_trainer.ipynb #4ecb2364
+# %% ../../nbs/train/03_trainer.ipynb #24f691a9
 @patch
 def save_state(self: Trainer,
     folder: str,  # an existing, empty folder that all ranks see
@@ -311,8 +326,11 @@ def save_state(self: Trainer,
 
 @patch
 def finish_state(self: Trainer) -> None:
-    "Wait until everything is written and complete the checkpoint"
+    "Wait until everything is written and complete the checkpoint; also asleep: then the communicators it needs are made for that long"
+    asleep = self.saver.request is not None and self.groups_destroyed
+    if asleep: process_groups.reload()
     self.saver.finish()
+    if asleep: process_groups.destroy()
 
 @patch
 def load_state(self: Trainer,

@@ -46,7 +46,7 @@ def real_saver(python: Path):
     torch.npu.MemPool = lambda allocator=None: SimpleNamespace(id=0)
     torch.npu.use_mem_pool = lambda pool: contextlib.nullcontext()
     torch.npu.memory.NPUPluggableAllocator = lambda *args: SimpleNamespace(allocator=lambda: None)
-    torch_npu._C = SimpleNamespace(_npu_releasePool=lambda device, pool: None)
+    vars(torch_npu).setdefault("_C", SimpleNamespace())._npu_releasePool = lambda device, pool: None
     sys.modules.setdefault("torch.npu.memory", torch.npu.memory)
     import torch_memory_saver.entrypoint as entrypoint
 
@@ -110,9 +110,9 @@ def sleeps(rank, world_size, python, hf_path):
 
     from cookbook_npu.train import memory
 
-    copied, _ = learn(rank, world_size, config_of({"parallel.tensor": 1}, 1), hf_path)
+    copied, *_ = learn(rank, world_size, config_of({"parallel.tensor": 1}, 1), hf_path)
     saver = real_saver(Path(python))
     with patch.object(memory, "open_saver", lambda: (saver, "region")):
         config = config_of({"parallel.tensor": 1, "placement.sleep": "torch_memory_saver"}, 1)
-        paused, asleep = learn(rank, world_size, config, hf_path)
+        paused, asleep, _ = learn(rank, world_size, config, hf_path)
     return copied == paused, asleep["memory/free_after_sleep"] - asleep["memory/free_before_sleep"]
