@@ -409,7 +409,7 @@ def reloader(
         with configured(worker.vllm_config): worker.model_runner.reload_weights(**kwargs)
     return reload_weights
 
-# %% ../../nbs/shims/18_vllm.ipynb #578f4831
+# %% ../../nbs/shims/18_vllm.ipynb #532c2b56
 CARRIER = "cookbook_npu"  # the name it is registered by
 
 def register_carrier() -> None:
@@ -425,14 +425,15 @@ def carrier_class(
     layers = lambda: importlib.import_module("vllm.model_executor.model_loader.reload")
     class Carrier(base.WeightTransferEngine):
         init_info_cls = update_info_cls = dict
-        def init_transfer_engine(self, init_info): pass
-        def start_weight_update(self): layers().initialize_layerwise_reload(self.model)
-        def finish_weight_update(self): layers().finalize_layerwise_reload(self.model, self.model_config)
-        def update_weights(self, update_info): self.receive_weights(update_info)
-        def receive_weights(self, update_info, load_weights=None): (load_weights or self.model.load_weights)(update_info["weights"])
-        def shutdown(self): pass
+        def init_transfer_engine(self, init_info: dict) -> None: pass
+        def start_weight_update(self) -> None: layers().initialize_layerwise_reload(self.model)
+        def finish_weight_update(self) -> None: layers().finalize_layerwise_reload(self.model, self.model_config)
+        def update_weights(self, update_info: dict) -> None: self.receive_weights(update_info)
+        def receive_weights(self, update_info: dict, load_weights: Callable | None = None) -> None:
+            (load_weights or self.model.load_weights)(update_info["weights"])
+        def shutdown(self) -> None: pass
         @staticmethod
-        def trainer_send_weights(iterator, trainer_args): raise ShimError("the carrier has no sender", "Publish with train.publish.")
+        def trainer_send_weights(iterator: Iterable, trainer_args: Any) -> None: raise ShimError("the carrier has no sender", "Publish with train.publish.")
     return Carrier
 
 # %% ../../nbs/shims/18_vllm.ipynb #54691926
