@@ -8,7 +8,7 @@ __all__ = ['Build', 'COMMON', 'BY_BUILD', 'COMPANIONS', 'COLUMNS', 'missing_reas
            'engine_settings', 'Response', 'VllmEngine', 'llm_arguments', 'reload', 'choose_way', 'some_columns',
            'remove_leftovers']
 
-# %% ../../nbs/rollout/02_vllm.ipynb #93aa998a
+# %% ../../nbs/rollout/02_vllm.ipynb #cbd0100d
 import importlib
 import json
 import os
@@ -31,7 +31,7 @@ from ..errors import EngineError, MissingError, PublishError
 from ..model.checksum import checksum
 from .engine import EngineBase, Request
 from ..shims.memory_saver import expandable_segments
-from ..shims.vllm import CARRIER, enter_engine, enter_rollout, register_carrier, reloader, transfer_engines, updater, weight_paths
+from ..shims.vllm import enter_engine, enter_rollout, register_carrier, reloader, transfer_engines, updater, weight_paths
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
 Build = Literal["cpu", "cuda", "npu"]
@@ -220,7 +220,7 @@ class VllmEngine(EngineBase):
         self._extra_stops, self._count, self._received = list(stop_token_ids), 0, {}
         self._start(memory_utilization, kv_cache_bytes, max_sequences, enforce_eager)
 
-# %% ../../nbs/rollout/02_vllm.ipynb #0f7cebf8
+# %% ../../nbs/rollout/02_vllm.ipynb #78039995
 def llm_arguments(
     model: str,                 # Hugging Face folder
     dtype: str,                 # type of the weights
@@ -231,6 +231,7 @@ def llm_arguments(
     max_sequences: int = 256,   # most sequences decoded at once
     kv_cache_bytes: int | None = None,  # key/value cache on a CPU, bytes; none: by memory_utilization
     can_sleep: bool = True,     # the platform can give memory back
+    carrier: dict[str, str] | None = None,  # the transfer engine that takes weights in pieces; none: this vLLM has none
 ) -> dict[str, Any]:            # keywords of vllm.LLM
     "The arguments of a rollout engine"
     return dict(
@@ -238,11 +239,11 @@ def llm_arguments(
         logprobs_mode="processed_logprobs", seed=0, enable_sleep_mode=can_sleep,
         tensor_parallel_size=tensor_parallel, distributed_executor_backend="uni" if tensor_parallel == 1 else "external_launcher",
         gpu_memory_utilization=memory_utilization, kv_cache_memory_bytes=kv_cache_bytes,
-        weight_transfer_config={"backend": CARRIER},
+        weight_transfer_config=carrier,
         async_scheduling=False,  # a step that is already under way would report tokens of the old weights after a publish
         use_tqdm_on_load=False, disable_log_stats=True)
 
-# %% ../../nbs/rollout/02_vllm.ipynb #706bea4a
+# %% ../../nbs/rollout/02_vllm.ipynb #8728a172
 @patch
 def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max_sequences: int, enforce_eager: bool) -> None:
     "Import vLLM and build its engine"
@@ -252,13 +253,13 @@ def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max
     enter_rollout()
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
-    enter_engine(), register_carrier()
+    enter_engine()
     from vllm.platforms import current_platform
     self.platform = current_platform.device_type
     on_cpu = self.platform == "cpu"
     self.can_sleep = not on_cpu and current_platform.is_sleep_mode_available()
     wanted = llm_arguments(self.model, str(self.dtype).removeprefix("torch."), self.max_tokens, memory_utilization, enforce_eager, self.tensor_parallel,
-                           max_sequences, kv_cache_bytes if on_cpu else None, self.can_sleep)
+                           max_sequences, kv_cache_bytes if on_cpu else None, self.can_sleep, register_carrier())
     self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
     self._step_engine, VllmEngine.open = self.llm.llm_engine, True
     self.ways = self.llm.collective_rpc(weight_paths, args=(transfer_engines(),))[0]

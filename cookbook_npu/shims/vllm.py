@@ -364,7 +364,9 @@ PACKED = register(Shim(
     reason="packed weights sent over npu_ipc are unpacked and dropped: the publish succeeds and the engine keeps its old weights",
     link="https://github.com/vllm-project/vllm-ascend/blob/182b75ea/vllm_ascend/distributed/weight_transfer/npu_ipc_engine.py"))
 
-# %% ../../nbs/shims/18_vllm.ipynb #d2260e9b
+# %% ../../nbs/shims/18_vllm.ipynb #a7f2d9c3
+def _unconfigured(worker: Any) -> str: return "no transfer engine is configured" if getattr(worker, "weight_transfer_engine", worker) is None else ""
+
 def weight_paths(
     worker: Any,                   # a vLLM worker
     engines: Iterable[str] = (),   # names of the registered transfer engines
@@ -374,7 +376,7 @@ def weight_paths(
     takes = inspect.signature(runner.reload_weights).parameters if hasattr(runner, "reload_weights") else {}
     lacking = [n for n in ("start_weight_update", "update_weights", "finish_weight_update") if not hasattr(worker, n)]
     paths = {"reload_weights": "" if "weights_iterator" in takes else "its reload_weights takes no weights_iterator",
-             "update_weights": f"the worker has no {lacking[0]}" if lacking else ""}
+             "update_weights": f"the worker has no {lacking[0]}" if lacking else _unconfigured(worker)}
     for name in engines: paths[name] = paths["update_weights"]
     if "npu_ipc" in paths:
         paths["npu_ipc packed"] = paths["npu_ipc"] or ("" if packed_loads(_ipc()) else "what is received is never loaded")
@@ -409,14 +411,18 @@ def reloader(
         with configured(worker.vllm_config): worker.model_runner.reload_weights(**kwargs)
     return reload_weights
 
-# %% ../../nbs/shims/18_vllm.ipynb #578f4831
+# %% ../../nbs/shims/18_vllm.ipynb #7a87efbb
 CARRIER = "cookbook_npu"  # the name it is registered by
 
-def register_carrier() -> None:
-    "Tell vLLM of the carrier; nothing where this vLLM has no transfer engines"
-    if not transfer_engines() or CARRIER in transfer_engines(): return
+def register_carrier() -> dict[str, str] | None:  # vLLM's weight_transfer_config; none: it has no transfer engines, or takes its own only
+    "Tell vLLM of the carrier"
+    if not transfer_engines(): return None
     base = importlib.import_module("vllm.distributed.weight_transfer.base")
-    importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory.register_engine(CARRIER, carrier_class(base))
+    factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
+    if CARRIER not in transfer_engines(): factory.register_engine(CARRIER, carrier_class(base))
+    try: importlib.import_module("vllm.config.weight_transfer").WeightTransferConfig(backend=CARRIER)
+    except (ModuleNotFoundError, ValueError): return None
+    return {"backend": CARRIER}
 
 def carrier_class(
     base: ModuleType,  # vllm.distributed.weight_transfer.base
@@ -425,14 +431,15 @@ def carrier_class(
     layers = lambda: importlib.import_module("vllm.model_executor.model_loader.reload")
     class Carrier(base.WeightTransferEngine):
         init_info_cls = update_info_cls = dict
-        def init_transfer_engine(self, init_info): pass
-        def start_weight_update(self): layers().initialize_layerwise_reload(self.model)
-        def finish_weight_update(self): layers().finalize_layerwise_reload(self.model, self.model_config)
-        def update_weights(self, update_info): self.receive_weights(update_info)
-        def receive_weights(self, update_info, load_weights=None): (load_weights or self.model.load_weights)(update_info["weights"])
-        def shutdown(self): pass
+        def init_transfer_engine(self, init_info: dict) -> None: pass
+        def start_weight_update(self) -> None: layers().initialize_layerwise_reload(self.model)
+        def finish_weight_update(self) -> None: layers().finalize_layerwise_reload(self.model, self.model_config)
+        def update_weights(self, update_info: dict) -> None: self.receive_weights(update_info)
+        def receive_weights(self, update_info: dict, load_weights: Callable | None = None) -> None:
+            (load_weights or self.model.load_weights)(update_info["weights"])
+        def shutdown(self) -> None: pass
         @staticmethod
-        def trainer_send_weights(iterator, trainer_args): raise ShimError("the carrier has no sender", "Publish with train.publish.")
+        def trainer_send_weights(iterator: Iterable, trainer_args: Any) -> None: raise ShimError("the carrier has no sender", "Publish with train.publish.")
     return Carrier
 
 # %% ../../nbs/shims/18_vllm.ipynb #54691926

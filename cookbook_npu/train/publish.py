@@ -133,7 +133,7 @@ def sweep() -> list[str]:  # names of the removed links
 
 def _mapped(descriptor: int) -> torch.Tensor: return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
-# %% ../../nbs/train/02_publish.ipynb #edd8553c
+# %% ../../nbs/train/02_publish.ipynb #63d86a17
 class SharedMemory:
     "Buckets in memory that other processes of this machine can map"
     name = "shm"
@@ -158,6 +158,7 @@ class SharedMemory:
     def place(self, index: int, version: int) -> dict[str, str]:
         "Name the bucket on this machine"
         link = SHM/f"{PREFIX}_{os.getpid()}_{version}_{index}"
+        link.unlink(missing_ok=True)  # of a publish of this version that nobody released
         link.symlink_to(f"/proc/{os.getpid()}/fd/{self.files[index].fileno()}")
         self.links.append(link)
         return {socket.gethostname(): link.name}
