@@ -43,7 +43,7 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
     with tempfile.TemporaryDirectory() as tmp:
         folder, other = (sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed)) for seed in (0, 1))
         case = Case(functools.partial(build_engine, engine), folder, other)
-        for check in CHECKS:
+        for check in CHECKS + [publish_the_other_way] * (engine == "vllm"):
             try:
                 check(case)
                 results[check.__name__] = None
@@ -53,6 +53,21 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
     left = sorted(n for n in set(os.listdir("/dev/shm")) - before if "vllm" in n)
     results["nothing_left_in_shared_memory"] = f"left behind: {left}" if left else None
     return results
+
+
+def publish_the_other_way(case) -> None:
+    """Through start, update in pieces, finish, with the transfer engine that we register with vLLM"""
+    from cookbook_npu.model.checksum import checksum
+    from cookbook_npu.rollout.conformance import require, tokens, weights_of
+
+    require((case.engine.way, case.engine.ways["update_weights"]) == ("reload_weights", ""), f"ways: {case.engine.ways}")
+    new, old = weights_of(case.other), tokens(case.ask())
+    case.publish(case.other)
+    want = tokens(case.ask())
+    case.publish(case.folder)
+    case.engine.way = "update_weights"
+    case.engine.publish(case.engine.version + 1, new.items(), {n: checksum(t) for n, t in new.items()})
+    require(tokens(case.ask()) == want != old, "the responses are not those of the new weights")
 
 
 @functools.cache
@@ -73,3 +88,8 @@ def test_transformers_engine(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_vllm_engine(name):
     assert results_of("vllm")[name] is None
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+def test_vllm_takes_weights_both_ways():
+    assert results_of("vllm")["publish_the_other_way"] is None

@@ -7,13 +7,13 @@ __all__ = ['WIDTH', 'IDLE', 'CONTEXT', 'BUFFERS', 'UNEXPLAINED', 'Component', 'P
            'micro_batch', 'activations', 'logits', 'training', 'scoring', 'communicators', 'surroundings', 'kv_bytes',
            'engine', 'cache_tokens', 'capacity_of', 'model_of', 'phases', 'check_fits']
 
-# %% ../../nbs/plan/01_memory.ipynb #ceb0c8aa
+# %% ../../nbs/plan/01_memory.ipynb #eb6a6e19
 from dataclasses import dataclass, replace
 
 from ..config import RunConfig
 from ..device import SOCS
 from ..errors import ConfigError, DeviceError, nearest
-from .dimensions import Dimensions, of_folder, of_tiny, per_rank
+from .dimensions import Dimensions, of_folder, of_tiny, per_rank, total
 
 # %% ../../nbs/plan/01_memory.ipynb #82d8fa51
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def model_of(
     "Dimensions of a run's model"
     return of_folder(config.model.path) if config.model.path else of_tiny(config.model.tiny, vocab)
 
-# %% ../../nbs/plan/01_memory.ipynb #b653596e
+# %% ../../nbs/plan/01_memory.ipynb #c7fa803d
 def phases(
     config: RunConfig,            # the run
     soc: str = "Ascend910B1",     # device, at the 910b scale
@@ -206,11 +206,12 @@ def phases(
     "What is on a device in each phase of a colocated step"
     d, capacity = model_of(config), capacity_of(config, soc)
     state, around = trainer_state(d, config), surroundings(config)
-    w, gathered = WIDTH[config.model.dtype], d.vocab * d.hidden
+    w = WIDTH[config.model.dtype]
+    gathered = max(w * d.vocab * d.hidden, min(config.placement.bucket_bytes, w * total(d)) if config.parallel.tensor > 1 else 0)
     awake = engine(d, config, capacity)
     return [Phase("generate", (*around, *awake)), Phase("log-probs", (*around, *state, *scoring(d, config))),
             Phase("train", (*around, *state, *training(d, config))),
-            Phase("write weights", (*around, *state, Component("gathered tensor", w*gathered, ("parallel.tensor",)))),
+            Phase("write weights", (*around, *state, Component("gathered bucket", gathered, ("placement.bucket_bytes",)))),
             Phase("publish", (*around, awake[0], Component("bucket", config.placement.bucket_bytes, ("placement.bucket_bytes",))))]
 
 # %% ../../nbs/plan/01_memory.ipynb #d38f9bfe

@@ -6,10 +6,10 @@
 __all__ = ['CHECKS', 'judge', 'weights_of', 'teacher_forced', 'greedy', 'Case', 'check', 'Nonconforming', 'require', 'tokens',
            'greedy_equals_generate', 'logprobs_are_teacher_forced', 'records_are_complete', 'group_is_diverse',
            'seeds_reproduce', 'batch_mates_do_not_matter', 'truncation_renormalises', 'publish_equals_a_fresh_engine',
-           'refuses', 'bad_publishes', 'refused_publish_changes_nothing', 'sleep_wake_publish',
-           'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'in_flight', 'pause_keep_goes_on_with_new_weights',
-           'pause_abort_returns_what_there_is', 'limits_are_enforced', 'stop_tokens_end_a_response', 'run_suite',
-           'sharpen']
+           'refuses', 'bad_publishes', 'refused_publish_changes_nothing', 'altered_publish_serves_nothing',
+           'sleep_wake_publish', 'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'in_flight',
+           'pause_keep_goes_on_with_new_weights', 'pause_abort_returns_what_there_is', 'limits_are_enforced',
+           'stop_tokens_end_a_response', 'run_suite', 'sharpen']
 
 # %% ../../nbs/rollout/03_conformance.ipynb #6dd4c9bd
 import functools
@@ -225,7 +225,7 @@ def publish_equals_a_fresh_engine(case: Case) -> None:
     case.publish(case.folder)
     require(tokens(case.ask()) == old, "publishing the old weights did not bring the old responses back")
 
-# %% ../../nbs/rollout/03_conformance.ipynb #04f99ca0
+# %% ../../nbs/rollout/03_conformance.ipynb #e62c6ae8
 def refuses(
     call: Callable[[], Any],           # what must be refused
     error: type[Exception],            # with this error
@@ -255,6 +255,19 @@ def refused_publish_changes_nothing(case: Case) -> None:
     after = case.ask()
     require([(s.response_ids, s.logprobs) for s in after] == [(s.response_ids, s.logprobs) for s in before],
             "a refused publish changed the outputs")
+
+@check
+def altered_publish_serves_nothing(case: Case) -> None:
+    "A tensor that did not arrive as the trainer sent it is named, and the engine serves nothing until a publish succeeds"
+    before, version, weights = tokens(case.ask()), case.engine.version, weights_of(case.folder)
+    sums, name = {n: checksum(t) for n, t in weights.items()}, list(weights)[1]
+    for compared in (sums, {name: sums[name]}):  # every tensor, or a part
+        wrong = compared | {name: sums[name] ^ 1}
+        refuses(lambda wrong=wrong: case.engine.publish(version + 1, weights.items(), wrong), PublishError, name)
+        refuses(case.ask, EngineError, "publish")
+        require(case.engine.version == version, "a failed publish changed the version")
+    case.engine.publish(version + 1, weights.items(), sums)
+    require(tokens(case.ask()) == before, "responses changed over a failed publish and a good one")
 
 # %% ../../nbs/rollout/03_conformance.ipynb #15639e3d
 @check

@@ -435,7 +435,7 @@ def carrier_class(
         def trainer_send_weights(iterator, trainer_args): raise ShimError("the carrier has no sender", "Publish with train.publish.")
     return Carrier
 
-# %% ../../nbs/shims/18_vllm.ipynb #b5939350
+# %% ../../nbs/shims/18_vllm.ipynb #54691926
 PIECE = 64  # tensors handed over at once
 
 def updater(
@@ -447,6 +447,7 @@ def updater(
         worker.start_weight_update(**start_arguments(worker))
         for i in range(0, len(weights), PIECE): worker.update_weights({"weights": weights[i:i + PIECE]})
         worker.finish_weight_update()
+        if getattr(getattr(worker.model_runner, "reload_weights", None), "repacks", False): repack(worker.model_runner.model)  # vllm.tied_head
     return update
 
 # %% ../../nbs/shims/18_vllm.ipynb #75e641a8

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ALIGN', 'Bucket', 'SHM', 'PREFIX', 'MARGIN', 'Entry', 'Manifest', 'fill_buckets', 'drawn', 'Transport', 'pack',
            'sweep', 'SharedMemory', 'open_shared', 'device_key', 'DeviceHandles', 'open_handle', 'handles_missing',
-           'choose_transport', 'make_transport', 'alone', 'count_failing', 'share_fate', 'write', 'merge',
-           'open_bucket', 'read', 'send', 'receive']
+           'choose_transport', 'first_of_machine', 'make_transport', 'alone', 'count_failing', 'share_fate', 'write',
+           'merge', 'open_bucket', 'read', 'send', 'receive']
 
 # %% ../../nbs/train/02_publish.ipynb #99b5770b
 import mmap
@@ -28,7 +28,7 @@ from ..errors import ConfigError, MissingError, PublishError
 from ..model.checksum import checksum
 from ..stack.machine import read_memory
 
-# %% ../../nbs/train/02_publish.ipynb #ec81914c
+# %% ../../nbs/train/02_publish.ipynb #4a5863bd
 @dataclass(frozen=True)
 class Entry:
     "Where one tensor lies"
@@ -51,7 +51,7 @@ class Manifest:
     "One published version of the weights"
     version: int                                           # weight version, counts publishes
     transport: str = "shm"                                 # how the buckets travel
-    buckets: list[Any] = field(default_factory=list)       # where each is: a name, or the handle on each device
+    buckets: list[dict[str, Any]] = field(default_factory=list)  # where each is: its name on each machine, or its handle on each device
     entries: list[Entry] = field(default_factory=list)     # every tensor, bucket by bucket
 
     @property
@@ -92,13 +92,13 @@ def drawn(
     "Whether a tensor is compared in this publish"
     return (position + version) % every == 0
 
-# %% ../../nbs/train/02_publish.ipynb #21c08480
+# %% ../../nbs/train/02_publish.ipynb #663d3099
 class Transport(Protocol):
     "A way that buckets take"
     name: str  # as in the configuration
 
     def block(self, index: int, nbytes: int) -> torch.Tensor: "A flat uint8 block for bucket `index`, to be filled"
-    def place(self, index: int, version: int) -> Any: "Where an engine finds the filled bucket"
+    def place(self, index: int, version: int) -> dict[str, Any]: "Where engines find the filled bucket, by machine or device"
     def release(self) -> None: "Every engine has read"
 
 # %% ../../nbs/train/02_publish.ipynb #750060e3
@@ -133,7 +133,7 @@ def sweep() -> list[str]:  # names of the removed links
 
 def _mapped(descriptor: int) -> torch.Tensor: return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
-# %% ../../nbs/train/02_publish.ipynb #044ef49f
+# %% ../../nbs/train/02_publish.ipynb #edd8553c
 class SharedMemory:
     "Buckets in memory that other processes of this machine can map"
     name = "shm"
@@ -155,12 +155,12 @@ class SharedMemory:
         os.posix_fallocate(self.files[index].fileno(), 0, max(nbytes, 1))
         self.blocks[index] = _mapped(self.files[index].fileno())
 
-    def place(self, index: int, version: int) -> str:
-        "Name the bucket"
+    def place(self, index: int, version: int) -> dict[str, str]:
+        "Name the bucket on this machine"
         link = SHM/f"{PREFIX}_{os.getpid()}_{version}_{index}"
         link.symlink_to(f"/proc/{os.getpid()}/fd/{self.files[index].fileno()}")
         self.links.append(link)
-        return link.name
+        return {socket.gethostname(): link.name}
 
     def release(self) -> None:
         "Remove the names; the blocks stay for the next publish"
@@ -243,7 +243,7 @@ def choose_transport(
         raise ConfigError(f"placement.transport is {placement.transport!r}: {why}", "Set placement.transport to auto.")
     return placement.transport
 
-# %% ../../nbs/train/02_publish.ipynb #754b00af
+# %% ../../nbs/train/02_publish.ipynb #5c337885
 MARGIN = 2**30  # bytes left free beside one more copy of the weights
 
 def _least_free(acc: Accelerator) -> int:
@@ -251,6 +251,14 @@ def _least_free(acc: Accelerator) -> int:
     free = torch.tensor([acc.mem_get_info(0)[0]], device=acc.device(0))
     torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN)
     return int(free.item())
+
+def first_of_machine(
+    rank: int,  # of this trainer process
+) -> bool:      # collective
+    "Whether this is the first rank on its machine"
+    hosts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(hosts, socket.gethostname())
+    return hosts.index(hosts[rank]) == rank
 
 def make_transport(
     config: RunConfig,   # the run
@@ -262,7 +270,7 @@ def make_transport(
     name = choose_transport(config, acc)
     if name == "ipc" and config.placement.transport == "auto" and _least_free(acc) < whole_bytes + MARGIN: name = "shm"
     if name == "ipc": return DeviceHandles(acc.device(0), device_key(acc))
-    return SharedMemory() if rank == 0 else None
+    return SharedMemory() if first_of_machine(rank) else None
 
 # %% ../../nbs/train/02_publish.ipynb #f416c2c7
 def alone(
@@ -328,18 +336,18 @@ def merge(
     for other in others: whole.buckets = [{**a, **b} for a, b in zip(whole.buckets, other.buckets, strict=True)]
     return whole
 
-# %% ../../nbs/train/02_publish.ipynb #91f10ab2
+# %% ../../nbs/train/02_publish.ipynb #4d6ff640
 def open_bucket(
     manifest: Manifest,                  # what the trainer wrote
     index: int,                          # of the bucket
     acc: Accelerator | None = None,      # of the engine's process; only device handles ask
 ) -> torch.Tensor:                       # flat uint8, shared with the trainer
     "A bucket, without a copy; raises `MissingError` when it is not there"
-    place = manifest.buckets[index]
-    if manifest.transport == "shm": return open_shared(place)
-    if (key := device_key(acc)) not in place:
-        raise MissingError(f"publish {manifest.version}: no handle for {key}, only for {', '.join(place)}", "Set placement.transport to shm.")
-    return open_handle(place[key], acc.device(0))
+    place, shared = manifest.buckets[index], manifest.transport == "shm"
+    key = socket.gethostname() if shared else device_key(acc)
+    if key not in place:
+        raise MissingError(f"publish {manifest.version}: nothing on {key}, only on {', '.join(place)}", "An engine needs a trainer rank beside it.")
+    return open_shared(place[key]) if shared else open_handle(place[key], acc.device(0))
 
 def read(
     manifest: Manifest,                   # what the trainer wrote
@@ -349,7 +357,7 @@ def read(
     blocks = [open_bucket(manifest, index, acc) for index in range(len(manifest.buckets))]
     for e in manifest.entries: yield e.name, e.of(blocks[e.bucket])
 
-# %% ../../nbs/train/02_publish.ipynb #0b5a6605
+# %% ../../nbs/train/02_publish.ipynb #df0f6fbf
 def _announce(what: Any, group: Any, device: torch.device) -> Any:
     "A small object from rank 0 of the group to all others"
     import torch.distributed as dist
@@ -373,7 +381,7 @@ def send(
             block = torch.empty(sum(_size(t) for _, t in bucket), dtype=torch.uint8, device=device)
             entries = pack(bucket, len(manifest.buckets), block, version, every, len(manifest.entries))
             manifest.entries += _announce(entries, group, device)
-            manifest.buckets.append(len(block))
+            manifest.buckets.append({})
             dist.broadcast(block, src=dist.get_global_rank(group, 0), group=group)
         sent = True
     finally: buckets.close(), _announce(manifest if sent else None, group, device)
