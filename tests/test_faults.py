@@ -50,6 +50,9 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
     hung = "\n".join(failures[1]["notes"])
     assert "rollout1 rank 0: generate() for" in hung and "trainer rank 1: idle" in hung and "in stall" in hung
     assert same(folder, undisturbed)
+    assert not list(Path("/dev/shm").glob(f"cookbook_npu_*cbn{driver.process.pid}x*")), (
+        "tables of simulated devices outlive the run"
+    )
 
 
 def test_a_run_goes_on_without_what_it_may_leave_out(tmp_path):

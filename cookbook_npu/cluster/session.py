@@ -98,7 +98,7 @@ def stated(
     count = devices if simulated else found.count if found.usable else 0
     return {"resources": {resource: count}, "num_gpus": 0} if count else {}
 
-# %% ../../nbs/cluster/01_session.ipynb #a488d4aa
+# %% ../../nbs/cluster/01_session.ipynb #a91f2895
 def init_options(
     devices: int,          # devices of the run
     resource: str,         # Ray resource: "NPU" or "GPU"
@@ -110,7 +110,8 @@ def init_options(
     workers = max(4, 2*devices)
     return dict(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1", _temp_dir=str(folder), object_store_memory=object_store,
-                _system_config=dict(worker_lease_timeout_milliseconds=0, worker_maximum_startup_concurrency=workers),
+                _system_config=dict(worker_lease_timeout_milliseconds=0, worker_maximum_startup_concurrency=workers,
+                                    task_events_report_interval_ms=0),  # a history of calls that nobody reads, and that grows with every step
                 **stated(devices, resource, simulated))
 
 # %% ../../nbs/cluster/01_session.ipynb #c140ef90
@@ -211,7 +212,7 @@ def _begin(ray: ModuleType, address: str | None, options: dict[str, Any]) -> Non
     except Exception as e:  # Ray raises a bare Exception when its node does not come up in time; it goes on as ours
         raise DeviceError(f"Ray did not start: {str(e).splitlines()[0]}", "The machine may be too busy: wait, or stop other jobs, and try again.") from e
 
-# %% ../../nbs/cluster/01_session.ipynb #314f1a20
+# %% ../../nbs/cluster/01_session.ipynb #b80978db
 @patch
 def stop(self: Cluster) -> None:
     "End the role groups, give the devices back, and stop the cluster if this run started it"
@@ -221,6 +222,7 @@ def stop(self: Cluster) -> None:
     if self.placement is not None and ray.is_initialized(): ray.util.remove_placement_group(self.placement)
     if self.owned: ray.shutdown()
     if self.folder: shutil.rmtree(self.folder, ignore_errors=True)
+    if self.simulated: importlib.import_module("cookbook_npu.simulator").sweep()  # members were killed: none of them was the last one out
     self.placement, self.slots, self.owned, self.folder = None, (), False, None
 
 # %% ../../nbs/cluster/01_session.ipynb #84ce88d9

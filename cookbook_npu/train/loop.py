@@ -80,7 +80,7 @@ def deal(
     home = {g: i * engines // len(groups) for i, g in enumerate(groups)}
     return [[r for r in requests if home[r.group_id] == e] for e in range(engines)]
 
-# %% ../../nbs/train/08_loop.ipynb #38ca6c9a
+# %% ../../nbs/train/08_loop.ipynb #acb0fef9
 def publish(
     run: Parts,              # the run, trainer awake
     version: int,            # of the weights
@@ -94,7 +94,8 @@ def publish(
             run.engines.call("wake", ["weights"])
             deliver(run, manifest)
             run.engines.call("wake", ["kv_cache"])
-    finally: run.trainer.call("release_weights")
+    finally:
+        with span("update_weights"): run.trainer.call("release_weights")
     run.version = version
     return memory
 

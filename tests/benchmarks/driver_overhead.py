@@ -1,4 +1,4 @@
-"""What the driver and its checkpoints cost: `python tests/benchmarks/driver_overhead.py [--steps 12] [--profile]`
+"""What the driver and its checkpoints cost: `python tests/benchmarks/driver_overhead.py [--steps 14] [--record] [--profile]`
 
 One run of the recipe at laptop scale (simulated NPU), its own numbers compared with each other. *Between phases* is a step without
 its role phases, the sum of the spans in its record; *driver alone* is stricter, the part of a step in which no call on a role is
