@@ -337,12 +337,12 @@ def plan(
     made = plan_of(planned(recipe, scale, read_parameters(parameter)), soc)
     typer.echo(json.dumps(made.as_json(), indent=1) if as_json else made.as_text(roles))
 
-# %% ../nbs/99_cli.ipynb #a96f9b02
+# %% ../nbs/99_cli.ipynb #394cd618
 def job_words(
     *words: str | Path,  # behind the program's name
 ) -> list[str]:          # argument vector
-    "The command of a job: this program"
-    return [str(Path(sys.executable).parent/"cookbook-npu"), *map(str, words)]
+    "The command of a job: this program, in words that a shell leaves alone"
+    return [sys.executable, "-m", "cookbook_npu.cli", *map(str, words)]
 
 def job_parameters(
     parameters: dict[str, Any],  # of the recipe
@@ -478,3 +478,6 @@ def fail(
     "Say what went wrong and exit"
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise SystemExit(code)
+
+# %% ../nbs/99_cli.ipynb #0c581055
+if __name__ == "__main__" and "__file__" in globals(): main()  # `python -m cookbook_npu.cli`, the command of a job; not in the notebook
