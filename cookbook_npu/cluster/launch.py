@@ -188,7 +188,7 @@ def find_job(
         raise MissingError(f"there is no job {job!r} under {folder}", nearest(job, known) if known else "No job was launched from here.")
     return Job(folder/job)
 
-# %% ../../nbs/cluster/03_launch.ipynb #c0ee9113
+# %% ../../nbs/cluster/03_launch.ipynb #05f3d848
 SUBMITTED = ("HCCL_*", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "COOKBOOK_NPU_*")  # no secrets
 
 def submit_command(
@@ -200,7 +200,8 @@ def submit_command(
     for word in record["run"]:
         if shlex.quote(word) != word:
             raise ConfigError(f"{word!r} would be read by a shell on the way to the cluster", "Rename the file or folder.")
-    env = json.dumps({"env_vars": {k: v for k, v in environ.items() if any(fnmatchcase(k, name) for name in SUBMITTED)}})
+    chosen = {k: v for k, v in environ.items() if any(fnmatchcase(k, name) for name in SUBMITTED) and k not in OF_THE_MACHINE}
+    env = json.dumps({"env_vars": chosen})
     return _ray("job", "submit", "--address", record["address"], "--submission-id", record["submission"], "--runtime-env-json", env, "--no-wait",
                 "--", *record["run"])
 
