@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'join_pairs', 'find_recipe', 'check_names', 'resolve', 'check_files',
            'check_folder', 'parameters_of', 'merge', 'progress', 'execute', 'run', 'print_result', 'config', 'shims',
-           'need_at', 'doctor', 'planned', 'plan', 'run_words', 'launch', 'follow_job', 'submit', 'show_rehearsal',
-           'main', 'fail']
+           'need_at', 'doctor', 'planned', 'plan', 'job_words', 'job_parameters', 'launch', 'check_machines', 'new_job',
+           'resumed', 'begin_job', 'follow_job', 'show_rehearsal', 'main', 'fail']
 
-# %% ../nbs/99_cli.ipynb #7ade3289
+# %% ../nbs/99_cli.ipynb #009f197c
 import json
 import logging
 import os
@@ -28,6 +28,7 @@ import cookbook_npu
 
 from .config import RunConfig, describe
 from .data.puzzles import GENERATED
+from .device import free_port
 from .errors import ConfigError, CookbookError, MissingError, nearest
 from .presets import PARAMETERS, preset
 
@@ -336,19 +337,24 @@ def plan(
     made = plan_of(planned(recipe, scale, read_parameters(parameter)), soc)
     typer.echo(json.dumps(made.as_json(), indent=1) if as_json else made.as_text(roles))
 
-# %% ../nbs/99_cli.ipynb #fc7cc1c5
-def run_words(
-    recipe: str,                 # recipe name or path
-    scale: str,                  # its scale
-    parameters: Sequence[str],   # "name=value" of each -p
-    file: Path | None,           # JSON file of parameters
-) -> list[str]:                  # argument vector
-    "The command of a job: this program's `run`"
-    words = [sys.executable, "-c", "from cookbook_npu.cli import main; main()", "run", recipe, "-p", f"scale={scale}"]
-    for pair in parameters: words += ["-p", pair]
-    return words + (["-f", str(file.resolve())] if file else [])
+# %% ../nbs/99_cli.ipynb #394cd618
+def job_words(
+    *words: str | Path,  # behind the program's name
+) -> list[str]:          # argument vector
+    "The command of a job: this program, in words that a shell leaves alone"
+    return [sys.executable, "-m", "cookbook_npu.cli", *map(str, words)]
 
-# %% ../nbs/99_cli.ipynb #cc8529c8
+def job_parameters(
+    parameters: dict[str, Any],  # of the recipe
+    runs: Path,                  # folder of the run folders
+    job: str,                    # id
+) -> dict[str, Any]:
+    "Parameters that mean the same in another folder, with a run folder named by the job"
+    files = {k: str(Path(v).resolve()) for k, v in parameters.items() if k in ("model", "prompt_data") and v and Path(str(v)).exists()}
+    overrides = {"output.name": job, "output.root": str(runs.resolve())} | (parameters.get("overrides") or {})
+    return parameters | files | {"overrides": overrides}
+
+# %% ../nbs/99_cli.ipynb #d8904c34
 @app.command()
 def launch(
     recipe: Annotated[str, typer.Argument(help="Recipe name or the path of a notebook; a job id with --attach or --stop.")],
@@ -359,6 +365,7 @@ def launch(
     address: Annotated[str | None,
                        typer.Option(help="Ray to join, host:port, or its job server, http://host:port; none: start one here.")] = None,
     host: Annotated[str, typer.Option(help="Address of this machine for the other machines of the run.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port of Ray's head; none: 6379 for several machines, any free one for this one.")] = None,
     nodes: Annotated[int, typer.Option(help="Machines of the run; the commands for the others are printed.")] = 1,
     devices: Annotated[int, typer.Option(help="NPUs of each machine.")] = 8,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")] = Path("runs"),
@@ -366,23 +373,72 @@ def launch(
     detach: Annotated[bool, typer.Option(help="Do not follow the log.")] = False,
     attach: Annotated[bool, typer.Option(help="Follow the job of this id.")] = False,
     stop: Annotated[bool, typer.Option(help="Stop the job of this id.")] = False,
+    status: Annotated[bool, typer.Option(help="Print what became of the job of this id.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the job of this id, which ended before its run did.")] = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
     from cookbook_npu.cluster import launch as jobs
     if attach: return follow_job(jobs.find_job(runs, recipe))
     if stop: return typer.echo("stopped" if jobs.stop(jobs.find_job(runs, recipe)) else "it was not running")
-    parameters = (_from_file(file) if file else {}) | read_parameters(parameter)
+    if status: return typer.echo(jobs.state(jobs.find_job(runs, recipe)))
+    if resume: return begin_job(resumed(jobs.find_job(runs, recipe)), detach)
+    parameters = _from_file(file) | read_parameters(parameter) | {"scale": scale}
     if rehearse: return show_rehearsal(planned(recipe, "910b", parameters), runs)
-    words = run_words(recipe, scale, parameter, file)
-    resolve(find_recipe(recipe), parameters | {"scale": scale})
-    if address and address.startswith("http"): return submit(recipe, address, words)
-    node = jobs.Node(host, devices)
-    if nodes > 1: typer.echo(jobs.instructions(node, nodes))
-    job = jobs.launch(jobs.make_job(runs, f"{Path(recipe).stem}-{scale}", words, address, node))
-    typer.echo(f"job {job.id}\nlog {job.log}")
+    check_machines(resolve(find_recipe(recipe), dict(parameters)), None if address else nodes*devices, host, nodes)
+    node = jobs.Node(host, devices, port or (6379 if nodes > 1 else free_port()))
+    begin_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
+
+# %% ../nbs/99_cli.ipynb #2ca5c897
+def check_machines(
+    config: RunConfig,  # the run
+    devices: int | None,  # NPUs of all machines; none: those of a cluster that exists
+    host: str,          # address of this machine
+    nodes: int,         # machines of the run
+) -> None:
+    "Raise `ConfigError` for a run that its machines cannot hold"
+    if nodes > 1 and host in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(f"--nodes {nodes} with --host {host}, which other machines cannot reach", "Give --host this machine's address.")
+    if devices is not None and config.scale != "cuda" and config.placement.devices > devices:
+        raise ConfigError(f"the run wants {config.placement.devices} NPUs (placement.devices), its machines have {devices}",
+                          "Give more --nodes or --devices, or lower placement.devices.")
+
+def new_job(
+    recipe: str,                 # name of the recipe, or path of a notebook
+    parameters: dict[str, Any],  # of the recipe
+    runs: Path,                  # folder of the run folders
+    address: str | None,         # Ray to join, or its job server
+    node: Any,                   # this machine
+    nodes: int,                  # machines of the run
+) -> Any:                        # a Job of cluster.launch
+    "Write the folder of a job; its parameters are a file, so that no shell ever reads them"
+    from cookbook_npu.cluster import launch as jobs
+    job = jobs.make_job(runs, f"{Path(recipe).stem}-{parameters['scale']}", [], address, node, nodes)
+    (job.folder/"parameters.json").write_text(json.dumps(job_parameters(parameters, runs, job.id), indent=1), encoding="utf-8")
+    job.update(run=job_words("run", find_recipe(recipe), "-f", job.folder/"parameters.json"))
+    return job
+
+def resumed(
+    job: Any,  # a Job of cluster.launch
+) -> Any:      # the same, to be launched again
+    "Go on with the run of a job; one that ended before it had a run folder begins again"
+    from cookbook_npu.cluster import launch as jobs
+    wanted = json.loads((job.folder/"parameters.json").read_text(encoding="utf-8"))["overrides"]
+    folder = Path(wanted["output.root"])/wanted["output.name"]
+    return jobs.again(job, job_words("run", "--resume", folder) if (folder/"config.json").is_file() else job.record()["run"])
+
+# %% ../nbs/99_cli.ipynb #278efb6f
+def begin_job(
+    job: Any,      # a Job of cluster.launch
+    detach: bool,  # do not follow its log
+) -> None:
+    "Launch a job, say its id, and follow it"
+    from cookbook_npu.cluster import launch as jobs
+    record = job.record()
+    if record["nodes"] > 1 and not record["address"]: typer.echo(jobs.instructions(jobs.Node(**record["node"]), record["nodes"]))
+    jobs.launch(job)
+    typer.echo(f"job {job.id}\nlog {job.server or job.log}")
     if not detach: follow_job(job)
 
-# %% ../nbs/99_cli.ipynb #de20482f
 def follow_job(
     job: Any,  # a Job of cluster.launch
 ) -> None:
@@ -393,18 +449,7 @@ def follow_job(
     except KeyboardInterrupt:
         typer.echo(f"\nthe job goes on; follow it with: cookbook-npu launch {job.id} --attach; end it with: cookbook-npu launch {job.id} --stop")
         raise typer.Exit(130) from None
-    raise typer.Exit(1 if (code := job.exit_code()) is None else code)
-
-def submit(
-    recipe: str,           # name of the recipe
-    address: str,          # http://host:port
-    words: Sequence[str],  # the command of the job
-) -> None:
-    "Hand a job to a Ray job server"
-    from cookbook_npu.cluster import launch as jobs
-    job = f"{Path(recipe).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    command = jobs.submit_command(job, address, ["cookbook-npu", *words[3:]], {})
-    raise typer.Exit(jobs.subprocess.run(command).returncode)
+    raise typer.Exit(jobs.CODES.get(jobs.state(job), 1) if (code := job.exit_code()) is None else code)
 
 def show_rehearsal(
     config: RunConfig,  # the run
@@ -433,3 +478,6 @@ def fail(
     "Say what went wrong and exit"
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise SystemExit(code)
+
+# %% ../nbs/99_cli.ipynb #0c581055
+if __name__ == "__main__" and "__file__" in globals(): main()  # `python -m cookbook_npu.cli`, the command of a job; not in the notebook

@@ -2,30 +2,91 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ray.util import get_node_ip_address
 
-from cookbook_npu.cluster.launch import Node, follow, launch, make_job
+from cookbook_npu.cluster.launch import (
+    RAY_ENV,
+    Node,
+    again,
+    end,
+    family_env,
+    follow,
+    head_command,
+    launch,
+    make_job,
+    started_at,
+    state,
+    stop,
+    wait_for,
+    worker_command,
+)
+from cookbook_npu.cluster.session import ensure_token, session_folder
 from cookbook_npu.device import free_port
+from cookbook_npu.errors import RoleError
 
 
 @pytest.mark.slow
-def test_a_job_starts_ray_and_leaves_nothing(tmp_path):
-    "The run sees the NPUs and the token; when it ends, Ray ends and the exit code is kept"
+@pytest.mark.timeout(600)
+def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
+    "The run sees the NPUs of both nodes and the token; when it ends, Ray ends and the exit code is kept"
     code = (
         "import os, ray; ray.init(address=os.environ['RAY_ADDRESS'], log_to_driver=False); "
         "print('NPUs', ray.cluster_resources()['NPU'])"
     )
-    node = Node("127.0.0.1", 2, free_port())
-    job = launch(make_job(tmp_path, "test-laptop", [sys.executable, "-c", code], None, node))
-    text = "".join(follow(job))
-    assert "NPUs 2.0" in text, text[-2000:]
-    assert job.exit_code() == 0
+    node = Node(get_node_ip_address(), 2, free_port())  # Ray admits no second node on the loopback interface
+    job = launch(make_job(tmp_path, "test-laptop", [sys.executable, "-c", code], None, node, nodes=2))
+    text, other = "", None
+    try:
+        for piece in follow(job):
+            text += piece
+            if other is None and "2 of 4 NPUs have joined" in text:
+                with open(tmp_path / "other.log", "wb") as log:
+                    words = worker_command(node, 2)
+                    other = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | RAY_ENV, start_new_session=True)
+    finally:
+        assert other is not None, text[-3000:]
+        end(other.pid, started_at(other.pid))
+        other.wait()
+    assert "NPUs 4.0" in text, text[-2000:] + (tmp_path / "other.log").read_text()[-2000:]
+    assert (job.exit_code(), state(job)) == (0, "succeeded")
     alive = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout
     assert not [line for line in alive.splitlines() if str(node.port) in line and not line.startswith("Z")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif("COOKBOOK_JOB_SERVER" not in os.environ, reason="COOKBOOK_JOB_SERVER=1 and `pip install cookbook-npu[jobs]`")
+def test_a_job_server(tmp_path, monkeypatch):
+    "Submitted, followed, refused the second time, stopped, launched again under its id"
+    for name, value in (RAY_ENV | family_env("127.0.0.1")).items():
+        monkeypatch.setenv(name, value)
+    ensure_token()
+    node, folder, url = Node("127.0.0.1", 2, free_port()), session_folder(), f"http://127.0.0.1:{free_port()}"
+    words = [*head_command(node, folder, dashboard=True), "--dashboard-port", url.rpartition(":")[2]]
+    with open(tmp_path / "ray.log", "wb") as log:
+        head = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for(folder, head)
+        job = launch(
+            make_job(tmp_path, "test-910b", ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"], url, node), {"HCCL_BUFFSIZE": "200"}
+        )
+        assert f"127.0.0.1:{node.port}\n200\n" in "".join(follow(job))
+        assert state(job) == "succeeded"
+        with pytest.raises(RoleError, match="already exists"):
+            launch(job)
+        other = launch(make_job(tmp_path, "test-910b", ["sleep", "300"], url, node))
+        assert stop(other) and state(other) == "stopped"
+        launch(again(other, ["echo", "going-on"]))
+        assert "going-on" in "".join(follow(other)) and state(other) == "succeeded"
+    finally:
+        end(head.pid, started_at(head.pid))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow
@@ -56,5 +117,7 @@ def test_two_nodes_of_four():
     assert first != second
     assert found["slots"] == [[node, device] for node in (first, second) for device in range(4)]
     assert found["ranks"] == [[rank, *slot] for rank, slot in enumerate(found["slots"])]
-    assert "teller rank" in found["failure"] and "the process died" in found["failure"]
+    rank = 0 if found["killed"] == first else 4
+    assert f"teller rank {rank} of 8: where(): the process died with its machine" in found["failure"], found["failure"]
+    assert f"(Ray node {found['killed'][:8]})" in found["failure"], found["failure"]
     assert found["after"] == 8

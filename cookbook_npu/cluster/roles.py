@@ -194,15 +194,18 @@ def raised(
     local.add_note(f"{place}, remote traceback (last lines):\n{tail}" if ours else f"remote traceback (last lines):\n{tail}")
     return local
 
-# %% ../../nbs/cluster/02_roles.ipynb #7e01c5ec
+# %% ../../nbs/cluster/02_roles.ipynb #e904aed0
 def died(
     error: Exception,  # Ray's RayActorError
     place: str,        # role, rank and call
     log: str | None,   # log file of the worker
+    slot: Slot,        # where it was
 ) -> RoleError:        # the error to raise here
-    "A dead process, in one sentence and the last lines of its log"
-    why = "it was killed" if "ray.kill" in str(error) else "the process died"
-    local = RoleError(f"{place}: {why}", f"A killed process may have run out of memory. {_remedy(log)}")
+    "A dead process and its machine, in one sentence and the last lines of its log"
+    alive = {node["NodeID"]: node["Alive"] for node in _ray().nodes()} if slot.raylet else {}
+    why, where = "it was killed" if "ray.kill" in str(error) else "the process died", f"{slot.node} (Ray node {slot.raylet[:8]})"
+    if alive.get(slot.raylet, True): local = RoleError(f"{place}: {why} on {where}", f"A killed process may have run out of memory. {_remedy(log)}")
+    else: local = RoleError(f"{place}: {why} with its machine {where}", "Start Ray on it again, or on another machine, and resume the run.")
     if tail := _log_tail(log): local.add_note(f"last lines of {log}:\n{tail}")
     return local
 
@@ -232,7 +235,7 @@ class Pending:
         "Whether all ranks have returned"
         return len(_ray().wait(list(self.refs), num_returns=len(self.refs), timeout=0)[1]) == 0
 
-# %% ../../nbs/cluster/02_roles.ipynb #2c2fc4ad
+# %% ../../nbs/cluster/02_roles.ipynb #f07f7e0f
 @patch
 def _take(self: Pending, ref: Any, rank: int) -> tuple[Any, RoleError | CookbookError | None]:
     "The value of one rank, or its error"
@@ -240,7 +243,7 @@ def _take(self: Pending, ref: Any, rank: int) -> tuple[Any, RoleError | Cookbook
     place = _place(group.name, rank, len(group), self.method)
     try: return ray.get(ref), None
     except ray.exceptions.RayTaskError as e: group.raised |= not isinstance(e.cause, CookbookError); return None, raised(e, place, group.logs[rank])
-    except ray.exceptions.RayActorError as e: group.broken = True; return None, died(e, place, group.logs[rank])
+    except ray.exceptions.RayActorError as e: group.broken = True; return None, died(e, place, group.logs[rank], group.slots[rank][0])
     except ray.exceptions.RayError as e: return None, RoleError(f"{place}: {str(e).splitlines()[0]}", _remedy(group.logs[rank]))
 
 # %% ../../nbs/cluster/02_roles.ipynb #1bd14c85

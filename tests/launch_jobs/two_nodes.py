@@ -49,6 +49,14 @@ def alive():
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
+def gone(before):
+    "The node that Ray no longer counts"
+    until = time.monotonic() + 200
+    while not (lost := before - alive()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return lost.pop()
+
+
 def join_node(head, folder):
     "Start a second node and wait until the cluster has it"
     before = alive()
@@ -77,7 +85,9 @@ def play(head, folder, running) -> dict:
         group = RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200)
         found["ranks"] = group.call("where")
         process, since = running.pop()
+        before = alive()
         end(process.pid, since, grace=1)
+        found["killed"] = gone(before)
         found["failure"] = failure_of(group)
     running.append(join_node(head, folder))
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
