@@ -5,12 +5,10 @@
 # %% auto #0
 __all__ = ['ALIGN', 'BLOCK', 'MARGIN', 'Tensors', 'TAG', 'SLACK', 'KNOBS', 'storages', 'Piece', 'lay_out', 'check_host_room',
            'pinned', 'HostBlocks', 'Sleeper', 'check_device_room', 'as_bytes', 'Offload', 'Saver', 'open_saver',
-           'make_sleeper', 'check_shared_room', 'engine_bytes', 'component_bytes', 'memory_table', 'explained',
-           'HostCopy']
+           'make_sleeper', 'engine_bytes', 'component_bytes', 'memory_table', 'explained', 'HostCopy']
 
-# %% ../../nbs/train/01_memory.ipynb #0415a670
+# %% ../../nbs/train/01_memory.ipynb #0696d08f
 import importlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -276,18 +274,6 @@ def make_sleeper(
 ) -> Sleeper:
     "The sleeper that a run asks for; raises `ConfigError` where its memory saver cannot work"
     return Offload(acc, keep, drop) if strategy == "offload" else Saver(acc, keep, drop, *open_saver())
-
-# %% ../../nbs/train/01_memory.ipynb #6ba96631
-def check_shared_room(
-    need: int,              # bytes of all weights
-    bucket_bytes: int,      # of one bucket at most
-    folder: str = "/dev/shm",  # where buckets lie
-) -> None:
-    "Raise `DeviceError` when shared memory has no room for the weights, a bucket and an eighth to spare"
-    wanted, free = need + min(bucket_bytes, need) + need // 8, shutil.disk_usage(folder).free
-    if wanted > free:
-        raise DeviceError(f"a publish of {size(need)} needs {size(wanted)} of {folder}, {size(free)} are free",
-                          "Enlarge /dev/shm (docker: --shm-size), or remove what other runs left there.")
 
 # %% ../../nbs/train/01_memory.ipynb #f5ed24b2
 def engine_bytes(

@@ -98,9 +98,9 @@ def _cleanly(self: RunSaver) -> Iterator[None]:
     try: yield
     except CookbookError: self.drop(); raise
 
-# %% ../../nbs/train/06_saving.ipynb #be4e5a84
+# %% ../../nbs/train/06_saving.ipynb #f668ad76
 MAY_CHANGE = ("num_steps", "output.", "faults.", "train.save_every", "train.keep_", "train.export_hf", "placement.call_timeout_s", "placement.sleep",
-              "placement.groups_in_sleep", "rollout.eval_every", "train.logprob_diff_alarm", "reward.retries")
+              "placement.groups_in_sleep", "placement.transport", "placement.verify_every", "rollout.eval_every", "train.logprob_diff_alarm", "reward.retries")
 
 def check_same(
     was: RunConfig,  # of the run folder

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'Trainer']
 
-# %% ../../nbs/train/03_trainer.ipynb #105bbd96
+# %% ../../nbs/train/03_trainer.ipynb #c381d30e
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ from ..model.packing import LAYOUTS
 from ..model.planning import check_lengths, plan_micro_batches, sequence_cost
 from ..shims import process_groups, registry
 from .batch import Batch, columns, objective
-from .memory import (HostCopy, check_device_room, check_shared_room, component_bytes, engine_bytes, explained, make_sleeper,
+from .memory import (MARGIN, HostCopy, check_device_room, check_host_room, component_bytes, engine_bytes, explained, make_sleeper,
                                        memory_table)
-from .publish import Manifest, count_failing, make_transport, share_fate, write
+from .publish import Manifest, SharedMemory, count_failing, make_transport, share_fate, write
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Trainer:
         self.slept = False    # at its first sleep the engines are awake, afterwards they sleep when it goes to sleep
         self.free_asleep = 0  # device memory when both slept last, bytes
 
-# %% ../../nbs/train/03_trainer.ipynb #c0903a70
+# %% ../../nbs/train/03_trainer.ipynb #9a92f50f
 from fastcore.basics import patch
 
 @patch
@@ -81,6 +81,11 @@ def memory(self: Trainer) -> dict[str, int]:  # component -> bytes
 def shims(self: Trainer) -> list[dict[str, str]]:  # name, target, phase, state, reason, ... of each
     "What became of every shim in this process"
     return registry.report()
+
+@patch(as_prop=True)
+def weight_bytes(self: Trainer) -> int:
+    "Bytes of the whole model's weights, all tensor-parallel ranks together"
+    return sum(p.nbytes for p in self.model.module.parameters()) * self.layout.tensor_size
 
 @patch(as_prop=True)
 def leads(self: Trainer) -> bool:
@@ -244,16 +249,12 @@ def wake(self: Trainer) -> None:
     if self.groups_destroyed: process_groups.reload()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #2eb31ebe
-@patch(as_prop=True)
-def weight_bytes(self: Trainer) -> int:
-    "Bytes of the whole model's weights, all tensor-parallel ranks together"
-    return sum(p.nbytes for p in self.model.module.parameters()) * self.layout.tensor_size
-
+# %% ../../nbs/train/03_trainer.ipynb #05249ab4
 @patch
 def _check_publish(self: Trainer) -> None:
-    "Raise on the rank that writes when shared memory has no room"
-    if self.transport and self.transport.name == "shm": check_shared_room(self.weight_bytes, self.config.placement.bucket_bytes)
+    "Raise on the rank that writes when the host lacks the memory for its first publish"
+    if not isinstance(self.transport, SharedMemory) or self.transport.blocks: return
+    check_host_room(self.weight_bytes, "a publish", self.config.placement.bucket_bytes + MARGIN)
 
 @patch
 def _engine_room(self: Trainer) -> int:
