@@ -197,7 +197,7 @@ def _hugepages(m: Machine, need: Need) -> Answer:
         return warn(f"the host reserves {reserved/2**30:.0f} of {total/2**30:.0f} GiB", "lower vm.nr_hugepages (sysctl) on the host")
     return ok(f"{reserved/2**30:.1f} GiB reserved by the host")
 
-# %% ../../nbs/stack/02_checks.ipynb #51728288
+# %% ../../nbs/stack/02_checks.ipynb #01988d30
 @check("host-memory", "a sleeping trainer fits into host memory", "THUDM/slime#1845")
 def _host_memory(m: Machine, need: Need) -> Answer:
     have, want = m.memory.get("available"), need.model_bytes * 7 + (need.model_bytes if need.colocate else 0)
@@ -205,14 +205,13 @@ def _host_memory(m: Machine, need: Need) -> Answer:
     saw = f"{have/2**30:.0f} GiB available, about {want/2**30:.0f} wanted"
     return ok(saw) if have >= want else fail(saw, "stop other jobs, or use more machines")
 
-@check("shared-memory", "/dev/shm holds the published weights and Ray's objects", "gpustack/gpustack#5014")
+@check("shared-memory", "/dev/shm holds Ray's objects and the messages of vLLM's processes", "gpustack/gpustack#5014")
 def _shared_memory(m: Machine, need: Need) -> Answer:
-    want = need.model_bytes + 2**30
+    want = 4 * 2**30
     if m.shm is None: return unknown("/dev/shm could not be read")
     saw = f"{m.shm.free/2**30:.2f} of {m.shm.total/2**30:.2f} GiB free, {want/2**30:.0f} wanted"
     if m.shm.free >= want: return ok(saw)
-    return fail(saw,
-                f"start the container with --shm-size={max(64, 4*want//2**30)}g, or mount -o remount,size={max(64, 4*want//2**30)}g /dev/shm")
+    return fail(saw, "start the container with --shm-size=64g, or mount -o remount,size=64g /dev/shm")
 
 # %% ../../nbs/stack/02_checks.ipynb #a6fa7cf4
 @check("disk", "the folder of the runs has room for checkpoints", "THUDM/slime#1914")
