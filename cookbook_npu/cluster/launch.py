@@ -8,7 +8,7 @@ __all__ = ['RAY_ENV', 'SUBMITTED', 'CODES', 'join', 'family_env', 'Node', 'head_
            'wait_for', 'ray_complaints', 'gather', 'Supervisor', 'supervise', 'launch', 'is_running', 'state', 'follow',
            'stop', 'again']
 
-# %% ../../nbs/cluster/03_launch.ipynb #f601a754
+# %% ../../nbs/cluster/03_launch.ipynb #db767cc5
 import json
 import os
 import re
@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from .environment import OF_THE_MACHINE, without_colour, worker_env
-from .session import ensure_token, session_folder
+from .session import LOOPBACK, ensure_token, session_folder
 from ..device import NPU, free_port
 from ..errors import ConfigError, MissingError, RoleError, RoleTimeout, nearest
 
-# %% ../../nbs/cluster/03_launch.ipynb #be26d1c6
+# %% ../../nbs/cluster/03_launch.ipynb #c79a085a
 def join(
     host: str,  # name, IPv4 or IPv6 address
     port: int,
@@ -43,7 +43,7 @@ def family_env(
     host: str,  # address of the head
 ) -> dict[str, str]:
     "What the address asks of every process: HCCL must know of IPv6, and Ray would not stay on the loopback interface"
-    if host == "127.0.0.1": return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # named after other systems; its effect is the address
+    if host == "127.0.0.1": return {LOOPBACK: "0"}
     return {"HCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in host.strip("[]") else {}
 
 # %% ../../nbs/cluster/03_launch.ipynb #0861fe07
