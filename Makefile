@@ -46,7 +46,7 @@ test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe e
 	$(BIN)/python tests/drift.py
 	$(BIN)/ruff check tests
 	$(BIN)/python tests/npu_wheel/build.py
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
 	$(BIN)/python tests/npu_wheel/build.py

@@ -101,7 +101,7 @@ def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
         began = time.monotonic()
         with pytest.raises(RoleError, match=r"probe rank 1 of 2: crash_or_hang\(\): the process died") as caught:
             group.call("crash_or_hang", 1)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60  # not the 120 s of the rank that hangs
         assert "in crash_or_hang" in open(group.logs[1]).read() and "last lines of" in caught.value.__notes__[0]
         pids = group.pids
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,9 +143,7 @@ def command(*argv, **env):
 def test_command_on_the_simulated_npu(tmp_path):
     "The laptop passes or fails for reasons of the host only, and the lock can be compared"
     lock = tmp_path / "lock.json"
-    began = time.monotonic()
     out = command("doctor", "--scale", "laptop", "--json", "--lock", str(lock), COOKBOOK_NPU_SIM_DEVICES="2")
-    took = time.monotonic() - began
     record = json.loads(out.stdout)
     assert record["simulated"] and len(record["devices"]) == 2 and record["stack"] is None
     hardware = {
@@ -154,7 +151,6 @@ def test_command_on_the_simulated_npu(tmp_path):
     }
     assert set(hardware.values()) == {"simulated"}
     assert {f["check"] for f in record["findings"] if f["state"] == "fail"} <= {"host-memory", "shared-memory", "disk"}
-    assert took < 10
     again = command("doctor", "--scale", "laptop", "--compare", str(lock))
     assert "nothing changed" in again.stdout
     assert command("doctor", "--compare", str(tmp_path / "none")).returncode == 2
