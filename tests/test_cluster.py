@@ -107,14 +107,19 @@ def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+def members() -> set[int]:
+    "Role processes of this test's clusters; other tests may run beside it"
+    return {p.pid for p in psutil.Process().children(recursive=True) if "Member" in p.name()}
+
+
 def test_nothing_half_made_remains(cluster):
-    before = {p.pid for p in psutil.process_iter() if "Member" in p.name()}
+    before = members()
     with pytest.raises(RoleError, match=r"rank 0 of 2: Probe\(\) raised ValueError: rank 0 refuses to start"):
         RoleGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=120)
     with pytest.raises(ConfigError, match="has no class 'Prob'. Did you mean 'Probe'"):
         RoleGroup.create("probe", ROLE[:-1], cluster, timeout=120)
     assert cluster.groups == []
-    assert {p.pid for p in psutil.process_iter() if "Member" in p.name()} <= before
+    assert members() <= before
 
 
 ATTACH = """

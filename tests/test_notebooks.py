@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # taken before other tests of this process start Ray, which leaves variables
+# other tests of this process import Ray, which sets variables
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"OMP_NUM_THREADS": "1"}
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 
 

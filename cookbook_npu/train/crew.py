@@ -21,7 +21,7 @@ from ..errors import RoleError
 from ..plan.roles import role_environment
 from .engines import Engines
 
-# %% ../../nbs/train/07_crew.ipynb #710e9839
+# %% ../../nbs/train/07_crew.ipynb #8dbb8335
 SHARE = 0.4  # of a device, for each of the two roles on it
 AGAIN: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}  # of a role that is started again: what was made to fail has failed
 
@@ -42,12 +42,14 @@ def start_engine(
     hf_path: str,        # first weights
     number: int,         # which engine
     more: Mapping[str, str | None] = MappingProxyType({}),  # further variables
-) -> Group:              # its ranks, awake
+) -> Group:              # its ranks, asleep and without weights, as the first publish finds them
     "One process for each device of an engine"
     each = config.rollout.devices_per_engine
-    return RoleGroup.create(f"rollout{number}", "cookbook_npu.train.engines:EngineRole", cluster, bundles=range(number * each, (number + 1) * each),
-                            share=SHARE, bootstrap="rollout", kwargs={"config": config, "hf_path": hf_path}, env=role_environment(config, "rollout") | dict(more),
-                            timeout=config.placement.call_timeout_s, silence_s=config.faults.silence_s)
+    group = RoleGroup.create(f"rollout{number}", "cookbook_npu.train.engines:EngineRole", cluster, bundles=range(number * each, (number + 1) * each),
+                             share=SHARE, bootstrap="rollout", kwargs={"config": config, "hf_path": hf_path}, env=role_environment(config, "rollout") | dict(more),
+                             timeout=config.placement.call_timeout_s, silence_s=config.faults.silence_s)
+    group.call("sleep")
+    return group
 
 # %% ../../nbs/train/07_crew.ipynb #e2dbd953
 @dataclass
@@ -63,12 +65,12 @@ class Crew(AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         for group in (*self.engines.groups, self.trainer): group.kill()
 
-# %% ../../nbs/train/07_crew.ipynb #6d3f9aa5
+# %% ../../nbs/train/07_crew.ipynb #16fea4fc
 def start_crew(
     cluster: Cluster,    # reserved devices
     config: RunConfig,   # the run
     hf_path: str,        # first weights
-) -> Crew:               # everybody awake; a context manager
+) -> Crew:               # the trainer awake, the engines asleep; a context manager
     "Start all roles at the same time; when one cannot start, the others are ended"
     with ThreadPoolExecutor(1 + config.num_engines) as pool:
         starting = [pool.submit(start_trainer, cluster, config, hf_path)]
@@ -79,7 +81,7 @@ def start_crew(
         if not s.exception(): s.result().kill()
     raise failed[0]
 
-# %% ../../nbs/train/07_crew.ipynb #7a00c305
+# %% ../../nbs/train/07_crew.ipynb #e2c1c547
 @patch
 def allow(self: Crew,
     error: RoleError,  # what happened
@@ -96,7 +98,6 @@ def restart_engine(self: Crew,
     "End what is left of an engine and start it again, asleep and without weights"
     self.engines.groups[number].kill(grace=1.0)
     self.engines.groups[number] = start_engine(self.cluster, self.config, self.hf_path, number, AGAIN)
-    self.engines.groups[number].call("sleep")
 
 @patch
 def restart_trainer(self: Crew) -> None:

@@ -33,7 +33,7 @@ from .publish import Manifest, SharedMemory, count_failing, make_transport, shar
 
 T = TypeVar("T")
 
-# %% ../../nbs/train/03_trainer.ipynb #22d49d49
+# %% ../../nbs/train/03_trainer.ipynb #bd548ad6
 class Trainer:
     "One rank of the policy model"
     def __init__(self,
@@ -54,8 +54,7 @@ class Trainer:
         self.reference = HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
         self.saver = Saver(self.optimizer)
         self.transport = make_transport(config, self.acc, rank, self.weight_bytes)
-        self.slept = False    # at its first sleep the engines are awake, afterwards they sleep when it goes to sleep
-        self.free_asleep = 0  # device memory when both slept last, bytes
+        self.free_asleep = 0  # device memory when it and the engine slept last, bytes
 
 # %% ../../nbs/train/03_trainer.ipynb #9a92f50f
 from fastcore.basics import patch
@@ -249,7 +248,7 @@ def wake(self: Trainer) -> None:
     if self.groups_destroyed: process_groups.reload()
     self.acc.reset_peak(0)
 
-# %% ../../nbs/train/03_trainer.ipynb #05249ab4
+# %% ../../nbs/train/03_trainer.ipynb #f557f2b7
 @patch
 def _check_publish(self: Trainer) -> None:
     "Raise on the rank that writes when the host lacks the memory for its first publish"
@@ -260,17 +259,14 @@ def _check_publish(self: Trainer) -> None:
 def _engine_room(self: Trainer) -> int:
     "Free memory of the device, this rank asleep; raises `DeviceError` when a sleeping engine could not wake in it"
     free, total = self.acc.mem_get_info(0)
-    if self.slept:
-        check_device_room(self.acc, engine_bytes(self.config, total), "waking the engine", "Lower rollout.memory_utilization, or see who else is on the device.")
-        self.free_asleep = free
-    self.slept = True
+    check_device_room(self.acc, engine_bytes(self.config, total), "waking the engine", "Lower rollout.memory_utilization, or see who else is on the device.")
+    self.free_asleep = free
     return free
 
 @patch
-def engine_memory(self: Trainer) -> dict[str, float]:  # bytes; empty before both have slept once
+def engine_memory(self: Trainer) -> dict[str, float]:  # bytes
     "What the engine on this device holds while this rank sleeps: all that is no longer free; what are not weights counts as cache"
     free = self.acc.mem_get_info(0)[0]
-    if not self.free_asleep: return {}
     taken = max(0, self.free_asleep - free)
     weights = min(taken, self.weight_bytes // self.config.rollout.devices_per_engine)
     return {"memory/engine_weights": weights, "memory/kv_cache": taken - weights, "memory/free_sampling": free}
