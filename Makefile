@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RECIPE ?= qwen3_4b_colocate
 ARGS   ?=
-WORKERS ?= 3
+WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .constraints.txt
 
 export JUPYTER_PREFER_ENV_PATH = 1
