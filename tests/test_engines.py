@@ -43,7 +43,7 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
     with tempfile.TemporaryDirectory() as tmp:
         folder, other = (sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed)) for seed in (0, 1))
         case = Case(functools.partial(build_engine, engine), folder, other)
-        for check in CHECKS + [publish_the_other_way] * (engine == "vllm"):
+        for check in CHECKS + [publish_the_other_way, publish_by_handles] * (engine == "vllm"):
             try:
                 check(case)
                 results[check.__name__] = None
@@ -70,6 +70,64 @@ def publish_the_other_way(case) -> None:
     require(tokens(case.ask()) == want != old, "the responses are not those of the new weights")
 
 
+def publish_by_handles(case) -> None:
+    """Through vLLM's own engine for memory of the same device. Opening a handle is made up: it takes a device"""
+    from types import SimpleNamespace
+    from unittest import mock
+
+    import torch
+    import vllm.distributed.weight_transfer.ipc_engine as native
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    from cookbook_npu.errors import PublishError
+    from cookbook_npu.model.checksum import checksum
+    from cookbook_npu.rollout.conformance import require, tokens, weights_of
+    from cookbook_npu.shims.vllm import NATIVE
+    from cookbook_npu.train.publish import entry_handle, pack
+
+    def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):
+        return blocks[handle].view(dtype).as_strided(size, stride, offset)
+
+    case.close()
+    new = weights_of(case.other)
+    blocks = [torch.zeros(sum(t.nbytes + 64 for t in new.values()) // 64 * 64, dtype=torch.uint8)]
+    entries = pack(list(new.items()), 0, blocks[0], 1, 1, 0)
+    bucket = (
+        torch.Tensor,
+        blocks[0].shape,
+        (1,),
+        0,
+        torch.UntypedStorage,
+        torch.uint8,
+        0,
+        0,
+        blocks[0].nbytes,
+        0,
+        False,
+        b"",
+        0,
+        b"",
+        False,
+    )
+    handles = {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
+    device = mock.patch.object(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1"))
+    with mock.patch.dict(NATIVE, cpu="ipc"), device, mock.patch.object(native, "rebuild_cuda_tensor", opened):
+        case.built = build_engine("vllm", case.folder, weights_by="native")
+        require(
+            (case.engine.way, case.engine.ways["update_weights"]) == ("ipc", "the worker was built with ipc"),
+            f"ways: {case.engine.ways}",
+        )
+        old = tokens(case.ask())
+        case.engine.publish(1, new.items(), {n: checksum(t) for n, t in new.items()}, handles)
+        got = tokens(case.ask())
+        with pytest.raises(PublishError, match="takes device handles"):
+            case.engine.publish(2, new.items())
+        require(case.engine.state == "unpublished", f"after a publish without handles the engine is {case.engine.state}")
+        case.close()
+    case.publish(case.other)
+    require(got == tokens(case.ask()) != old, "the responses are not those of the new weights")
+
+
 @functools.cache
 def results_of(engine: str) -> dict[str, str | None]:
     env = {"COOKBOOK_NPU_SIMULATE": "1"}
@@ -91,5 +149,6 @@ def test_vllm_engine(name):
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
-def test_vllm_takes_weights_both_ways():
-    assert results_of("vllm")["publish_the_other_way"] is None
+@pytest.mark.parametrize("check", ["publish_the_other_way", "publish_by_handles"])
+def test_vllm_takes_weights_in_every_way(check):
+    assert results_of("vllm")[check] is None

@@ -116,7 +116,8 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request], sampling: SamplingConfig) -> list[Sample]:
         "One sample for each request, in their order"
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]], expected: Mapping[str, int] = {}) -> None:
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]], expected: Mapping[str, int] = {},
+                handles: Mapping[str, tuple] = {}) -> None:
         "Replace all weights, and compare them"
     def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
         "Checksums of the weights it holds"
@@ -290,6 +291,7 @@ def publish(self: EngineBase,
     version: int,                                 # version of the weights, at least the present one
     named_tensors: Iterable[tuple[str, Tensor]],  # all weights under their Hugging Face names, on any device
     expected: Mapping[str, int] = {},             # checksums that some of the tensors must have, by name
+    handles: Mapping[str, tuple] = {},            # the same tensors as device handles, by name; for an engine that opens them itself
 ) -> None:
     "Replace all weights; one that is refused leaves the engine as it was, one that fails later leaves it out of service"
     with self._turn:
@@ -299,7 +301,7 @@ def publish(self: EngineBase,
         tensors = collect(named_tensors)
         check_weights(tensors, *self._shapes())
         self._valid = False  # until all are in and compared: nothing is sampled from a mixture
-        self._publish(tensors)
+        self._publish(tensors, handles)
         self._compare(version, tensors, expected)
         self.version, self._valid = version, True
 

@@ -10,6 +10,7 @@ __all__ = ['NOISE_BLOCK', 'plan_batches', 'pad_left', 'prefill_mask', 'GrowingLa
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -185,7 +186,7 @@ def _checksums(self: TransformersEngine, names: list[str]) -> dict[str, int]:
 
 @patch
 @torch.no_grad()
-def _publish(self: TransformersEngine, tensors: dict[str, Tensor]) -> None:
+def _publish(self: TransformersEngine, tensors: dict[str, Tensor], handles: Mapping[str, tuple]) -> None:
     for name, w in self._weights.items():
         source = tensors[name] if name in tensors else next(tensors[t] for t, n in self._tied.items() if n == name)
         w.copy_(source, non_blocking=True)

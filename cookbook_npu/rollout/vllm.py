@@ -24,14 +24,14 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from ..cluster.pulse import beat
-from ..config import SamplingConfig
+from ..config import SamplingConfig, WeightsBy
 from ..data.sample import Sample
 from ..device import probe
 from ..errors import EngineError, MissingError, PublishError
 from ..model.checksum import checksum
 from .engine import EngineBase, Request
 from ..shims.memory_saver import expandable_segments
-from ..shims.vllm import enter_engine, enter_rollout, register_carrier, reloader, transfer_engines, updater, weight_paths
+from ..shims.vllm import NATIVE, enter_engine, enter_rollout, opener, reloader, transfer_config, transfer_engines, updater, weight_paths
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
 Build = Literal["cpu", "cuda", "npu"]
@@ -205,12 +205,13 @@ class VllmEngine(EngineBase):
         enforce_eager: bool = True,         # no graph capture
         tensor_parallel: int = 1,           # ranks of one engine; more than 1: one process for each rank
         stop_token_ids: Sequence[int] = (), # end tokens beyond the model's own
+        weights_by: WeightsBy = "auto",     # how published weights enter
     ):
         if reason := missing_reason(): raise MissingError(reason, "Install it, or use rollout.engine 'transformers'.")
         if not (path := Path(hf_path)).joinpath("config.json").is_file():
             raise MissingError(f"{path}/config.json does not exist", "Give a Hugging Face model folder.")
         if VllmEngine.open: raise EngineError("a second vLLM engine in one process", "Close the first one, or give each engine a process.")
-        self.build, self.tensor_parallel, self.dtype = build_kind(), tensor_parallel, getattr(torch, dtype)
+        self.build, self.tensor_parallel, self.dtype, self.weights_by = build_kind(), tensor_parallel, getattr(torch, dtype), weights_by
         prepare_environment(self.build); check_companions()
         from transformers import AutoConfig, AutoTokenizer
         config, self._sizes = AutoConfig.from_pretrained(path), folder_shapes(path)
@@ -259,11 +260,11 @@ def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max
     on_cpu = self.platform == "cpu"
     self.can_sleep = not on_cpu and current_platform.is_sleep_mode_available()
     wanted = llm_arguments(self.model, str(self.dtype).removeprefix("torch."), self.max_tokens, memory_utilization, enforce_eager, self.tensor_parallel,
-                           max_sequences, kv_cache_bytes if on_cpu else None, self.can_sleep, register_carrier())
+                           max_sequences, kv_cache_bytes if on_cpu else None, self.can_sleep, transfer_config(self.weights_by, self.platform))
     self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
     self._step_engine, VllmEngine.open = self.llm.llm_engine, True
     self.ways = self.llm.collective_rpc(weight_paths, args=(transfer_engines(),))[0]
-    self.way = choose_way(self.ways)
+    self.way = choose_way(self.ways, self.weights_by)
 
 # %% ../../nbs/rollout/02_vllm.ipynb #82e29bc5
 @patch
@@ -292,39 +293,49 @@ def _generate(self: VllmEngine, requests: list[Request], sampling: SamplingConfi
 # %% ../../nbs/rollout/02_vllm.ipynb #af1a573f
 def reload(
     worker: Any,                        # vLLM worker
-    weights: list[tuple[str, Tensor]],  # all weights, Hugging Face names
-    way: str,                           # "reload_weights" or "update_weights"
+    weights: list[tuple[str, Any]],     # all weights, Hugging Face names; tensors, for a native engine handles
+    way: str,                           # as `choose_way` gave it
 ) -> None:
     "Replace the weights of one worker"
     with torch.no_grad():
         if way == "reload_weights": reloader(worker)(weights_iterator=iter(weights))
-        else: updater(worker)(weights)
+        elif way == "update_weights": updater(worker)(weights)
+        else: opener(worker, way)(weights)
 
 @patch
-def _publish(self: VllmEngine, tensors: dict[str, Tensor]) -> None:
+def _publish(self: VllmEngine, tensors: dict[str, Tensor], handles: Mapping[str, tuple]) -> None:
     twin = {n: t for t, n in self._tied.items()}
-    weights = [(n, tensors[n if n in tensors else twin[n]].to(self.dtype)) for n in self._sizes]
+    source = {n: n if n in tensors else twin[n] for n in self._sizes}
+    weights = self._handles(source, handles) if self.way in NATIVE.values() else [(n, tensors[s].to(self.dtype)) for n, s in source.items()]
     self.llm.collective_rpc(reload, args=(weights, self.way))
     if self.llm.reset_prefix_cache() is False:  # a kept generation holds blocks: it has to compute them again
         self.llm.reset_prefix_cache(reset_running_requests=True)
-    if self.tensor_parallel > 1: self._received = {n: checksum(t) for n, t in weights}
+    if self.tensor_parallel > 1: self._received = {n: checksum(tensors[s].to(self.dtype)) for n, s in source.items()}
     for name, twin_name in self._tied.items() if self.tensor_parallel == 1 else ():
         if not self._same(self.version + 1, {name: tensors[twin_name]})[name]:
             raise PublishError(f"{name} still holds other values than {twin_name} after a reload",
                                "This vLLM build is not supported.")
 
 @patch
+def _handles(self: VllmEngine, source: dict[str, str], handles: Mapping[str, tuple]) -> list[tuple[str, tuple]]:
+    if handles: return [(n, handles[s]) for n, s in source.items()]
+    raise PublishError(f"vLLM's {self.way} engine takes device handles, and these weights came another way",
+                       "Set placement.transport to ipc, or rollout.weights_by to auto.")
+
+@patch
 def _shapes(self: VllmEngine) -> tuple[dict[str, torch.Size], dict[str, str]]: return self._sizes, self._tied
 
 # %% ../../nbs/rollout/02_vllm.ipynb #bd054904
 def choose_way(
-    paths: Mapping[str, str],  # way -> "" when it can be used, else why not
-) -> str:                      # "reload_weights" or "update_weights"
-    "The way published weights take; raises `EngineError` with the reasons when there is none"
-    for way in ("reload_weights", "update_weights"):
+    paths: Mapping[str, str],   # way -> "" when it can be used, else why not
+    asked: WeightsBy = "auto",  # rollout.weights_by
+) -> str:                       # "reload_weights", "update_weights" or the name of a native engine
+    "The way published weights take: the first that can be used; raises `EngineError` with the reasons when there is none"
+    native = tuple(NATIVE.values())
+    for way in {"auto": ("reload_weights", "update_weights", *native), "native": native}.get(asked, (asked,)):
         if paths.get(way) == "": return way
-    raise EngineError("this vLLM cannot be published to: " + "; ".join(f"{n}: {why}" for n, why in paths.items()),
-                      "Use a vLLM that takes weights (0.20 and later do).")
+    raise EngineError(f"this vLLM cannot be published to (weights_by {asked}): " + "; ".join(f"{n}: {why}" for n, why in paths.items()),
+                      "Set rollout.weights_by to auto, with a vLLM that takes weights (0.20 and later do).")
 
 # %% ../../nbs/rollout/02_vllm.ipynb #14beb61e
 def _read_checksums(worker: Any, names: list[str], shapes: dict[str, torch.Size]) -> dict[str, int]:

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['STRIPPED', 'ENVIRONMENT', 'NZ_ENV', 'NZ', 'PROCESSED', 'LOGPROBS', 'WAKE', 'DUMMY', 'HEAD', 'STARTUP_WAIT',
            'STARTUP_POLL', 'FREE_MEMORY', 'STARTUP', 'PROFILING', 'MEASURE', 'GREW', 'SLEEP', 'IPC_MODULE', 'PACKED',
-           'CARRIER', 'PIECE', 'installed', 'says', 'mapped', 'HalfAwake', 'wake_up', 'pack_is_stale', 'repack',
-           'empty_device', 'packed_loads', 'weight_paths', 'transfer_engines', 'start_arguments', 'reloader',
-           'register_carrier', 'carrier_class', 'updater', 'enter_rollout', 'enter_engine']
+           'CARRIER', 'NATIVE', 'PIECE', 'installed', 'says', 'mapped', 'HalfAwake', 'wake_up', 'pack_is_stale',
+           'repack', 'empty_device', 'packed_loads', 'configured', 'weight_paths', 'transfer_engines',
+           'start_arguments', 'reloader', 'register_carrier', 'carrier_class', 'updater', 'opener', 'transfer_config',
+           'enter_rollout', 'enter_engine']
 
-# %% ../../nbs/shims/18_vllm.ipynb #9f973dd0
-import copy, functools, importlib, importlib.util, inspect, os, sys, time, warnings
+# %% ../../nbs/shims/18_vllm.ipynb #2e3b2612
+import copy, dataclasses, functools, importlib, importlib.util, inspect, os, sys, time, warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -364,8 +365,20 @@ PACKED = register(Shim(
     reason="packed weights sent over npu_ipc are unpacked and dropped: the publish succeeds and the engine keeps its old weights",
     link="https://github.com/vllm-project/vllm-ascend/blob/182b75ea/vllm_ascend/distributed/weight_transfer/npu_ipc_engine.py"))
 
-# %% ../../nbs/shims/18_vllm.ipynb #a7f2d9c3
-def _unconfigured(worker: Any) -> str: return "no transfer engine is configured" if getattr(worker, "weight_transfer_engine", worker) is None else ""
+# %% ../../nbs/shims/18_vllm.ipynb #834ad0fb
+CARRIER = "cookbook_npu"                       # our transfer engine, by the name it is registered with vLLM
+NATIVE = {"npu": "npu_ipc", "cuda": "ipc"}     # device type -> the engine that opens memory of the same device
+
+def configured(
+    worker: Any,  # a vLLM worker
+) -> str | None:  # name of its transfer engine; none: it has none
+    "The transfer engine this worker was built with"
+    if getattr(worker, "weight_transfer_engine", worker) is None: return None
+    return getattr(getattr(getattr(worker, "vllm_config", None), "weight_transfer_config", None), "backend", CARRIER)
+
+def _unconfigured(worker: Any, name: str) -> str:
+    has = configured(worker)
+    return "" if has == name else "no transfer engine is configured" if has is None else f"the worker was built with {has}"
 
 def weight_paths(
     worker: Any,                   # a vLLM worker
@@ -376,8 +389,8 @@ def weight_paths(
     takes = inspect.signature(runner.reload_weights).parameters if hasattr(runner, "reload_weights") else {}
     lacking = [n for n in ("start_weight_update", "update_weights", "finish_weight_update") if not hasattr(worker, n)]
     paths = {"reload_weights": "" if "weights_iterator" in takes else "its reload_weights takes no weights_iterator",
-             "update_weights": f"the worker has no {lacking[0]}" if lacking else _unconfigured(worker)}
-    for name in engines: paths[name] = paths["update_weights"]
+             "update_weights": f"the worker has no {lacking[0]}" if lacking else _unconfigured(worker, CARRIER)}
+    for name in engines: paths[name] = paths["update_weights"] if lacking else _unconfigured(worker, name)
     if "npu_ipc" in paths:
         paths["npu_ipc packed"] = paths["npu_ipc"] or ("" if packed_loads(_ipc()) else "what is received is never loaded")
     return paths
@@ -411,9 +424,7 @@ def reloader(
         with configured(worker.vllm_config): worker.model_runner.reload_weights(**kwargs)
     return reload_weights
 
-# %% ../../nbs/shims/18_vllm.ipynb #7a87efbb
-CARRIER = "cookbook_npu"  # the name it is registered by
-
+# %% ../../nbs/shims/18_vllm.ipynb #c79be540
 def register_carrier() -> dict[str, str] | None:  # vLLM's weight_transfer_config; none: it has no transfer engines, or takes its own only
     "Tell vLLM of the carrier"
     if not transfer_engines(): return None
@@ -456,6 +467,47 @@ def updater(
         worker.finish_weight_update()
         if getattr(getattr(worker.model_runner, "reload_weights", None), "repacks", False): repack(worker.model_runner.model)  # vllm.tied_head
     return update
+
+# %% ../../nbs/shims/18_vllm.ipynb #77e9bdfa
+def _device_name(worker: Any, way: str) -> str:
+    "What the native engine calls the device of this worker"
+    if way == "npu_ipc": return _ipc().npu_generate_uuid()
+    import torch
+    return str(torch.cuda.get_device_properties(worker.device).uuid)
+
+def opener(
+    worker: Any,  # a vLLM worker that was built with a native engine
+    way: str,     # name of that engine
+) -> Callable[[list], None]:  # takes [(name, arguments of the device's rebuild function), ...]
+    "Start, hand over handles in pieces, finish"
+    engine = worker.weight_transfer_engine
+    known = {f.name for f in dataclasses.fields(engine.init_info_cls)}
+    worker.init_weight_transfer_engine({k: v for k, v in {"packed": False}.items() if k in known})
+    def update(weights: list) -> None:
+        device = _device_name(worker, way)
+        worker.start_weight_update(**start_arguments(worker))
+        for i in range(0, len(weights), PIECE): worker.update_weights(_update_info(weights[i:i + PIECE], device))
+        worker.finish_weight_update()
+        if getattr(getattr(worker.model_runner, "reload_weights", None), "repacks", False): repack(worker.model_runner.model)  # vllm.tied_head
+    return update
+
+def _update_info(weights: list, device: str) -> dict[str, list]:
+    "What a native engine is told of some tensors; their arguments say size and type too, and are read in PyTorch's order"
+    return {"names": [name for name, _ in weights], "dtype_names": [str(args[5]).removeprefix("torch.") for _, args in weights],
+            "shapes": [list(args[1]) for _, args in weights], "ipc_handles": [{device: args} for _, args in weights]}
+
+# %% ../../nbs/shims/18_vllm.ipynb #26d63108
+def transfer_config(
+    weights_by: str,   # rollout.weights_by
+    device_type: str,  # of the platform: "npu", "cuda", "cpu"
+) -> dict[str, str] | None:  # vLLM's weight_transfer_config; none: it has no transfer engine that could be used
+    "The transfer engine to build a worker with: the carrier, or the native one where it is asked for or the carrier is not taken"
+    name = NATIVE.get(device_type)
+    native = {"backend": name} if name in transfer_engines() else None
+    if weights_by != "native": return register_carrier() or native
+    if native: return native
+    raise ShimError(f"rollout.weights_by is 'native', and this vLLM has no transfer engine {name or 'for ' + device_type} (it has {transfer_engines()})",
+                    "Set rollout.weights_by to auto.")
 
 # %% ../../nbs/shims/18_vllm.ipynb #75e641a8
 def enter_rollout() -> None:

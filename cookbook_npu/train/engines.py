@@ -16,7 +16,7 @@ from ..data.sample import Sample
 from ..device import accelerator
 from ..errors import RoleError
 from ..rollout.engine import Engine, Request
-from .publish import Manifest, read
+from .publish import Manifest, handles, read
 
 # %% ../../nbs/train/04_engines.ipynb #36ad3349
 def make_engine(
@@ -28,7 +28,7 @@ def make_engine(
     if r.engine == "vllm":
         from cookbook_npu.rollout.vllm import VllmEngine
         return VllmEngine(hf_path, dtype=dtype, tensor_parallel=r.devices_per_engine, memory_utilization=r.memory_utilization,
-                          enforce_eager=r.enforce_eager, max_tokens=config.data.max_prompt_tokens + config.sampling.max_response_tokens)
+                          enforce_eager=r.enforce_eager, weights_by=r.weights_by, max_tokens=config.data.max_prompt_tokens + config.sampling.max_response_tokens)
     from cookbook_npu.rollout.transformers import TransformersEngine
     return TransformersEngine(hf_path, dtype=dtype, batch_size=r.batch_size)
 
@@ -54,7 +54,8 @@ class EngineRole:
         manifest: Manifest,  # what the trainer wrote
     ) -> int:                # tensors that were compared
         "Load published weights and compare; raises `PublishError` when the engine holds anything else, and it serves nothing until a publish succeeds"
-        self.engine.publish(manifest.version, read(manifest, accelerator()), manifest.expected)
+        acc = accelerator()
+        self.engine.publish(manifest.version, read(manifest, acc), manifest.expected, handles(manifest, acc))
         return len(manifest.expected)
 
 # %% ../../nbs/train/04_engines.ipynb #c03a5655

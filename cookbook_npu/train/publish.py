@@ -6,9 +6,10 @@
 __all__ = ['ALIGN', 'Bucket', 'SHM', 'PREFIX', 'MARGIN', 'Entry', 'Manifest', 'fill_buckets', 'drawn', 'Transport', 'pack',
            'sweep', 'SharedMemory', 'open_shared', 'device_key', 'DeviceHandles', 'open_handle', 'handles_missing',
            'choose_transport', 'first_of_machine', 'make_transport', 'alone', 'count_failing', 'share_fate', 'write',
-           'merge', 'open_bucket', 'read', 'send', 'receive']
+           'merge', 'open_bucket', 'read', 'entry_handle', 'handles', 'send', 'receive']
 
-# %% ../../nbs/train/02_publish.ipynb #99b5770b
+# %% ../../nbs/train/02_publish.ipynb #72575e74
+import inspect
 import mmap
 import os
 import pickle
@@ -337,18 +338,20 @@ def merge(
     for other in others: whole.buckets = [{**a, **b} for a, b in zip(whole.buckets, other.buckets, strict=True)]
     return whole
 
-# %% ../../nbs/train/02_publish.ipynb #4d6ff640
+# %% ../../nbs/train/02_publish.ipynb #973bdda3
 def open_bucket(
     manifest: Manifest,                  # what the trainer wrote
     index: int,                          # of the bucket
     acc: Accelerator | None = None,      # of the engine's process; only device handles ask
 ) -> torch.Tensor:                       # flat uint8, shared with the trainer
     "A bucket, without a copy; raises `MissingError` when it is not there"
-    place, shared = manifest.buckets[index], manifest.transport == "shm"
-    key = socket.gethostname() if shared else device_key(acc)
-    if key not in place:
-        raise MissingError(f"publish {manifest.version}: nothing on {key}, only on {', '.join(place)}", "An engine needs a trainer rank beside it.")
-    return open_shared(place[key]) if shared else open_handle(place[key], acc.device(0))
+    if manifest.transport == "shm": return open_shared(_place(manifest, index, socket.gethostname()))
+    return open_handle(_place(manifest, index, device_key(acc)), acc.device(0))
+
+def _place(manifest: Manifest, index: int, key: str) -> Any:
+    "Where a bucket is, for this machine or device"
+    if key in (place := manifest.buckets[index]): return place[key]
+    raise MissingError(f"publish {manifest.version}: nothing on {key}, only on {', '.join(place)}", "An engine needs a trainer rank beside it.")
 
 def read(
     manifest: Manifest,                   # what the trainer wrote
@@ -357,6 +360,26 @@ def read(
     "Every published tensor, without a copy; the tensors are valid until the next publish"
     blocks = [open_bucket(manifest, index, acc) for index in range(len(manifest.buckets))]
     for e in manifest.entries: yield e.name, e.of(blocks[e.bucket])
+
+# %% ../../nbs/train/02_publish.ipynb #4c291c27
+def entry_handle(
+    rebuild: Callable[..., torch.Tensor],  # opens the bucket
+    args: tuple,                           # its arguments
+    entry: Entry,                          # a tensor in the bucket
+) -> tuple:                                # arguments that open this tensor
+    "The handle of one tensor, made from that of its bucket"
+    own = {"tensor_size": torch.Size(entry.shape), "tensor_stride": torch.empty(entry.shape, device="meta").stride(),
+           "tensor_offset": entry.offset // entry.dtype.itemsize, "dtype": entry.dtype}
+    return tuple(own.get(name, value) for name, value in zip(inspect.signature(rebuild).parameters, args, strict=True))
+
+def handles(
+    manifest: Manifest,  # what the trainer wrote
+    acc: Accelerator,    # of the engine's process
+) -> dict[str, tuple]:   # HF name -> arguments of the device's rebuild function; empty where buckets do not travel by handle
+    "Every published tensor as a handle, for an engine that opens device memory itself"
+    if manifest.transport != "ipc": return {}
+    buckets = [pickle.loads(_place(manifest, i, device_key(acc))) for i in range(len(manifest.buckets))]  # written by our own trainer
+    return {e.name: entry_handle(*buckets[e.bucket], e) for e in manifest.entries}
 
 # %% ../../nbs/train/02_publish.ipynb #df0f6fbf
 def _announce(what: Any, group: Any, device: torch.device) -> Any:

@@ -8,6 +8,7 @@ IPC is the real module, with the base classes of the installed vLLM.
 import ast
 import builtins
 import contextlib
+import inspect
 import sys
 import types
 from pathlib import Path
@@ -230,8 +231,60 @@ def ipc_record(rank, world_size, checkout):
             return "never loads them" in str(error)
         return False  # it came back as if all were well
 
-    worker = SimpleNamespace(start_weight_update=lambda: None, update_weights=lambda info: None, finish_weight_update=lambda: None)
-    return cycle("vllm_ascend.packed_npu_ipc", check) | {"paths": vllm.weight_paths(worker, ["npu_ipc"])}
+    worker = built_with_npu_ipc(module)
+    opened = open_handles(vllm, module, worker)
+    return cycle("vllm_ascend.packed_npu_ipc", check) | {"paths": vllm.weight_paths(worker, ["npu_ipc"]), "opened": opened}
+
+
+def built_with_npu_ipc(module):
+    "A worker that hands everything to the real engine, as the worker of vllm-ascend does"
+    module.NPUIPCWeightTransferEngine.__abstractmethods__ = frozenset()  # of the installed vLLM, which is newer
+    engine = object.__new__(module.NPUIPCWeightTransferEngine)
+    engine.packed, engine.device, engine.model, loaded = False, SimpleNamespace(index=0), SimpleNamespace(), []
+    engine.model.load_weights = loaded.extend
+    direct = [loaded.extend] if "load_weights" in inspect.signature(engine.receive_weights).parameters else []
+    return SimpleNamespace(
+        weight_transfer_engine=engine, loaded=loaded, model_runner=SimpleNamespace(),
+        vllm_config=SimpleNamespace(weight_transfer_config=SimpleNamespace(backend="npu_ipc")),
+        init_weight_transfer_engine=lambda info: engine.init_transfer_engine(engine.init_info_cls(**info)),
+        start_weight_update=lambda: None, finish_weight_update=lambda: None,
+        update_weights=lambda info: engine.receive_weights(unpacked(engine.parse_update_info(info)), *direct),
+    )  # fmt: skip
+
+
+def unpacked(info):
+    "Update info with the field that the base class of older versions has, at its default"
+    info.packed = False
+    return info
+
+
+def open_handles(vllm, module, worker):
+    "What the real engine asks torch_npu to open, and loads, for one published tensor"
+    import torch
+
+    module.npu_generate_uuid = lambda: "here"
+    reductions = fake("torch_npu.multiprocessing.reductions")
+    reductions.rebuild_npu_tensor = lambda *args: args
+    args = (
+        torch.Tensor,
+        torch.Size([2, 3]),
+        (3, 1),
+        16,
+        torch.UntypedStorage,
+        torch.bfloat16,
+        0,
+        b"handle",
+        64,
+        0,
+        False,
+        b"",
+        0,
+        b"",
+        False,
+    )
+    vllm.opener(worker, "npu_ipc")([("w", args)])
+    ((name, opened),) = worker.loaded
+    return name == "w" and opened == (*args[:6], 0, *args[7:])
 
 
 def real_vllm(rank, world_size):
