@@ -7,6 +7,7 @@ __all__ = ['LOOK', 'Answer', 'Ready', 'Group', 'LocalGroup', 'Member', 'raised',
            'rank_env']
 
 # %% ../../nbs/cluster/02_roles.ipynb #695c986c
+import gc
 import importlib
 import os
 import signal
@@ -153,6 +154,7 @@ class Member:
         if log: log_to(log); start_pulse(_pulse_file(log))
         report, self.simulated = _bootstrap(bootstrap), "simulated_npu" in sys.modules
         self.role = load_role(role)(rank=int(env["RANK"]), world_size=int(env["WORLD_SIZE"]), **kwargs)
+        gc.collect(), gc.freeze()  # a million objects of imported packages: Megatron collects in each save, a third of a second without this
         return report
 
     def call(self, method: str, args: tuple, kwargs: dict) -> Any:
