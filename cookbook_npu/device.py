@@ -57,7 +57,9 @@ class Probe:
     simulated: bool = False
 
     @property
-    def usable(self) -> bool: return self.state == "usable"
+    def usable(self) -> bool:
+        "Whether work can run on it"
+        return self.state == "usable"
 
 # %% ../nbs/02_device.ipynb #3aeb8117
 def visible(

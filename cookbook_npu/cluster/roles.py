@@ -54,8 +54,12 @@ class Answer(Protocol):
 class Ready:
     "A call that has already returned"
     values: list[Any]
-    def result(self, timeout: float | None = None) -> list[Any]: return self.values
-    def done(self) -> bool: return True
+    def result(self, timeout: float | None = None) -> list[Any]:
+        "The values"
+        return self.values
+    def done(self) -> bool:
+        "Always: nothing has to be waited for"
+        return True
 
 # %% ../../nbs/cluster/02_roles.ipynb #055a5e83
 class Group(AbstractContextManager):
@@ -64,8 +68,12 @@ class Group(AbstractContextManager):
     def __len__(self) -> int: raise NotImplementedError
     def _start_each(self, method: str, ranks: list[int], args: list[tuple], kwargs: dict, timeout: float | None) -> Answer: raise NotImplementedError
     @property
-    def lost(self) -> bool: return False
-    def kill(self, grace: float = 5.0) -> None: raise NotImplementedError
+    def lost(self) -> bool:
+        "A group in this process cannot be lost"
+        return False
+    def kill(self, grace: float = 5.0) -> None:
+        "End the processes, after `grace` seconds by force"
+        raise NotImplementedError
     def __exit__(self, *_: object) -> None: self.kill()
 
 # %% ../../nbs/cluster/02_roles.ipynb #d5b9e59d

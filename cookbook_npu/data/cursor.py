@@ -28,7 +28,9 @@ class Ranges:
 
     def __contains__(self, n: int) -> bool: return (i := bisect_right(self.starts, n)) > 0 and n < self.ends[i - 1]
     def __len__(self) -> int: return sum(self.ends) - sum(self.starts)
-    def as_list(self) -> list[list[int]]: return [[a, b] for a, b in zip(self.starts, self.ends, strict=True)]
+    def as_list(self) -> list[list[int]]:
+        "The ranges as pairs, for JSON"
+        return [[a, b] for a, b in zip(self.starts, self.ends, strict=True)]
 
     def next_missing(self,
         n: int,  # where to begin
@@ -70,10 +72,18 @@ class Feed(ABC):
     def identity(self) -> dict[str, Any]:  # JSON-able
         "What must be equal for a saved state to mean the same"
 
-    def next_batch(self, n: int) -> list[Prompt]: return [give_out(self) for _ in range(n)]
-    def resolve(self, prompt_ids: Iterable[str], outcome: Outcome = "trained") -> None: settle(self, prompt_ids, outcome)
-    def state(self) -> dict[str, Any]: return dict(settled=self.settled.as_list(), counts=dict(self.counts), **self.identity())
-    def load_state(self, state: dict[str, Any]) -> None: restore(self, state)
+    def next_batch(self, n: int) -> list[Prompt]:
+        "The next `n` prompts that are neither given out nor settled"
+        return [give_out(self) for _ in range(n)]
+    def resolve(self, prompt_ids: Iterable[str], outcome: Outcome = "trained") -> None:
+        "These prompts are settled: they never come again"
+        settle(self, prompt_ids, outcome)
+    def state(self) -> dict[str, Any]:
+        "What a resumed run needs"
+        return dict(settled=self.settled.as_list(), counts=dict(self.counts), **self.identity())
+    def load_state(self, state: dict[str, Any]) -> None:
+        "Go on where the run that wrote `state` was"
+        restore(self, state)
 
 # %% ../../nbs/data/06_cursor.ipynb #443c5aa5
 def give_out(

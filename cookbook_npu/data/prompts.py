@@ -85,7 +85,9 @@ class PromptDataset(Feed):
         self._fingerprint = fingerprint(prompts)
 
     def __len__(self) -> int: return len(self.prompts)
-    def identity(self) -> dict[str, Any]: return dict(seed=self.seed, shuffle=self.shuffle, prompts=self._fingerprint)
+    def identity(self) -> dict[str, Any]:
+        "What must be equal for a cursor to fit"
+        return dict(seed=self.seed, shuffle=self.shuffle, prompts=self._fingerprint)
 
     def draw(self, t: int) -> Prompt:
         "Place t of the order: epoch t // size"
@@ -121,7 +123,9 @@ class Mixture(Feed):
         self.source = "; ".join(f"{float(share):.0%} {p.source}" for share, p in zip(self.shares, parts, strict=True))
 
     def __len__(self) -> int: return sum(map(len, self.parts))
-    def identity(self) -> dict[str, Any]: return dict(shares=[str(s) for s in self.shares], parts=[p.identity() for p in self.parts])
+    def identity(self) -> dict[str, Any]:
+        "What must be equal for a cursor to fit"
+        return dict(shares=[str(s) for s in self.shares], parts=[p.identity() for p in self.parts])
 
     def draw(self, t: int) -> Prompt:
         "Place t of the order: some draw of some part"

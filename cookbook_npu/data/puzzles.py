@@ -32,10 +32,14 @@ class Puzzle:
     extra: dict[str, Any] = field(default_factory=dict, compare=False)  # what the scorer needs besides the label
 
     @property
-    def name(self) -> str: return self.family
+    def name(self) -> str:
+        "Its family: a puzzle has no shorter name"
+        return self.family
 
     @property
-    def metadata(self) -> dict[str, Any]: return {"level": self.level, **self.extra}
+    def metadata(self) -> dict[str, Any]:
+        "Level and what its grader needs"
+        return {"level": self.level, **self.extra}
 
 # %% ../../nbs/data/03_puzzles.ipynb #7c019a90
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})(?![0-9])|([-+*/()]))")
@@ -184,13 +188,19 @@ class PuzzleTask:
         if self.per_level <= 0: raise ConfigError(f"task.per_level is {self.per_level!r}", "Ask for at least one problem.")
 
     @cached_property
-    def problems(self) -> list[Puzzle]: return all_puzzles(self)
+    def problems(self) -> list[Puzzle]:
+        "All problems, in a fixed order"
+        return all_puzzles(self)
 
     @cached_property
-    def train(self) -> list[Puzzle]: return [p for p in self.problems if not held_out_family(p.family, self.eval_share)]
+    def train(self) -> list[Puzzle]:
+        "Problems to train on"
+        return [p for p in self.problems if not held_out_family(p.family, self.eval_share)]
 
     @cached_property
-    def held_out(self) -> list[Puzzle]: return [p for p in self.problems if held_out_family(p.family, self.eval_share)]
+    def held_out(self) -> list[Puzzle]:
+        "Problems of families that are never trained on"
+        return [p for p in self.problems if held_out_family(p.family, self.eval_share)]
 
 # %% ../../nbs/data/03_puzzles.ipynb #5dc6d1a1
 def _distinct(kind: str, level: int, count: int, rng: random.Random) -> Iterator[Puzzle]:

@@ -215,9 +215,15 @@ class RewardPool:
 
     def __enter__(self) -> Self: self.open(); return self
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None: self.close()
-    def open(self) -> None: open_pool(self)
-    def close(self) -> None: end_workers(self.workers)
-    def score(self, samples: Sequence[Sample]) -> list[float | None]: return score_samples(self, samples)
+    def open(self) -> None:
+        "Start the workers"
+        open_pool(self)
+    def close(self) -> None:
+        "End the workers"
+        end_workers(self.workers)
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        "A reward for each sample; none where it could not be graded"
+        return score_samples(self, samples)
 
 # %% ../../nbs/data/12_rewards.ipynb #004d0086
 def open_pool(

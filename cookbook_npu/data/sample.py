@@ -47,10 +47,14 @@ class Sample:
     metadata: dict[str, Any] = field(default_factory=dict)  # anything else, JSON-able
 
     def __post_init__(self) -> None: check_sample(self)
-    def to_json(self) -> str: return sample_to_json(self)
+    def to_json(self) -> str:
+        "One line of JSON"
+        return sample_to_json(self)
 
     @classmethod
-    def from_json(cls, line: str) -> "Sample": return sample_from_json(line)
+    def from_json(cls, line: str) -> "Sample":
+        "The sample of one line of JSON"
+        return sample_from_json(line)
 
 # %% ../../nbs/data/00_sample.ipynb #f130e6a1
 def check_sample(

@@ -25,22 +25,34 @@ class Problem:
     width: int = 0 # operands are zero-padded to so many digits
 
     @property
-    def prompt(self) -> str: return f"{self.a:0{self.width}d}{self.op}{self.b:0{self.width}d}="
+    def prompt(self) -> str:
+        "What the model reads"
+        return f"{self.a:0{self.width}d}{self.op}{self.b:0{self.width}d}="
 
     @property
-    def answer(self) -> str: return str(self.a + self.b if self.op == "+" else self.a * self.b)
+    def answer(self) -> str:
+        "The number, as text"
+        return str(self.a + self.b if self.op == "+" else self.a * self.b)
 
     @property
-    def name(self) -> str: return f"{self.a}{self.op}{self.b}"
+    def name(self) -> str:
+        "The problem, written out"
+        return f"{self.a}{self.op}{self.b}"
 
     @property
-    def family(self) -> str: return f"{min(self.a, self.b)}{self.op}{max(self.a, self.b)}"
+    def family(self) -> str:
+        "The same for both orders of the operands: they are held out together"
+        return f"{min(self.a, self.b)}{self.op}{max(self.a, self.b)}"
 
     @property
-    def label(self) -> str: return self.answer
+    def label(self) -> str:
+        "What a response is graded against"
+        return self.answer
 
     @property
-    def metadata(self) -> dict[str, Any]: return {}
+    def metadata(self) -> dict[str, Any]:
+        "Nothing beyond prompt and label"
+        return {}
 
 # %% ../../nbs/data/02_tasks.ipynb #f0b528eb
 LEVELS: dict[int, dict[str, int]] = {
@@ -75,13 +87,19 @@ class ArithmeticTask:
         if not 0 < self.eval_share < 1: raise ConfigError(f"task.eval_share is {self.eval_share!r}", "Give a share between 0 and 1.")
 
     @cached_property
-    def problems(self) -> list[Problem]: return list(_all_problems(self.level, self.pad, self.seed))
+    def problems(self) -> list[Problem]:
+        "All problems, in a fixed order"
+        return list(_all_problems(self.level, self.pad, self.seed))
 
     @cached_property
-    def train(self) -> list[Problem]: return [p for p in self.problems if not is_held_out(p, self.eval_share, self.seed)]
+    def train(self) -> list[Problem]:
+        "Problems to train on"
+        return [p for p in self.problems if not is_held_out(p, self.eval_share, self.seed)]
 
     @cached_property
-    def held_out(self) -> list[Problem]: return [p for p in self.problems if is_held_out(p, self.eval_share, self.seed)]
+    def held_out(self) -> list[Problem]:
+        "Problems of families that are never trained on"
+        return [p for p in self.problems if is_held_out(p, self.eval_share, self.seed)]
 
 # %% ../../nbs/data/02_tasks.ipynb #6a8ba441
 def _all_problems(level: int, pad: bool, seed: int) -> list[Problem]:

@@ -65,6 +65,7 @@ class HeadLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor, part: Slice, temperature: float,
                 chunk: int) -> tuple[Tensor, Tensor]:
+        "Log-probs and entropies, chunk by chunk; keeps what the backward pass needs, and no logits"
         w_VH = weight_VH[:part.size]
         chunks = [_statistics(_logits(h, w_VH, temperature), y, part) for h, y in zip(hidden_RH.split(chunk), targets_R.split(chunk))]
         lse_R, mean_R, target_R = combine(_gather(torch.cat(chunks, 1), part.group))
@@ -74,6 +75,7 @@ class HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dlogp_R: Tensor, dentropy_R: Tensor) -> tuple[Tensor | None, ...]:
+        "Recompute the logits chunk by chunk, and add up the gradients"
         hidden_RH, weight_VH, targets_R, lse_R, mean_R = ctx.saved_tensors
         w_VH = weight_VH[:ctx.part.size]
         grad_RH = torch.empty_like(hidden_RH)

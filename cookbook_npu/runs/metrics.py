@@ -68,8 +68,11 @@ class Sink(Protocol):
 class FileSink:
     "metrics.jsonl: on the disk before the next step starts"
     path: Path
-    def write(self, record: Mapping[str, Any]) -> None: append_line(self.path, record)
-    def close(self) -> None: pass
+    def write(self, record: Mapping[str, Any]) -> None:
+        "Append one line"
+        append_line(self.path, record)
+    def close(self) -> None:
+        "Nothing is held open"
 
 # %% ../../nbs/runs/01_metrics.ipynb #dc78651c
 class TensorBoardSink:
@@ -88,7 +91,9 @@ class TensorBoardSink:
         self.writer.add_event(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
         self.writer.flush()
 
-    def close(self) -> None: self.writer.close()
+    def close(self) -> None:
+        "Write what is buffered"
+        self.writer.close()
 
 # %% ../../nbs/runs/01_metrics.ipynb #8eb65817
 WATCHED = ("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm", "entropy_loss", "train_rollout_logprob_abs_diff", "time/step")
@@ -126,8 +131,11 @@ class ConsoleSink:
     "One line a step"
     steps: int | None = None  # steps of the run
     out: Any = None           # stream; none: standard output as it is at the time
-    def write(self, record: Mapping[str, Any]) -> None: print(line(record, steps=self.steps), file=self.out or sys.stdout, flush=True)
-    def close(self) -> None: pass
+    def write(self, record: Mapping[str, Any]) -> None:
+        "Print one line"
+        print(line(record, steps=self.steps), file=self.out or sys.stdout, flush=True)
+    def close(self) -> None:
+        "Nothing is held open"
 
 # %% ../../nbs/runs/01_metrics.ipynb #5b4a1406
 class Tracker:

@@ -212,6 +212,7 @@ class FusedRMSNormGated(torch.nn.Module):
         self.eps, self.activation, self.weight = eps, activation, torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        "Normalize, then gate"
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
         return (normed*(gate.float().sigmoid() if self.activation == "sigmoid" else F.silu(gate.float()))).to(x.dtype)
 

@@ -137,7 +137,9 @@ class DotProductAttention(TransformerEngineBaseModule):
         self.get_rng_state_tracker, self.cp_comm_type, self.training = get_rng_state_tracker, cp_comm_type, True
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
-    def get_extra_state(self) -> Tensor: return torch.empty(0, dtype=torch.uint8)
+    def get_extra_state(self) -> Tensor:
+        "Nothing: an empty tensor, as Transformer Engine without FP8"
+        return torch.empty(0, dtype=torch.uint8)
 
 # %% ../../nbs/shims/04_te_attention.ipynb #89bd2e26
 from fastcore.basics import patch

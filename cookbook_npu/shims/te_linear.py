@@ -176,11 +176,18 @@ class TransformerEngineBaseModule(nn.Module):
         self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": False, "fp8_group": None, "recipe": None}
         self.tp_group, self.tp_size, self.sequence_parallel = None, 1, False
 
-    def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None: self.tp_group = tp_group
-    def init_fp8_metadata(self, num_gemms: int = 1) -> None: pass
-    def get_extra_state(self) -> Tensor: return torch.empty(0, dtype=torch.uint8)
-    def set_extra_state(self, state: Any) -> None: pass
-    def backward_dw(self) -> None: pass
+    def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
+        "The group that shares the matrix"
+        self.tp_group = tp_group
+    def init_fp8_metadata(self, num_gemms: int = 1) -> None:
+        "Nothing: there is no FP8 here"
+    def get_extra_state(self) -> Tensor:
+        "Nothing: an empty tensor, as Transformer Engine without FP8"
+        return torch.empty(0, dtype=torch.uint8)
+    def set_extra_state(self, state: Any) -> None:
+        "Nothing is kept"
+    def backward_dw(self) -> None:
+        "Nothing: weight gradients are never delayed here"
 
 # %% ../../nbs/shims/03_te_linear.ipynb #89f0a465
 def mark_parallel(
@@ -315,11 +322,13 @@ class GatherSequence(torch.autograd.Function):
     "Gather the sequence forward; sum the gradients and keep the own shard backward"
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        "Gather the sequence shards"
         ctx.group = group
         return gather_sequence(x, group)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        "Reduce-scatter the gradient"
         shard, work = start_reduce(dy.contiguous(), True, ctx.group)
         work.wait()
         return shard, None

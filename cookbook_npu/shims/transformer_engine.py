@@ -44,13 +44,19 @@ class CudaRNGStatesTracker:
     def __init__(self) -> None: self.reset()
 
     def reset(self) -> None:
+        "Forget all states"
         self.states_: dict[str, Tensor] = {}
         self.seeds_: set[int] = set()
 
-    def get_states(self) -> dict[str, Tensor]: return dict(self.states_)
-    def set_states(self, states: dict[str, Tensor]) -> None: self.states_ = dict(states)
+    def get_states(self) -> dict[str, Tensor]:
+        "A copy of the states"
+        return dict(self.states_)
+    def set_states(self, states: dict[str, Tensor]) -> None:
+        "Take these states"
+        self.states_ = dict(states)
 
     def add(self, name: str, seed: int) -> None:
+        "A new state from a seed; raises `ShimError` for a name or seed that is there"
         if seed in self.seeds_ or name in self.states_:
             raise ShimError(f"random state {name!r} (seed {seed}) exists already", "Reset the tracker first.")
         device = _rng_device()
@@ -113,7 +119,9 @@ def checkpoint(
     return torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _replay(tracker, states)), **kwargs)
 
 # %% ../../nbs/shims/05_transformer_engine.ipynb #585500dc
-def is_recomputing() -> bool: return _recomputing
+def is_recomputing() -> bool:
+    "Whether a checkpointed block is being computed again"
+    return _recomputing
 
 # %% ../../nbs/shims/05_transformer_engine.ipynb #cd129f31
 @contextmanager
@@ -129,13 +137,20 @@ def no_fp8(
 class FP8GlobalStateManager:
     "Stand-in: 8-bit arithmetic is off"
     @staticmethod
-    def is_fp8_enabled() -> bool: return False
+    def is_fp8_enabled() -> bool:
+        "Never: NPUs of this generation have no FP8"
+        return False
     @staticmethod
-    def is_fp8_calibration() -> bool: return False
+    def is_fp8_calibration() -> bool:
+        "Never"
+        return False
     @staticmethod
-    def get_fp8_recipe() -> None: return None
+    def get_fp8_recipe() -> None:
+        "None"
+        return None
     @staticmethod
-    def reset() -> None: pass
+    def reset() -> None:
+        "Nothing to forget"
 
 # %% ../../nbs/shims/05_transformer_engine.ipynb #5f77214f
 class Format(enum.Enum):
@@ -163,6 +178,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.adam_w_mode = adam_w_mode
 
     def initialize_state(self, param: Tensor, store_param_remainders: bool = False) -> None:
+        "Zero moments for one parameter"
         for name in ("exp_avg", "exp_avg_sq"): self.state[param].setdefault(name, torch.zeros_like(param))
 
 # %% ../../nbs/shims/05_transformer_engine.ipynb #9a7f6707
@@ -266,6 +282,7 @@ class SplitAlongDim:
     "Stand-in for the autograd function of that name: views instead of copies"
     @staticmethod
     def apply(mixed: Tensor, split_dim: int, sections: int | list[int], squeeze: bool = False) -> tuple[Tensor, ...]:
+        "Split a tensor; views, not copies"
         parts = torch.split(mixed, sections, dim=split_dim)
         return tuple(p.squeeze(split_dim) for p in parts) if squeeze else parts
 
@@ -286,11 +303,18 @@ class OpNorm(FusibleOperation):
         self.bias = nn.Parameter(torch.zeros(normalized_shape, device=device, dtype=dtype)) if self.kind == "LayerNorm" else None
 
     def forward(self, x: Tensor) -> Tensor:
+        "Sum over the group, or scatter the sum"
+        "The matrix product, sharded or not"
+        "Normalize"
         return te_linear.normalize(x, self.weight, self.bias, self.kind, self.eps, self.zero_centered_gamma)
 
 # %% ../../nbs/shims/05_transformer_engine.ipynb #88fbbafd
-class OpLayerNorm(OpNorm): kind = "LayerNorm"
-class OpRMSNorm(OpNorm): kind = "RMSNorm"
+class OpLayerNorm(OpNorm):
+    "LayerNorm"
+    kind = "LayerNorm"
+class OpRMSNorm(OpNorm):
+    "RMSNorm"
+    kind = "RMSNorm"
 
 class BasicLinear(FusibleOperation):
     "A linear operator; `in_features`, `out_features` are local when the weight is plugged in"
@@ -310,7 +334,9 @@ class Bias(FusibleOperation):
     def __init__(self, size: int, device: Any = None, dtype: Any = None, **_: Any):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
-    def forward(self, x: Tensor) -> Tensor: return x + self.bias
+    def forward(self, x: Tensor) -> Tensor:
+        "Add the bias"
+        return x + self.bias
 
 # %% ../../nbs/shims/05_transformer_engine.ipynb #66cdd340
 class _Reduce(torch.autograd.Function):

@@ -123,7 +123,9 @@ class HalfAwake:
     def __init__(self) -> None:
         self.resumed = self.ran = False
         self.model_executor = SimpleNamespace(is_sleeping=True, wake_up=lambda tags: None, execute_dummy_batch=self._run)
-    def resume_scheduler(self) -> None: self.resumed = True
+    def resume_scheduler(self) -> None:
+        "Notes that it was asked"
+        self.resumed = True
     def _run(self) -> None: self.ran = True
 
 def _core() -> type: return importlib.import_module("vllm.v1.engine.core").EngineCore

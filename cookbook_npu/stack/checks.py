@@ -67,10 +67,18 @@ class Finding:
 CHECKS: dict[str, Check] = {}
 
 # %% ../../nbs/stack/02_checks.ipynb #a63d62c2
-def ok(saw: str) -> Answer: return "ok", saw, ""
-def warn(saw: str, remedy: str) -> Answer: return "warn", saw, remedy
-def fail(saw: str, remedy: str) -> Answer: return "fail", saw, remedy
-def unknown(saw: str) -> Answer: return "unknown", saw, ""
+def ok(saw: str) -> Answer:
+    "As it should be"
+    return "ok", saw, ""
+def warn(saw: str, remedy: str) -> Answer:
+    "Works, but somebody will regret it"
+    return "warn", saw, remedy
+def fail(saw: str, remedy: str) -> Answer:
+    "Will not work"
+    return "fail", saw, remedy
+def unknown(saw: str) -> Answer:
+    "Cannot be found out here"
+    return "unknown", saw, ""
 
 def check(
     name: str,                # short name
