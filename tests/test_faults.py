@@ -1,19 +1,13 @@
 """Roles that die, hang or compute nonsense in the middle of a run: it goes on by itself where it may, and says why where not."""
 
-import json
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, rows, weights
+from whole_runs import STEPS, Driver, configure, events, rows, weights
 
 from cookbook_npu.runs.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
-
-
-def events(folder: Path, kind: str) -> list[dict]:
-    lines = (folder / "events.jsonl").read_text().splitlines() if (folder / "events.jsonl").exists() else []
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
 def disturbed(root: Path, faults: str, **settings) -> tuple[Driver, Path]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, prompts, rows, run, wait_for, weights
+from whole_runs import STEPS, Driver, configure, events, prompts, rows, run, wait_for, weights
 
 POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "2"))  # random moments besides the two chosen ones
 VICTIMS = ("driver", "trainer", "engine", "raylet")
@@ -49,6 +49,9 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
             break
     assert driver.end() != 0, driver.text()
     run(configure(tmp_path, "run", resume=True))
+    resumed = [event["seconds"] for event in events(folder, "resumed")]  # none: killed before the first checkpoint
+    assert all(seconds < 20 for seconds in resumed), resumed  # beside the start of the processes
+    assert resumed or moment is anywhere
     assert rows(folder) == rows(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)

@@ -103,6 +103,12 @@ def weights(folder: Path) -> dict[str, list]:
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}
 
 
+def events(folder: Path, kind: str) -> list[dict]:
+    "What happened in a run, of one kind"
+    lines = (folder / "events.jsonl").read_text().splitlines() if (folder / "events.jsonl").exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
 def prompts(folder: Path) -> list[list[str]]:
     "The prompts of each step"
     files = sorted((folder / "samples").glob("step_*.jsonl"))

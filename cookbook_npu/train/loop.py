@@ -5,9 +5,11 @@
 # %% auto #0
 __all__ = ['T', 'Parts', 'make_requests', 'deal', 'publish', 'deliver', 'patiently', 'start_again', 'rest', 'note_failure',
            'sample', 'generate', 'grade', 'roll_out', 'gather_rows', 'add_up', 'learn', 'settle_prompts', 'one_step',
-           'prepare', 'evidence', 'not_finite', 'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'go_on', 'alarm']
+           'prepare', 'evidence', 'not_finite', 'facts', 'evaluate', 'loop', 'steps', 'roll_back', 'bring_back',
+           'go_on', 'alarm']
 
 # %% ../../nbs/train/08_loop.ipynb #0d100472
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -365,10 +367,19 @@ def roll_back(
     engines = run.crew.settle_engines()
     run.crew.restart_trainer()
     checkpoint = rewind(run.folder)
-    go_on(run, checkpoint)
-    run.folder.event("restart", engines=engines, trainer=True, step=run.start, restarts=run.crew.restarts)
-    publish(run, run.version + 1)
+    seconds = bring_back(run, checkpoint)
+    run.folder.event("restart", engines=engines, trainer=True, step=run.start, restarts=run.crew.restarts, seconds=seconds)
     run.tracker.restart(run.start if checkpoint else -1)
+
+def bring_back(
+    run: Parts,                      # everything started, engines ready for a publish
+    checkpoint: Checkpoint | None,   # where the run folder was rewound to; none: the beginning
+) -> float:                          # seconds it took
+    "Put trainer and driver where they were, and publish: engines then sample with the weights of that step"
+    began = time.perf_counter()
+    go_on(run, checkpoint)
+    publish(run, run.version + 1)
+    return round(time.perf_counter() - began, 3)
 
 def go_on(
     run: Parts,                      # trainer awake with the first weights

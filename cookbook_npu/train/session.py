@@ -25,7 +25,7 @@ from ..runs.live import NotebookView, live_view
 from ..runs.metrics import Tracker
 from ..runs.report import result_of
 from .crew import SHARE, start_crew
-from .loop import Parts, go_on, loop, publish
+from .loop import Parts, bring_back, loop, publish
 from .publish import sweep
 from .saving import RunSaver, open_folder
 from .warm_start import needs_warm_start, warm_folder
@@ -71,8 +71,8 @@ def session(
         folder.save_stack(describe_device(config), shims=crew.trainer.call0("shims"))
         saver = RunSaver(config, crew, folder.checkpoints, hf_path)
         parts = Parts(config, crew, prompts, held_out, rewards, folder, tracker, saver, origin=prompts.state())
-        if checkpoint: go_on(parts, checkpoint)
-        publish(parts, parts.version + 1)
+        if checkpoint: folder.event("resumed", step=checkpoint.step, seconds=bring_back(parts, checkpoint))
+        else: publish(parts, parts.version + 1)
         tracker.spans.take()  # the first publish belongs to no step
         yield Run(parts)
 
