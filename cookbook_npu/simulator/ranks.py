@@ -6,7 +6,7 @@
 __all__ = ['resolve', 'rank_main', 'rank_env', 'run_ranks']
 
 # %% ../../nbs/simulator/90_ranks.ipynb #893f012c
-import faulthandler, importlib, importlib.util, os, pickle, selectors, signal, subprocess, sys, tempfile, time, traceback
+import faulthandler, importlib, importlib.util, os, pickle, selectors, signal, socket, subprocess, sys, tempfile, time, traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ def _enter(bootstrap: str | None) -> None:
 
 # %% ../../nbs/simulator/90_ranks.ipynb #305d6c98
 def rank_main(
-    result_fd: int,  # the pipe to write the pickled (ok, value) pair to
+    parent_fd: int,  # the socket to write the pickled (ok, value) pair to; its end is the sign to leave
 ) -> None:
     "Entry of a rank process; reads its job from standard input"
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -56,7 +56,10 @@ def rank_main(
     finally:  # whatever ended the target, the parent hears of it
         answer = answer or pickle.dumps((False, traceback.format_exc()))
         sys.stdout.flush()
-        with os.fdopen(result_fd, "wb") as pipe: pipe.write(answer)
+        with socket.socket(fileno=parent_fd) as parent:
+            parent.sendall(answer)
+            parent.shutdown(socket.SHUT_WR)
+            parent.recv(1)
 
 # %% ../../nbs/simulator/90_ranks.ipynb #91d2a058
 def rank_env(
@@ -76,10 +79,10 @@ def rank_env(
 # %% ../../nbs/simulator/90_ranks.ipynb #99d5bf9e
 @dataclass
 class _Rank:
-    "One running process: its pipe, its log file, and what it has answered so far"
+    "One running process: the way to it, its log file, and what it has answered so far"
     rank: int
     process: subprocess.Popen
-    pipe: int
+    child: socket.socket
     log: Any
     answer: bytearray = field(default_factory=bytearray)
     done: bool = False
@@ -90,17 +93,16 @@ class _Rank:
 
 # %% ../../nbs/simulator/90_ranks.ipynb #9696c30f
 def _start(stack: ExitStack, rank: int, n: int, port: int, job: bytes, env: dict | None) -> _Rank:
-    read_end, write_end = os.pipe()
+    ours, theirs = map(stack.enter_context, socket.socketpair())
     log = stack.enter_context(tempfile.TemporaryFile())
-    code = f"from cookbook_npu.simulator.ranks import rank_main; rank_main({write_end})"
-    process = subprocess.Popen([sys.executable, "-c", code], env=rank_env(rank, n, port, env), pass_fds=[write_end], start_new_session=True,
+    code = f"from cookbook_npu.simulator.ranks import rank_main; rank_main({theirs.fileno()})"
+    process = subprocess.Popen([sys.executable, "-c", code], env=rank_env(rank, n, port, env), pass_fds=[theirs.fileno()], start_new_session=True,
                                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
     stack.callback(_end, process)  # a session of its own: ending the rank ends what it started, too
-    os.close(write_end)
-    stack.callback(os.close, read_end)
+    theirs.close()
     process.stdin.write(job)
     process.stdin.close()
-    return _Rank(rank, process, read_end, log)
+    return _Rank(rank, process, ours, log)
 
 # %% ../../nbs/simulator/90_ranks.ipynb #7babae7f
 def _end(process: subprocess.Popen) -> None:
@@ -110,14 +112,14 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 def _take(rank: _Rank) -> bool:
-    "Read what is there; True when the rank has closed its pipe"
-    chunk = os.read(rank.pipe, 1 << 20)
+    "Read what is there; True when the rank has answered or died"
+    chunk = rank.child.recv(1 << 20)
     rank.answer += chunk
     return not chunk
 
 # %% ../../nbs/simulator/90_ranks.ipynb #590eae16
 def _value(rank: _Rank, target: str) -> Any:
-    "The result of a rank that closed its pipe, or its failure as a RoleError"
+    "The result of a rank that has answered, or its failure as a RoleError"
     if not rank.answer:
         code = rank.process.wait()
         raise RoleError(f"rank {rank.rank} of {target} died with exit code {code}\n{rank.output()[-4000:]}",
@@ -139,14 +141,14 @@ def _raise_timeout(ranks: list[_Rank], target: str, timeout: float) -> None:
 def _collect(ranks: list[_Rank], target: str, timeout: float) -> list[Any]:
     results, deadline = {}, time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
-        for r in ranks: selector.register(r.pipe, selectors.EVENT_READ, r)
+        for r in ranks: selector.register(r.child, selectors.EVENT_READ, r)
         while len(results) < len(ranks):
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready: _raise_timeout(ranks, target, timeout)
             for key, _ in ready:
                 if not _take(key.data): continue
                 key.data.done = True
-                selector.unregister(key.fd)
+                selector.unregister(key.fileobj)
                 results[key.data.rank] = _value(key.data, target)
     return [results[r.rank] for r in ranks]
 
@@ -167,6 +169,7 @@ def run_ranks(
         ranks = []
         for rank in range(n): ranks.append(_start(stack, rank, n, port, job, env))
         results = _collect(ranks, target, timeout)
+        for r in ranks: r.child.close()
         for r in ranks: r.process.wait()
         sys.stdout.write(ranks[0].output())
     return results
