@@ -1,4 +1,9 @@
-"""The documentation site: every notebook as it stands in the tree, without running it."""
+"""The documentation site: every notebook as it stands in the tree, without running it, and without what only nbdev reads."""
+
+import json
+
+from docutils import nodes
+from latex2mathml.converter import convert
 
 project = "cookbook_npu"
 author = "The cookbook_npu authors"
@@ -10,4 +15,29 @@ nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "amsmath", "html_image"]
 html_theme = "furo"
 html_title = "cookbook_npu"
+html_math_renderer = "mathml"  # what the browser itself knows: the site is also read where no other site can be reached
 suppress_warnings = ["myst.header"]
+
+
+def without_directives(app, docname: str, source: list[str]) -> None:
+    "Leave out `#|` lines, and cells that have nothing else or are hidden"
+    if not source[0].lstrip().startswith("{"):
+        return
+    notebook = json.loads(source[0])
+    notebook["cells"] = [cell for cell in notebook["cells"] if "#| hide\n" not in cell["source"]]
+    for cell in notebook["cells"]:
+        cell["source"] = [line for line in cell["source"] if not line.startswith("#|")]
+    notebook["cells"] = [cell for cell in notebook["cells"] if any(line.strip() for line in cell["source"])]
+    source[0] = json.dumps(notebook)
+
+
+def write_math(translator, node: nodes.Element) -> None:
+    block = isinstance(node, nodes.math_block)
+    markup = convert(node.astext(), display="block" if block else "inline")
+    translator.body.append(f'<div style="padding: 0.4em 0">{markup}</div>' if block else markup)  # room for tall signs, else it scrolls
+    raise nodes.SkipNode
+
+
+def setup(app) -> None:
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
+    app.connect("source-read", without_directives)
