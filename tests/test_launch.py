@@ -5,10 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ray.util import get_node_ip_address
+from whole_runs import tell
 
 from cookbook_npu.cluster.launch import (
     RAY_ENV,
@@ -108,11 +108,7 @@ def test_full_size_rehearsal(tmp_path):
 @pytest.mark.timeout(600)
 def test_two_nodes_of_four():
     "Ranks fill one node after the other although both have one address; a killed node is named; a node that joins is used"
-    script = Path(__file__).parent / "launch_jobs" / "two_nodes.py"
-    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=580)
-    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
-    assert lines, out.stderr[-3000:]
-    found = json.loads(lines[0][7:])
+    found = tell("two_nodes.py")
     first, second = found["slots"][0][0], found["slots"][4][0]
     assert first != second
     assert found["slots"] == [[node, device] for node in (first, second) for device in range(4)]

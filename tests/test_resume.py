@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, events, prompts, rows, run, wait_for, weights
+from whole_runs import STEPS, Driver, configure, events, prompts, rows, run, tell, wait_for, weights
 
 POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "2"))  # random moments besides the two chosen ones
 VICTIMS = ("driver", "trainer", "engine", "raylet")
@@ -55,6 +55,19 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     assert rows(folder) == rows(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
+    "It names the machine; resumed with another one, it ends as the run on one machine does"
+    found = tell("two_nodes_train.py", str(tmp_path))
+    assert found["code"] != 0 and "the process died" in found["text"], found["text"]
+    assert f"(Ray node {found['killed'][:8]})" in found["text"], found["text"]
+    learned = [
+        [{k: v for k, v in row.items() if not k.startswith("memory/")} for row in rows(f)] for f in (tmp_path / "run", undisturbed)
+    ]
+    assert learned[0] == learned[1]  # memory apart: both machines are this one, where their first devices share one account
+    assert weights(tmp_path / "run") == weights(undisturbed)
 
 
 def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):

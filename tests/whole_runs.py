@@ -115,6 +115,15 @@ def prompts(folder: Path) -> list[list[str]]:
     return [[json.loads(line)["metadata"]["prompt_id"] for line in file.read_text().splitlines()] for file in files]
 
 
+def tell(script: str, *words: str) -> dict:
+    "What a script of launch_jobs found"
+    command = [sys.executable, str(HERE / "launch_jobs" / script), *words]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=850)
+    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, out.stdout[-3000:] + out.stderr[-3000:]
+    return json.loads(lines[0][7:])
+
+
 def wait_for(what, driver: Driver, timeout=200) -> None:
     "Poll until a thing happens or the run ends"
     deadline = time.monotonic() + timeout

@@ -60,7 +60,24 @@ def gone(before):
 def join_node(head, folder):
     "Start a second node and wait until the cluster has it"
     before = alive()
-    return start(launch.worker_command(head, 4), folder, lambda: alive() - before)
+    return start(launch.worker_command(head, head.devices), folder, lambda: alive() - before)
+
+
+def begin(head, folder, running):
+    "Start two nodes and attach to them"
+    import ray
+
+    running.append(start(launch.head_command(head, folder), folder, (folder / "ray_current_cluster").is_file))
+    ray.init(address=launch.join(head.host, head.port), log_to_driver=False)
+    running.append(join_node(head, folder))
+
+
+def lose_node(running):
+    "Kill the node that was started last; its id"
+    process, since = running.pop()
+    before = alive()
+    end(process.pid, since, grace=1)
+    return gone(before)
 
 
 def failure_of(group):
@@ -74,20 +91,13 @@ def failure_of(group):
 
 def play(head, folder, running) -> dict:
     "The story; nodes that run are in `running`, the last one started last"
-    import ray
-
     address, found = launch.join(head.host, head.port), {}
-    running.append(start(launch.head_command(head, folder), folder, (folder / "ray_current_cluster").is_file))
-    ray.init(address=address, log_to_driver=False)
-    running.append(join_node(head, folder))
+    begin(head, folder, running)
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
         found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
         group = RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200)
         found["ranks"] = group.call("where")
-        process, since = running.pop()
-        before = alive()
-        end(process.pid, since, grace=1)
-        found["killed"] = gone(before)
+        found["killed"] = lose_node(running)
         found["failure"] = failure_of(group)
     running.append(join_node(head, folder))
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
@@ -96,7 +106,8 @@ def play(head, folder, running) -> dict:
     return found
 
 
-def main() -> dict:
+def on_two_nodes(story, devices: int):
+    "Prepare this process, and undo everything that the story starts"
     os.environ |= launch.RAY_ENV  # before Ray is imported: it reads its authentication then
     import ray
 
@@ -109,11 +120,11 @@ def main() -> dict:
         undo.callback(lambda: [end(process.pid, since) for process, since in reversed(running)])
         undo.callback(ray.shutdown)  # first: Ray ends a driver that outlives its cluster, and what it would have said is lost
         try:
-            return play(Node(host, 4, free_port()), folder, running)
+            return story(Node(host, devices, free_port()), folder, running)
         except BaseException:
             print((folder / "ray.log").read_text()[-3000:], launch.ray_complaints(folder), sep="\n", file=sys.stderr, flush=True)
             raise
 
 
 if __name__ == "__main__":
-    print("RESULT", json.dumps(main()))
+    print("RESULT", json.dumps(on_two_nodes(play, 4)))

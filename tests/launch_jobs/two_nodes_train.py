@@ -1,0 +1,30 @@
+"""A run over two nodes of one simulated NPU, one of which is killed; then on with another: `python two_nodes_train.py ROOT`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from two_nodes import begin, join_node, lose_node, on_two_nodes
+from whole_runs import Driver, configure, run, wait_for
+
+from cookbook_npu.cluster import launch
+
+
+def play(head, folder, running) -> dict:
+    "The story; the run folder is `run` below the root"
+    root = Path(sys.argv[1])
+    begin(head, folder, running)
+    os.environ["RAY_ADDRESS"] = launch.join(head.host, head.port)
+    driver = Driver(configure(root, "run", **{"faults.on_failure": "fail"}))
+    wait_for(lambda: any(line.startswith('{"step": 2,') for line in driver.lines), driver)
+    killed = lose_node(running)
+    code, text = driver.end(), driver.text()
+    running.append(join_node(head, folder))
+    run(configure(root, "run", resume=True))
+    return {"killed": killed, "code": code, "text": text}
+
+
+if __name__ == "__main__":
+    print("RESULT", json.dumps(on_two_nodes(play, 1)))
