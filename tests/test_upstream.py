@@ -18,7 +18,14 @@ COMBINATIONS = [
     ("MindSpeed@core_r0.16.0", "Megatron-LM@core_v0.16.1"),
     ("MindSpeed@dev", "Megatron-LM@3714d81d"),
 ]
-# These break by design once what they repaired is in use; they are undone all the same.
+OVERWRITTEN = {  # MindSpeed puts something of its own in these places, later; each shim still verifies
+    "megatron.rng_state",
+    "torch.cuda_to_npu",
+    "torch.device_capability",
+    "torch.profiler_ranges",
+    "torch.tensor_type_names",
+    "torch.unsigned_views",
+}
 pytestmark = pytest.mark.slow
 
 
@@ -56,5 +63,7 @@ def test_no_record_refuses(found):
 def test_undo_restores_every_place_and_the_defect_is_seen_again(found):
     undone = found[1]["undone"]
     assert undone, "no record applied"
-    wrong = {name: row for name, row in undone.items() if not (row["restored"] and row["needed_again"])}
+    left = {name for name, row in undone.items() if row["left"]}
+    assert left <= (OVERWRITTEN if len(found[0]) == 2 else set()), undone
+    wrong = {name: row for name, row in undone.items() if not (row["restored"] and (row["needed_again"] or name in left))}
     assert not wrong, wrong

@@ -41,11 +41,11 @@ def test_slime_reserves_twelve_npus_in_order(slime):
 WITHOUT = """
 import slime_placement, cookbook_npu.shims.ray as adapter
 slime_placement.sys.meta_path.append(slime_placement.Finder())
-import ray, tempfile
+import os, ray, tempfile
 from pathlib import Path
-from cookbook_npu.cluster.session import _ray, init_options
+from cookbook_npu.cluster.session import LOOPBACK, init_options
 from slime.ray.placement_group import placement_group
-_ray(loopback=True)
+os.environ[LOOPBACK] = "0"
 with tempfile.TemporaryDirectory(prefix="cbn-", dir="/tmp") as folder:
     ray.init(**init_options(2, "NPU", True, Path(folder), 2**27))
     print("READY", placement_group([{"GPU": 1, "CPU": 1}], strategy="PACK").wait(3))

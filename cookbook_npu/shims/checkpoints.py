@@ -61,7 +61,7 @@ def _globals_install(patches: Patches) -> None:
     if not isinstance(getattr(unpickler, "_marked_safe_globals_set", None), set):
         raise ShimError("torch keeps its allow-list elsewhere", "Upstream changed it: look whether the shim is still right.")
     # what torch.serialization.add_safe_globals does, so that it can be undone
-    patches.set(unpickler, "_marked_safe_globals_set", unpickler._marked_safe_globals_set | set(_missing_classes()))
+    patches.add(unpickler, "_marked_safe_globals_set", set(_missing_classes()))
 
 # %% ../../nbs/shims/10_checkpoints.ipynb #c2652dd9
 GLOBALS = register(Shim(

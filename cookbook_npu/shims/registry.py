@@ -6,8 +6,8 @@
 __all__ = ['Phase', 'PHASES', 'State', 'DISTRIBUTIONS', 'registry', 'register', 'apply', 'enter', 'undo', 'undo_all', 'report',
            'Patches', 'expect', 'Shim', 'ShimState', 'found_version', 'Registry', 'table']
 
-# %% ../../nbs/shims/00_registry.ipynb #6684504f
-import importlib.metadata, inspect
+# %% ../../nbs/shims/00_registry.ipynb #9b23303b
+import importlib.metadata, inspect, itertools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -73,6 +73,18 @@ def drop(self: Patches,
     "Remove an item of a mapping"
     self._make(f"[{key!r}]", _ABSENT, lambda: table.get(key, _ABSENT), lambda v: _set_item(table, key, v))
 
+# %% ../../nbs/shims/00_registry.ipynb #3a143266
+@patch
+def add(self: Patches,
+    owner: Any,    # module, class or object
+    name: str,     # attribute that holds a set
+    values: set,   # its new members
+) -> None:
+    "Add members to a set; undone by taking them out, so that others may add theirs in between"
+    held = lambda: _attribute(owner, name)
+    put = lambda there: _set_attribute(owner, name, held() | values if there else held() - values)
+    self._make(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}", True, lambda: values <= held(), put)
+
 # %% ../../nbs/shims/00_registry.ipynb #cecfe46f
 @patch
 def _make(self: Patches, where: str, value: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -82,14 +94,18 @@ def _make(self: Patches, where: str, value: Any, get: Callable[[], Any], put: Ca
 
 # %% ../../nbs/shims/00_registry.ipynb #dc9248c1
 @patch
-def undo(self: Patches) -> None:
+def undo(self: Patches,
+    leave: bool = False,  # what somebody else has put in a place since stays there, instead of a refusal
+) -> list[str]:           # the places that were left
     "Put everything back, last change first; refuses where a value is no longer ours"
-    for change in self.changes:
-        if not self.ours(change):
-            raise ShimError(f"{change.where} was replaced again after the shim", "Undo in the reverse order of applying.")
+    foreign = [change for change in self.changes if not self.ours(change)]
+    if foreign and not leave:
+        raise ShimError(f"{foreign[0].where} was replaced again after the shim", "Undo in the reverse order of applying.")
+    self.changes = [change for change in self.changes if change not in foreign]
     while self.changes:
         change = self.changes.pop()
         change.put(change.old)
+    return sorted({change.where for change in foreign})
 
 # %% ../../nbs/shims/00_registry.ipynb #14af2c99
 @patch
@@ -174,16 +190,17 @@ def found_version(
     try: return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
     except importlib.metadata.PackageNotFoundError: return ""
 
-# %% ../../nbs/shims/00_registry.ipynb #f4944c4c
+# %% ../../nbs/shims/00_registry.ipynb #5fa7d84f
 @dataclass
 class _Entry:
     shim: Shim
     state: ShimState
     patches: Patches = field(default_factory=Patches)
+    turn: int = 0  # the how-manieth to be applied, the last time
 
 class Registry:
     "Shims by name, and what became of them in this process"
-    def __init__(self) -> None: self.entries: dict[str, _Entry] = {}
+    def __init__(self) -> None: self.entries, self.turns = dict[str, _Entry](), itertools.count(1)
 
     def __getitem__(self, name: str) -> _Entry:
         if name not in self.entries: raise ShimError(f"there is no shim {name!r}", nearest(name, self.entries))
@@ -218,13 +235,14 @@ def apply(self: Registry,
         entry.state.state, entry.state.detail = "refused", str(error)
     return entry.state
 
-# %% ../../nbs/shims/00_registry.ipynb #ad744494
+# %% ../../nbs/shims/00_registry.ipynb #4517ef51
 @patch
 def _apply(self: Registry, entry: _Entry) -> tuple[State, str]:
     again = "again: it had been dropped; " if entry.state.state == "applied" else ""
     needed, seen = entry.shim.needed()
     if not needed: return "not needed", seen
     entry.patches.changes = [c for c in entry.patches.changes if entry.patches.ours(c)]  # what still holds stays undoable
+    entry.turn = next(self.turns)
     entry.shim.install(entry.patches)
     if not entry.shim.verify(): raise ShimError(f"shim {entry.shim.name} did not verify after it was applied", f"It saw: {seen}.")
     return "applied", again + seen
@@ -251,22 +269,29 @@ def enter(self: Registry,
         raise ShimError("; ".join(f"shim {s.name} refused: {s.detail}" for s in refused), "Run `cookbook-npu shims` for the table.")
     return states
 
-# %% ../../nbs/shims/00_registry.ipynb #cbf79806
+# %% ../../nbs/shims/00_registry.ipynb #b51bb9e9
 @patch
 def undo(self: Registry,
-    name: str,   # of the shim
-) -> ShimState:  # undone, or unchanged when it was not applied
+    name: str,            # of the shim
+    leave: bool = False,  # what somebody else has put in a place since stays there, instead of a refusal
+) -> ShimState:           # undone, or unchanged when it was not applied
     "Take one shim back"
     entry = self[name]
     if entry.state.state == "applied":
-        entry.patches.undo()
-        entry.state.state, entry.state.detail = "undone", ""
+        left = entry.patches.undo(leave)
+        entry.state.state, entry.state.detail = "undone", f"replaced since, and left: {', '.join(left)}" if left else ""
     return entry.state
 
 @patch
 def undo_all(self: Registry) -> None:
-    "Take every shim back, last first"
-    for name in reversed(self.entries): self.undo(name)
+    "Take every shim back, the one applied last first; what a framework has put in their places since stays"
+    for name in reversed(self.applied()): self.undo(name, leave=True)
+
+@patch
+def applied(self: Registry) -> list[str]:  # names
+    "The shims that hold, in the order in which they were applied: by phases, and again after something dropped them"
+    entries = sorted(self.entries.values(), key=lambda entry: entry.turn)
+    return [entry.shim.name for entry in entries if entry.state.state == "applied"]
 
 # %% ../../nbs/shims/00_registry.ipynb #8ceef7d7
 @patch

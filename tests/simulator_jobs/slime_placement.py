@@ -7,6 +7,7 @@ modules of these names are made up whose attributes are empty classes: any real 
 import importlib.abc
 import importlib.machinery
 import json
+import os
 import sys
 import tempfile
 import types
@@ -63,9 +64,9 @@ def main(devices: int) -> dict:
     from slime.ray.placement_group import create_placement_groups
     from slime.ray.utils import NOSET_VISIBLE_DEVICES_ENV_VARS_LIST
 
-    from cookbook_npu.cluster.session import _ray, init_options
+    from cookbook_npu.cluster.session import LOOPBACK, init_options
 
-    _ray(loopback=True)
+    os.environ[LOOPBACK] = "0"
     with tempfile.TemporaryDirectory(prefix="cbn-", dir="/tmp") as folder:
         options = init_options(devices, "NPU", True, Path(folder), 2**27)
         ray.init(**options, runtime_env={"worker_process_setup_hook": "slime_placement.hook"})
