@@ -2,8 +2,10 @@
 
 import inspect
 
+import torch  # first: the bridge, built perhaps for another environment of this user, finds torch's libraries loaded
+
+# isort: split
 import npu_wheel_bridge
-import torch
 import torch.distributed as dist
 import torch_npu
 
