@@ -98,14 +98,14 @@ def undo(self: Patches,
     leave: bool = False,  # what somebody else has put in a place since stays there, instead of a refusal
 ) -> list[str]:           # the places that were left
     "Put everything back, last change first; refuses where a value is no longer ours"
-    foreign = [change for change in self.changes if not self.ours(change)]
+    foreign = [change.where for change in self.changes if not self.ours(change)]
     if foreign and not leave:
-        raise ShimError(f"{foreign[0].where} was replaced again after the shim", "Undo in the reverse order of applying.")
-    self.changes = [change for change in self.changes if change not in foreign]
+        raise ShimError(f"{foreign[0]} was replaced again after the shim", "Undo in the reverse order of applying.")
+    self.changes = [change for change in self.changes if change.where not in foreign]
     while self.changes:
         change = self.changes.pop()
         change.put(change.old)
-    return sorted({change.where for change in foreign})
+    return sorted(set(foreign))
 
 # %% ../../nbs/shims/00_registry.ipynb #14af2c99
 @patch
@@ -196,7 +196,7 @@ class _Entry:
     shim: Shim
     state: ShimState
     patches: Patches = field(default_factory=Patches)
-    turn: int = 0  # the how-manieth to be applied, the last time
+    turn: int = 0  # its place in the order of applying; 0: never
 
 class Registry:
     "Shims by name, and what became of them in this process"
