@@ -24,17 +24,23 @@ def without_directives(app, docname: str, source: list[str]) -> None:
     if not source[0].lstrip().startswith("{"):
         return
     notebook = json.loads(source[0])
-    notebook["cells"] = [cell for cell in notebook["cells"] if "#| hide\n" not in cell["source"]]
+    notebook["cells"] = [
+        cell for cell in notebook["cells"] if "#| hide\n" not in cell["source"]
+    ]
     for cell in notebook["cells"]:
         cell["source"] = [line for line in cell["source"] if not line.startswith("#|")]
-    notebook["cells"] = [cell for cell in notebook["cells"] if any(line.strip() for line in cell["source"])]
+    notebook["cells"] = [
+        cell for cell in notebook["cells"] if any(line.strip() for line in cell["source"])
+    ]
     source[0] = json.dumps(notebook)
 
 
 def write_math(translator, node: nodes.Element) -> None:
     block = isinstance(node, nodes.math_block)
     markup = convert(node.astext(), display="block" if block else "inline")
-    translator.body.append(f'<div style="padding: 0.4em 0">{markup}</div>' if block else markup)  # room for tall signs, else it scrolls
+    translator.body.append(
+        f'<div style="padding: 0.4em 0">{markup}</div>' if block else markup
+    )  # room for tall signs, else it scrolls
     raise nodes.SkipNode
 
 

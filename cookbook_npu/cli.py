@@ -25,37 +25,43 @@ from typing import Annotated, Any
 import typer
 
 import cookbook_npu
-
 from .config import RunConfig, describe
-from .data.puzzles import GENERATED
-from .device import free_port
+from .data.tasks import GENERATED
 from .errors import ConfigError, CookbookError, MissingError, nearest
+from .npu.device import free_port
 from .presets import PARAMETERS, preset
 
 # %% ../nbs/99_cli.ipynb #727791d2
 def read_value(
     text: str,  # as typed
-) -> Any:       # number, boolean, none, list, mapping or string
+) -> Any:  # number, boolean, none, list, mapping or string
     "The value of a parameter"
-    try: return json.loads(text)
-    except json.JSONDecodeError: return {"none": None, "null": None, "true": True, "false": False}.get(text.lower(), text)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"none": None, "null": None, "true": True, "false": False}.get(
+            text.lower(), text
+        )
+
 
 def read_parameters(
     pairs: Sequence[str],  # "name=value" of each -p
-) -> dict[str, Any]:       # name -> value
+) -> dict[str, Any]:  # name -> value
     "Parameters as typed on the command line"
     found: dict[str, Any] = {}
     for pair in pairs:
         name, mark, value = pair.partition("=")
-        if not mark: raise ConfigError(f"-p {pair} has no value", "Write -p name value.")
-        if name in found: raise ConfigError(f"parameter {name} is given twice", "Give it once.")
+        if not mark:
+            raise ConfigError(f"-p {pair} has no value", "Write -p name value.")
+        if name in found:
+            raise ConfigError(f"parameter {name} is given twice", "Give it once.")
         found[name] = read_value(value)
     return found
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(
     argv: Sequence[str],  # command line without the program
-) -> list[str]:           # the same with `-p name value` written as `-p name=value`
+) -> list[str]:  # the same with `-p name value` written as `-p name=value`
     "Accept papermill's two-word form of -p"
     out, rest = [], list(argv)
     while rest:
@@ -69,53 +75,83 @@ def join_pairs(
 # %% ../nbs/99_cli.ipynb #c428e9f6
 def find_recipe(
     name: str,  # name of a recipe, or the path of a notebook
-) -> Path:      # the notebook
+) -> Path:  # the notebook
     "The notebook of a recipe; raises `MissingError` naming the nearest one"
-    if name.endswith(".ipynb") and Path(name).is_file(): return Path(name).resolve()
-    folders = [Path("recipes"), Path(cookbook_npu.__file__).resolve().parent.parent/"recipes"]
+    if name.endswith(".ipynb") and Path(name).is_file():
+        return Path(name).resolve()
+    folders = [
+        Path("recipes"),
+        Path(cookbook_npu.__file__).resolve().parent.parent / "recipes",
+    ]
     for folder in folders:
-        if (folder/f"{name}.ipynb").is_file(): return (folder/f"{name}.ipynb").resolve()
+        if (folder / f"{name}.ipynb").is_file():
+            return (folder / f"{name}.ipynb").resolve()
     known = {p.stem for folder in folders for p in folder.glob("*.ipynb")}
-    raise MissingError(f"there is no recipe {name!r}", nearest(name,
-                                                               known) if known else "Run from a checkout of the cookbook, or give the path of a notebook.")
+    raise MissingError(
+        f"there is no recipe {name!r}",
+        nearest(name, known)
+        if known
+        else "Run from a checkout of the cookbook, or give the path of a notebook.",
+    )
+
 
 def check_names(
-    notebook: Path,              # a recipe
+    notebook: Path,  # a recipe
     parameters: dict[str, Any],  # what was given
 ) -> None:
     "Raise `ConfigError` for a parameter that the recipe does not have"
     import papermill
+
     known = papermill.inspect_notebook(str(notebook))
     for name in parameters:
-        if name not in known: raise ConfigError(f"{notebook.stem} has no parameter {name!r}", nearest(name, known))
+        if name not in known:
+            raise ConfigError(
+                f"{notebook.stem} has no parameter {name!r}", nearest(name, known)
+            )
 
 # %% ../nbs/99_cli.ipynb #8eba6bf3
 def resolve(
-    notebook: Path,              # a recipe
+    notebook: Path,  # a recipe
     parameters: dict[str, Any],  # what was given
-) -> RunConfig:                  # the configuration the notebook will build, with the name of its run folder
+) -> (
+    RunConfig
+):  # the configuration the notebook will build, with the name of its run folder
     "Build and check the configuration of a run, files included"
     check_names(notebook, parameters)
     overrides = dict(parameters.get("overrides") or {})
-    overrides.setdefault("output.name", f"{notebook.stem}-{parameters.get('scale') or 'laptop'}-{datetime.now():%Y%m%d-%H%M%S}")
+    overrides.setdefault(
+        "output.name",
+        f"{notebook.stem}-{parameters.get('scale') or 'laptop'}-{datetime.now():%Y%m%d-%H%M%S}",
+    )
     parameters["overrides"] = overrides
     config = preset(notebook.stem)(**parameters)
     check_files(config)
     check_folder(config)
     return config
 
+
 def check_files(
     config: RunConfig,  # a run
 ) -> None:
     "Raise `MissingError` for a file that the run needs and that is not there"
-    sources = [("prompt_data", config.data.prompt_data), ("data.eval_data", config.data.eval_data),
-               *(("data.mixture", source) for source in config.data.mixture)]
+    sources = [
+        ("prompt_data", config.data.prompt_data),
+        ("data.eval_data", config.data.eval_data),
+        *(("data.mixture", source) for source in config.data.mixture),
+    ]
     for name, source in sources:
-        if source is None or source in GENERATED or "://" in source: continue  # made, or fetched by the hub's own package
-        if not Path(source).exists(): raise MissingError(f"{name} {source} does not exist",
-                                                        f"Check the path. Generated tasks: {', '.join(GENERATED)}.")
-    if config.model.path and not (Path(config.model.path)/"config.json").is_file():
-        raise MissingError(f"model {config.model.path} holds no config.json", "Give a Hugging Face model folder.")
+        if source is None or source in GENERATED or "://" in source:
+            continue  # made, or fetched by the hub's own package
+        if not Path(source).exists():
+            raise MissingError(
+                f"{name} {source} does not exist",
+                f"Check the path. Generated tasks: {', '.join(GENERATED)}.",
+            )
+    if config.model.path and not (Path(config.model.path) / "config.json").is_file():
+        raise MissingError(
+            f"model {config.model.path} holds no config.json",
+            "Give a Hugging Face model folder.",
+        )
 
 # %% ../nbs/99_cli.ipynb #dc7457d4
 def check_folder(
@@ -123,30 +159,49 @@ def check_folder(
 ) -> None:
     "Raise `RunLocked` or `ConfigError` when the run's folder is taken"
     from cookbook_npu.runs.folder import lock
-    folder = Path(config.output.root)/config.output.name
-    if not folder.is_dir(): return
+
+    folder = Path(config.output.root) / config.output.name
+    if not folder.is_dir():
+        return
     os.close(lock(folder))
-    if config.output.resume: return
+    if config.output.resume:
+        return
     raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
 
 # %% ../nbs/99_cli.ipynb #28dbead4
 def parameters_of(
-    folder: Path,              # run folder to go on with
-) -> tuple[str, dict[str, Any]]:  # recipe, and parameters that lead to the same configuration
+    folder: Path,  # run folder to go on with
+) -> tuple[
+    str, dict[str, Any]
+]:  # recipe, and parameters that lead to the same configuration
     "What to run again in order to resume a run"
     from cookbook_npu.runs.folder import RunFolder
+
     config = RunFolder.open(folder).config()
     was = dict(config.flat())
-    start = {"scale": config.scale, "model": config.model.path, "prompt_data": config.data.prompt_data}
-    changed = {key: was[key] for key, value in preset(config.recipe)(**start).flat() if was[key] != value}
+    start = {
+        "scale": config.scale,
+        "model": config.model.path,
+        "prompt_data": config.data.prompt_data,
+    }
+    changed = {
+        key: was[key]
+        for key, value in preset(config.recipe)(**start).flat()
+        if was[key] != value
+    }
     named = {name: changed.pop(key) for name, key in PARAMETERS.items() if key in changed}
-    place = {"output.resume": True, "output.root": str(folder.resolve().parent), "output.name": folder.resolve().name}
+    place = {
+        "output.resume": True,
+        "output.root": str(folder.resolve().parent),
+        "output.name": folder.resolve().name,
+    }
     return config.recipe, {**start, **named, "overrides": {**changed, **place}}
 
+
 def merge(
-    held: dict[str, Any],   # parameters of the run to go on with
+    held: dict[str, Any],  # parameters of the run to go on with
     given: dict[str, Any],  # on this command line
-) -> dict[str, Any]:        # `given` wins, key by key
+) -> dict[str, Any]:  # `given` wins, key by key
     "Parameters of a resumed run"
     overrides = {**(held.get("overrides") or {}), **(given.get("overrides") or {})}
     return {**held, **given, **({"overrides": overrides} if overrides else {})}
@@ -154,66 +209,116 @@ def merge(
 # %% ../nbs/99_cli.ipynb #1870f33f
 @contextmanager
 def progress(
-    folder: Path,   # run folder; need not exist yet
-    steps: int,     # steps of the run
+    folder: Path,  # run folder; need not exist yet
+    steps: int,  # steps of the run
 ) -> Iterator[None]:
     "Print each step of a run that another process writes, until the block ends"
     from cookbook_npu.runs.live import Follower
     from cookbook_npu.runs.metrics import line
-    follower, ended = Follower(folder/"metrics.jsonl"), threading.Event()
+
+    follower, ended = Follower(folder / "metrics.jsonl"), threading.Event()
+
     def watch() -> None:
-        while not ended.wait(0.5): show()
+        while not ended.wait(0.5):
+            show()
+
     def show() -> None:
-        for record in follower.new(): typer.echo(line(record, steps=steps))
+        for record in follower.new():
+            typer.echo(line(record, steps=steps))
+
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    try: yield
-    finally: ended.set(); thread.join(); show()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        show()
 
 # %% ../nbs/99_cli.ipynb #173ad079
 def execute(
-    notebook: Path,              # the recipe
+    notebook: Path,  # the recipe
     parameters: dict[str, Any],  # for its parameters cell
-    config: RunConfig,           # what they amount to; names the run folder
-) -> Path:                       # the run folder, with the executed notebook inside
+    config: RunConfig,  # what they amount to; names the run folder
+) -> Path:  # the run folder, with the executed notebook inside
     "Run a recipe with papermill; its printed lines appear on the terminal"
     import papermill
-    folder = Path(config.output.root).resolve()/config.output.name
-    aside = folder.parent/f".{folder.name}.ipynb"
+
+    folder = Path(config.output.root).resolve() / config.output.name
+    aside = folder.parent / f".{folder.name}.ipynb"
     made = not folder.parent.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with progress(folder, config.num_steps):
-            papermill.execute_notebook(str(notebook), str(aside), parameters=parameters, kernel_name="python3", progress_bar=False,
-                                       stdout_file=sys.stdout, stderr_file=sys.stderr, cwd=os.getcwd())
+            papermill.execute_notebook(
+                str(notebook),
+                str(aside),
+                parameters=parameters,
+                kernel_name="python3",
+                progress_bar=False,
+                stdout_file=sys.stdout,
+                stderr_file=sys.stderr,
+                cwd=os.getcwd(),
+            )
     finally:
-        if folder.is_dir() and aside.exists(): os.replace(aside, folder/"notebook.ipynb")
+        if folder.is_dir() and aside.exists():
+            os.replace(aside, folder / "notebook.ipynb")
         aside.unlink(missing_ok=True)
-        if made and not any(folder.parent.iterdir()): folder.parent.rmdir()
+        if made and not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
     return folder
 
 # %% ../nbs/99_cli.ipynb #ed5d87be
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="RL post-training on Ascend NPUs, as notebooks that run at three scales.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="RL post-training on Ascend NPUs, as notebooks that run at three scales.",
+)
+
 
 @app.callback()
 def _quiet() -> None:
     "RL post-training on Ascend NPUs, as notebooks that run at three scales."
     logging.getLogger("papermill").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="papermill")
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not one of the same name in the home folder
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = (
+        "1"  # this environment's kernel, not one of the same name in the home folder
+    )
 
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="Recipe name (see recipes/) or the path of a notebook; with --resume the run's own.")] = "",
-    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE", help="Set a parameter; repeatable.")] = [],
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="JSON file of parameters; -p wins over it.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder to go on with, from its newest good checkpoint.")] = None,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe name (see recipes/) or the path of a notebook; with --resume the run's own."
+        ),
+    ] = "",
+    parameter: Annotated[
+        list[str],
+        typer.Option(
+            "-p", "--parameter", metavar="NAME VALUE", help="Set a parameter; repeatable."
+        ),
+    ] = [],
+    file: Annotated[
+        Path | None,
+        typer.Option("-f", "--file", help="JSON file of parameters; -p wins over it."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Run folder to go on with, from its newest good checkpoint.",
+        ),
+    ] = None,
 ) -> None:
     "Run a recipe notebook end to end; prints the result, the executed notebook and the report."
     name, held = parameters_of(resume) if resume else (recipe, {})
-    if not (recipe or name): raise ConfigError("run was given no recipe", "Name one (see recipes/), or give --resume FOLDER.")
+    if not (recipe or name):
+        raise ConfigError(
+            "run was given no recipe", "Name one (see recipes/), or give --resume FOLDER."
+        )
     notebook = find_recipe(recipe or name)
     parameters = merge(held, _from_file(file) | read_parameters(parameter))
     config = resolve(notebook, parameters)
@@ -224,22 +329,40 @@ def run(
 # %% ../nbs/99_cli.ipynb #1a9ac15d
 def _from_file(file: Path | None) -> dict[str, Any]:
     "Parameters of a JSON file"
-    if file is None: return {}
-    if not file.is_file(): raise MissingError(f"parameter file {file} does not exist", "Check the path.")
-    try: values = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e: raise ConfigError(f"{file} line {e.lineno} is not JSON: {e.msg}", "Mend the file.") from None
+    if file is None:
+        return {}
+    if not file.is_file():
+        raise MissingError(f"parameter file {file} does not exist", "Check the path.")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as e:
+        raise ConfigError(
+            f"{file} line {e.lineno} is not JSON: {e.msg}", "Mend the file."
+        ) from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds a {type(values).__name__}", "Write a mapping of parameter names to values.")
+        raise ConfigError(
+            f"{file} holds a {type(values).__name__}",
+            "Write a mapping of parameter names to values.",
+        )
     return values
 
+
 def print_result(
-    folder: Path,    # run folder
+    folder: Path,  # run folder
     seconds: float,  # wall time of the whole run, s
 ) -> None:
     "The result table and where to look"
     from cookbook_npu.runs.report import as_text, result_of
-    typer.echo("\n" + as_text([*result_of(folder), ("wall time, start-up included", f"{seconds:.0f} s")]))
-    typer.echo(f"\nnotebook  {folder/'notebook.ipynb'}\nreport    {folder/'report.html'}")
+
+    typer.echo(
+        "\n"
+        + as_text(
+            [*result_of(folder), ("wall time, start-up included", f"{seconds:.0f} s")]
+        )
+    )
+    typer.echo(
+        f"\nnotebook  {folder / 'notebook.ipynb'}\nreport    {folder / 'report.html'}"
+    )
 
 # %% ../nbs/99_cli.ipynb #83e251fa
 @app.command()
@@ -248,143 +371,260 @@ def config(
 ) -> None:
     "List every configuration key with its default and meaning; any of them goes into `overrides`."
     for key, meaning, default in describe():
-        if contains in key: typer.echo(f"{key:36} {default!s:20} {meaning}")
+        if contains in key:
+            typer.echo(f"{key:36} {default!s:20} {meaning}")
 
 # %% ../nbs/99_cli.ipynb #3719ab88
 @app.command()
 def shims(
-    simulate: Annotated[bool, typer.Option(help="Look at a process on the simulated NPU.")] = True,
+    simulate: Annotated[
+        bool, typer.Option(help="Look at a process on the simulated NPU.")
+    ] = True,
     role: Annotated[str, typer.Option(help="trainer or rollout.")] = "trainer",
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a shim is refused.")] = False,
-    explain: Annotated[str, typer.Option(metavar="NAME", help="Print the notebook section of one shim.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 when a shim is refused.")
+    ] = False,
+    explain: Annotated[
+        str, typer.Option(metavar="NAME", help="Print the notebook section of one shim.")
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the table as JSON.")
+    ] = False,
 ) -> None:
     "Show every NPU adaptation and what became of it in a fresh process."
-    from cookbook_npu.shims import explain as told
-    if explain: return typer.echo(told.section(explain))
+    from cookbook_npu.npu.shims import explain as told
+
+    if explain:
+        return typer.echo(told.section(explain))
     report = _look(role, simulate)
     typer.echo(json.dumps(report, indent=1) if as_json else told.as_table(report))
-    if check and (bad := told.refused(report)): fail(f"refused: {', '.join(bad)}", 1)
+    if check and (bad := told.refused(report)):
+        fail(f"refused: {', '.join(bad)}", 1)
 
 # %% ../nbs/99_cli.ipynb #0716df30
 def _look(role: str, simulate: bool) -> list[dict[str, str]]:
     "The report of a fresh process"
-    from cookbook_npu.device import SIMULATE_ENV
-    from cookbook_npu.shims.bootstrap import ROLES, look
-    if role not in ROLES: raise ConfigError(f"--role is {role!r}", nearest(role, ROLES))
-    if simulate: os.environ[SIMULATE_ENV] = "1"
-    return look(role)
+    from cookbook_npu.npu.device import SIMULATE_ENV
+    from cookbook_npu.npu.shims.bootstrap import ROLES, report_of_fresh_process
+
+    if role not in ROLES:
+        raise ConfigError(f"--role is {role!r}", nearest(role, ROLES))
+    if simulate:
+        os.environ[SIMULATE_ENV] = "1"
+    return report_of_fresh_process(role)
 
 # %% ../nbs/99_cli.ipynb #e2dbcd82
 def need_at(
-    recipe: str | None,          # recipe; none: the largest that fits one machine
-    scale: str,                  # laptop or 910b
+    recipe: str | None,  # recipe; none: the largest that fits one machine
+    scale: str,  # laptop or 910b
     parameters: dict[str, Any],  # parameters of the recipe
-) -> Any:                        # what the run asks of a machine
+) -> Any:  # what the run asks of a machine
     "What a run at a scale asks of the machine; a model and data need not be given"
-    from cookbook_npu.stack.checks import Need, need_of
-    if recipe is None and scale != "laptop": return Need()
+    from cookbook_npu.npu.stack.checks import Need, need_of
+
+    if recipe is None and scale != "laptop":
+        return Need()
     given = {"model": "model", "prompt_data": "data"} if scale == "910b" else {}
-    config = preset(recipe or "qwen3_4b_colocate")(**(given | parameters | {"scale": scale}))
+    config = preset(recipe or "qwen3_4b_colocate")(
+        **(given | parameters | {"scale": scale})
+    )
     return need_of(config, 10**6 if scale == "laptop" else None)
 
 # %% ../nbs/99_cli.ipynb #c6e4f45c
 @app.command()
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(help="Check for this recipe; none: the largest that fits one machine.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="Check for this recipe; none: the largest that fits one machine."
+        ),
+    ] = None,
     scale: Annotated[str, typer.Option(help="910b, or laptop (simulated NPUs).")] = "910b",
-    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE",
-                                                 help="A parameter of the recipe; repeatable.")] = [],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    lock: Annotated[Path | None, typer.Option(help="Also write every installed version to this file.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="Print what changed since this lock.")] = None,
+    parameter: Annotated[
+        list[str],
+        typer.Option(
+            "-p",
+            "--parameter",
+            metavar="NAME VALUE",
+            help="A parameter of the recipe; repeatable.",
+        ),
+    ] = [],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON.")
+    ] = False,
+    lock: Annotated[
+        Path | None, typer.Option(help="Also write every installed version to this file.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Print what changed since this lock.")
+    ] = None,
 ) -> None:
     "Look at this machine: nearest known stack, first mismatch, every check. Exit code 1 when something fails."
-    from cookbook_npu.stack.doctor import examine, machine_lock, show_changes
-    from cookbook_npu.stack.machine import read_machine
-    from cookbook_npu.stack.stacks import read_lock
-    if scale == "laptop": os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
+    from cookbook_npu.npu.stack.doctor import examine, machine_lock, show_changes
+    from cookbook_npu.npu.stack.machine import read_machine
+    from cookbook_npu.npu.stack.stacks import read_lock
+
+    if scale == "laptop":
+        os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
     machine = read_machine()
     report = examine(machine, need_at(recipe, scale, read_parameters(parameter)))
     typer.echo(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
-    if lock: lock.write_text(json.dumps(machine_lock(machine), indent=1), encoding="utf-8")
-    if compare: typer.echo("\n" + show_changes(read_lock(compare), machine_lock(machine)))
+    if lock:
+        lock.write_text(json.dumps(machine_lock(machine), indent=1), encoding="utf-8")
+    if compare:
+        typer.echo("\n" + show_changes(read_lock(compare), machine_lock(machine)))
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
 def planned(
-    recipe: str,                 # name of a recipe
-    scale: str,                  # laptop, cuda or 910b
+    recipe: str,  # name of a recipe
+    scale: str,  # laptop, cuda or 910b
     parameters: dict[str, Any],  # parameters of the recipe
-) -> RunConfig:                  # the configuration, with the recipe's model where none was given
+) -> RunConfig:  # the configuration, with the recipe's model where none was given
     "The configuration of a run that is only looked at"
     from cookbook_npu.plan.plan import model_name
-    given = {"model": model_name(recipe), "prompt_data": "(prompts)"} if scale == "910b" else {}
-    return preset(recipe)(**({k: v for k, v in given.items() if v} | parameters | {"scale": scale}))
+
+    given = (
+        {"model": model_name(recipe), "prompt_data": "(prompts)"} if scale == "910b" else {}
+    )
+    return preset(recipe)(
+        **({k: v for k, v in given.items() if v} | parameters | {"scale": scale})
+    )
+
 
 @app.command()
 def plan(
     recipe: Annotated[str, typer.Argument(help="Recipe name.")],
     scale: Annotated[str, typer.Option(help="910b or laptop.")] = "910b",
-    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE",
-                                                 help="A parameter of the recipe; repeatable.")] = [],
-    soc: Annotated[str, typer.Option(help="Device: Ascend910B1, 910B2, 910B3, 910B4.")] = "Ascend910B1",
-    roles: Annotated[bool, typer.Option(help="Also print arguments and variables of each role.")] = True,
+    parameter: Annotated[
+        list[str],
+        typer.Option(
+            "-p",
+            "--parameter",
+            metavar="NAME VALUE",
+            help="A parameter of the recipe; repeatable.",
+        ),
+    ] = [],
+    soc: Annotated[
+        str, typer.Option(help="Device: Ascend910B1, 910B2, 910B3, 910B4.")
+    ] = "Ascend910B1",
+    roles: Annotated[
+        bool, typer.Option(help="Also print arguments and variables of each role.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     "Show devices, roles, arguments, memory and time of a run; an error when it cannot fit."
     from cookbook_npu.plan.plan import plan_of
+
     made = plan_of(planned(recipe, scale, read_parameters(parameter)), soc)
     typer.echo(json.dumps(made.as_json(), indent=1) if as_json else made.as_text(roles))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(
     *words: str | Path,  # behind the program's name
-) -> list[str]:          # argument vector
+) -> list[str]:  # argument vector
     "The command of a job: this program, in words that a shell leaves alone"
     return [sys.executable, "-m", "cookbook_npu.cli", *map(str, words)]
 
+
 def job_parameters(
     parameters: dict[str, Any],  # of the recipe
-    runs: Path,                  # folder of the run folders
-    job: str,                    # id
+    runs: Path,  # folder of the run folders
+    job: str,  # id
 ) -> dict[str, Any]:
     "Parameters that mean the same in another folder, with a run folder named by the job"
-    files = {k: str(Path(v).resolve()) for k, v in parameters.items() if k in ("model", "prompt_data") and v and Path(str(v)).exists()}
-    overrides = {"output.name": job, "output.root": str(runs.resolve())} | (parameters.get("overrides") or {})
+    files = {
+        k: str(Path(v).resolve())
+        for k, v in parameters.items()
+        if k in ("model", "prompt_data") and v and Path(str(v)).exists()
+    }
+    overrides = {"output.name": job, "output.root": str(runs.resolve())} | (
+        parameters.get("overrides") or {}
+    )
     return parameters | files | {"overrides": overrides}
 
 # %% ../nbs/99_cli.ipynb #d8904c34
 @app.command()
 def launch(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or the path of a notebook; a job id with --attach or --stop.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe name or the path of a notebook; a job id with --attach or --stop."
+        ),
+    ],
     scale: Annotated[str, typer.Option(help="910b or laptop.")] = "910b",
-    parameter: Annotated[list[str], typer.Option("-p", "--parameter", metavar="NAME VALUE",
-                                                 help="A parameter of the recipe; repeatable.")] = [],
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="JSON file of parameters.")] = None,
-    address: Annotated[str | None,
-                       typer.Option(help="Ray to join, host:port, or its job server, http://host:port; none: start one here.")] = None,
-    host: Annotated[str, typer.Option(help="Address of this machine for the other machines of the run.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port of Ray's head; none: 6379 for several machines, any free one for this one.")] = None,
-    nodes: Annotated[int, typer.Option(help="Machines of the run; the commands for the others are printed.")] = 1,
+    parameter: Annotated[
+        list[str],
+        typer.Option(
+            "-p",
+            "--parameter",
+            metavar="NAME VALUE",
+            help="A parameter of the recipe; repeatable.",
+        ),
+    ] = [],
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help="JSON file of parameters.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Ray to join, host:port, or its job server, http://host:port; none: start one here."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address of this machine for the other machines of the run.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of Ray's head; none: 6379 for several machines, any free one for this one."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int,
+        typer.Option(help="Machines of the run; the commands for the others are printed."),
+    ] = 1,
     devices: Annotated[int, typer.Option(help="NPUs of each machine.")] = 8,
-    runs: Annotated[Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")] = Path("runs"),
-    rehearse: Annotated[bool, typer.Option(help="One step of the full layout on simulated NPUs, here and now.")] = False,
+    runs: Annotated[
+        Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")
+    ] = Path("runs"),
+    rehearse: Annotated[
+        bool,
+        typer.Option(help="One step of the full layout on simulated NPUs, here and now."),
+    ] = False,
     detach: Annotated[bool, typer.Option(help="Do not follow the log.")] = False,
     attach: Annotated[bool, typer.Option(help="Follow the job of this id.")] = False,
     stop: Annotated[bool, typer.Option(help="Stop the job of this id.")] = False,
-    status: Annotated[bool, typer.Option(help="Print what became of the job of this id.")] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with the job of this id, which ended before its run did.")] = False,
+    status: Annotated[
+        bool, typer.Option(help="Print what became of the job of this id.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(help="Go on with the job of this id, which ended before its run did."),
+    ] = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
     from cookbook_npu.cluster import launch as jobs
-    if attach: return follow_job(jobs.find_job(runs, recipe))
-    if stop: return typer.echo("stopped" if jobs.stop(jobs.find_job(runs, recipe)) else "it was not running")
-    if status: return typer.echo(jobs.state(jobs.find_job(runs, recipe)))
-    if resume: return begin_job(resumed(jobs.find_job(runs, recipe)), detach)
+
+    if attach:
+        return follow_job(jobs.find_job(runs, recipe))
+    if stop:
+        return typer.echo(
+            "stopped" if jobs.stop(jobs.find_job(runs, recipe)) else "it was not running"
+        )
+    if status:
+        return typer.echo(jobs.state(jobs.find_job(runs, recipe)))
+    if resume:
+        return begin_job(resumed(jobs.find_job(runs, recipe)), detach)
     parameters = _from_file(file) | read_parameters(parameter) | {"scale": scale}
-    if rehearse: return show_rehearsal(planned(recipe, "910b", parameters), runs)
-    check_machines(resolve(find_recipe(recipe), dict(parameters)), None if address else nodes*devices, host, nodes)
+    if rehearse:
+        return show_rehearsal(planned(recipe, "910b", parameters), runs)
+    check_machines(
+        resolve(find_recipe(recipe), dict(parameters)),
+        None if address else nodes * devices,
+        host,
+        nodes,
+    )
     node = jobs.Node(host, devices, port or (6379 if nodes > 1 else free_port()))
     begin_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
 
@@ -392,92 +632,140 @@ def launch(
 def check_machines(
     config: RunConfig,  # the run
     devices: int | None,  # NPUs of all machines; none: those of a cluster that exists
-    host: str,          # address of this machine
-    nodes: int,         # machines of the run
+    host: str,  # address of this machine
+    nodes: int,  # machines of the run
 ) -> None:
     "Raise `ConfigError` for a run that its machines cannot hold"
     if nodes > 1 and host in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"--nodes {nodes} with --host {host}, which other machines cannot reach", "Give --host this machine's address.")
-    if devices is not None and config.scale != "cuda" and config.placement.devices > devices:
-        raise ConfigError(f"the run wants {config.placement.devices} NPUs (placement.devices), its machines have {devices}",
-                          "Give more --nodes or --devices, or lower placement.devices.")
+        raise ConfigError(
+            f"--nodes {nodes} with --host {host}, which other machines cannot reach",
+            "Give --host this machine's address.",
+        )
+    if (
+        devices is not None
+        and config.scale != "cuda"
+        and config.placement.devices > devices
+    ):
+        raise ConfigError(
+            f"the run wants {config.placement.devices} NPUs (placement.devices), its machines have {devices}",
+            "Give more --nodes or --devices, or lower placement.devices.",
+        )
+
 
 def new_job(
-    recipe: str,                 # name of the recipe, or path of a notebook
+    recipe: str,  # name of the recipe, or path of a notebook
     parameters: dict[str, Any],  # of the recipe
-    runs: Path,                  # folder of the run folders
-    address: str | None,         # Ray to join, or its job server
-    node: Any,                   # this machine
-    nodes: int,                  # machines of the run
-) -> Any:                        # a Job of cluster.launch
+    runs: Path,  # folder of the run folders
+    address: str | None,  # Ray to join, or its job server
+    node: Any,  # this machine
+    nodes: int,  # machines of the run
+) -> Any:  # a Job of cluster.launch
     "Write the folder of a job; its parameters are a file, so that no shell ever reads them"
     from cookbook_npu.cluster import launch as jobs
-    job = jobs.make_job(runs, f"{Path(recipe).stem}-{parameters['scale']}", [], address, node, nodes)
-    (job.folder/"parameters.json").write_text(json.dumps(job_parameters(parameters, runs, job.id), indent=1), encoding="utf-8")
-    job.update(run=job_words("run", find_recipe(recipe), "-f", job.folder/"parameters.json"))
+
+    job = jobs.make_job(
+        runs, f"{Path(recipe).stem}-{parameters['scale']}", [], address, node, nodes
+    )
+    (job.folder / "parameters.json").write_text(
+        json.dumps(job_parameters(parameters, runs, job.id), indent=1), encoding="utf-8"
+    )
+    job.update(
+        run=job_words("run", find_recipe(recipe), "-f", job.folder / "parameters.json")
+    )
     return job
+
 
 def resumed(
     job: Any,  # a Job of cluster.launch
-) -> Any:      # the same, to be launched again
+) -> Any:  # the same, to be launched again
     "Go on with the run of a job; one that ended before it had a run folder begins again"
     from cookbook_npu.cluster import launch as jobs
-    wanted = json.loads((job.folder/"parameters.json").read_text(encoding="utf-8"))["overrides"]
-    folder = Path(wanted["output.root"])/wanted["output.name"]
-    return jobs.again(job, job_words("run", "--resume", folder) if (folder/"config.json").is_file() else job.record()["run"])
+
+    wanted = json.loads((job.folder / "parameters.json").read_text(encoding="utf-8"))[
+        "overrides"
+    ]
+    folder = Path(wanted["output.root"]) / wanted["output.name"]
+    return jobs.again(
+        job,
+        job_words("run", "--resume", folder)
+        if (folder / "config.json").is_file()
+        else job.record()["run"],
+    )
 
 # %% ../nbs/99_cli.ipynb #278efb6f
 def begin_job(
-    job: Any,      # a Job of cluster.launch
+    job: Any,  # a Job of cluster.launch
     detach: bool,  # do not follow its log
 ) -> None:
     "Launch a job, say its id, and follow it"
     from cookbook_npu.cluster import launch as jobs
+
     record = job.record()
-    if record["nodes"] > 1 and not record["address"]: typer.echo(jobs.instructions(jobs.Node(**record["node"]), record["nodes"]))
+    if record["nodes"] > 1 and not record["address"]:
+        typer.echo(jobs.instructions(jobs.Node(**record["node"]), record["nodes"]))
     jobs.launch(job)
     typer.echo(f"job {job.id}\nlog {job.server or job.log}")
-    if not detach: follow_job(job)
+    if not detach:
+        follow_job(job)
+
 
 def follow_job(
     job: Any,  # a Job of cluster.launch
 ) -> None:
     "Print a job's log to its end and exit with its code; an interrupt leaves the job running"
     from cookbook_npu.cluster import launch as jobs
+
     try:
-        for piece in jobs.follow(job): typer.echo(piece, nl=False)
+        for piece in jobs.follow(job):
+            typer.echo(piece, nl=False)
     except KeyboardInterrupt:
-        typer.echo(f"\nthe job goes on; follow it with: cookbook-npu launch {job.id} --attach; end it with: cookbook-npu launch {job.id} --stop")
+        typer.echo(
+            f"\nthe job goes on; follow it with: cookbook-npu launch {job.id} --attach; end it with: cookbook-npu launch {job.id} --stop"
+        )
         raise typer.Exit(130) from None
-    raise typer.Exit(jobs.CODES.get(jobs.state(job), 1) if (code := job.exit_code()) is None else code)
+    raise typer.Exit(
+        jobs.CODES.get(jobs.state(job), 1) if (code := job.exit_code()) is None else code
+    )
+
 
 def show_rehearsal(
     config: RunConfig,  # the run
-    runs: Path,         # folder of the run folders
+    runs: Path,  # folder of the run folders
 ) -> None:
     "Rehearse a run and print the step"
     from cookbook_npu.plan.plan import picture
-    from cookbook_npu.plan.rehearsal import rehearse, rehearsal
     from cookbook_npu.runs.metrics import line
-    typer.echo(f"rehearsal on {config.placement.devices} simulated NPUs, tiny model, one step\n{picture(rehearsal(config))}")
-    for row in rehearse(config, str(runs)): typer.echo(line(row, steps=1))
+    from cookbook_npu.train.rehearsal import rehearsal, rehearse
+
+    typer.echo(
+        f"rehearsal on {config.placement.devices} simulated NPUs, tiny model, one step\n{picture(rehearsal(config))}"
+    )
+    for row in rehearse(config, str(runs)):
+        typer.echo(line(row, steps=1))
 
 # %% ../nbs/99_cli.ipynb #5d35e941
 def main() -> None:
     "Entry point of the command"
     from papermill.exceptions import PapermillExecutionError
-    try: app(join_pairs(sys.argv[1:]))
-    except CookbookError as e: fail(f"{e}", 2)
-    except PapermillExecutionError as e: fail(f"cell {e.exec_count} of the notebook failed with {e.ename}: {e.evalue}", 1)
-    except KeyboardInterrupt: fail("interrupted", 130)
+
+    try:
+        app(join_pairs(sys.argv[1:]))
+    except CookbookError as e:
+        fail(f"{e}", 2)
+    except PapermillExecutionError as e:
+        fail(f"cell {e.exec_count} of the notebook failed with {e.ename}: {e.evalue}", 1)
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+
 
 def fail(
     message: str,  # what to say
-    code: int,     # exit code
+    code: int,  # exit code
 ) -> None:
     "Say what went wrong and exit"
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise SystemExit(code)
 
 # %% ../nbs/99_cli.ipynb #0c581055
-if __name__ == "__main__" and "__file__" in globals(): main()  # `python -m cookbook_npu.cli`, the command of a job; not in the notebook
+if __name__ == "__main__" and "__file__" in globals():
+    main()  # `python -m cookbook_npu.cli`, the command of a job; not in the notebook

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
-           'RoleTimeout', 'PublishError', 'EngineError', 'RunLocked', 'RewardError', 'StorageError', 'NumericsError',
-           'nearest']
+           'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'StorageError',
+           'NumericsError', 'nearest']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -14,8 +14,10 @@ from collections.abc import Iterable
 # %% ../nbs/00_errors.ipynb #a91b920f
 class CookbookError(Exception):
     "Root of every error this package raises on purpose"
-    def __init__(self,
-        what: str,         # the value and the place: what is wrong, where
+
+    def __init__(
+        self,
+        what: str,  # the value and the place: what is wrong, where
         remedy: str = "",  # what to do about it, as an instruction
     ):
         super().__init__(what, remedy)
@@ -25,28 +27,66 @@ class CookbookError(Exception):
         return f"{self.what}. {self.remedy}" if self.remedy else self.what
 
 # %% ../nbs/00_errors.ipynb #3676ef0b
-class ConfigError(CookbookError, ValueError): "A configuration value is unknown, mistyped or contradicts another one"
-class DataError(CookbookError, ValueError): "A record of a data set cannot be used; names the file and the line"
-class MissingError(CookbookError, FileNotFoundError): "A file or folder the run needs is not there"
-class DeviceError(CookbookError, RuntimeError): "A device is absent, unusable, or too few of them are visible"
-class BuildError(CookbookError, RuntimeError): "The simulated NPU could not be compiled"
+class ConfigError(CookbookError, ValueError):
+    "A configuration value is unknown, mistyped or contradicts another one"
+
+
+class DataError(CookbookError, ValueError):
+    "A record of a data set cannot be used; names the file and the line"
+
+
+class MissingError(CookbookError, FileNotFoundError):
+    "A file or folder the run needs is not there"
+
+
+class DeviceError(CookbookError, RuntimeError):
+    "A device is absent, unusable, or too few of them are visible"
+
+
+class BuildError(CookbookError, RuntimeError):
+    "The simulated NPU could not be compiled"
 
 # %% ../nbs/00_errors.ipynb #69a08d7d
-class ShimError(CookbookError, RuntimeError): "A shim met a target it does not know, or did not verify after it was applied"
-class RoleError(CookbookError, RuntimeError): "A call on a role failed or died; names the role, the rank and the call"
-class RoleTimeout(RoleError, TimeoutError): "A call on a role did not return before its deadline"
-class PublishError(CookbookError, RuntimeError): "Engine weights differ from the trainer's after a publish; names the tensor"
-class EngineError(CookbookError, RuntimeError): "A rollout engine was asked for something its present state forbids"
-class RunLocked(CookbookError, BlockingIOError): "Another process is writing into this run folder"
-class RewardError(CookbookError, ConnectionError): "A scorer that asks a server got no answer; names the scorer and the sample"
-class StorageError(CookbookError, OSError): "The disk refused a write; names the file or folder"
-class NumericsError(CookbookError, ArithmeticError): "A value is not finite where it must be; names the quantity and the sample"
+class ShimError(CookbookError, RuntimeError):
+    "A shim met a target it does not know, or did not verify after it was applied"
+
+
+class RoleError(CookbookError, RuntimeError):
+    "A call on a role failed or died; names the role, the rank and the call"
+
+
+class RoleTimeout(RoleError, TimeoutError):
+    "A call on a role did not return before its deadline"
+
+
+class WeightUpdateError(CookbookError, RuntimeError):
+    "Engine weights differ from the trainer's after a publish; names the tensor"
+
+
+class EngineError(CookbookError, RuntimeError):
+    "A rollout engine was asked for something its present state forbids"
+
+
+class RunLocked(CookbookError, BlockingIOError):
+    "Another process is writing into this run folder"
+
+
+class RewardError(CookbookError, ConnectionError):
+    "A scorer that asks a server got no answer; names the scorer and the sample"
+
+
+class StorageError(CookbookError, OSError):
+    "The disk refused a write; names the file or folder"
+
+
+class NumericsError(CookbookError, ArithmeticError):
+    "A value is not finite where it must be; names the quantity and the sample"
 
 # %% ../nbs/00_errors.ipynb #d41e4cde
 def nearest(
-    name: str,              # what was written
-    names: Iterable[str],   # what is allowed
-) -> str:                   # "did you mean ...?" or the list of allowed names
+    name: str,  # what was written
+    names: Iterable[str],  # what is allowed
+) -> str:  # "did you mean ...?" or the list of allowed names
     "A remedy sentence for an unknown `name`"
     names = sorted(names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

@@ -18,12 +18,14 @@ from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
-HAND_WRITTEN = ("simulator/csrc", "runs/templates")
+HAND_WRITTEN = ("npu/simulator/csrc", "runs/templates")
 
 
 def exported(folder: Path) -> Path:
     "Export the notebooks into a copy of the package without generated files; returns the package folder"
-    shutil.copytree(ROOT / "nbs", folder / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    shutil.copytree(
+        ROOT / "nbs", folder / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints")
+    )
     shutil.copy(ROOT / "settings.ini", folder)
     package = folder / "cookbook_npu"
     package.mkdir()
@@ -31,14 +33,22 @@ def exported(folder: Path) -> Path:
     for part in HAND_WRITTEN:
         if (ROOT / "cookbook_npu" / part).is_dir():
             shutil.copytree(ROOT / "cookbook_npu" / part, package / part)
-    subprocess.run([sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"], cwd=folder, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"],
+        cwd=folder,
+        check=True,
+    )
     return package
 
 
 def files(package: Path) -> set[str]:
     "Relative paths of the package's sources"
     skip = {"__pycache__"}
-    return {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file() and not skip & set(p.parts)}
+    return {
+        str(p.relative_to(package))
+        for p in package.rglob("*")
+        if p.is_file() and not skip & set(p.parts)
+    }
 
 
 def package_drift() -> list[str]:
@@ -54,17 +64,35 @@ def package_drift() -> list[str]:
 def readme() -> str:
     "README.md as nbs/index.ipynb gives it"
     exporter = MarkdownExporter()
-    exporter.register_preprocessor(RegexRemovePreprocessor(patterns=[r"\A#\|\s*hide"]), enabled=True)
+    exporter.register_preprocessor(
+        RegexRemovePreprocessor(patterns=[r"\A#\|\s*hide"]), enabled=True
+    )
     body, _ = exporter.from_filename(str(ROOT / "nbs" / "index.ipynb"))
     # Links are written for nbs/, where the notebook lies; README.md lies one folder up.
-    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", lambda m: f"]({normpath('nbs/' + m[1])})", body.strip()) + "\n"
+    return (
+        re.sub(
+            r"\]\((?!https?:|#)([^)]+)\)",
+            lambda m: f"]({normpath('nbs/' + m[1])})",
+            body.strip(),
+        )
+        + "\n"
+    )
 
 
 def with_outputs() -> list[str]:
     "Committed notebooks that carry outputs"
-    found = [p for folder in ("nbs", "recipes") for p in sorted((ROOT / folder).rglob("*.ipynb")) if "checkpoint" not in p.name]
+    found = [
+        p
+        for folder in ("nbs", "recipes")
+        for p in sorted((ROOT / folder).rglob("*.ipynb"))
+        if "checkpoint" not in p.name
+    ]
     cells = {p: nbformat.read(p, as_version=4).cells for p in found}
-    return [str(p.relative_to(ROOT)) for p, cs in cells.items() if any(c.get("outputs") or c.get("execution_count") for c in cs)]
+    return [
+        str(p.relative_to(ROOT))
+        for p, cs in cells.items()
+        if any(c.get("outputs") or c.get("execution_count") for c in cs)
+    ]
 
 
 def main() -> int:

@@ -12,12 +12,15 @@ import torch.distributed as dist
 from simulator_jobs import collectives, run_checks
 
 from cookbook_npu.errors import DeviceError
-from cookbook_npu.shims import process_groups
+from cookbook_npu.npu.shims.torch import process_groups
 
 
 def cycle():
     names = process_groups.destroy()
-    assert names and all(process_groups.state(group) == "destroyed" for group in process_groups.device_groups())
+    assert names and all(
+        process_groups.state(group) == "destroyed"
+        for group in process_groups.device_groups()
+    )
     return process_groups.reload()
 
 
@@ -41,21 +44,27 @@ def train(rank, world_size, tensor, cycles):
 
 def everything(rank, world_size):
     """Every check of the simulator's collectives, on groups that were destroyed and reloaded."""
-    from cookbook_npu.shims import registry
+    from cookbook_npu.npu.shims import registry
 
     assert registry.apply("torch.process_groups").state == "applied"
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(1, device="npu"))
     cycle()
-    results = run_checks([getattr(collectives, name) for name in dir(collectives) if name.startswith("check_")])
+    results = run_checks(
+        [
+            getattr(collectives, name)
+            for name in dir(collectives)
+            if name.startswith("check_")
+        ]
+    )
     cycle()
     dist.destroy_process_group()
     return results
 
 
 class Poor:
-    "A sleeper's host without pinned memory"
+    "A offloader's host without pinned memory"
 
     block_bytes = 1 << 20
 
@@ -74,23 +83,26 @@ def fails(call, text):
 
 def disturb(trainer):
     "Everything that can go wrong between two steps, and what is left of it: nothing"
-    from cookbook_npu.simulator import faults
+    from cookbook_npu.npu.simulator import faults
 
-    host, rank = trainer.sleeper.host, trainer.rank
-    trainer.sleeper.host = Poor() if rank == 0 else host
+    host, rank = trainer.offloader.host, trainer.rank
+    trainer.offloader.host = Poor() if rank == 0 else host
     fails(trainer.sleep, "pinned" if rank == 0 else "1 other ranks could not")
-    assert not trainer.sleeper.asleep and process_groups.held_bytes() > 0
-    trainer.sleeper.host = host
+    assert not trainer.offloader.asleep and process_groups.held_bytes() > 0
+    trainer.offloader.host = host
     process_groups.destroy()  # a save may have done that already
     trainer.sleep()
     if rank == 1:
         faults.out_of_memory()
     fails(trainer.wake, "half-way" if rank == 1 else "1 other ranks could not")
-    assert trainer.sleeper.asleep and process_groups.destroy() == []
-    reload, process_groups.reload = process_groups.reload, partial(process_groups.reload, attempts=1)
+    assert trainer.offloader.asleep and process_groups.destroy() == []
+    reload, process_groups.reload = (
+        process_groups.reload,
+        partial(process_groups.reload, attempts=1),
+    )
     faults.fail_collective("all_reduce")
     fails(trainer.wake, "could not be made again in 1 attempts")
-    assert not trainer.sleeper.asleep and process_groups.held_bytes() == 0
+    assert not trainer.offloader.asleep and process_groups.held_bytes() == 0
     faults.clear()
     process_groups.reload = reload
     trainer.wake()
@@ -105,7 +117,9 @@ def learn(rank, world_size, config, hf_path, between=None, folder=None):
     from cookbook_npu.train.trainer import Trainer
 
     trainer, n = Trainer(rank, world_size, config, hf_path), config.rollout_batch
-    batch = make_batch([sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116)
+    batch = make_batch(
+        [sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116
+    )
     rows = []
     for step in range(3):
         everywhere = [None] * world_size
@@ -120,7 +134,9 @@ def learn(rank, world_size, config, hf_path, between=None, folder=None):
             trainer.save_state(folder)
         memory = trainer.sleep()
         fails(trainer.sleep, "asleep already")
-        if between and step == 2:  # the last checkpoint of a run is finished when the trainer sleeps already
+        if (
+            between and step == 2
+        ):  # the last checkpoint of a run is finished when the trainer sleeps already
             trainer.finish_state()
             assert trainer.groups_destroyed and not trainer.saver.busy()
         process_groups.destroy()
@@ -135,13 +151,22 @@ def learn(rank, world_size, config, hf_path, between=None, folder=None):
 def sleep_between_steps(rank, world_size, hf_path, state, ways):
     "The same trainer with several ways to sleep"
     os.environ |= {"ASCEND_RT_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0"}
-    from cookbook_npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("trainer")
     from plan_jobs.measure import config_of
 
     found = {}
     for name, settings in ways.items():
-        config = config_of({f"placement.{k}": v for k, v in settings.items()} | {"parallel.tensor": 1}, world_size)
-        found[name] = learn(rank, world_size, config, hf_path, *((disturb, state) if name == "destroy" else ()))
+        config = config_of(
+            {f"placement.{k}": v for k, v in settings.items()} | {"parallel.tensor": 1},
+            world_size,
+        )
+        found[name] = learn(
+            rank,
+            world_size,
+            config,
+            hf_path,
+            *((disturb, state) if name == "destroy" else ()),
+        )
     return found

@@ -14,7 +14,9 @@ def raylets():
     "Process ids of the raylet below this process"
     import psutil
 
-    return [p.pid for p in psutil.Process().children(recursive=True) if p.name() == "raylet"]
+    return [
+        p.pid for p in psutil.Process().children(recursive=True) if p.name() == "raylet"
+    ]
 
 
 def main():
@@ -22,8 +24,21 @@ def main():
     from cookbook_npu.train.session import session
 
     with session(load_config(sys.argv[1])) as run:
-        roles = {"trainer": run.parts.trainer.pids, "engine": run.parts.engines.groups[0].pids}
-        print(json.dumps({"driver": [os.getpid()], "raylet": raylets(), **roles, "signs": run.signs()}), flush=True)
+        roles = {
+            "trainer": run.parts.trainer.pids,
+            "engine": run.parts.engines.groups[0].pids,
+        }
+        print(
+            json.dumps(
+                {
+                    "driver": [os.getpid()],
+                    "raylet": raylets(),
+                    **roles,
+                    "status": run.status(),
+                }
+            ),
+            flush=True,
+        )
         for row in run.steps():
             print(json.dumps(row), flush=True)
 

@@ -31,7 +31,15 @@ def _config(tensor, sequence, recompute, dtype, dropout, fusion):
         bias_dropout_fusion=False,
         persist_layer_norm=False,
         use_cpu_initialization=True,
-        **(dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1) if recompute else {}),
+        **(
+            dict(
+                recompute_granularity="full",
+                recompute_method="uniform",
+                recompute_num_layers=1,
+            )
+            if recompute
+            else {}
+        ),
     )
 
 
@@ -65,7 +73,7 @@ def init(tensor):
 
     from megatron.core import parallel_state, tensor_parallel
 
-    from cookbook_npu.shims.bootstrap import parallel_ready
+    from cookbook_npu.npu.shims.bootstrap import parallel_ready
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -84,7 +92,13 @@ def fill(model):
     for name, p in model.named_parameters():
         whole = not getattr(p, "tensor_model_parallel", False) and p.dim() == 1
         slice_ = 0 if whole else parallel_state.get_tensor_model_parallel_rank()
-        noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()) + slice_)) / 10
+        noise = (
+            torch.randn(
+                p.shape,
+                generator=torch.Generator().manual_seed(zlib.crc32(name.encode()) + slice_),
+            )
+            / 10
+        )
         p.data.copy_(noise + 1 if p.dim() == 1 else noise)
     return model
 
@@ -110,13 +124,15 @@ def train(
     )
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    from cookbook_npu.shims.bootstrap import model_ready
+    from cookbook_npu.npu.shims.bootstrap import model_ready
 
     init(tensor)
     dtype = getattr(torch, dtype)
     config = _config(tensor, sequence, recompute, dtype, dropout, fusion)
     model = fill(_model(config, layers)) if filled else _model(config, layers)
-    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), model)
+    ddp = DistributedDataParallel(
+        config, DistributedDataParallelConfig(use_distributed_optimizer=True), model
+    )
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1e-2,
@@ -140,5 +156,7 @@ def train(
         ok, norm, _ = optimizer.step()
         assert ok
         history.append((loss.item(), float(norm)))
-    assert {p.device.type for p in ddp.parameters()} == {"npu"} and dist.get_backend() == "hccl"
+    assert {p.device.type for p in ddp.parameters()} == {
+        "npu"
+    } and dist.get_backend() == "hccl"
     return history, [(row["name"], row["state"]) for row in report]

@@ -34,13 +34,22 @@ def tree(path: Path) -> ast.Module:
 def source(module: str) -> Path | None:
     "File of a module of the wheel"
     where = build.site().joinpath(*module.split("."))
-    return next((path for path in (where / "__init__.py", where.with_suffix(".py")) if path.is_file()), None)
+    return next(
+        (
+            path
+            for path in (where / "__init__.py", where.with_suffix(".py"))
+            if path.is_file()
+        ),
+        None,
+    )
 
 
 def listed(path: Path, variable: str) -> list[str]:
     "The strings in an assignment such as __all__, or the keys where it is a dictionary"
     for node in tree(path).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == variable for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == variable for t in node.targets
+        ):
             value = ast.literal_eval(node.value)
             return list(value)
     return []
@@ -52,12 +61,19 @@ def bound(node: ast.stmt, package: str) -> set[str]:
         return {node.name}
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        return {
+            n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)
+        }
     if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
         return offered(f"{package}.{node.module}" if node.level else node.module)
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    return {name for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt) for name in bound(part, package)}
+    return {
+        name
+        for part in ast.iter_child_nodes(node)
+        if isinstance(part, ast.stmt)
+        for name in bound(part, package)
+    }
 
 
 @cache
@@ -66,12 +82,22 @@ def offered(module: str) -> frozenset[str]:
     path = source(module)
     if path is None:
         return frozenset()
-    names = set(listed(path, "__all__")).union(*(bound(node, module) for node in tree(path).body))
+    names = set(listed(path, "__all__")).union(
+        *(bound(node, module) for node in tree(path).body)
+    )
     if path.name == "__init__.py":
-        names |= {p.stem for p in path.parent.glob("*.py")} | {p.parent.name for p in path.parent.glob("*/__init__.py")}
+        names |= {p.stem for p in path.parent.glob("*.py")} | {
+            p.parent.name for p in path.parent.glob("*/__init__.py")
+        }
     if module == "torch_npu":  # what its start adds
-        names |= set(listed(build.site() / "torch_npu/utils/exposed_api.py", "public_npu_functions"))
-        names |= set(listed(build.site() / "torch_npu/_init/core/_exports.py", "_LAZY_PYTHON_SYMBOLS"))
+        names |= set(
+            listed(build.site() / "torch_npu/utils/exposed_api.py", "public_npu_functions")
+        )
+        names |= set(
+            listed(
+                build.site() / "torch_npu/_init/core/_exports.py", "_LAZY_PYTHON_SYMBOLS"
+            )
+        )
         names |= OPERATORS
     return frozenset(names)
 
@@ -92,7 +118,11 @@ def used(path: Path) -> set[str]:
     "Names below torch_npu in the code of a file: attributes, and strings that are such a name"
     found, elsewhere = set(), foreign(path)
     for node in ast.walk(tree(path)):
-        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+        text = (
+            node.value
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            else None
+        )
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
             for alias in ALIASES if path.name == "device.py" else ALIASES[1:]:
@@ -104,20 +134,44 @@ def used(path: Path) -> set[str]:
             if text and re.fullmatch(rf"{re.escape(root)}(\.[A-Za-z_]\w*)+", text):
                 found.add(real + text[len(root) :])
     # What lies in C++ cannot be read here; tests/npu_wheel asks the imported module.
-    return {name for name in found if name != "torch_npu.__simulated__" and not name.startswith("torch_npu._C.")}
+    return {
+        name
+        for name in found
+        if name != "torch_npu.__simulated__" and not name.startswith("torch_npu._C.")
+    }
 
 
 def foreign(path: Path) -> set[str]:
     "Our short names for torch.npu that mean something else in a file: imported from another project, or a variable of text"
-    imported = {a.asname or a.name for n in ast.walk(tree(path)) if isinstance(n, ast.ImportFrom) for a in n.names}
-    given = {a.arg for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef) for a in n.args.args}
-    stored = {n.id for n in ast.walk(tree(path)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    torch = "torch" in {a.name for n in ast.walk(tree(path)) if isinstance(n, ast.Import) for a in n.names}
+    imported = {
+        a.asname or a.name
+        for n in ast.walk(tree(path))
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
+    }
+    given = {
+        a.arg
+        for n in ast.walk(tree(path))
+        if isinstance(n, ast.FunctionDef)
+        for a in n.args.args
+    }
+    stored = {
+        n.id
+        for n in ast.walk(tree(path))
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    torch = "torch" in {
+        a.name for n in ast.walk(tree(path)) if isinstance(n, ast.Import) for a in n.names
+    }
     return imported | (set() if torch else given | stored | {"torch_npu"})
 
 
 def sources() -> list[Path]:
-    return [p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py" and "simulator" not in p.relative_to(PACKAGE).parts]
+    return [
+        p
+        for p in PACKAGE.rglob("*.py")
+        if p.name != "_modidx.py" and "simulator" not in p.relative_to(PACKAGE).parts
+    ]
 
 
 NAMES = sorted(set().union(*map(used, sources())))
@@ -125,19 +179,26 @@ NAMES = sorted(set().union(*map(used, sources())))
 
 def simulated() -> dict[str, list[str]]:
     "Names that the simulator offers, by module of torch_npu"
-    npu, fused = (listed(PACKAGE / "simulator" / f"{name}.py", "__all__") for name in ("npu", "fused"))
+    npu, fused = (
+        listed(PACKAGE / "simulator" / f"{name}.py", "__all__") for name in ("npu", "fused")
+    )
     return {"torch_npu.npu": [name for name in npu if name not in OURS], "torch_npu": fused}
 
 
 @pytest.fixture(autouse=True)
 def wheel():
     if not build.have():
-        pytest.skip(build.misfit() or "the torch_npu wheel is not in the cache: run `make test-npu-wheel`, which downloads it")
+        pytest.skip(
+            build.misfit()
+            or "the torch_npu wheel is not in the cache: run `make test-npu-wheel`, which downloads it"
+        )
 
 
 def test_the_inventory_sees_something():
     assert {"torch_npu.npu.mem_get_info", "torch_npu.contrib.transfer_to_npu"} <= set(NAMES)
-    assert exists("torch_npu.npu.empty_cache") and not exists("torch_npu.npu.OutOfMemoryError")
+    assert exists("torch_npu.npu.empty_cache") and not exists(
+        "torch_npu.npu.OutOfMemoryError"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,11 +206,16 @@ def test_name_that_we_use(name):
     assert exists(name)
 
 
-@pytest.mark.parametrize("module, name", [(module, name) for module, names in simulated().items() for name in names])
+@pytest.mark.parametrize(
+    "module, name",
+    [(module, name) for module, names in simulated().items() for name in names],
+)
 def test_name_that_the_simulator_offers(module, name):
     assert exists(f"{module}.{name}")
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_exceptions_are_still_needed(name):
-    assert name in listed(PACKAGE / "simulator" / "npu.py", "__all__") and not exists(f"torch_npu.npu.{name}")
+    assert name in listed(PACKAGE / "simulator" / "npu.py", "__all__") and not exists(
+        f"torch_npu.npu.{name}"
+    )

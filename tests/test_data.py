@@ -8,20 +8,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
+from cookbook_npu.data.datasets import read_jsonl
 from cookbook_npu.data.prompts import load_prompts, load_source
-from cookbook_npu.data.puzzles import GENERATORS, PuzzleTask, evaluate, numbers_in
-from cookbook_npu.data.records import read_jsonl
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.tasks import LEVELS, ArithmeticTask
-from cookbook_npu.data.tokens import build_tokenizer
+from cookbook_npu.data.tasks import (
+    GENERATORS,
+    LEVELS,
+    ArithmeticTask,
+    PuzzleTask,
+    build_tokenizer,
+    evaluate,
+    numbers_in,
+)
 from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
 
 values = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -44,7 +56,11 @@ def test_every_text_survives_the_tokenizer(text):
 test_every_text_survives_the_tokenizer.tokenizer = build_tokenizer()
 
 
-@given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.text(max_size=20), st.dictionaries(st.text(), values))
+@given(
+    st.lists(st.floats(-50, 0), min_size=1, max_size=5),
+    st.text(max_size=20),
+    st.dictionaries(st.text(), values),
+)
 def test_samples_survive_json_bit_for_bit(logprobs, text, metadata):
     n = len(logprobs)
     sample = Sample(
@@ -66,7 +82,9 @@ def test_samples_survive_json_bit_for_bit(logprobs, text, metadata):
     assert Sample.from_json(line) == sample
 
 
-@given(st.sampled_from(sorted(LEVELS)), st.integers(0, 3), st.floats(0.05, 0.5), st.booleans())
+@given(
+    st.sampled_from(sorted(LEVELS)), st.integers(0, 3), st.floats(0.05, 0.5), st.booleans()
+)
 @settings(max_examples=12)
 def test_no_held_out_problem_is_trained_in_any_order_of_operands(level, seed, share, pad):
     task = ArithmeticTask(level=min(level, 4), seed=seed, eval_share=share, pad=pad)
@@ -75,14 +93,24 @@ def test_no_held_out_problem_is_trained_in_any_order_of_operands(level, seed, sh
     assert len(task.train) + len(task.held_out) == len({p.prompt for p in task.problems})
 
 
-@given(st.sampled_from(sorted(GENERATORS)), st.integers(1, 4), st.integers(0, 50), st.integers(0, 50), st.floats(0.05, 0.5))
+@given(
+    st.sampled_from(sorted(GENERATORS)),
+    st.integers(1, 4),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.floats(0.05, 0.5),
+)
 @settings(max_examples=15)
 def test_no_evaluation_puzzle_is_trained_under_any_seed(kind, level, seed, other, share):
     "Neither the problem itself nor one with its numbers or letters in another order"
     train = PuzzleTask(kind, level=level, per_level=150, seed=seed, eval_share=share).train
-    held_out = PuzzleTask(kind, level=level, per_level=150, seed=other, eval_share=share).held_out
+    held_out = PuzzleTask(
+        kind, level=level, per_level=150, seed=other, eval_share=share
+    ).held_out
     assert not {p.prompt for p in train} & {p.prompt for p in held_out}
-    assert not {same_up_to_order(kind, p.prompt) for p in train} & {same_up_to_order(kind, p.prompt) for p in held_out}
+    assert not {same_up_to_order(kind, p.prompt) for p in train} & {
+        same_up_to_order(kind, p.prompt) for p in held_out
+    }
 
 
 def same_up_to_order(kind, prompt):
@@ -102,9 +130,13 @@ def test_puzzles_are_right_and_the_same_every_time(kind, level, seed):
     assert len({p.family for p in task.problems}) == len(task.problems)
     for p in task.problems:
         if kind == "countdown":
-            assert evaluate(p.answer) == int(p.label) and numbers_in(p.answer) == sorted(p.metadata["numbers"])
+            assert evaluate(p.answer) == int(p.label) and numbers_in(p.answer) == sorted(
+                p.metadata["numbers"]
+            )
         if kind == "sorting":
-            assert list(map(int, p.label.split())) == sorted(map(int, p.prompt[:-1].split()))
+            assert list(map(int, p.label.split())) == sorted(
+                map(int, p.prompt[:-1].split())
+            )
         if kind == "counting":
             assert int(p.label) == sum(c == p.prompt[0] for c in p.prompt[5:-1])
 
@@ -112,11 +144,19 @@ def test_puzzles_are_right_and_the_same_every_time(kind, level, seed):
 def test_the_arithmetic_of_the_laptop_recipe_stays_as_it_is():
     "The default task is part of the recipe's published numbers: its problems, their order and the split never change"
     task = ArithmeticTask()
-    digest = hashlib.sha256("".join(p.prompt + p.answer for p in [*task.train, *task.held_out]).encode()).hexdigest()
-    assert (len(task.train), len(task.held_out), digest[:16]) == (1991, 509, "e708c097ca336f4c")
+    digest = hashlib.sha256(
+        "".join(p.prompt + p.answer for p in [*task.train, *task.held_out]).encode()
+    ).hexdigest()
+    assert (len(task.train), len(task.held_out), digest[:16]) == (
+        1991,
+        509,
+        "e708c097ca336f4c",
+    )
 
 
-@given(st.integers(1, 9), st.sampled_from([b"{", b"[]", b"\xff", b"null", b'{"prompt": "x"']))
+@given(
+    st.integers(1, 9), st.sampled_from([b"{", b"[]", b"\xff", b"null", b'{"prompt": "x"'])
+)
 def test_a_broken_line_is_named(tmp_path_factory, n, broken):
     path = tmp_path_factory.getbasetemp() / "broken.jsonl"
     lines = [b'{"prompt": "1+1=", "label": "2"}'] * 9
@@ -130,9 +170,21 @@ def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
     message = [{"role": "user", "content": "Solve."}]
     records = {
         "gsm8k": ({"question": "Solve.", "answer": "2*2=<<2*2=4>>4\n#### 1,004"}, "1004"),
-        "dapo-math-17k": ({"prompt": message, "reward_model": {"ground_truth": "34", "style": "rule"}}, "34"),
+        "dapo-math-17k": (
+            {"prompt": message, "reward_model": {"ground_truth": "34", "style": "rule"}},
+            "34",
+        ),
         "aime-2024": ({"ID": "2024-I-1", "Problem": "Solve.", "Answer": 204}, "204"),
-        "math-500": ({"problem": "Solve.", "answer": "x", "subject": "Algebra", "level": 5, "unique_id": "a"}, "x"),
+        "math-500": (
+            {
+                "problem": "Solve.",
+                "answer": "x",
+                "subject": "Algebra",
+                "level": 5,
+                "unique_id": "a",
+            },
+            "x",
+        ),
         "geo3k": ({"problem": "Solve.", "answer": "3", "images": []}, "3"),
         "plain": ({"prompt": "Solve.", "label": 7}, "7"),
     }
@@ -140,16 +192,28 @@ def test_every_format_from_file_to_prompt(tmp_path, tokenizer):
         path = tmp_path / f"{name}.jsonl"
         path.write_text(json.dumps(record) + "\n")
         for record_format in ("auto", name):
-            found, source, counts = load_source(path, DataConfig(record_format=record_format), tokenizer)
-            assert [(p.text, p.label, p.ids) for p in found] == [("Solve.", label, list(b"Solve."))]
+            found, source, counts = load_source(
+                path, DataConfig(record_format=record_format), tokenizer
+            )
+            assert [(p.text, p.label, p.ids) for p in found] == [
+                ("Solve.", label, list(b"Solve."))
+            ]
             assert counts["read"] == counts["kept"] == 1
             assert name in source and ("detected" in source) == (record_format == "auto")
         chat = load_source(path, DataConfig(apply_chat_template=True), tokenizer)
-        assert chat.prompts[0].text == "<|im_start|>user\nSolve.<|im_end|>\n<|im_start|>assistant\n"
+        assert (
+            chat.prompts[0].text
+            == "<|im_start|>user\nSolve.<|im_end|>\n<|im_start|>assistant\n"
+        )
 
 
 def test_a_record_of_another_format_in_the_middle_is_an_error(tmp_path, tokenizer):
     path = tmp_path / "mixed.jsonl"
-    path.write_text('{"prompt": "a", "label": "1"}\n{"question": "b", "answer": "#### 2"}\n')
-    with pytest.raises(DataError, match="mixed.jsonl line 2 lacks prompt and label; it has question, answer"):
+    path.write_text(
+        '{"prompt": "a", "label": "1"}\n{"question": "b", "answer": "#### 2"}\n'
+    )
+    with pytest.raises(
+        DataError,
+        match="mixed.jsonl line 2 lacks prompt and label; it has question, answer",
+    ):
         load_prompts(DataConfig(prompt_data=str(path)), tokenizer)

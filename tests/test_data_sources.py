@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
-from cookbook_npu.data.passrate import pass_at_k, pass_curve, tally
+from cookbook_npu.data.pass_at_k import pass_at_k, pass_curve, tally
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.tokens import build_tokenizer
+from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.errors import MissingError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
@@ -25,7 +25,9 @@ settings.load_profile("repeatable")
 
 def test_datasets_takes_the_arguments_we_pass():
     datasets = pytest.importorskip("datasets")
-    assert {"path", "name", "split", "revision"} <= inspect.signature(datasets.load_dataset).parameters.keys()
+    assert {"path", "name", "split", "revision"} <= inspect.signature(
+        datasets.load_dataset
+    ).parameters.keys()
 
 
 def test_modelscope_takes_the_arguments_we_pass():
@@ -57,9 +59,20 @@ def test_the_same_rows_from_jsonl_parquet_folder_and_hub(tmp_path):
     (tmp_path / "a" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "b").mkdir()
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "b" / "train.parquet")
-    sources = [tmp_path / "a" / "train.jsonl", tmp_path / "b" / "train.parquet", tmp_path / "a", f"hf://{tmp_path}/b?split=train"]
-    found = [load_prompts(DataConfig(prompt_data=str(s), shuffle=False), build_tokenizer()) for s in sources]
-    assert len({json.dumps([(p.text, p.label) for p in data.next_batch(9)]) for data in found}) == 1
+    sources = [
+        tmp_path / "a" / "train.jsonl",
+        tmp_path / "b" / "train.parquet",
+        tmp_path / "a",
+        f"hf://{tmp_path}/b?split=train",
+    ]
+    found = [
+        load_prompts(DataConfig(prompt_data=str(s), shuffle=False), build_tokenizer())
+        for s in sources
+    ]
+    assert (
+        len({json.dumps([(p.text, p.label) for p in data.next_batch(9)]) for data in found})
+        == 1
+    )
 
 
 @given(st.integers(1, 9), st.data())
@@ -82,14 +95,31 @@ def test_pass_at_k_agrees_with_numpy_and_rises_with_k(n, data):
 
 
 @given(
-    st.dictionaries(st.text(max_size=3), st.lists(st.booleans(), min_size=4, max_size=8), min_size=1, max_size=6), st.integers(0, 9)
+    st.dictionaries(
+        st.text(max_size=3),
+        st.lists(st.booleans(), min_size=4, max_size=8),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 9),
 )
 def test_pass_rates_do_not_depend_on_the_order_of_the_samples(groups, seed):
-    fields = dict(prompt_ids=[1], response_ids=[], logprobs=[], loss_mask=[], versions=[], finish_reason="stop")
+    fields = dict(
+        prompt_ids=[1],
+        response_ids=[],
+        logprobs=[],
+        loss_mask=[],
+        versions=[],
+        finish_reason="stop",
+    )
     samples = [
-        Sample(group_id=g, index=i, reward=float(r), **fields) for g, rewards in groups.items() for i, r in enumerate(rewards)
+        Sample(group_id=g, index=i, reward=float(r), **fields)
+        for g, rewards in groups.items()
+        for i, r in enumerate(rewards)
     ]
     before = tally(samples)
     random.Random(seed).shuffle(samples)
     assert tally(samples) == before == {g: (len(r), sum(r)) for g, r in groups.items()}
-    assert pass_curve(before.values())[1] == pytest.approx(np.mean([np.mean(r) for r in groups.values()]))
+    assert pass_curve(before.values())[1] == pytest.approx(
+        np.mean([np.mean(r) for r in groups.values()])
+    )

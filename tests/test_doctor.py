@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.stack.doctor import examine
-from cookbook_npu.stack.machine import Machine, read_machine
-from cookbook_npu.stack.settings import COMPLAINTS
-from cookbook_npu.stack.stacks import Package
+from cookbook_npu.npu.stack.doctor import examine
+from cookbook_npu.npu.stack.machine import Machine, read_machine
+from cookbook_npu.npu.stack.settings import COMPLAINTS
+from cookbook_npu.npu.stack.stacks import Package
 
-RECORDED = {p.stem: json.loads(p.read_text()) for p in sorted((Path(__file__).parent / "machines").glob("*.json"))}
+RECORDED = {
+    p.stem: json.loads(p.read_text())
+    for p in sorted((Path(__file__).parent / "machines").glob("*.json"))
+}
 
 
 def recorded(name: str, folder: Path) -> Machine:
@@ -27,10 +30,16 @@ def recorded(name: str, folder: Path) -> Machine:
         if argv[0] == "npu-smi":
             return one.get("npu_smi_code", 0), "\n".join(one["npu_smi"]) + "\n"
         size = one.get("df", {}).get(argv[-1])
-        return (0, f" 1B-blocks Avail\n{size[0]} {size[1]}\n") if size else (1, "df: no such folder")
+        return (
+            (0, f" 1B-blocks Avail\n{size[0]} {size[1]}\n")
+            if size
+            else (1, "df: no such folder")
+        )
 
     packages = {n: Package(*v.split(" @ ")) for n, v in one["packages"].items()}
-    return read_machine(folder, run, one["env"], packages, arch=one["arch"], python=one["python"])
+    return read_machine(
+        folder, run, one["env"], packages, arch=one["arch"], python=one["python"]
+    )
 
 
 def states(name: str, folder: Path) -> dict[str, str]:
@@ -39,7 +48,10 @@ def states(name: str, folder: Path) -> dict[str, str]:
 
 def test_every_recording_has_a_source():
     assert len(RECORDED) >= 7
-    assert all(one["source"].startswith("https://github.com/") and one["note"] for one in RECORDED.values())
+    assert all(
+        one["source"].startswith("https://github.com/") and one["note"]
+        for one in RECORDED.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,9 +83,21 @@ def test_tables_of_npu_smi(name, devices, free_gib, slots, holders, tmp_path):
             "slime",
             "driver",
             "25.3.RC1",
-            {"expandable-segments", "nz-format", "versions", "device-memory", "leftover-processes"},
+            {
+                "expandable-segments",
+                "nz-format",
+                "versions",
+                "device-memory",
+                "leftover-processes",
+            },
         ),
-        ("a3_busy", "slime", "driver", "25.3.RC1", {"device-memory", "leftover-processes", "versions"}),
+        (
+            "a3_busy",
+            "slime",
+            "driver",
+            "25.3.RC1",
+            {"device-memory", "leftover-processes", "versions"},
+        ),
         (
             "a3_slime_scripts",
             "slime",
@@ -89,9 +113,15 @@ def test_sick_machines(name, nearest, part, want, fails, tmp_path):
     report = examine(recorded(name, tmp_path))
     assert report.exit_code == 1
     assert fails <= {f.check for f in report.failed}
-    assert report.stack and report.differs, "every one of these differs from all known stacks"
+    assert report.stack and report.differs, (
+        "every one of these differs from all known stacks"
+    )
     if nearest:
-        assert (report.stack.name, report.differs[0].part, report.differs[0].want) == (nearest, part, want)
+        assert (report.stack.name, report.differs[0].part, report.differs[0].want) == (
+            nearest,
+            part,
+            want,
+        )
     text = report.as_text()
     assert "mend" in text and all(f.saw in text for f in report.failed)
 
@@ -99,7 +129,9 @@ def test_sick_machines(name, nearest, part, want, fails, tmp_path):
 def test_the_seed_passes(tmp_path):
     report = examine(recorded("910b1_seed", tmp_path))
     assert report.stack.name == "vime" and not report.differs
-    assert {f.check: f.state for f in report.findings if f.state != "ok"} == {} and report.exit_code == 0
+    assert {
+        f.check: f.state for f in report.findings if f.state != "ok"
+    } == {} and report.exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -119,9 +151,14 @@ def test_the_seed_passes(tmp_path):
 )
 def test_one_sickness_at_a_time(change, check, tmp_path):
     healthy = recorded("910b1_seed", tmp_path)
-    sick = {k: {**getattr(healthy, k), **v} if k in ("env", "packages") else v for k, v in change.items()}
+    sick = {
+        k: {**getattr(healthy, k), **v} if k in ("env", "packages") else v
+        for k, v in change.items()
+    }
     report = examine(replace(healthy, **sick))
-    assert {f.check for f in report.failed} >= ({check} if check else set()), [(f.check, f.state) for f in report.findings]
+    assert {f.check for f in report.failed} >= ({check} if check else set()), [
+        (f.check, f.state) for f in report.findings
+    ]
     assert (report.exit_code == 1) is (check is not None)
 
 
@@ -136,21 +173,39 @@ def command(*argv, **env):
 
     code = "import sys; from cookbook_npu.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *argv], capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+        [sys.executable, "-c", code, *argv],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=60,
     )
 
 
 def test_command_on_the_simulated_npu(tmp_path):
     "The laptop passes or fails for reasons of the host only, and the lock can be compared"
     lock = tmp_path / "lock.json"
-    out = command("doctor", "--scale", "laptop", "--json", "--lock", str(lock), COOKBOOK_NPU_SIM_DEVICES="2")
+    out = command(
+        "doctor",
+        "--scale",
+        "laptop",
+        "--json",
+        "--lock",
+        str(lock),
+        COOKBOOK_NPU_SIM_DEVICES="2",
+    )
     record = json.loads(out.stdout)
     assert record["simulated"] and len(record["devices"]) == 2 and record["stack"] is None
     hardware = {
-        f["check"]: f["state"] for f in record["findings"] if f["check"] in ("npu-smi", "cann-sourced", "torch-npu", "device-files")
+        f["check"]: f["state"]
+        for f in record["findings"]
+        if f["check"] in ("npu-smi", "cann-sourced", "torch-npu", "device-files")
     }
     assert set(hardware.values()) == {"simulated"}
-    assert {f["check"] for f in record["findings"] if f["state"] == "fail"} <= {"host-memory", "shared-memory", "disk"}
+    assert {f["check"] for f in record["findings"] if f["state"] == "fail"} <= {
+        "host-memory",
+        "shared-memory",
+        "disk",
+    }
     again = command("doctor", "--scale", "laptop", "--compare", str(lock))
     assert "nothing changed" in again.stdout
     assert command("doctor", "--compare", str(tmp_path / "none")).returncode == 2
@@ -161,4 +216,6 @@ def test_command_without_an_npu():
     if Path("/dev/davinci_manager").exists():
         pytest.skip("this machine has an NPU")
     out = command("doctor", COOKBOOK_NPU_SIMULATE="0")
-    assert out.returncode == 1 and "no NPU here: the laptop scale simulates one" in out.stdout
+    assert (
+        out.returncode == 1 and "no NPU here: the laptop scale simulates one" in out.stdout
+    )

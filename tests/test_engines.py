@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.rollout.conformance import CHECKS
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.conformance import CHECKS
+from cookbook_npu.testing.ranks import run_ranks
 
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
 
@@ -19,7 +19,9 @@ def build_engine(engine: str, folder: Path, **settings):
     if engine == "vllm":
         from cookbook_npu.rollout.vllm import VllmEngine
 
-        return VllmEngine(folder, dtype="float32", max_tokens=64, kv_cache_bytes=16 << 20, **settings)
+        return VllmEngine(
+            folder, dtype="float32", max_tokens=64, kv_cache_bytes=16 << 20, **settings
+        )
     from cookbook_npu.rollout.transformers import TransformersEngine
 
     return TransformersEngine(folder, dtype="float32", **settings)
@@ -31,19 +33,24 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
 
     torch.set_num_threads(1)
     if engine == "transformers":
-        from cookbook_npu.shims.bootstrap import bootstrap
+        from cookbook_npu.npu.shims.bootstrap import bootstrap
 
         bootstrap("rollout")
-    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
-    from cookbook_npu.rollout.conformance import Case, sharpen
+    from cookbook_npu.testing.conformance import Case, sharpen
 
     results: dict[str, str | None] = {}
     before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as tmp:
-        folder, other = (sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed)) for seed in (0, 1))
+        folder, other = (
+            sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed))
+            for seed in (0, 1)
+        )
         case = Case(functools.partial(build_engine, engine), folder, other)
-        for check in CHECKS + [publish_the_other_way, publish_by_handles] * (engine == "vllm"):
+        for check in CHECKS + [publish_the_other_way, publish_by_handles] * (
+            engine == "vllm"
+        ):
             try:
                 check(case)
                 results[check.__name__] = None
@@ -57,17 +64,24 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
 
 def publish_the_other_way(case) -> None:
     """Through start, update in pieces, finish, with the transfer engine that we register with vLLM"""
-    from cookbook_npu.model.checksum import checksum
-    from cookbook_npu.rollout.conformance import require, tokens, weights_of
+    from cookbook_npu.testing.conformance import require, tokens, weights_of
+    from cookbook_npu.weights.checksum import checksum
 
-    require((case.engine.way, case.engine.ways["update_weights"]) == ("reload_weights", ""), f"ways: {case.engine.ways}")
+    require(
+        (case.engine.way, case.engine.ways["update_weights"]) == ("reload_weights", ""),
+        f"ways: {case.engine.ways}",
+    )
     new, old = weights_of(case.other), tokens(case.ask())
-    case.publish(case.other)
+    case.update_weights(case.other)
     want = tokens(case.ask())
-    case.publish(case.folder)
+    case.update_weights(case.folder)
     case.engine.way = "update_weights"
-    case.engine.publish(case.engine.version + 1, new.items(), {n: checksum(t) for n, t in new.items()})
-    require(tokens(case.ask()) == want != old, "the responses are not those of the new weights")
+    case.engine.update_weights(
+        case.engine.version + 1, new.items(), {n: checksum(t) for n, t in new.items()}
+    )
+    require(
+        tokens(case.ask()) == want != old, "the responses are not those of the new weights"
+    )
 
 
 def publish_by_handles(case) -> None:
@@ -79,18 +93,20 @@ def publish_by_handles(case) -> None:
     import vllm.distributed.weight_transfer.ipc_engine as native
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    from cookbook_npu.errors import PublishError
-    from cookbook_npu.model.checksum import checksum
-    from cookbook_npu.rollout.conformance import require, tokens, weights_of
-    from cookbook_npu.shims.vllm import NATIVE
-    from cookbook_npu.train.publish import entry_handle, pack
+    from cookbook_npu.errors import WeightUpdateError
+    from cookbook_npu.npu.shims.vllm_ascend import NATIVE
+    from cookbook_npu.testing.conformance import require, tokens, weights_of
+    from cookbook_npu.weights.checksum import checksum
+    from cookbook_npu.weights.transport import entry_handle, pack
 
     def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):
         return blocks[handle].view(dtype).as_strided(size, stride, offset)
 
     case.close()
     new = weights_of(case.other)
-    blocks = [torch.zeros(sum(t.nbytes + 64 for t in new.values()) // 64 * 64, dtype=torch.uint8)]
+    blocks = [
+        torch.zeros(sum(t.nbytes + 64 for t in new.values()) // 64 * 64, dtype=torch.uint8)
+    ]
     entries = pack(list(new.items()), 0, blocks[0], 1, 1, 0)
     bucket = (
         torch.Tensor,
@@ -110,28 +126,44 @@ def publish_by_handles(case) -> None:
         False,
     )
     handles = {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
-    device = mock.patch.object(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1"))
-    with mock.patch.dict(NATIVE, cpu="ipc"), device, mock.patch.object(native, "rebuild_cuda_tensor", opened):
-        case.built = build_engine("vllm", case.folder, weights_by="native")
+    device = mock.patch.object(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1")
+    )
+    with (
+        mock.patch.dict(NATIVE, cpu="ipc"),
+        device,
+        mock.patch.object(native, "rebuild_cuda_tensor", opened),
+    ):
+        case.built = build_engine("vllm", case.folder, weight_update_method="native")
         require(
-            (case.engine.way, case.engine.ways["update_weights"]) == ("ipc", "the worker was built with ipc"),
+            (case.engine.way, case.engine.ways["update_weights"])
+            == ("ipc", "the worker was built with ipc"),
             f"ways: {case.engine.ways}",
         )
         old = tokens(case.ask())
-        case.engine.publish(1, new.items(), {n: checksum(t) for n, t in new.items()}, handles)
+        case.engine.update_weights(
+            1, new.items(), {n: checksum(t) for n, t in new.items()}, handles
+        )
         got = tokens(case.ask())
-        with pytest.raises(PublishError, match="takes device handles"):
-            case.engine.publish(2, new.items())
-        require(case.engine.state == "unpublished", f"after a publish without handles the engine is {case.engine.state}")
+        with pytest.raises(WeightUpdateError, match="takes device handles"):
+            case.engine.update_weights(2, new.items())
+        require(
+            case.engine.state == "unpublished",
+            f"after a publish without handles the engine is {case.engine.state}",
+        )
         case.close()
-    case.publish(case.other)
-    require(got == tokens(case.ask()) != old, "the responses are not those of the new weights")
+    case.update_weights(case.other)
+    require(
+        got == tokens(case.ask()) != old, "the responses are not those of the new weights"
+    )
 
 
 @functools.cache
 def results_of(engine: str) -> dict[str, str | None]:
     env = {"COOKBOOK_NPU_SIMULATE": "1"}
-    return run_ranks(f"{__file__}:run_checks", 1, kwargs={"engine": engine}, env=env, timeout=240)[0]
+    return run_ranks(
+        f"{__file__}:run_checks", 1, kwargs={"engine": engine}, env=env, timeout=240
+    )[0]
 
 
 NAMES = [c.__name__ for c in CHECKS] + ["nothing_left_in_shared_memory"]

@@ -26,9 +26,9 @@ from cookbook_npu.cluster.launch import (
     wait_for,
     worker_command,
 )
-from cookbook_npu.cluster.session import ensure_token, session_folder
-from cookbook_npu.device import free_port
+from cookbook_npu.cluster.ray_cluster import ensure_token, session_folder
 from cookbook_npu.errors import RoleError
+from cookbook_npu.npu.device import free_port
 
 
 @pytest.mark.slow
@@ -39,8 +39,12 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
         "import os, ray; ray.init(address=os.environ['RAY_ADDRESS'], log_to_driver=False); "
         "print('NPUs', ray.cluster_resources()['NPU'])"
     )
-    node = Node(get_node_ip_address(), 2, free_port())  # Ray admits no second node on the loopback interface
-    job = launch(make_job(tmp_path, "test-laptop", [sys.executable, "-c", code], None, node, nodes=2))
+    node = Node(
+        get_node_ip_address(), 2, free_port()
+    )  # Ray admits no second node on the loopback interface
+    job = launch(
+        make_job(tmp_path, "test-laptop", [sys.executable, "-c", code], None, node, nodes=2)
+    )
     text, other = "", None
     try:
         for piece in follow(job):
@@ -48,33 +52,63 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
             if other is None and "2 of 4 NPUs have joined" in text:
                 with open(tmp_path / "other.log", "wb") as log:
                     words = worker_command(node, 2)
-                    other = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | RAY_ENV, start_new_session=True)
+                    other = subprocess.Popen(
+                        words,
+                        stdout=log,
+                        stderr=log,
+                        env=os.environ | RAY_ENV,
+                        start_new_session=True,
+                    )
     finally:
         assert other is not None, text[-3000:]
         end(other.pid, started_at(other.pid))
         other.wait()
     assert "NPUs 4.0" in text, text[-2000:] + (tmp_path / "other.log").read_text()[-2000:]
     assert (job.exit_code(), state(job)) == (0, "succeeded")
-    alive = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout
-    assert not [line for line in alive.splitlines() if str(node.port) in line and not line.startswith("Z")]
+    alive = subprocess.run(
+        ["ps", "-eo", "stat=,args="], capture_output=True, text=True
+    ).stdout
+    assert not [
+        line
+        for line in alive.splitlines()
+        if str(node.port) in line and not line.startswith("Z")
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif("COOKBOOK_JOB_SERVER" not in os.environ, reason="COOKBOOK_JOB_SERVER=1 and `pip install cookbook-npu[jobs]`")
+@pytest.mark.skipif(
+    "COOKBOOK_JOB_SERVER" not in os.environ,
+    reason="COOKBOOK_JOB_SERVER=1 and `pip install cookbook-npu[jobs]`",
+)
 def test_a_job_server(tmp_path, monkeypatch):
     "Submitted, followed, refused the second time, stopped, launched again under its id"
     for name, value in (RAY_ENV | family_env("127.0.0.1")).items():
         monkeypatch.setenv(name, value)
     ensure_token()
-    node, folder, url = Node("127.0.0.1", 2, free_port()), session_folder(), f"http://127.0.0.1:{free_port()}"
-    words = [*head_command(node, folder, dashboard=True), "--dashboard-port", url.rpartition(":")[2]]
+    node, folder, url = (
+        Node("127.0.0.1", 2, free_port()),
+        session_folder(),
+        f"http://127.0.0.1:{free_port()}",
+    )
+    words = [
+        *head_command(node, folder, dashboard=True),
+        "--dashboard-port",
+        url.rpartition(":")[2],
+    ]
     with open(tmp_path / "ray.log", "wb") as log:
         head = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_for(folder, head)
         job = launch(
-            make_job(tmp_path, "test-910b", ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"], url, node), {"HCCL_BUFFSIZE": "200"}
+            make_job(
+                tmp_path,
+                "test-910b",
+                ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"],
+                url,
+                node,
+            ),
+            {"HCCL_BUFFSIZE": "200"},
         )
         assert f"127.0.0.1:{node.port}\n200\n" in "".join(follow(job))
         assert state(job) == "succeeded"
@@ -94,14 +128,30 @@ def test_a_job_server(tmp_path, monkeypatch):
 def test_full_size_rehearsal(tmp_path):
     "Eight simulated NPUs, TP 2, DP 4, 256 samples, the real roles' variables: one step, trainer and engines agree"
     code = "import sys; from cookbook_npu.cli import main; main()"
-    words = [sys.executable, "-c", code, "launch", "qwen3_4b_colocate", "--rehearse", "--runs", str(tmp_path)]
+    words = [
+        sys.executable,
+        "-c",
+        code,
+        "launch",
+        "qwen3_4b_colocate",
+        "--rehearse",
+        "--runs",
+        str(tmp_path),
+    ]
     out = subprocess.run(
-        words, capture_output=True, text=True, timeout=850, env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+        words,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
     )
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr[-2000:]
     (folder,) = tmp_path.glob("rehearsal-*")
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    assert row["train_rollout_logprob_abs_diff"] < 1e-4 and row["memory/free_after_sleep"] > row["memory/free_before_sleep"]
+    assert (
+        row["train_rollout_logprob_abs_diff"] < 1e-4
+        and row["memory/free_after_sleep"] > row["memory/free_before_sleep"]
+    )
 
 
 @pytest.mark.slow
@@ -111,9 +161,14 @@ def test_two_nodes_of_four():
     found = tell("two_nodes.py")
     first, second = found["slots"][0][0], found["slots"][4][0]
     assert first != second
-    assert found["slots"] == [[node, device] for node in (first, second) for device in range(4)]
+    assert found["slots"] == [
+        [node, device] for node in (first, second) for device in range(4)
+    ]
     assert found["ranks"] == [[rank, *slot] for rank, slot in enumerate(found["slots"])]
     rank = 0 if found["killed"] == first else 4
-    assert f"teller rank {rank} of 8: where(): the process died with its machine" in found["failure"], found["failure"]
+    assert (
+        f"teller rank {rank} of 8: where(): the process died with its machine"
+        in found["failure"]
+    ), found["failure"]
     assert f"(Ray node {found['killed'][:8]})" in found["failure"], found["failure"]
     assert found["after"] == 8

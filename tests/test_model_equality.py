@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 FAMILIES = ("qwen3", "qwen3_vl", "qwen3_5")
 LAYOUTS = ("TP2", "TP1")
@@ -45,9 +45,15 @@ def tokenizer():
     "15 tokens: a vocabulary that TP 2 does not divide"
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer(models.WordLevel({t: i for i, t in enumerate(["<pad>", "<eos>", *"0123456789+*="])}, "<pad>"))
+    core = Tokenizer(
+        models.WordLevel(
+            {t: i for i, t in enumerate(["<pad>", "<eos>", *"0123456789+*="])}, "<pad>"
+        )
+    )
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"
+    )
 
 
 def hf_model(folder: Path):
@@ -60,8 +66,12 @@ def hf_model(folder: Path):
 def hf_logprobs(hf, s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
     "Log-probs and entropies of the response of one sample, by itself"
     ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
-    logp = torch.log_softmax(hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE, -1)
-    return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    logp = torch.log_softmax(
+        hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE, -1
+    )
+    return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0], -(
+        logp.exp() * logp
+    ).sum(-1)
 
 
 def objective(logps: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
@@ -73,13 +83,20 @@ def hf_train(hf) -> tuple[dict[str, torch.Tensor], list[float]]:
     "Weights after some steps of plain AdamW, and the gradient norms"
     decays = [p for p in hf.parameters() if p.dim() > 1]
     rest = [p for p in hf.parameters() if p.dim() == 1]
-    groups = [{"params": decays, "weight_decay": OPTIM.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=OPTIM.learning_rate, betas=(OPTIM.beta1, OPTIM.beta2), eps=OPTIM.eps)
+    groups = [
+        {"params": decays, "weight_decay": OPTIM.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(
+        groups, lr=OPTIM.learning_rate, betas=(OPTIM.beta1, OPTIM.beta2), eps=OPTIM.eps
+    )
     norms = []
     for _ in range(STEPS):
         hf.zero_grad()
         objective([hf_logprobs(hf, s)[0] for s in SAMPLES], range(len(SAMPLES))).backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad).item())
+        norms.append(
+            torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad).item()
+        )
         adam.step()
     return {n: p.detach().clone() for n, p in hf.state_dict().items()}, norms
 
@@ -89,7 +106,10 @@ def reference(folder: Path) -> dict:
     ids = torch.randint(2, 15, (2, 8), generator=torch.Generator().manual_seed(0))
     logits = hf(input_ids=ids).logits
     logits.logsumexp(-1).mean().backward()
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in hf.named_parameters()}
+    grads = {
+        n: torch.zeros_like(p) if p.grad is None else p.grad
+        for n, p in hf.named_parameters()
+    }
     with torch.no_grad():
         logps = [hf_logprobs(hf, s) for s in SAMPLES]
     out = {"ids": ids, "logits": logits.detach(), "grads": grads, "logps": logps}
@@ -144,7 +164,9 @@ def check_packed(model, want: dict) -> dict[str, float]:
     with torch.no_grad():
         full = packed_logprobs(model, batch, TEMPERATURE, 10_000)
         small = packed_logprobs(model, batch, TEMPERATURE, 3)
-        padded = packed_logprobs(model, pad(SAMPLES, model.layout.row_multiple), TEMPERATURE, 10_000)
+        padded = packed_logprobs(
+            model, pad(SAMPLES, model.layout.row_multiple), TEMPERATURE, 10_000
+        )
     result["chunked"] = max(far(a, b.cpu()) for a, b in zip(small, full, strict=True))
     result["padded"] = max(far(a, b.cpu()) for a, b in zip(padded, full, strict=True))
     for got, references in zip(full, zip(*want["logps"], strict=True), strict=True):
@@ -156,9 +178,9 @@ def check_packed(model, want: dict) -> dict[str, float]:
 def check_training(model, want: dict) -> dict[str, float]:
     from cookbook_npu.model.logprobs import packed_logprobs
     from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.model.micro_batching import plan_micro_batches
     from cookbook_npu.model.optimizer import build_optimizer
     from cookbook_npu.model.packing import pack
-    from cookbook_npu.model.planning import plan_micro_batches
 
     optimizer = build_optimizer(model, OPTIM, num_steps=100)
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in SAMPLES]
@@ -182,9 +204,9 @@ def check_training(model, want: dict) -> dict[str, float]:
 
 def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
     "All ranks join every bucket, rank 0 writes; the first time it fails half-way, and every rank must hear of it"
-    from cookbook_npu.errors import PublishError
+    from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.model.megatron import export_weights
-    from cookbook_npu.train.publish import SharedMemory, read, share_fate, write
+    from cookbook_npu.weights.transport import SharedMemory, raise_on_all_ranks, read, write
 
     class Full(SharedMemory):
         "The third bucket finds no memory"
@@ -196,20 +218,24 @@ def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
 
     def attempt(kind):
         memory = kind() if model.layout.rank == 0 else None
-        agree = functools.partial(share_fate, device=model.layout.device)
+        agree = functools.partial(raise_on_all_ranks, device=model.layout.device)
         return write(1, export_weights(model), 2**14, memory, agree=agree), memory
 
     try:
         attempt(Full)
         heard = "nothing"
-    except PublishError as error:
+    except WeightUpdateError as error:
         heard = error.what
     manifest, memory = attempt(SharedMemory)
     if memory is None:
         return {"heard": heard}
     arrived = {n: t.clone() for n, t in read(manifest)}
     memory.release()
-    wrong = [n for n in saved | arrived if n not in saved or n not in arrived or not torch.equal(saved[n], arrived[n])]
+    wrong = [
+        n
+        for n in saved | arrived
+        if n not in saved or n not in arrived or not torch.equal(saved[n], arrived[n])
+    ]
     return {"heard": heard, "wrong": wrong, "buckets": len(manifest.buckets)}
 
 
@@ -229,10 +255,15 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     result["grads"] = {n: far(g, want["grads"][n]) for n, g in grads.items()}
     result["largest_grad"] = max(g.abs().max().item() for n, g in grads.items())
     if model.layout.tensor_size > 1:
-        result["norms"] = whole_norm(model), torch.stack([g.norm() for g in want["grads"].values()]).norm().item()
+        result["norms"] = (
+            whole_norm(model),
+            torch.stack([g.norm() for g in want["grads"].values()]).norm().item(),
+        )
     if folder.name == "qwen3":
         again = load_model(folder, ModelConfig(dtype="float32", recompute="full"), parallel)
-        result["recomputed"] = max(far(g, grads[n]) for n, g in whole_gradient(again, want["ids"]).items())
+        result["recomputed"] = max(
+            far(g, grads[n]) for n, g in whole_gradient(again, want["ids"]).items()
+        )
     result |= check_packed(model, want)
     return result | ({"trained": check_training(model, want)} if "trained" in want else {})
 
@@ -261,13 +292,24 @@ def results(tmp_path_factory) -> list[dict]:
 
     root = tmp_path_factory.mktemp("models")
     for family in FAMILIES:
-        layers = 4 if family == "qwen3_5" else 2  # three gated delta nets and one attention layer
+        layers = (
+            4 if family == "qwen3_5" else 2
+        )  # three gated delta nets and one attention layer
         shape = TinyConfig(family=family, hidden_size=64, num_layers=layers, ffn_size=128)
-        torch.save(reference(build_tiny(shape, tokenizer(), root / family, seed=0)), root / f"{family}.pt")
-    return run_ranks(f"{__file__}:both_layouts", 2, {"root": str(root)}, timeout=300, bootstrap="trainer")
+        torch.save(
+            reference(build_tiny(shape, tokenizer(), root / family, seed=0)),
+            root / f"{family}.pt",
+        )
+    return run_ranks(
+        f"{__file__}:both_layouts", 2, {"root": str(root)}, timeout=300, bootstrap="trainer"
+    )
 
 
-cases = pytest.mark.parametrize("case", [(layout, family) for layout in LAYOUTS for family in FAMILIES], ids=lambda c: "-".join(c))
+cases = pytest.mark.parametrize(
+    "case",
+    [(layout, family) for layout in LAYOUTS for family in FAMILIES],
+    ids=lambda c: "-".join(c),
+)
 
 
 @cases

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.errors import DataError
-from cookbook_npu.model.planning import (
+from cookbook_npu.model.micro_batching import (
     check_lengths,
     first_fit,
     karmarkar_karp,
@@ -22,7 +22,9 @@ lengths_st = st.lists(st.integers(1, 60), max_size=40)
 
 
 @given(lengths_st, st.integers(1, 90), st.integers(1, 5), st.booleans())
-def test_every_sample_once_within_the_budget_and_equally_many_everywhere(lengths, budget, ranks, padded):
+def test_every_sample_once_within_the_budget_and_equally_many_everywhere(
+    lengths, budget, ranks, padded
+):
     plan = plan_micro_batches(lengths, budget, ranks, padded=padded)
     flat = [b for rank in plan for b in rank]
     assert len(plan) == ranks and len({len(rank) for rank in plan}) == 1 and plan[0]
@@ -84,5 +86,8 @@ def test_the_longest_sample_above_the_limit_is_named(lengths, limit):
     names = [f"0.{i}:p/0" for i in range(len(lengths))]
     if max(lengths) <= limit:
         return check_lengths(lengths, limit, names)
-    with pytest.raises(DataError, match=f"sample {names[lengths.index(max(lengths))]} has {max(lengths)} tokens"):
+    with pytest.raises(
+        DataError,
+        match=f"sample {names[lengths.index(max(lengths))]} has {max(lengths)} tokens",
+    ):
         check_lengths(lengths, limit, names)

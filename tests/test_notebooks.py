@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
 # other tests of this process import Ray, which sets variables
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
+    "OMP_NUM_THREADS": "1"
+}
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 
 
@@ -21,6 +23,14 @@ NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_notebook(notebook):
-    command = [str(Path(sys.executable).parent / "nbdev_test"), "--path", str(ROOT / "nbs" / notebook), "--n_workers", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
+    command = [
+        str(Path(sys.executable).parent / "nbdev_test"),
+        "--path",
+        str(ROOT / "nbs" / notebook),
+        "--n_workers",
+        "0",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]

@@ -13,29 +13,41 @@ from cookbook_npu.plan.memory import micro_batch, trainer_state, training
 from cookbook_npu.plan.plan import groups, plan_of
 from cookbook_npu.plan.roles import architecture
 from cookbook_npu.presets import PRESETS
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = Path(__file__).parent / "plan_jobs"
 
 
 def fresh(*argv) -> dict:
     "The JSON that a script prints in a fresh process"
-    out = subprocess.run([sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=300)
+    out = subprocess.run(
+        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=300
+    )
     lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
     assert lines, out.stderr[-3000:]
     return json.loads(lines[0][7:])
 
 
-@pytest.mark.parametrize(("name", "tensor", "rank"), [("Qwen3-4B", 2, 3), ("Qwen3-VL-8B", 4, 1), ("Qwen3.5-9B", 4, 6)])
+@pytest.mark.parametrize(
+    ("name", "tensor", "rank"),
+    [("Qwen3-4B", 2, 3), ("Qwen3-VL-8B", 4, 1), ("Qwen3.5-9B", 4, 6)],
+)
 def test_real_dimensions_on_the_meta_device(name, tensor, rank):
     "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
     got = fresh(JOBS / "meta.py", name, tensor, rank, 8)
     assert got["devices"] == ["meta"]
     assert got["parameters"] == per_rank(published(name), tensor)
     assert got["exported"] == got["hf"]
-    assert {k: got["config"][k] for k in architecture(published(name))} == architecture(published(name))
-    assert got["config"]["tensor_model_parallel_size"] == tensor and got["config"]["recompute_granularity"] == "full"
-    config = planned("qwen3_4b_colocate", "910b", {"overrides": {"parallel.tensor": tensor}})
+    assert {k: got["config"][k] for k in architecture(published(name))} == architecture(
+        published(name)
+    )
+    assert (
+        got["config"]["tensor_model_parallel_size"] == tensor
+        and got["config"]["recompute_granularity"] == "full"
+    )
+    config = planned(
+        "qwen3_4b_colocate", "910b", {"overrides": {"parallel.tensor": tensor}}
+    )
     assert got["tp"] == next(g for g in groups(config)["TP"] if rank in g)
     assert got["dp"] == next(g for g in groups(config)["DP"] if rank in g)
 
@@ -43,7 +55,9 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
 def test_every_910b_preset_fits(recipe):
     plan = plan_of(planned(recipe, "910b", {}))
-    assert plan.model.name in PUBLISHED and all(p.nbytes <= plan.capacity for p in plan.phases)
+    assert plan.model.name in PUBLISHED and all(
+        p.nbytes <= plan.capacity for p in plan.phases
+    )
 
 
 VLLM = """
@@ -75,7 +89,9 @@ print("RESULT", json.dumps(got))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", sorted(r for r in PRESETS if planned(r, "910b", {}).rollout.engine == "vllm"))
+@pytest.mark.parametrize(
+    "recipe", sorted(r for r in PRESETS if planned(r, "910b", {}).rollout.engine == "vllm")
+)
 def test_vllm_accepts_the_arguments(recipe):
     "vLLM builds its whole configuration from what the plan lists; no weights, no engine"
     pytest.importorskip("vllm", reason="the vllm extra is not installed")
@@ -99,14 +115,19 @@ def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
     sys.path.insert(0, str(JOBS))
     from measure import config_of
 
-    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     config = config_of(overrides, 2)
     folder = build_tiny(config.model.tiny, build_tokenizer(), tmp_path / "tiny", seed=0)
     env = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "2"}
     got = run_ranks(
-        f"{JOBS}/measure.py:measure", 2, dict(hf_path=str(folder), overrides=overrides), env=env, bootstrap="trainer", timeout=200
+        f"{JOBS}/measure.py:measure",
+        2,
+        dict(hf_path=str(folder), overrides=overrides),
+        env=env,
+        bootstrap="trainer",
+        timeout=200,
     )
     d = of_tiny(config.model.tiny, 264)
     tokens, response = micro_batch(config)

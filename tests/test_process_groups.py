@@ -6,24 +6,36 @@ from pathlib import Path
 import pytest
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.data.tokens import build_tokenizer
+from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.simulator.ranks import run_ranks
-from cookbook_npu.simulator.saver import write_package
+from cookbook_npu.npu.simulator.saver import write_package
+from cookbook_npu.testing.ranks import run_ranks
 
 TESTS = Path(__file__).parent
 
 
 def run(function, ranks, bootstrap=None, path=TESTS, **kwargs):
-    env = {"PYTHONPATH": os.pathsep.join(map(str, (TESTS, path, TESTS.parent))), "HCCL_BUFFSIZE": "1"}
-    return run_ranks(f"process_group_jobs:{function}", ranks, bootstrap=bootstrap, kwargs=kwargs, env=env, timeout=400)
+    env = {
+        "PYTHONPATH": os.pathsep.join(map(str, (TESTS, path, TESTS.parent))),
+        "HCCL_BUFFSIZE": "1",
+    }
+    return run_ranks(
+        f"process_group_jobs:{function}",
+        ranks,
+        bootstrap=bootstrap,
+        kwargs=kwargs,
+        env=env,
+        timeout=400,
+    )
 
 
 @pytest.mark.parametrize("ranks, tensor", [(2, 2), (4, 2)])
 def test_megatron_trains_on_after_every_sleep(ranks, tensor):
     undisturbed = run("train", ranks, "trainer", tensor=tensor, cycles=False)
     slept = run("train", ranks, "trainer", tensor=tensor, cycles=True)
-    assert [history for history, _, _ in slept] == [history for history, _, _ in undisturbed]
+    assert [history for history, _, _ in slept] == [
+        history for history, _, _ in undisturbed
+    ]
     assert all(count == 3 and min(reloaded) > 0 for _, count, reloaded in slept)
 
 
@@ -46,8 +58,14 @@ def test_a_trainer_learns_the_same_however_it_sleeps(tmp_path):
     (tmp_path / "state").mkdir()
     job = {"hf_path": hf_path, "state": str(tmp_path / "state"), "ways": WAYS}
     for found in run("sleep_between_steps", 2, path=tmp_path / "site", **job):
-        (rows, memory, held), (*destroyed, left), (*paused, _) = found["keep"], found["destroy"], found["saver"]
+        (rows, memory, held), (*destroyed, left), (*paused, _) = (
+            found["keep"],
+            found["destroy"],
+            found["saver"],
+        )
         assert rows == destroyed[0] == paused[0] and len(rows) == 3
         assert held == memory["memory/communicators"] > 0 and left == 0
         assert paused[1]["memory/free_after_sleep"] > paused[1]["memory/free_before_sleep"]
-    assert (tmp_path / "state" / ".metadata").is_file(), "a checkpoint that was finished asleep is a whole one"
+    assert (tmp_path / "state" / ".metadata").is_file(), (
+        "a checkpoint that was finished asleep is a whole one"
+    )

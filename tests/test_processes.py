@@ -8,8 +8,19 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-KEPT_OUT = ("torch_npu", "mindspeed", "megatron_adaptor", "transformer_engine", "megatron", "mcore_bridge", "vllm", "vllm_ascend")
-SIMULATOR = "cookbook_npu.simulator"  # its modules are the torch_npu of a process that wants it
+KEPT_OUT = (
+    "torch_npu",
+    "mindspeed",
+    "megatron_adaptor",
+    "transformer_engine",
+    "megatron",
+    "mcore_bridge",
+    "vllm",
+    "vllm_ascend",
+)
+SIMULATOR = (
+    "cookbook_npu.npu.simulator"  # its modules are the torch_npu of a process that wants it
+)
 
 EVERYTHING = f"""
 import importlib, json, pkgutil, sys
@@ -22,10 +33,10 @@ print(json.dumps([len(names), [m for m in {KEPT_OUT} if m in sys.modules]]))
 DRIVING = f"""
 import json, os, sys, tempfile
 os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
-from cookbook_npu.cluster.roles import RoleGroup
-from cookbook_npu.cluster.session import Cluster
+from cookbook_npu.cluster.worker_group import RayWorkerGroup
+from cookbook_npu.cluster.ray_cluster import Cluster
 with Cluster.start(devices=1, log_dir=tempfile.mkdtemp()) as cluster:
-    with RoleGroup.create("trainer", "{TESTS}/test_processes.py:Trainer", cluster, bundles=[0], bootstrap="trainer") as group:
+    with RayWorkerGroup.create("trainer", "{TESTS}/test_processes.py:Trainer", cluster, bundles=[0], bootstrap="trainer") as group:
         worker = group.call("look")
 print(json.dumps([worker, [m for m in {KEPT_OUT} if m in sys.modules]]))
 """
@@ -40,11 +51,16 @@ class Trainer:
     def look(self):
         import torch
 
-        return [torch.ones(1, device="npu").device.type, sorted(m for m in KEPT_OUT if m in sys.modules)]
+        return [
+            torch.ones(1, device="npu").device.type,
+            sorted(m for m in KEPT_OUT if m in sys.modules),
+        ]
 
 
 def last_line(code: str) -> list:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
 

@@ -7,9 +7,22 @@ import time
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, events, prompts, rows, run, tell, wait_for, weights
+from whole_runs import (
+    STEPS,
+    Driver,
+    configure,
+    events,
+    prompts,
+    rows,
+    run,
+    tell,
+    wait_for,
+    weights,
+)
 
-POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "2"))  # random moments besides the two chosen ones
+POINTS = int(
+    os.environ.get("COOKBOOK_KILL_POINTS", "2")
+)  # random moments besides the two chosen ones
 VICTIMS = ("driver", "trainer", "engine", "raylet")
 pytestmark = pytest.mark.slow
 
@@ -33,14 +46,20 @@ def anywhere(folder: Path, driver: Driver, chance: random.Random) -> None:
     time.sleep(chance.uniform(0.0, 0.5))
 
 
-CASES = [("driver", in_save), ("trainer", in_publish)] + [(VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)]
+CASES = [("driver", in_save), ("trainer", in_publish)] + [
+    (VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)
+]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{n}-{CASES[n][0]}-{CASES[n][1].__name__}")
+@pytest.mark.parametrize(
+    "number", range(len(CASES)), ids=lambda n: f"{n}-{CASES[n][0]}-{CASES[n][1].__name__}"
+)
 def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     victim, moment = CASES[number]
     folder = tmp_path / "run"
-    for _ in range(3):  # a moment is short: a busy machine may miss it, and the run ends by itself
+    for _ in range(
+        3
+    ):  # a moment is short: a busy machine may miss it, and the run ends by itself
         shutil.rmtree(folder, ignore_errors=True)
         driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
         assert driver.started.wait(600) and driver.pids, driver.text()
@@ -49,8 +68,12 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
             break
     assert driver.end() != 0, driver.text()
     run(configure(tmp_path, "run", resume=True))
-    resumed = [event["seconds"] for event in events(folder, "resumed")]  # none: killed before the first checkpoint
-    assert all(seconds < 20 for seconds in resumed), resumed  # beside the start of the processes
+    resumed = [
+        event["seconds"] for event in events(folder, "resumed")
+    ]  # none: killed before the first checkpoint
+    assert all(seconds < 20 for seconds in resumed), (
+        resumed
+    )  # beside the start of the processes
     assert resumed or moment is anywhere
     assert rows(folder) == rows(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
@@ -64,9 +87,12 @@ def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
     assert found["code"] != 0 and "the process died" in found["text"], found["text"]
     assert f"(Ray node {found['killed'][:8]})" in found["text"], found["text"]
     learned = [
-        [{k: v for k, v in row.items() if not k.startswith("memory/")} for row in rows(f)] for f in (tmp_path / "run", undisturbed)
+        [{k: v for k, v in row.items() if not k.startswith("memory/")} for row in rows(f)]
+        for f in (tmp_path / "run", undisturbed)
     ]
-    assert learned[0] == learned[1]  # memory apart: both machines are this one, where their first devices share one account
+    assert (
+        learned[0] == learned[1]
+    )  # memory apart: both machines are this one, where their first devices share one account
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
@@ -74,12 +100,18 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
     "The one before it is taken, the event says why, and the result is the same"
     shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
     for step in (STEPS, STEPS - 1):
-        victim = next((tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "state").glob("__0_*.distcp"))
+        victim = next(
+            (tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "state").glob(
+                "__0_*.distcp"
+            )
+        )
         victim.write_bytes(victim.read_bytes()[:-7])
     run(configure(tmp_path, "run", resume=True))
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert events.count("checkpoint_passed_over") == 2 and '"resume"' in events
-    assert rows(tmp_path / "run") == rows(undisturbed) and weights(tmp_path / "run") == weights(undisturbed)
+    assert rows(tmp_path / "run") == rows(undisturbed) and weights(
+        tmp_path / "run"
+    ) == weights(undisturbed)
 
 
 def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_path):

@@ -15,12 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import RewardConfig
-from cookbook_npu.data.answers import find_answer, find_choice, last_boxed, plain_answer
-from cookbook_npu.data.criteria import f1, gpqa, repetition
-from cookbook_npu.data.puzzles import evaluate, numbers_in
+from cookbook_npu.data.graders import (
+    dapo,
+    exact,
+    f1,
+    find_answer,
+    find_choice,
+    format_think,
+    gpqa,
+    last_boxed,
+    plain_answer,
+    repetition,
+)
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.scorers import dapo, exact, format_think
+from cookbook_npu.data.tasks import evaluate, numbers_in
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
@@ -50,7 +59,9 @@ def pool():
 
 
 def test_simple_answers_go_through_fast_enough_and_in_order(pool):
-    samples = [sample(rf"so \boxed{{\frac{{{i % 50}}}{{7}}}}", f"{i % 49}/7") for i in range(400)]
+    samples = [
+        sample(rf"so \boxed{{\frac{{{i % 50}}}{{7}}}}", f"{i % 49}/7") for i in range(400)
+    ]
     start = time.perf_counter()
     scores = pool.score(samples)
     rate = len(samples) / (time.perf_counter() - start)
@@ -64,7 +75,11 @@ def test_simple_answers_go_through_fast_enough_and_in_order(pool):
     [
         (r"\boxed{\frac{\pi}{4}}", r"0.25\pi", 1),
         (r"\boxed{x^3-1}", "(x-1)(x^2+x+1)", 1),
-        (r"\boxed{\begin{pmatrix}1&2\\3&4\end{pmatrix}}", r"\begin{pmatrix}1&2\\3&\frac{8}{2}\end{pmatrix}", 1),
+        (
+            r"\boxed{\begin{pmatrix}1&2\\3&4\end{pmatrix}}",
+            r"\begin{pmatrix}1&2\\3&\frac{8}{2}\end{pmatrix}",
+            1,
+        ),
         (r"\boxed{[0,1)}", "[0,1)", 1),
         (r"\boxed{[0,1]}", "[0,1)", 0),
         (r"\boxed{\binom{5}{2}}", "10", 1),
@@ -81,7 +96,9 @@ def test_mathematics_inside_the_fence(pool, text, label, expected):
 
 def test_hung_answers_do_not_change_the_others(pool):
     before = pool.counts.timed_out
-    samples = [sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", str(i)) for i in range(20)]
+    samples = [
+        sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", str(i)) for i in range(20)
+    ]
     start = time.perf_counter()
     assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
     assert pool.counts.timed_out == before + 2
@@ -106,7 +123,11 @@ print(*[w.process.pid for w in pool.workers], flush=True)
 def test_no_worker_survives_its_run_even_in_the_middle_of_a_hung_answer(end):
     here = os.path.dirname(os.path.abspath(__file__))
     done = subprocess.run(
-        [sys.executable, "-c", PARENT.replace("{end}", end)], capture_output=True, text=True, cwd=here, timeout=120
+        [sys.executable, "-c", PARENT.replace("{end}", end)],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        timeout=120,
     )
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2, done.stderr
@@ -209,7 +230,9 @@ def test_hostile_answers_are_wrong_in_bounded_time_and_the_pool_works_on(scorer)
 
 ATOMS = [
     *"0123456789+-*/^_!|,.;:=<>()[]{}$%&~#@'\"\\ xyne\n",
-    *(r"\frac \sqrt \sum_ \int \pi \infty \cup \text{ \left( \right) \cdot \le \boxed{ \begin{ \end{ \pm \circ \% \{ \}".split()),
+    *(
+        r"\frac \sqrt \sum_ \int \pi \infty \cup \text{ \left( \right) \cdot \le \boxed{ \begin{ \end{ \pm \circ \% \{ \}".split()
+    ),
     *(
         "{4}",
         "{2}{3}",
@@ -295,7 +318,12 @@ latex = st.recursive(
     st.integers(1, 20).map(lambda n: (str(n), Fraction(n))),
     lambda inner: (
         st.tuples(inner, st.sampled_from(sorted(OPERATIONS)), inner)
-        .map(lambda t: (OPERATIONS[t[1]][0](t[0][0], t[2][0]), OPERATIONS[t[1]][1](t[0][1], t[2][1])))
+        .map(
+            lambda t: (
+                OPERATIONS[t[1]][0](t[0][0], t[2][0]),
+                OPERATIONS[t[1]][1](t[0][1], t[2][1]),
+            )
+        )
         .filter(lambda pair: pair[1] is not None)
     ),
     max_leaves=6,
@@ -309,12 +337,18 @@ def test_latex_expressions_are_compared_by_their_exact_value(pool, pairs):
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
     right = [sample(rf"so \boxed{{{text}}}", fraction(value)) for text, value in pairs]
-    wrong = [sample(rf"so \boxed{{{text}}}", fraction(value + Fraction(1, 3))) for text, value in pairs]
+    wrong = [
+        sample(rf"so \boxed{{{text}}}", fraction(value + Fraction(1, 3)))
+        for text, value in pairs
+    ]
     assert pool.score(right) == [1.0] * len(pairs)
     assert pool.score(wrong) == [0.0] * len(pairs)
 
 
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), st.lists(st.sampled_from("bcd"), min_size=1, max_size=9))
+@given(
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=9),
+    st.lists(st.sampled_from("bcd"), min_size=1, max_size=9),
+)
 def test_f1_equals_counting_by_hand(found, right):
     # "a" is an article and does not count.
     left, other = [w for w in found if w != "a"], list(right)
@@ -333,12 +367,17 @@ def test_what_the_environment_wrote_is_never_graded():
     from cookbook_npu.data.rewards import write_policy_text
 
     rng = random.Random(0)
-    config = RewardConfig(scorers={"exact": 1.0, "dapo": 1.0, "gpqa": 1.0, "f1": 1.0, "repetition": 0.0})
+    config = RewardConfig(
+        scorers={"exact": 1.0, "dapo": 1.0, "gpqa": 1.0, "f1": 1.0, "repetition": 0.0}
+    )
     with RewardPool(config) as pool:
         for _ in range(50):
             turns = [("no idea", 1)]
             for _ in range(rng.randrange(1, 4)):
-                turns += [(rng.choice(["Answer: B", r"\boxed{B}", "B"]), 0), (rng.choice(["hm", "so", "?"]), 1)]
+                turns += [
+                    (rng.choice(["Answer: B", r"\boxed{B}", "B"]), 0),
+                    (rng.choice(["hm", "so", "?"]), 1),
+                ]
             ids = [ord(c) for text, _ in turns for c in text]
             mask = [m for text, m in turns for _ in text]
             dialogue = sample("".join(text for text, _ in turns), "B")

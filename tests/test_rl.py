@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from cookbook_npu.errors import DataError
 from cookbook_npu.rl.advantages import grpo
 from cookbook_npu.rl.kl import kl_estimate
+from cookbook_npu.rl.loss_aggregation import REDUCERS, token_weights, weighted_sum
 from cookbook_npu.rl.losses import policy_loss
-from cookbook_npu.rl.reducers import REDUCERS, token_weights, weighted_sum
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
@@ -24,7 +24,12 @@ def groups(draw):
     size, count = draw(st.integers(2, 8)), draw(st.integers(1, 5))
     order = draw(st.permutations(range(size * count)))
     values = draw(st.lists(rewards, min_size=size * count, max_size=size * count))
-    return torch.tensor(values), [f"p{i // size}" for i in range(size * count)], size, list(order)
+    return (
+        torch.tensor(values),
+        [f"p{i // size}" for i in range(size * count)],
+        size,
+        list(order),
+    )
 
 
 @given(groups())
@@ -61,7 +66,9 @@ def test_an_incomplete_group_is_refused(drawn):
 def test_the_clip_is_pessimistic_and_stops_the_gradient(old, shift, advantage):
     old_T = torch.tensor(old)
     logp_T = (old_T + shift).requires_grad_()
-    loss_T, clipped_T = policy_loss(logp_T, old_T, torch.full_like(old_T, advantage), 0.2, 0.28)
+    loss_T, clipped_T = policy_loss(
+        logp_T, old_T, torch.full_like(old_T, advantage), 0.2, 0.28
+    )
     free_T = -(logp_T - old_T).exp() * advantage
     assert (loss_T >= free_T - 1e-5 * free_T.abs()).all()
     loss_T.sum().backward()
@@ -84,7 +91,12 @@ def test_kl_estimates_are_finite_and_not_negative(logp, gap, kind):
 def steps(draw):
     "Masks of a step and a way to split it into ranks and micro-batches"
     lengths = draw(st.lists(st.integers(0, 12), min_size=1, max_size=12))
-    masks = [torch.tensor(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), dtype=torch.long) for n in lengths]
+    masks = [
+        torch.tensor(
+            draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), dtype=torch.long
+        )
+        for n in lengths
+    ]
     masks.append(torch.ones(1, dtype=torch.long))
     piece_of = draw(st.lists(st.integers(0, 4), min_size=len(masks), max_size=len(masks)))
     pieces = [[i for i, p in enumerate(piece_of) if p == k] for k in range(5)]
@@ -112,9 +124,13 @@ def summed_gradient(pieces, features, masks, reducer):
 def test_the_gradient_does_not_depend_on_the_split(step, reducer):
     masks, pieces = step
     generator = torch.Generator().manual_seed(len(masks))
-    features = [torch.randn(len(m), 4, generator=generator, dtype=torch.float64) for m in masks]
+    features = [
+        torch.randn(len(m), 4, generator=generator, dtype=torch.float64) for m in masks
+    ]
     whole = summed_gradient([range(len(masks))], features, masks, reducer)
-    assert torch.allclose(summed_gradient(pieces, features, masks, reducer), whole, atol=1e-12, rtol=1e-10)
+    assert torch.allclose(
+        summed_gradient(pieces, features, masks, reducer), whole, atol=1e-12, rtol=1e-10
+    )
 
 
 @given(steps(), st.sampled_from(REDUCERS))

@@ -7,14 +7,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.errors import ConfigError, NumericsError
-from cookbook_npu.rl.advantages import grpo, rloo
+from cookbook_npu.rl.advantages import (
+    discounted_returns,
+    gae,
+    gae_chunked,
+    grpo,
+    rloo,
+    token_rewards,
+    whiten,
+)
 from cookbook_npu.rl.filters import DynamicSampling, overlong_penalty
+from cookbook_npu.rl.importance_sampling import importance_weights, mismatch_metrics
 from cookbook_npu.rl.kl import kl_estimate
-from cookbook_npu.rl.losses import cispo_loss, gspo_loss, policy_loss, token_entropy, value_loss
-from cookbook_npu.rl.offpolicy import importance_weights, mismatch_metrics
-from cookbook_npu.rl.returns import discounted_returns, gae, gae_chunked, token_rewards
+from cookbook_npu.rl.losses import (
+    cispo_loss,
+    gspo_loss,
+    policy_loss,
+    token_entropy,
+    value_loss,
+)
 from cookbook_npu.rl.sequences import sequences
-from cookbook_npu.rl.whitening import whiten
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("repeatable")
@@ -56,7 +68,11 @@ def test_group_advantages(size, count, seed):
     rewards = rng.normal(0, 3, size * count)
     owner = rng.permutation(np.repeat(np.arange(count), size))
     ids = [f"p{k}" for k in owner]
-    expected = {"grpo": np.zeros(len(ids)), "dr_grpo": np.zeros(len(ids)), "rloo": np.zeros(len(ids))}
+    expected = {
+        "grpo": np.zeros(len(ids)),
+        "dr_grpo": np.zeros(len(ids)),
+        "rloo": np.zeros(len(ids)),
+    }
     for i, k in enumerate(owner):
         group = rewards[owner == k]
         expected["dr_grpo"][i] = rewards[i] - group.sum() / size
@@ -81,23 +97,35 @@ def gae_by_hand(reward, value, mask, gamma, lam):
 def test_gae_serial_and_chunked(rows, tokens, chunk, seed):
     rng = np.random.default_rng(seed)
     reward, value = rng.normal(size=(2, rows, tokens))
-    mask, gamma, lam = rng.integers(0, 2, (rows, tokens)), rng.uniform(0, 1, (rows, tokens)), rng.uniform(0, 1, (rows, tokens))
+    mask, gamma, lam = (
+        rng.integers(0, 2, (rows, tokens)),
+        rng.uniform(0, 1, (rows, tokens)),
+        rng.uniform(0, 1, (rows, tokens)),
+    )
     expected = [np.zeros((rows, tokens)), np.zeros((rows, tokens))]
     for i in range(rows):
-        expected[0][i], expected[1][i] = gae_by_hand(reward[i], value[i], mask[i], gamma[i], lam[i])
+        expected[0][i], expected[1][i] = gae_by_hand(
+            reward[i], value[i], mask[i], gamma[i], lam[i]
+        )
     arguments = [torch.from_numpy(x) for x in (reward, value, mask, gamma, lam)]
     for found in (gae(*arguments), gae_chunked(*arguments, chunk=chunk)):
         close(found[0], expected[0])
         close(found[1], expected[1])
     single = [torch.from_numpy(x).float() for x in (reward, value, mask, gamma, lam)]
-    for serial, chunked in zip(gae(*single), gae_chunked(*single, chunk=chunk), strict=True):
+    for serial, chunked in zip(
+        gae(*single), gae_chunked(*single, chunk=chunk), strict=True
+    ):
         assert (serial - chunked).abs().max() < 1e-5 if tokens else serial.numel() == 0
 
 
 @given(st.integers(1, 4), st.integers(1, 12), st.floats(0.5, 1), st.integers(0, 2**32 - 1))
 def test_rewards_on_tokens_and_returns(rows, tokens, gamma, seed):
     rng = np.random.default_rng(seed)
-    rewards, kl, mask = rng.normal(size=rows), rng.normal(size=(rows, tokens)), rng.integers(0, 2, (rows, tokens))
+    rewards, kl, mask = (
+        rng.normal(size=rows),
+        rng.normal(size=(rows, tokens)),
+        rng.integers(0, 2, (rows, tokens)),
+    )
     expected = np.zeros((rows, tokens))
     for i in range(rows):
         at = np.flatnonzero(mask[i])
@@ -116,17 +144,31 @@ def test_policy_losses(drawn, clip_c):
 
     def clipped(r):
         best = np.minimum(r * x["adv"], np.clip(r, 0.8, 1.28) * x["adv"])
-        return -(best if clip_c is None else np.where(x["adv"] < 0, np.maximum(best, clip_c * x["adv"]), best))
+        return -(
+            best
+            if clip_c is None
+            else np.where(x["adv"] < 0, np.maximum(best, clip_c * x["adv"]), best)
+        )
 
     close(policy_loss(t["logp"], t["old"], t["adv"], 0.2, 0.28, clip_c)[0], clipped(ratio))
-    pairs = zip(parts(x["logp"] - x["old"], lengths), parts(x["mask"], lengths), strict=True)
+    pairs = zip(
+        parts(x["logp"] - x["old"], lengths), parts(x["mask"], lengths), strict=True
+    )
     of_sequence = [np.exp(masked(np.mean, d, m)) for d, m in pairs]
-    found, _ = gspo_loss(t["logp"], t["old"], t["adv"], sequences(lengths, t["mask"]), 0.2, 0.28, clip_c)
+    found, _ = gspo_loss(
+        t["logp"], t["old"], t["adv"], sequences(lengths, t["mask"]), 0.2, 0.28, clip_c
+    )
     close(found, clipped(np.repeat(of_sequence, lengths)))
-    close(cispo_loss(t["logp"], t["old"], t["adv"], 0.5, 1.0)[0], -np.clip(ratio, 0.5, 2.0) * x["adv"] * x["logp"])
+    close(
+        cispo_loss(t["logp"], t["old"], t["adv"], 0.5, 1.0)[0],
+        -np.clip(ratio, 0.5, 2.0) * x["adv"] * x["logp"],
+    )
     close(
         value_loss(t["logp"], t["old"], t["rollout"], 0.2)[0],
-        np.maximum((x["logp"] - x["rollout"]) ** 2, (np.clip(x["logp"], x["old"] - 0.2, x["old"] + 0.2) - x["rollout"]) ** 2),
+        np.maximum(
+            (x["logp"] - x["rollout"]) ** 2,
+            (np.clip(x["logp"], x["old"] - 0.2, x["old"] + 0.2) - x["rollout"]) ** 2,
+        ),
     )
 
 
@@ -134,12 +176,20 @@ def test_policy_losses(drawn, clip_c):
 def test_kl(drawn):
     _, t, x = drawn
     d = x["logp"] - x["rollout"]
-    expected = {"k1": d, "k2": 0.5 * d * d, "k3": np.exp(-d) - 1 + d, "low_var_kl": np.exp(-d) - 1 + d}
+    expected = {
+        "k1": d,
+        "k2": 0.5 * d * d,
+        "k3": np.exp(-d) - 1 + d,
+        "low_var_kl": np.exp(-d) - 1 + d,
+    }
     for kind, k in expected.items():
         bound = 10 if kind == "low_var_kl" else np.inf
         before = t["logp"].clone()
         close(kl_estimate(t["logp"], t["rollout"], kind), np.clip(k, -bound, bound))
-        close(kl_estimate(t["logp"], t["rollout"], kind, t["old"]), np.clip(np.exp(x["logp"] - x["old"]) * k, -bound, bound))
+        close(
+            kl_estimate(t["logp"], t["rollout"], kind, t["old"]),
+            np.clip(np.exp(x["logp"] - x["old"]) * k, -bound, bound),
+        )
         assert torch.equal(before, t["logp"])
 
 
@@ -155,26 +205,43 @@ BOUNDS = {
 }
 
 
-@given(step(), st.sampled_from(sorted(LEVELS)), st.sampled_from(sorted(BOUNDS)), st.sampled_from([None, 0.3]))
+@given(
+    step(),
+    st.sampled_from(sorted(LEVELS)),
+    st.sampled_from(sorted(BOUNDS)),
+    st.sampled_from([None, 0.3]),
+)
 def test_importance_weights(drawn, level, correction, veto):
     lengths, t, x = drawn
     seqs, expected, ratios = sequences(lengths, t["mask"]), [], []
-    for d, m in zip(parts(x["old"] - x["rollout"], lengths), parts(x["mask"], lengths), strict=True):
+    for d, m in zip(
+        parts(x["old"] - x["rollout"], lengths), parts(x["mask"], lengths), strict=True
+    ):
         ratios.append(LEVELS[level](d, m))
         vetoed = veto is not None and (np.exp(d)[m == 1] < veto).any()
-        expected.append(np.where((m == 1) & (not vetoed), BOUNDS[correction](ratios[-1]), 0.0))
-    found = importance_weights(t["old"], t["rollout"], seqs, correction, level, 0.6, 1.9, veto)
+        expected.append(
+            np.where((m == 1) & (not vetoed), BOUNDS[correction](ratios[-1]), 0.0)
+        )
+    found = importance_weights(
+        t["old"], t["rollout"], seqs, correction, level, 0.6, 1.9, veto
+    )
     close(found, np.concatenate(expected))
     kept, w, r = x["mask"] == 1, np.concatenate(expected), np.concatenate(ratios)
     if not kept.any():
         return
-    metrics, token = mismatch_metrics(t["old"], t["rollout"], seqs, found, correction, level), np.exp(x["old"] - x["rollout"])[kept]
+    metrics, token = (
+        mismatch_metrics(t["old"], t["rollout"], seqs, found, correction, level),
+        np.exp(x["old"] - x["rollout"])[kept],
+    )
     close(metrics["tis"], r[kept].mean())
     close(metrics["mismatch_kl"], (x["rollout"] - x["old"])[kept].mean())
     if veto is None:
         close(metrics["tis_clipfrac"], ((r < 0.6) | (r > 1.9))[kept].mean())
     close(metrics["mismatch_k3"], (token - 1 - np.log(token)).mean())
-    close(metrics["ess"], w[kept].sum() ** 2 / (kept.sum() * (w[kept] ** 2).sum()) if w[kept].any() else 0.0)
+    close(
+        metrics["ess"],
+        w[kept].sum() ** 2 / (kept.sum() * (w[kept] ** 2).sum()) if w[kept].any() else 0.0,
+    )
 
 
 @given(st.integers(2, 30), st.booleans(), st.integers(0, 2**32 - 1))
@@ -183,17 +250,35 @@ def test_whitening(count, shift, seed):
     x, mask = rng.normal(20, 3, count), rng.integers(0, 2, count)
     mask[:2] = 1
     kept = x[mask == 1]
-    expected = np.where(mask == 1, (x - kept.mean()) / np.sqrt(kept.var(ddof=1) + 1e-8) + (0 if shift else kept.mean()), 0)
+    expected = np.where(
+        mask == 1,
+        (x - kept.mean()) / np.sqrt(kept.var(ddof=1) + 1e-8)
+        + (0 if shift else kept.mean()),
+        0,
+    )
     close(whiten(torch.from_numpy(x), torch.from_numpy(mask), shift_mean=shift), expected)
 
 
-@given(st.integers(1, 20), st.integers(2, 9), st.floats(0.3, 2), st.integers(1, 7), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 20),
+    st.integers(2, 9),
+    st.floats(0.3, 2),
+    st.integers(1, 7),
+    st.integers(0, 2**32 - 1),
+)
 def test_entropy_is_that_of_the_fused_log_probs(tokens, vocab, temperature, chunk, seed):
     from cookbook_npu.model.logprobs import Slice, head_logprobs
 
     g = torch.Generator().manual_seed(seed)
     hidden, head = torch.randn(tokens, 5, generator=g), torch.randn(vocab, 5, generator=g)
-    _, fused = head_logprobs(hidden, head, torch.zeros(tokens, dtype=torch.long), Slice(0, vocab), temperature, chunk)
+    _, fused = head_logprobs(
+        hidden,
+        head,
+        torch.zeros(tokens, dtype=torch.long),
+        Slice(0, vocab),
+        temperature,
+        chunk,
+    )
     logits = hidden @ head.t()
     assert torch.allclose(token_entropy(logits, temperature, chunk), fused, atol=1e-5)
     p = np.exp(logits.double().numpy() / temperature)
@@ -201,10 +286,24 @@ def test_entropy_is_that_of_the_fused_log_probs(tokens, vocab, temperature, chun
     close(token_entropy(logits.double(), temperature, chunk), -(p * np.log(p)).sum(1))
 
 
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=10), st.integers(1, 100), st.floats(0.1, 3))
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=10),
+    st.integers(1, 100),
+    st.floats(0.1, 3),
+)
 def test_overlong_penalty(lengths, buffer, factor):
-    expected = [0 if n <= 200 - buffer else -factor if n > 200 else factor * (200 - buffer - n) / buffer for n in lengths]
-    close(overlong_penalty(torch.tensor(lengths, dtype=torch.float64), 200, buffer, factor), expected)
+    expected = [
+        0
+        if n <= 200 - buffer
+        else -factor
+        if n > 200
+        else factor * (200 - buffer - n) / buffer
+        for n in lengths
+    ]
+    close(
+        overlong_penalty(torch.tensor(lengths, dtype=torch.float64), 200, buffer, factor),
+        expected,
+    )
 
 
 class Graded:
@@ -212,18 +311,28 @@ class Graded:
         self.group_id, self.reward = group_id, reward
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.lists(st.booleans(), min_size=20, max_size=20))
+@given(
+    st.integers(1, 5), st.integers(1, 4), st.lists(st.booleans(), min_size=20, max_size=20)
+)
 def test_dynamic_sampling_ends_and_gives_a_full_step(wanted, attempts, solved):
     policy, number = DynamicSampling(wanted, attempts), 0
     while policy.missing:
         names = range(number, number + policy.missing)
-        policy.add([Graded(f"p{n}", 1.0 if solved[n] else float(k)) for k in range(2) for n in names])
+        policy.add(
+            [
+                Graded(f"p{n}", 1.0 if solved[n] else float(k))
+                for k in range(2)
+                for n in names
+            ]
+        )
         number += len(names)
     samples = policy.take()
     assert policy.tried <= attempts and len(samples) == 2 * wanted
     assert len({s.group_id for s in samples}) == wanted
     useful = [n for n in range(number) if not solved[n]]
-    assert [s.group_id for s in samples[::2]][: len(useful)] == [f"p{n}" for n in useful[:wanted]]
+    assert [s.group_id for s in samples[::2]][: len(useful)] == [
+        f"p{n}" for n in useful[:wanted]
+    ]
     assert policy.metrics()["dynamic/filled_groups"] == max(wanted - len(useful), 0)
 
 

@@ -10,7 +10,7 @@ import torch
 from cookbook_npu.config import AlgorithmConfig
 from cookbook_npu.rl.algorithms import policy_terms, token_advantages
 from cookbook_npu.rl.kl import kl_estimate
-from cookbook_npu.rl.reducers import token_weights, weighted_sum
+from cookbook_npu.rl.loss_aggregation import token_weights, weighted_sum
 from cookbook_npu.rl.sequences import sequences
 
 pytest.importorskip("trl", reason="trl is not installed: pip install -e '.[dev]'")
@@ -52,26 +52,42 @@ def rollout():
         for p, q in zip(old.parameters(), Policy(0).parameters(), strict=True):
             p.copy_(q + 0.15 * torch.randn(p.shape, generator=g))
         ratio = (torch.randn(rows, TOKENS, generator=g) * 0.2).exp()
-        logps = dict(old=old.logprobs(ids, TOKENS), ref=ref.logprobs(ids, TOKENS), engine_ratio=ratio)
-    tensors = dict(written=written, tool=tool, prompts=prompts, answers=answers, rewards=rewards, ids=ids)
+        logps = dict(
+            old=old.logprobs(ids, TOKENS), ref=ref.logprobs(ids, TOKENS), engine_ratio=ratio
+        )
+    tensors = dict(
+        written=written,
+        tool=tool,
+        prompts=prompts,
+        answers=answers,
+        rewards=rewards,
+        ids=ids,
+    )
     return SimpleNamespace(rows=rows, lengths=lengths.tolist(), **tensors, **logps)
 
 
 def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, unbiased):
-    "One backward pass of TRL's loss with a stand-in for the trainer object"
+    "One backward pass of TRL's loss with a stub for the trainer object"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from trl.trainer.grpo_trainer import GRPOTrainer
 
     policy = Policy(0).train()
-    local = SimpleNamespace(num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x)
+    local = SimpleNamespace(
+        num_processes=1,
+        sync_gradients=True,
+        gather=lambda x: x,
+        reduce=lambda x, reduction: x,
+    )
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda model, ids, mask, keep, **_: (
             model.logprobs(ids, keep),
             torch.zeros(len(ids), keep),
             None,
         ),
-        args=SimpleNamespace(delta=delta, use_bias_correction_kl=unbiased, steps_per_generation=1),
+        args=SimpleNamespace(
+            delta=delta, use_bias_correction_kl=unbiased, steps_per_generation=1
+        ),
         accelerator=local,
         _metrics={"train": defaultdict(list)},
         model=policy,
@@ -116,20 +132,44 @@ def our_gradient(r, algorithm, beta, correct):
     loss_T, clipped_T = policy_terms(algorithm, logp_T, r.old[inside], adv_T, seqs)
     if correct:
         loss_T = loss_T * r.engine_ratio[inside]
-    kl_T = kl_estimate(logp_T, r.ref[inside], algorithm.kl_estimator, r.old[inside] if algorithm.kl_unbiased else None)
-    weighted_sum(loss_T + beta * kl_T, torch.cat(token_weights(masks, algorithm.reducer, TOKENS, ids))).backward()
+    kl_T = kl_estimate(
+        logp_T,
+        r.ref[inside],
+        algorithm.kl_estimator,
+        r.old[inside] if algorithm.kl_unbiased else None,
+    )
+    weighted_sum(
+        loss_T + beta * kl_T,
+        torch.cat(token_weights(masks, algorithm.reducer, TOKENS, ids)),
+    ).backward()
     return policy, clipped_T
 
 
 CASES = {
     "grpo": ("grpo", dict(reducer="sequence_mean"), {}),
-    "grpo with KL": ("grpo", dict(reducer="sequence_mean", kl_estimator="k3"), dict(beta=BETA)),
-    "grpo with unbiased KL": ("grpo", dict(kl_estimator="k3", kl_unbiased=True), dict(beta=BETA)),
+    "grpo with KL": (
+        "grpo",
+        dict(reducer="sequence_mean", kl_estimator="k3"),
+        dict(beta=BETA),
+    ),
+    "grpo with unbiased KL": (
+        "grpo",
+        dict(kl_estimator="k3", kl_unbiased=True),
+        dict(beta=BETA),
+    ),
     "dr_grpo": ("dr_grpo", dict(normalize_std=False, reducer="fixed_sum"), {}),
     "dapo": ("dapo", dict(reducer="token_mean"), {}),
     "bnpo": ("bnpo", dict(reducer="token_mean"), {}),
-    "gspo": ("grpo", dict(loss="gspo", clip_low=0.02, clip_high=0.03), dict(level="sequence", low=0.02, high=0.03)),
-    "cispo": ("cispo", dict(loss="cispo", clip_low=1.0, clip_high=0.28, reducer="token_mean"), dict(high=1.28)),
+    "gspo": (
+        "grpo",
+        dict(loss="gspo", clip_low=0.02, clip_high=0.03),
+        dict(level="sequence", low=0.02, high=0.03),
+    ),
+    "cispo": (
+        "cispo",
+        dict(loss="cispo", clip_low=1.0, clip_high=0.28, reducer="token_mean"),
+        dict(high=1.28),
+    ),
     "dual clip": ("dapo", dict(clip_c=1.3, reducer="token_mean"), dict(delta=1.3)),
     "engine correction": ("dapo", dict(reducer="token_mean"), dict(correct=True)),
 }
@@ -141,14 +181,23 @@ def test_gradient_equals_trl(rollout, name):
     how = dict(beta=0.0, level="token", correct=False, low=0.2, high=0.28, delta=None) | how
     algorithm = AlgorithmConfig(**knobs)
     ids = [f"p{i // GROUP}" for i in range(rollout.rows)]
-    rows = token_advantages(algorithm, rollout.rewards, ids, GROUP, [torch.ones(1)] * rollout.rows)
-    theirs = their_gradient(rollout, torch.cat(rows), loss_type, unbiased=algorithm.kl_unbiased, **how)
+    rows = token_advantages(
+        algorithm, rollout.rewards, ids, GROUP, [torch.ones(1)] * rollout.rows
+    )
+    theirs = their_gradient(
+        rollout, torch.cat(rows), loss_type, unbiased=algorithm.kl_unbiased, **how
+    )
     ours, clipped_T = our_gradient(rollout, algorithm, how["beta"], how["correct"])
-    assert 0 < clipped_T.sum() < len(clipped_T), "the comparison should see clipped and free tokens"
+    assert 0 < clipped_T.sum() < len(clipped_T), (
+        "the comparison should see clipped and free tokens"
+    )
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert other.grad.abs().max() > 1e-3
         assert (mine.grad - other.grad).abs().max() < 1e-6
     # The step itself, too.
     for model in (ours, theirs):
         torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert all((a - b).abs().max() < 1e-6 for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(
+        (a - b).abs().max() < 1e-6
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )

@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "cookbook_npu"
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
-DEVICE_ROOMS = ("device.py", "simulator", "shims")
+DEVICE_ROOMS = ("npu",)
 LIGHT = [
     "cookbook_npu",
     *(
@@ -20,18 +20,18 @@ LIGHT = [
             "errors",
             "config",
             "presets",
-            "device",
+            "npu.device",
             "cli",
             "data.sample",
             "data.prompts",
             "data.tasks",
-            "cluster.session",
+            "cluster.ray_cluster",
             "runs.folder",
-            "stack.stacks",
-            "stack.machine",
-            "stack.checks",
-            "stack.settings",
-            "stack.doctor",
+            "npu.stack.stacks",
+            "npu.stack.machine",
+            "npu.stack.checks",
+            "npu.stack.settings",
+            "npu.stack.doctor",
             "plan.plan",
         )
     ),
@@ -57,11 +57,15 @@ def test_only_device_rooms_name_the_accelerator(path):
     if path.relative_to(PACKAGE).parts[0] in DEVICE_ROOMS:
         return
     found = re.findall(r"torch\.(?:cuda|npu)\b", path.read_text())
-    assert not found, f"{path} names {found[0]}: ask cookbook_npu.device instead"
+    assert not found, f"{path} names {found[0]}: ask cookbook_npu.npu.device instead"
 
 
 def test_functions_are_small():
-    sizes = [(lines, f"{p.relative_to(PACKAGE)}:{name}") for p in MODULES for name, _, lines in functions(p)]
+    sizes = [
+        (lines, f"{p.relative_to(PACKAGE)}:{name}")
+        for p in MODULES
+        for name, _, lines in functions(p)
+    ]
     assert max(sizes)[0] <= 60, f"too long: {sorted(sizes)[-3:]}"
     assert statistics.median(s for s, _ in sizes) <= 8
 
@@ -71,19 +75,34 @@ def test_public_parameters_are_annotated(path):
     for name, node, _ in functions(path):
         if name.startswith("_"):
             continue
-        args = [a for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs if a.arg not in ("self", "cls")]
+        args = [
+            a
+            for a in node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            if a.arg not in ("self", "cls")
+        ]
         bare = [a.arg for a in args if a.annotation is None]
         assert not bare, f"{name}({', '.join(bare)}) lacks annotations"
 
 
 def broad(handler: ast.ExceptHandler) -> bool:
     "Catches everything and does not hand it on"
-    names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)} if handler.type else {"Exception"}
-    return bool(names & {"BaseException", "Exception"}) and not any(isinstance(n, ast.Raise) for n in ast.walk(handler))
+    names = (
+        {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
+        if handler.type
+        else {"Exception"}
+    )
+    return bool(names & {"BaseException", "Exception"}) and not any(
+        isinstance(n, ast.Raise) for n in ast.walk(handler)
+    )
 
 
 def test_nothing_is_swallowed():
-    handlers = [(p, n) for p in MODULES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.ExceptHandler)]
+    handlers = [
+        (p, n)
+        for p in MODULES
+        for n in ast.walk(ast.parse(p.read_text()))
+        if isinstance(n, ast.ExceptHandler)
+    ]
     assert not [f"{p.relative_to(PACKAGE)}:{n.lineno}" for p, n in handlers if broad(n)]
 
 
@@ -93,7 +112,9 @@ def test_light_modules_import_without_torch_in_a_second():
         f"[__import__(m) for m in {LIGHT!r}]; "
         f"print(took, [m for m in {HEAVY} if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     took, heavy = out.split(" ", 1)
     assert heavy.strip() == "[]", f"importing the light modules loads {heavy}"
     assert float(took) < 1.0

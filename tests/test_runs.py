@@ -32,12 +32,16 @@ while True:
 
 
 def make(tmp_path, name="run"):
-    RunFolder.create(RunConfig(recipe="demo", output=dict(root=str(tmp_path / "runs"), name=name))).close()
+    RunFolder.create(
+        RunConfig(recipe="demo", output=dict(root=str(tmp_path / "runs"), name=name))
+    ).close()
     return tmp_path / "runs" / name
 
 
 def writer(path, how):
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), how], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), how], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline().strip() == "ready"
     return process
 
@@ -65,7 +69,9 @@ def test_kill_9_while_writing_leaves_files_that_can_be_read(tmp_path, pause):
     with RunFolder.open(path, write=True) as run:
         steps = load_metrics(path).get("step", [])
         assert steps == list(range(len(steps)))
-        append_line(run.metrics_file, {"step": len(steps)})  # the run goes on with a whole line
+        append_line(
+            run.metrics_file, {"step": len(steps)}
+        )  # the run goes on with a whole line
         assert load_metrics(path)["step"] == list(range(len(steps) + 1))
         assert len(read_lines(run.events_file)) in (len(steps), len(steps) - 1)
         for file in run.samples.glob("step_*.jsonl"):
@@ -79,7 +85,9 @@ def test_a_line_cut_off_at_any_byte_is_mended(tmp_path):
     for size in range(len(whole) + 1):
         (path / "metrics.jsonl").write_bytes(whole[:size])
         with RunFolder.open(path, write=True) as run:
-            assert load_metrics(path).get("step", []) == list(range(whole[:size].count(b"\n")))
+            assert load_metrics(path).get("step", []) == list(
+                range(whole[:size].count(b"\n"))
+            )
             assert run.metrics_file.read_bytes() == whole[: whole[:size].rfind(b"\n") + 1]
 
 
@@ -87,7 +95,9 @@ def test_a_line_cut_off_at_any_byte_is_mended(tmp_path):
 def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("mounting a small file system needs root")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
@@ -97,15 +107,26 @@ def test_a_full_disk_is_named_and_harms_nothing(small_disk):
     path = make(small_disk)
     with RunFolder.open(path, write=True) as run:
         append_line(run.metrics_file, {"step": 0})
-        with pytest.raises(StorageError, match=r"step_000000.jsonl could not be written: No space left .* Free space"):
+        with pytest.raises(
+            StorageError,
+            match=r"step_000000.jsonl could not be written: No space left .* Free space",
+        ):
             run.save_samples(0, [{"text": "x" * 1_000_000}])
         assert list(run.samples.iterdir()) == []
-        (path / "ballast").write_bytes(b"x" * (os.statvfs(path).f_bavail * os.statvfs(path).f_frsize))
-        with pytest.raises(StorageError, match="metrics.jsonl could not be written: No space left"):
+        (path / "ballast").write_bytes(
+            b"x" * (os.statvfs(path).f_bavail * os.statvfs(path).f_frsize)
+        )
+        with pytest.raises(
+            StorageError, match="metrics.jsonl could not be written: No space left"
+        ):
             append_line(run.metrics_file, {"step": 1, "filler": "x" * 8192})
         assert read_lines(run.metrics_file) == [{"step": 0}]
         with pytest.raises(StorageError):
-            RunFolder.create(RunConfig(recipe="demo", output=dict(root=str(small_disk / "runs"), name="second")))
+            RunFolder.create(
+                RunConfig(
+                    recipe="demo", output=dict(root=str(small_disk / "runs"), name="second")
+                )
+            )
         assert sorted(p.name for p in (small_disk / "runs").iterdir()) == ["run"]
         (path / "ballast").unlink()
         append_line(run.metrics_file, {"step": 1})
@@ -114,7 +135,9 @@ def test_a_full_disk_is_named_and_harms_nothing(small_disk):
 
 def test_a_read_only_place_is_named(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StorageError, match="runs could not be written: Read-only file system"):
+    with pytest.raises(
+        StorageError, match="runs could not be written: Read-only file system"
+    ):
         make(small_disk)
 
 
@@ -133,7 +156,9 @@ def test_replacing_a_file_never_shows_a_half(tmp_path):
     path = tmp_path / "value.json"
     write_atomic(path, json.dumps(["a"] * 10_000))
     with ThreadPoolExecutor(2) as pool:
-        writing = pool.submit(lambda: [write_atomic(path, json.dumps([c] * 10_000)) for c in "bcdefgh"])
+        writing = pool.submit(
+            lambda: [write_atomic(path, json.dumps([c] * 10_000)) for c in "bcdefgh"]
+        )
         while not writing.done():
             assert len(set(json.loads(path.read_text()))) == 1
         writing.result()

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 TARGET = f"{Path(__file__).with_name('shims_targets.py')}:train"
 
 
 def train(ranks, **kwargs):
     """History of rank 0, after checking that all ranks agree, and the states of the shims."""
-    (history, shims), *others = run_ranks(TARGET, ranks, kwargs=kwargs, bootstrap="trainer", timeout=300)
+    (history, shims), *others = run_ranks(
+        TARGET, ranks, kwargs=kwargs, bootstrap="trainer", timeout=300
+    )
     assert all(other[0] == history for other in others)
     assert {state for _, state in shims} <= {"applied", "not needed"}
     return history
@@ -30,8 +32,12 @@ def test_it_learns(one_rank):
 @pytest.mark.parametrize("layers", ["transformer_engine", "local"])
 def test_two_ranks_with_sequence_parallelism_equal_one(one_rank, layers):
     """Stand-in layers and Megatron's own layers, with and without tensor parallelism, are the same model."""
-    for (loss, norm), (loss_1, norm_1) in zip(train(2, tensor=2, sequence=True, layers=layers), one_rank, strict=True):
-        assert loss == pytest.approx(loss_1, abs=2e-5) and norm == pytest.approx(norm_1, rel=1e-4)
+    for (loss, norm), (loss_1, norm_1) in zip(
+        train(2, tensor=2, sequence=True, layers=layers), one_rank, strict=True
+    ):
+        assert loss == pytest.approx(loss_1, abs=2e-5) and norm == pytest.approx(
+            norm_1, rel=1e-4
+        )
 
 
 def test_two_data_parallel_ranks_equal_one(one_rank):
@@ -42,9 +48,13 @@ def test_two_data_parallel_ranks_equal_one(one_rank):
 
 def test_bfloat16_with_recomputation_stays_close(one_rank):
     for (loss, norm), (loss_1, norm_1) in zip(
-        train(2, tensor=2, sequence=True, dtype="bfloat16", recompute=True), one_rank, strict=True
+        train(2, tensor=2, sequence=True, dtype="bfloat16", recompute=True),
+        one_rank,
+        strict=True,
     ):
-        assert loss == pytest.approx(loss_1, abs=0.02) and norm == pytest.approx(norm_1, rel=0.1)
+        assert loss == pytest.approx(loss_1, abs=0.02) and norm == pytest.approx(
+            norm_1, rel=0.1
+        )
 
 
 def test_recomputation_changes_nothing_with_dropout():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu import simulator
 from cookbook_npu.errors import RoleError
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.npu import simulator
+from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = Path(__file__).parent / "simulator_jobs"
 CHECKS = re.findall(r"^def (check_\w+)", (JOBS / "collectives.py").read_text(), re.M)
@@ -43,19 +43,28 @@ def test_group_bound_to_its_device():
 def session():
     name = f"test-{uuid.uuid4().hex[:8]}"
     yield name
-    assert not simulator.session_file(name).exists(), "the last process left its table behind"
+    assert not simulator.session_file(name).exists(), (
+        "the last process left its table behind"
+    )
 
 
 def test_processes_share_the_memory_of_a_device(session):
     env = {"COOKBOOK_NPU_SIM_SESSION": session, "COOKBOOK_NPU_SIM_MEMORY": str(64 << 20)}
-    (seen0, _, _, _), (seen1, refused, cached, after) = run("hold_memory", 2, env=env, kwargs={"bytes_each": 40 << 20})
+    (seen0, _, _, _), (seen1, refused, cached, after) = run(
+        "hold_memory", 2, env=env, kwargs={"bytes_each": 40 << 20}
+    )
     assert seen0 == seen1 == (24 << 20, 64 << 20)
     assert "held by other processes" in refused and "40 MiB held" in refused
     assert cached[0] >= 24 << 20 and after == (64 << 20, 64 << 20)
 
 
 def test_without_a_session_processes_do_not_share():
-    results = run("hold_memory", 2, env={"COOKBOOK_NPU_SIM_MEMORY": str(64 << 20)}, kwargs={"bytes_each": 40 << 20})
+    results = run(
+        "hold_memory",
+        2,
+        env={"COOKBOOK_NPU_SIM_MEMORY": str(64 << 20)},
+        kwargs={"bytes_each": 40 << 20},
+    )
     assert results[1][0] == (64 << 20, 64 << 20) and results[1][1] == ""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = Path(__file__).parent / "simulator_jobs"
 
@@ -13,9 +13,17 @@ JOBS = Path(__file__).parent / "simulator_jobs"
 @pytest.fixture(scope="module")
 def results():
     env = {"PYTHONPATH": str(JOBS.parent)}
-    return run_ranks("simulator_jobs.operators:everything", 1, bootstrap="simulator", env=env, timeout=300)[0]
+    return run_ranks(
+        "simulator_jobs.operators:everything",
+        1,
+        bootstrap="simulator",
+        env=env,
+        timeout=300,
+    )[0]
 
 
-@pytest.mark.parametrize("name", re.findall(r"^def (check_\w+)", (JOBS / "operators.py").read_text(), re.M))
+@pytest.mark.parametrize(
+    "name", re.findall(r"^def (check_\w+)", (JOBS / "operators.py").read_text(), re.M)
+)
 def test_operators(results, name):
     assert results[name] == ""

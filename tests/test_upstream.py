@@ -1,12 +1,12 @@
-"""Every record against real upstream sources: probe, apply, verify, undo (nbs/shims/01_proof.ipynb says how)."""
+"""Every record against real upstream sources: probe, apply, verify, undo (nbs/npu/shims/01_proof.ipynb says how)."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from cookbook_npu.shims.explain import as_table
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.npu.shims.explain import as_table
+from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
 HERE = Path(__file__).parent
@@ -32,7 +32,9 @@ pytestmark = pytest.mark.slow
 def checkouts(names):
     "The folders of a combination; skips where they are not at hand"
     if not UPSTREAM:
-        pytest.skip("set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)")
+        pytest.skip(
+            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)"
+        )
     folders = [Path(UPSTREAM) / name for name in names]
     missing = [folder.name for folder in folders if not folder.is_dir()]
     if missing:
@@ -44,7 +46,14 @@ def checkouts(names):
 def found(request):
     path = os.pathsep.join(map(str, [HERE, *checkouts(request.param)]))
     target = f"{HERE / 'upstream_targets.py'}:contract"
-    ranks = run_ranks(target, 2, kwargs={"tensor": 2}, bootstrap="trainer", env={"PYTHONPATH": path}, timeout=400)
+    ranks = run_ranks(
+        target,
+        2,
+        kwargs={"tensor": 2},
+        bootstrap="trainer",
+        env={"PYTHONPATH": path},
+        timeout=400,
+    )
     print(as_table(ranks[0]["report"], 140))
     return request.param, ranks[0]
 
@@ -52,11 +61,17 @@ def found(request):
 def test_it_ran_on_these_sources(found):
     names, answer = found
     assert answer["sources"]["megatron.core"].startswith(str(Path(UPSTREAM) / names[-1]))
-    assert answer["history"][1][0] < answer["history"][0][0], "the tiny model does not learn"
+    assert answer["history"][1][0] < answer["history"][0][0], (
+        "the tiny model does not learn"
+    )
 
 
 def test_no_record_refuses(found):
-    refused = [row for row in found[1]["report"] if row["state"] not in ("applied", "not needed", "not entered")]
+    refused = [
+        row
+        for row in found[1]["report"]
+        if row["state"] not in ("applied", "not needed", "not entered")
+    ]
     assert not refused, refused
 
 
@@ -65,5 +80,9 @@ def test_undo_restores_every_place_and_the_defect_is_seen_again(found):
     assert undone, "no record applied"
     left = {name for name, row in undone.items() if row["left"]}
     assert left <= (OVERWRITTEN if len(found[0]) == 2 else set()), undone
-    wrong = {name: row for name, row in undone.items() if not (row["restored"] and (row["needed_again"] or name in left))}
+    wrong = {
+        name: row
+        for name, row in undone.items()
+        if not (row["restored"] and (row["needed_again"] or name in left))
+    }
     assert not wrong, wrong

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
 TARGETS = Path(__file__).with_name("upstream_megatron_targets.py")
@@ -16,7 +16,9 @@ SAVER = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
 def checkout(name):
     "The folder of a checkout; skips where it is not at hand"
     if not UPSTREAM:
-        pytest.skip("set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)")
+        pytest.skip(
+            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)"
+        )
     folder = Path(UPSTREAM) / name
     if not folder.is_dir():
         pytest.skip(f"{UPSTREAM} has no {name}")
@@ -25,18 +27,37 @@ def checkout(name):
 
 def run(function, ranks, *folders, bootstrap="trainer", **kwargs):
     env = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    return run_ranks(f"{TARGETS}:{function}", ranks, kwargs=kwargs, bootstrap=bootstrap, env=env, timeout=300)
+    return run_ranks(
+        f"{TARGETS}:{function}",
+        ranks,
+        kwargs=kwargs,
+        bootstrap=bootstrap,
+        env=env,
+        timeout=300,
+    )
 
 
 @pytest.mark.parametrize("ref", MEGATRON)
 def test_nothing_of_megatron_stays_compiled(ref):
-    (found,) = run("fuser", 1, checkout(f"Megatron-LM@{ref}"), bootstrap="cookbook_npu.shims.torch:simulated_cuda")
+    (found,) = run(
+        "fuser",
+        1,
+        checkout(f"Megatron-LM@{ref}"),
+        bootstrap="cookbook_npu.npu.shims.torch.device_api:simulated_cuda",
+    )
     assert found["before"] == found["without"] > 20 and found["needed_again"]
     assert found["state"] == "applied" and found["with"] == 0
     assert found["closures"] == "plain_decorator" and found["shape"] == (2, 4)
 
 
-@pytest.mark.parametrize("ref, state", [("core_v0.15.3", "not needed"), ("core_v0.16.1", "applied"), ("3714d81d", "not needed")])
+@pytest.mark.parametrize(
+    "ref, state",
+    [
+        ("core_v0.15.3", "not needed"),
+        ("core_v0.16.1", "applied"),
+        ("3714d81d", "not needed"),
+    ],
+)
 def test_importing_megatron_leaves_the_real_memory_saver_alone(ref, state):
     (found,) = run("saver", 1, checkout(f"Megatron-LM@{ref}"), checkout(SAVER))
     assert found["state"] == state, found
@@ -44,7 +65,12 @@ def test_importing_megatron_leaves_the_real_memory_saver_alone(ref, state):
 
 
 @pytest.mark.parametrize(
-    "mindspeed, megatron", [("fc63de5c", "3714d81d"), ("core_r0.15.3", "core_v0.15.3"), ("core_r0.16.0", "core_v0.16.1")]
+    "mindspeed, megatron",
+    [
+        ("fc63de5c", "3714d81d"),
+        ("core_r0.15.3", "core_v0.15.3"),
+        ("core_r0.16.0", "core_v0.16.1"),
+    ],
 )
 def test_mindspeed_grouped_linears_are_split_along_their_axis(mindspeed, megatron):
     folders = checkout(f"MindSpeed@{mindspeed}"), checkout(f"Megatron-LM@{megatron}")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 JOBS = Path(__file__).resolve().parent / "simulator_jobs"
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)"
+REASON = (
+    "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)"
+)
 
 
 @pytest.fixture
@@ -24,9 +26,19 @@ def slime():
 
 
 def run(slime: Path, *args: str) -> subprocess.CompletedProcess:
-    paths = [str(JOBS), str(slime), str(JOBS.parent.parent), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *args], env=env, capture_output=True, text=True, timeout=300)
+    paths = [
+        str(JOBS),
+        str(slime),
+        str(JOBS.parent.parent),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *args], env=env, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_slime_reserves_twelve_npus_in_order(slime):
@@ -35,15 +47,17 @@ def test_slime_reserves_twelve_npus_in_order(slime):
     found = json.loads(done.stdout.split("RESULT ")[1])
     assert found["actor"] == list(range(12)), "ids are numbers, and 2 comes before 10"
     assert found["rollout"] == list(range(6, 12))
-    assert found["local"] == found["at"], "with NOSET a worker of slime knows its device by the number of the machine"
+    assert found["local"] == found["at"], (
+        "with NOSET a worker of slime knows its device by the number of the machine"
+    )
 
 
 WITHOUT = """
-import slime_placement, cookbook_npu.shims.ray as adapter
+import slime_placement, cookbook_npu.npu.shims.ray as adapter
 slime_placement.sys.meta_path.append(slime_placement.Finder())
 import os, ray, tempfile
 from pathlib import Path
-from cookbook_npu.cluster.session import LOOPBACK, init_options
+from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options
 from slime.ray.placement_group import placement_group
 os.environ[LOOPBACK] = "0"
 with tempfile.TemporaryDirectory(prefix="cbn-", dir="/tmp") as folder:

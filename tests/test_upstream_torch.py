@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 TESTS = Path(__file__).parent
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)"
+REASON = (
+    "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/shims/01_proof.ipynb)"
+)
 pytestmark = pytest.mark.skipif(not UPSTREAM, reason=REASON)
 
 
@@ -20,17 +22,39 @@ def checkout(name):
     return folder
 
 
-def run(function, ranks=1, bootstrap="cookbook_npu.shims.torch:simulated_cuda", first="", **kwargs):
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(first), str(TESTS), os.environ.get("PYTHONPATH", "")]))}
-    return run_ranks(f"upstream_torch_jobs:{function}", ranks, bootstrap=bootstrap, kwargs=kwargs, env=env, timeout=300)
+def run(
+    function,
+    ranks=1,
+    bootstrap="cookbook_npu.npu.shims.torch.device_api:simulated_cuda",
+    first="",
+    **kwargs,
+):
+    env = {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(first), str(TESTS), os.environ.get("PYTHONPATH", "")])
+        )
+    }
+    return run_ranks(
+        f"upstream_torch_jobs:{function}",
+        ranks,
+        bootstrap=bootstrap,
+        kwargs=kwargs,
+        env=env,
+        timeout=300,
+    )
 
 
 def test_slime_builds_its_private_group_with_nccl():
-    assert run("slime_private_group", 2, checkout=str(checkout("slime@v0.2.2"))) == [(2.0, "hccl")] * 2
+    assert (
+        run("slime_private_group", 2, checkout=str(checkout("slime@v0.2.2")))
+        == [(2.0, "hccl")] * 2
+    )
 
 
 def test_slime_fingerprints_its_backups():
-    assert run("slime_fingerprints", checkout=str(checkout("slime@v0.2.2"))) == [(True, True)]
+    assert run("slime_fingerprints", checkout=str(checkout("slime@v0.2.2"))) == [
+        (True, True)
+    ]
 
 
 def test_slime_gives_pinned_memory_back():
@@ -38,15 +62,28 @@ def test_slime_gives_pinned_memory_back():
     assert before >= 8 << 20 and after == 0
 
 
-@pytest.mark.parametrize("ref, lacking", [("core_v0.15.3", "Signals"), ("core_v0.16.1", ""), ("3714d81d", "")])
+@pytest.mark.parametrize(
+    "ref, lacking", [("core_v0.15.3", "Signals"), ("core_v0.16.1", ""), ("3714d81d", "")]
+)
 def test_checkpoint_records(ref, lacking):
     core = checkout(f"Megatron-LM@{ref}")
-    found = run("checkpoint_records", bootstrap="upstream_torch_jobs:bootstrap_core", first=core)[0]
+    found = run(
+        "checkpoint_records", bootstrap="upstream_torch_jobs:bootstrap_core", first=core
+    )[0]
     where, states, verified, refused, (absent, reshaped, values), undone = found
-    assert where.startswith(str(core)), "the installed Megatron was imported instead of the checkout"
+    assert where.startswith(str(core)), (
+        "the installed Megatron was imported instead of the checkout"
+    )
     state, detail = states["megatron.safe_globals"]
-    assert (state, lacking in detail) == ("applied" if lacking else "not needed", True), detail
-    assert states["megatron.safe_objects"][0] == states["megatron.safe_metadata"][0] == "applied" and verified
+    assert (state, lacking in detail) == ("applied" if lacking else "not needed", True), (
+        detail
+    )
+    assert (
+        states["megatron.safe_objects"][0]
+        == states["megatron.safe_metadata"][0]
+        == "applied"
+        and verified
+    )
     assert "lacks bias" in refused and (absent, reshaped) == (["bias"], ["head"])
     assert values == {"norm": 2.0, "head": 7.0, "bias": 1.0}
     assert undone["megatron.safe_objects"] == undone["megatron.safe_metadata"] == "undone"

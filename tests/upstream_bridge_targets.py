@@ -14,12 +14,18 @@ from pathlib import Path
 import torch
 
 from cookbook_npu.errors import ShimError
-from cookbook_npu.shims import registry
-from cookbook_npu.shims.megatron import findable
-from cookbook_npu.shims.megatron_bridge import TE_LAYERS, enter_bridge
+from cookbook_npu.npu.shims import registry
+from cookbook_npu.npu.shims.megatron_core.imports import findable
+from cookbook_npu.npu.shims.nvidia_bridge import TE_LAYERS, enter_bridge
 
 CONVERSION, QWEN = "models.conversion", "models.qwen_vl.modelling_qwen3_vl"
-WHOLE = (f"{CONVERSION}.utils", f"{QWEN}.transformer_block", f"{QWEN}.rope", f"{QWEN}.utils", "utils.fusions")
+WHOLE = (
+    f"{CONVERSION}.utils",
+    f"{QWEN}.transformer_block",
+    f"{QWEN}.rope",
+    f"{QWEN}.utils",
+    "utils.fusions",
+)
 MEMBERS = {  # module -> class -> what the records look at
     f"{CONVERSION}.param_mapping": {
         "AutoMapping": (
@@ -29,7 +35,9 @@ MEMBERS = {  # module -> class -> what the records look at
             "_detect_parallelism_type",
         )
     },
-    f"{CONVERSION}.model_bridge": {"MegatronModelBridge": ("build_conversion_tasks", "load_weights_hf_to_megatron")},
+    f"{CONVERSION}.model_bridge": {
+        "MegatronModelBridge": ("build_conversion_tasks", "load_weights_hf_to_megatron")
+    },
     f"{CONVERSION}.auto_bridge": {"AutoBridge": ("to_megatron_provider",)},
     f"{QWEN}.model": {"Qwen3VLModel": ("forward",)},
 }
@@ -45,7 +53,10 @@ LAYERS = (
 
 def packages(root: Path) -> None:
     "The packages below megatron.bridge as folders, nothing executed"
-    for folder in [root, *(p.parent for p in root.rglob("__init__.py") if p.parent != root)]:
+    for folder in [
+        root,
+        *(p.parent for p in root.rglob("__init__.py") if p.parent != root),
+    ]:
         name = ".".join(["megatron", "bridge", *folder.relative_to(root).parts])
         module = sys.modules[name] = types.ModuleType(name)
         module.__path__ = [str(folder)]
@@ -70,7 +81,11 @@ def taken_out(root: Path, name: str) -> types.ModuleType:
     for node in tree.body:
         wanted = MEMBERS[name].get(getattr(node, "name", ""), ())
         if wanted:
-            node.body = [m for m in node.body if {getattr(m, "name", None), *targets(m)} & set(wanted)]
+            node.body = [
+                m
+                for m in node.body
+                if {getattr(m, "name", None), *targets(m)} & set(wanted)
+            ]
             node.bases, node.keywords, node.decorator_list = [], [], []
             classes.append(ast.unparse(node))
     module = types.ModuleType(f"megatron.bridge.{name}")
@@ -88,7 +103,12 @@ def targets(node: ast.stmt) -> set[str]:
 def load(root: Path) -> dict[str, str]:
     "Every module that the records look at, and how it was had"
     packages(root)
-    absent({"omegaconf": ("OmegaConf", "DictConfig", "ListConfig"), "omegaconf._utils": ("is_structured_config",)})
+    absent(
+        {
+            "omegaconf": ("OmegaConf", "DictConfig", "ListConfig"),
+            "omegaconf._utils": ("is_structured_config",),
+        }
+    )
     how = {}
     for name in [*WHOLE, *MEMBERS]:
         try:
@@ -111,9 +131,13 @@ def bind_mindspeed() -> None:
 
 def deepstack_gradients() -> list[list[float]]:
     "Gradients of two deepstack features through the real block's recomputation"
-    block = importlib.import_module(f"megatron.bridge.{QWEN}.transformer_block").Qwen3VLTransformerBlock
+    block = importlib.import_module(
+        f"megatron.bridge.{QWEN}.transformer_block"
+    ).Qwen3VLTransformerBlock
     names = ("fp8", "fp4", "distribute_saved_activations")
-    config = types.SimpleNamespace(recompute_method="uniform", recompute_num_layers=1, **dict.fromkeys(names, False))
+    config = types.SimpleNamespace(
+        recompute_method="uniform", recompute_num_layers=1, **dict.fromkeys(names, False)
+    )
 
     def layer(hidden_states, context, **_):
         return hidden_states * 2, context
@@ -121,13 +145,20 @@ def deepstack_gradients() -> list[list[float]]:
     layers = [layer, lambda **kwargs: layer(**kwargs)]
     for number, one in enumerate(layers, 1):
         one.layer_number = number
-    me = types.SimpleNamespace(config=config, num_layers_per_pipeline_rank=2, pre_process=True, _get_layer=layers.__getitem__)
+    me = types.SimpleNamespace(
+        config=config,
+        num_layers_per_pipeline_rank=2,
+        pre_process=True,
+        _get_layer=layers.__getitem__,
+    )
     me._deepstack_process = lambda *args: block._deepstack_process(me, *args)
     hidden = torch.ones(3, 1, 4, device="npu", requires_grad=True)
     seen = torch.tensor([[0, 1, 1]], dtype=torch.bool, device="npu")
     deep = [torch.ones(2, 4, device="npu", requires_grad=True) for _ in layers]
     first = (hidden, None, None, None, None, None, None)
-    more = dict(visual_pos_masks=seen, deepstack_visual_embeds=deep, use_inner_fp8_context=False)
+    more = dict(
+        visual_pos_masks=seen, deepstack_visual_embeds=deep, use_inner_fp8_context=False
+    )
     if "padding_mask" in block._checkpointed_forward.__code__.co_varnames:
         more["padding_mask"] = None
     block._checkpointed_forward(me, *first, **more).sum().backward()
@@ -141,9 +172,16 @@ def mask_types_agree() -> bool:
         module = sys.modules[f"megatron.bridge.{QWEN}.utils"]
     ids = torch.tensor([[5, 1, 2, 2, 2, 2, 6, 7, 0, 0]])
     mask = (ids != 0).int()
-    tokens = dict(spatial_merge_size=2, image_token_id=2, video_token_id=3, vision_start_token_id=1)
+    tokens = dict(
+        spatial_merge_size=2, image_token_id=2, video_token_id=3, vision_start_token_id=1
+    )
     grid = torch.tensor([[1, 4, 4]])
-    found = [module.get_rope_index(**tokens, input_ids=ids, image_grid_thw=grid, attention_mask=m)[0] for m in (mask, mask.bool())]
+    found = [
+        module.get_rope_index(
+            **tokens, input_ids=ids, image_grid_thw=grid, attention_mask=m
+        )[0]
+        for m in (mask, mask.bool())
+    ]
     return torch.equal(*found) and found[0][0, 0, 7] > found[0][0, 0, 1]
 
 
@@ -164,7 +202,11 @@ def contract(rank, world_size, root):
     initialize_rng_tracker()
     torch.cuda.manual_seed(1)
     states = {s.name: (s.state, s.detail) for s in enter_bridge()}
-    verified = {name: registry.registry[name].shim.verify() for name, (state, _) in states.items() if state == "applied"}
+    verified = {
+        name: registry.registry[name].shim.verify()
+        for name, (state, _) in states.items()
+        if state == "applied"
+    }
     repaired = outcome(deepstack_gradients)
     needed_again = {}
     for name in reversed(verified):

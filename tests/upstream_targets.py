@@ -5,13 +5,15 @@ import importlib
 from shims_targets import train
 
 from cookbook_npu.errors import ShimError
-from cookbook_npu.shims import registry
+from cookbook_npu.npu.shims import registry
 
 
 def back(entry):
     "Take a shim back: whether every place holds again what it held, and what the probe sees then"
     changes = [change for change in entry.patches.changes if entry.patches.ours(change)]
-    left = registry.undo(entry.shim.name, leave=True).detail  # MindSpeed has replaced it since: theirs stays
+    left = registry.undo(
+        entry.shim.name, leave=True
+    ).detail  # MindSpeed has replaced it since: theirs stays
     # of several changes to one place the first one knows what was there
     first = {change.where: change for change in reversed(changes)}
     restored = all(change.get() is change.old for change in first.values())
@@ -28,5 +30,7 @@ def contract(rank, world_size, tensor):
     report = registry.report()
     entries = [registry.registry[name] for name in reversed(registry.registry.applied())]
     undone = {e.shim.name: back(e) for e in entries}
-    sources = {name: importlib.import_module(name).__path__[0] for name in ("megatron.core",)}
+    sources = {
+        name: importlib.import_module(name).__path__[0] for name in ("megatron.core",)
+    }
     return {"history": history, "report": report, "undone": undone, "sources": sources}

@@ -7,17 +7,19 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from cookbook_npu.device import free_port
-from cookbook_npu.shims import registry
-from cookbook_npu.simulator.ranks import resolve
+from cookbook_npu.npu.device import free_port
+from cookbook_npu.npu.shims import registry
+from cookbook_npu.testing.ranks import resolve
 
 
 def bootstrap_core():
-    """The device, its shims, a stand-in for TE, Megatron; only the checkpoint records after it."""
-    resolve("cookbook_npu.shims.torch:simulated_cuda")()
-    from cookbook_npu.shims import transformer_engine
+    """The device, its shims, a stub for TE, Megatron; only the checkpoint records after it."""
+    resolve("cookbook_npu.npu.shims.torch.device_api:simulated_cuda")()
+    from cookbook_npu.npu.shims.transformer_engine import package as transformer_engine
 
-    assert transformer_engine and registry.apply("transformer_engine.stand-in").state != "refused"
+    assert (
+        transformer_engine and registry.apply("transformer_engine.stub").state != "refused"
+    )
     import megatron.core  # noqa: F401
 
 
@@ -29,7 +31,7 @@ def load(path):
 
 
 def slime_private_group(rank, world_size, checkout):
-    from cookbook_npu.shims import distributed
+    from cookbook_npu.npu.shims.torch import distributed
 
     assert registry.apply(distributed.NAMES.name).state == "applied"
     foreign = load(f"{checkout}/slime/utils/distributed_utils.py")
@@ -57,7 +59,9 @@ def slime_fingerprints(rank, world_size, checkout):
     a = torch.full((4, 4), 1.5, device="cuda")
     same = names["_compute_hash_tensor"](a) == names["_compute_hash_tensor"](a.clone())
     a[0, 0] = 2.5
-    return same, names["_compute_hash_tensor"](a) != names["_compute_hash_tensor"](torch.full((4, 4), 1.5, device="cuda"))
+    return same, names["_compute_hash_tensor"](a) != names["_compute_hash_tensor"](
+        torch.full((4, 4), 1.5, device="cuda")
+    )
 
 
 def slime_clear_memory(rank, world_size, checkout):
@@ -78,7 +82,7 @@ def checkpoint_records(rank, world_size):
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
     from cookbook_npu.errors import MissingError
-    from cookbook_npu.shims import checkpoints
+    from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
 
     states = {name: registry.apply(name) for name in SAFE}
     first = {name: (state.state, state.detail) for name, state in states.items()}
@@ -87,7 +91,10 @@ def checkpoint_records(rank, world_size):
     dist.init_process_group("nccl")
 
     def sharded(**tensors):
-        return {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
+        return {
+            name: ShardedTensor.from_rank_offsets(name, tensor)
+            for name, tensor in tensors.items()
+        }
 
     def full(value, *shape):
         return torch.full(shape, value, device="cuda")
@@ -103,4 +110,11 @@ def checkpoint_records(rank, world_size):
     loaded = checkpoints.load_partial(wanted, folder, ("head", "bias"))
     values = {name: value.flatten()[0].item() for name, value in loaded.state.items()}
     undone = {name: registry.undo(name).state for name in reversed(SAFE)}
-    return megatron.core.__file__, first, verified, refused, (loaded.absent, loaded.reshaped, values), undone
+    return (
+        megatron.core.__file__,
+        first,
+        verified,
+        refused,
+        (loaded.absent, loaded.reshaped, values),
+        undone,
+    )

@@ -17,7 +17,10 @@ from cookbook_npu.presets import qwen3_4b_colocate
 
 HERE = Path(__file__).parent
 STEPS = 5
-RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # notice only after a minute that they are alone
+RAY_AGENTS = (
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+)  # notice only after a minute that they are alone
 
 
 def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
@@ -36,7 +39,9 @@ def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
         "train.keep_last": 9,
         **more,
     }
-    config = qwen3_4b_colocate(num_steps=STEPS, prompts_per_step=4, samples_per_prompt=4, overrides=overrides)
+    config = qwen3_4b_colocate(
+        num_steps=STEPS, prompts_per_step=4, samples_per_prompt=4, overrides=overrides
+    )
     save_config(config, root / f"{name}.json")
     return root / f"{name}.json"
 
@@ -45,13 +50,20 @@ class Driver:
     "A run under way: its lines as they come, and the process ids it announced"
 
     def __init__(self, config: Path, faults: str = ""):
-        path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        )
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "run_driver.py"), str(config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COOKBOOK_NPU_SIM_FAULTS": faults},
+            env=os.environ
+            | {
+                "PYTHONPATH": path,
+                "OMP_NUM_THREADS": "1",
+                "COOKBOOK_NPU_SIM_FAULTS": faults,
+            },
         )
         self.lines, self.pids, self.started = [], {}, threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -94,25 +106,42 @@ def run(config: Path) -> None:
 
 def rows(folder: Path) -> list[dict]:
     "The metrics without what a clock measured"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k} for row in lines]
+    lines = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k}
+        for row in lines
+    ]
 
 
 def weights(folder: Path) -> dict[str, list]:
-    with safe_open(folder / "checkpoints" / f"step_{STEPS:06d}" / "hf" / "model.safetensors", "np") as file:
+    with safe_open(
+        folder / "checkpoints" / f"step_{STEPS:06d}" / "hf" / "model.safetensors", "np"
+    ) as file:
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}
 
 
 def events(folder: Path, kind: str) -> list[dict]:
     "What happened in a run, of one kind"
-    lines = (folder / "events.jsonl").read_text().splitlines() if (folder / "events.jsonl").exists() else []
+    lines = (
+        (folder / "events.jsonl").read_text().splitlines()
+        if (folder / "events.jsonl").exists()
+        else []
+    )
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
 def prompts(folder: Path) -> list[list[str]]:
     "The prompts of each step"
     files = sorted((folder / "samples").glob("step_*.jsonl"))
-    return [[json.loads(line)["metadata"]["prompt_id"] for line in file.read_text().splitlines()] for file in files]
+    return [
+        [
+            json.loads(line)["metadata"]["prompt_id"]
+            for line in file.read_text().splitlines()
+        ]
+        for file in files
+    ]
 
 
 def tell(script: str, *words: str) -> dict:

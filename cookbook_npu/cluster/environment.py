@@ -23,52 +23,114 @@ from ..errors import ConfigError, nearest
 
 # %% ../../nbs/cluster/00_environment.ipynb #a88a3f7d
 INHERITED = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_*", "XDG_*", "PYTHON*", "LD_LIBRARY_PATH",
-    "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "*_PROXY", "*_proxy",
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_*", "TRANSFORMERS_*", "TORCH_*",
-    "ASCEND_*", "HCCL_*", "ATB_*", "LCCL_*", "TASK_QUEUE_ENABLE", "CUDA_*", "NCCL_*", "GLOO_*", "VLLM_*",
-    "COOKBOOK_NPU_*", "RAY_*",
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "CONDA_*",
+    "XDG_*",
+    "PYTHON*",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_*",
+    "REQUESTS_CA_BUNDLE",
+    "*_PROXY",
+    "*_proxy",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "HF_*",
+    "TRANSFORMERS_*",
+    "TORCH_*",
+    "ASCEND_*",
+    "HCCL_*",
+    "ATB_*",
+    "LCCL_*",
+    "TASK_QUEUE_ENABLE",
+    "CUDA_*",
+    "NCCL_*",
+    "GLOO_*",
+    "VLLM_*",
+    "COOKBOOK_NPU_*",
+    "RAY_*",
 )  # allocator settings (PYTORCH_*_ALLOC_CONF) and LD_PRELOAD are absent on purpose: a role that wants them says so
 LOADER = ("LD_PRELOAD", "LD_AUDIT")  # bring libraries into a process when it starts
-OF_THE_MACHINE = ("HCCL_IF_IP", "VLLM_HOST_IP")  # addresses: the driver's would be wrong on every other machine
-AT_START = ("LD_*", "PYTHONHASHSEED", "MALLOC_*", "ASAN_*")  # read once, when a process starts
+OF_THE_MACHINE = (
+    "HCCL_IF_IP",
+    "VLLM_HOST_IP",
+)  # addresses: the driver's would be wrong on every other machine
+AT_START = (
+    "LD_*",
+    "PYTHONHASHSEED",
+    "MALLOC_*",
+    "ASAN_*",
+)  # read once, when a process starts
 
 # %% ../../nbs/cluster/00_environment.ipynb #f48d5ef1
 KIND_ENV: dict[str | None, dict[str, str]] = {
     "trainer": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    "rollout": {"VLLM_ASCEND_ENABLE_NZ": "0", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False", "VLLM_USE_AOT_COMPILE": "0",
-                "VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    "rollout": {
+        "VLLM_ASCEND_ENABLE_NZ": "0",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
+        "VLLM_USE_AOT_COMPILE": "0",
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    },
 }
-WITHHELD: dict[str | None, tuple[str, ...]] = {"trainer": ("VLLM_*",)}  # of the allow-list, from one kind
+WITHHELD: dict[str | None, tuple[str, ...]] = {
+    "trainer": ("VLLM_*",)
+}  # of the allow-list, from one kind
 FORBIDDEN: dict[str | None, tuple[str, ...]] = {"rollout": ("LD_PRELOAD", "TMS_*")}
 
 # %% ../../nbs/cluster/00_environment.ipynb #3874a939
 def check_kind(
     env: Mapping[str, str],  # full environment of a worker
-    kind: str | None,        # "trainer", "rollout", "plain" or none
+    kind: str | None,  # "trainer", "rollout", "plain" or none
 ) -> None:
     "Raise `ConfigError` where the variables of a worker contradict each other or its kind"
     if bad := sorted(name for name in env if _matches(name, FORBIDDEN.get(kind, ()))):
-        raise ConfigError(f"{', '.join(bad)} in the environment of a {kind} role", "Give it to the trainer role alone.")
+        raise ConfigError(
+            f"{', '.join(bad)} in the environment of a {kind} role",
+            "Give it to the trainer role alone.",
+        )
     saver = "torch_memory_saver" in env.get("LD_PRELOAD", "") or "TMS_HOOK_MODE" in env
-    if kind != "rollout" and not saver: return
-    expandable = importlib.import_module("cookbook_npu.shims.memory_saver").expandable_segments(env)
+    if kind != "rollout" and not saver:
+        return
+    expandable = importlib.import_module(
+        "cookbook_npu.npu.shims.memory_saver"
+    ).expandable_segments(env)
     if expandable:
-        raise ConfigError(f"{expandable[0]}={env[expandable[0]]} in a {kind} role that gives memory back",
-                          f"Set {expandable[0]}=expandable_segments:False: neither a memory saver nor vLLM's sleep can use them.")
+        raise ConfigError(
+            f"{expandable[0]}={env[expandable[0]]} in a {kind} role that gives memory back",
+            f"Set {expandable[0]}=expandable_segments:False: neither a memory saver nor vLLM's sleep can use them.",
+        )
 
 # %% ../../nbs/cluster/00_environment.ipynb #91cf510b
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
+
 def worker_env(
-    role_env: Mapping[str, str | None] | None = None,  # of the role: set (or, with None, leave out) last
-    environ: Mapping[str, str] | None = None,          # environment to inherit from; none: this process's
-    kind: str | None = None,                           # "trainer", "rollout" or "plain"; none: a role that uses no device
-) -> dict[str, str]:                                   # the full environment of a worker
+    role_env: Mapping[str, str | None]
+    | None = None,  # of the role: set (or, with None, leave out) last
+    environ: Mapping[str, str]
+    | None = None,  # environment to inherit from; none: this process's
+    kind: str
+    | None = None,  # "trainer", "rollout" or "plain"; none: a role that uses no device
+) -> dict[str, str]:  # the full environment of a worker
     "The variables a worker gets: those of the allow-list, then those of its kind, then those of its role"
-    inherited = {k: v for k, v in (os.environ if environ is None else environ).items()
-                 if _matches(k, INHERITED) and not _matches(k, (*OF_THE_MACHINE, *WITHHELD.get(kind, ())))}
+    inherited = {
+        k: v
+        for k, v in (os.environ if environ is None else environ).items()
+        if _matches(k, INHERITED)
+        and not _matches(k, (*OF_THE_MACHINE, *WITHHELD.get(kind, ())))
+    }
     merged = inherited | KIND_ENV.get(kind, {}) | dict(role_env or {})
     full = {name: str(value) for name, value in merged.items() if value is not None}
     check_kind(full, kind)
@@ -76,13 +138,18 @@ def worker_env(
 
 # %% ../../nbs/cluster/00_environment.ipynb #718e7c1e
 def at_start(
-    env: Mapping[str, str],              # environment of a worker
-    environ: Mapping[str, str] | None = None,  # environment a new process gets anyway; none: this process's
-) -> dict[str, str]:                     # the variables that must be there when the process starts, and are not; empty: must not be there
+    env: Mapping[str, str],  # environment of a worker
+    environ: Mapping[str, str]
+    | None = None,  # environment a new process gets anyway; none: this process's
+) -> dict[
+    str, str
+]:  # the variables that must be there when the process starts, and are not; empty: must not be there
     "The part of `env` that a running process can no longer adopt"
     environ = os.environ if environ is None else environ
     unwanted = {name: "" for name in LOADER if environ.get(name) and name not in env}
-    return {k: v for k, v in env.items() if _matches(k, AT_START) and environ.get(k) != v} | unwanted
+    return {
+        k: v for k, v in env.items() if _matches(k, AT_START) and environ.get(k) != v
+    } | unwanted
 
 # %% ../../nbs/cluster/00_environment.ipynb #4631d6c7
 def adopt(
@@ -90,10 +157,12 @@ def adopt(
 ) -> None:
     "Make `env` the environment of this process; `RAY_*` stays as Ray made it, the machine's addresses as it has them, and `PYTHONPATH` also reaches `sys.path`"
     for name in set(os.environ) - set(env):
-        if not name.startswith("RAY_") and name not in OF_THE_MACHINE: del os.environ[name]
+        if not name.startswith("RAY_") and name not in OF_THE_MACHINE:
+            del os.environ[name]
     os.environ.update({k: v for k, v in env.items() if not k.startswith("RAY_")})
     for path in reversed(env.get("PYTHONPATH", "").split(os.pathsep)):
-        if path and path not in sys.path: sys.path.insert(1, path)
+        if path and path not in sys.path:
+            sys.path.insert(1, path)
 
 # %% ../../nbs/cluster/00_environment.ipynb #943fc080
 def log_to(
@@ -103,9 +172,13 @@ def log_to(
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush(), sys.stderr.flush()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for standard in (1, 2): os.dup2(fd, standard)
+    for standard in (1, 2):
+        os.dup2(fd, standard)
     os.close(fd)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1, encoding="utf-8", errors="replace") for n in (1, 2))
+    sys.stdout, sys.stderr = (
+        os.fdopen(os.dup(n), "w", buffering=1, encoding="utf-8", errors="replace")
+        for n in (1, 2)
+    )
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 
@@ -113,7 +186,10 @@ def log_to(
 def _from_file(path: str) -> Any:
     "Import a Python file under its stem"
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if not Path(path).is_file(): raise ConfigError(f"{path} does not exist", "Give the path of a Python file before the colon.")
+    if not Path(path).is_file():
+        raise ConfigError(
+            f"{path} does not exist", "Give the path of a Python file before the colon."
+        )
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -121,21 +197,33 @@ def _from_file(path: str) -> Any:
 # %% ../../nbs/cluster/00_environment.ipynb #dea4a6f2
 def load_role(
     role: str | type,  # class, "package.module:Class" or "/path/file.py:Class"
-) -> type:             # the class
+) -> type:  # the class
     "Import the class that `role` names"
-    if isinstance(role, type): return role
+    if isinstance(role, type):
+        return role
     where, _, name = role.rpartition(":")
-    if not where: raise ConfigError(f"role {role!r} names no class", "Write 'package.module:Class'.")
-    try: module = _from_file(where) if where.endswith(".py") else importlib.import_module(where)
-    except ModuleNotFoundError as e: raise ConfigError(f"role {role!r}: there is no module {e.name!r}", "Check the part before the colon.") from e
+    if not where:
+        raise ConfigError(f"role {role!r} names no class", "Write 'package.module:Class'.")
+    try:
+        module = (
+            _from_file(where) if where.endswith(".py") else importlib.import_module(where)
+        )
+    except ModuleNotFoundError as e:
+        raise ConfigError(
+            f"role {role!r}: there is no module {e.name!r}",
+            "Check the part before the colon.",
+        ) from e
     if not hasattr(module, name):
-        raise ConfigError(f"{where} has no class {name!r}", nearest(name, [n for n, v in vars(module).items() if isinstance(v, type)]))
+        raise ConfigError(
+            f"{where} has no class {name!r}",
+            nearest(name, [n for n, v in vars(module).items() if isinstance(v, type)]),
+        )
     return getattr(module, name)
 
 # %% ../../nbs/cluster/00_environment.ipynb #068be646
 def role_name(
     role: str | type,  # class, or its name as text
-) -> str:              # name for messages
+) -> str:  # name for messages
     "The bare class name of a role"
     return role.__name__ if isinstance(role, type) else role.rpartition(":")[2]
 
@@ -143,20 +231,25 @@ def role_name(
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = ("/ray/", "cookbook_npu/cluster/")
 
+
 def without_colour(
     text: str,  # of a terminal
 ) -> str:
     "Text without the codes that colour it"
     return _COLOUR.sub("", text)
 
+
 def remote_tail(
-    text: str,       # traceback as text
+    text: str,  # traceback as text
     lines: int = 8,  # most lines to keep
-) -> str:            # the end of it, without colours and without the frames of Ray and of this room
+) -> str:  # the end of it, without colours and without the frames of Ray and of this room
     "The last lines of a remote traceback"
     kept, skip = [], False
     for line in without_colour(text).splitlines():
-        if line.lstrip().startswith("File "): skip = any(part in line for part in _OURS)
-        elif not line.startswith(" "): skip = line.startswith(("ray::", "Traceback "))
-        if not skip and line.strip(" ^~"): kept.append(line)
+        if line.lstrip().startswith("File "):
+            skip = any(part in line for part in _OURS)
+        elif not line.startswith(" "):
+            skip = line.startswith(("ray::", "Traceback "))
+        if not skip and line.strip(" ^~"):
+            kept.append(line)
     return "\n".join(kept[-lines:])

@@ -27,133 +27,193 @@ from pathlib import Path
 from typing import Any
 
 from .environment import OF_THE_MACHINE, without_colour, worker_env
-from .session import LOOPBACK, ensure_token, session_folder
-from ..device import NPU, free_port
+from .ray_cluster import LOOPBACK, ensure_token, session_folder
 from ..errors import ConfigError, MissingError, RoleError, RoleTimeout, nearest
+from ..npu.device import NPU, free_port
 
 # %% ../../nbs/cluster/03_launch.ipynb #c79a085a
 def join(
     host: str,  # name, IPv4 or IPv6 address
     port: int,
-) -> str:       # "host:port"
+) -> str:  # "host:port"
     "A host and a port as one word"
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    return (
+        f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    )
+
 
 def family_env(
     host: str,  # address of the head
 ) -> dict[str, str]:
     "What the address asks of every process: HCCL must know of IPv6, and Ray would not stay on the loopback interface"
-    if host == "127.0.0.1": return {LOOPBACK: "0"}
+    if host == "127.0.0.1":
+        return {LOOPBACK: "0"}
     return {"HCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in host.strip("[]") else {}
 
 # %% ../../nbs/cluster/03_launch.ipynb #0861fe07
 @dataclass(frozen=True)
 class Node:
     "One machine of a cluster"
-    host: str             # address that the other machines reach
-    devices: int          # NPUs it gives
-    port: int = 6379      # of the head
+
+    host: str  # address that the other machines reach
+    devices: int  # NPUs it gives
+    port: int = 6379  # of the head
+
 
 RAY_ENV = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
 
 def _ray(*words: str) -> list[str]:
     "A ray command of this interpreter's environment"
     return [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words]
 
+
 def head_command(
-    node: Node,                      # the head
+    node: Node,  # the head
     folder: str | Path | None = None,  # Ray's folder; short, see `session_folder`
-    dashboard: bool = False,         # also the dashboard and its job server, on the loopback interface
-) -> list[str]:                      # argument vector; runs until it is ended
+    dashboard: bool = False,  # also the dashboard and its job server, on the loopback interface
+) -> list[str]:  # argument vector; runs until it is ended
     "Start the head of a cluster"
-    place = ["--node-ip-address", node.host, "--port", str(node.port), "--include-dashboard", str(dashboard).lower(), "--dashboard-host",
-             "127.0.0.1"]
-    return _ray("start", "--head", "--block", "--disable-usage-stats", *place, *_resources(node),
-                *(["--temp-dir", str(folder)] if folder else []))
+    place = [
+        "--node-ip-address",
+        node.host,
+        "--port",
+        str(node.port),
+        "--include-dashboard",
+        str(dashboard).lower(),
+        "--dashboard-host",
+        "127.0.0.1",
+    ]
+    return _ray(
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        *place,
+        *_resources(node),
+        *(["--temp-dir", str(folder)] if folder else []),
+    )
 
 # %% ../../nbs/cluster/03_launch.ipynb #bc66ce95
-def _resources(node: Node) -> list[str]: return ["--num-gpus", "0", "--resources", json.dumps({NPU.resource: node.devices})]
+def _resources(node: Node) -> list[str]:
+    return ["--num-gpus", "0", "--resources", json.dumps({NPU.resource: node.devices})]
+
 
 def worker_command(
-    node: Node,      # the head, as this machine reaches it
-    devices: int,    # NPUs of this machine
-) -> list[str]:      # argument vector; runs until it is ended
+    node: Node,  # the head, as this machine reaches it
+    devices: int,  # NPUs of this machine
+) -> list[str]:  # argument vector; runs until it is ended
     "Join a machine to a cluster"
-    return _ray("start", "--address", join(node.host, node.port), "--block", "--disable-usage-stats", *_resources(Node(node.host, devices)))
+    return _ray(
+        "start",
+        "--address",
+        join(node.host, node.port),
+        "--block",
+        "--disable-usage-stats",
+        *_resources(Node(node.host, devices)),
+    )
 
 # %% ../../nbs/cluster/03_launch.ipynb #bd951ff0
 def instructions(
-    head: Node,   # this machine
-    nodes: int,   # machines of the run
+    head: Node,  # this machine
+    nodes: int,  # machines of the run
 ) -> str:
     "What to do on the other machines of a run"
-    if nodes == 1: return ""
-    env = RAY_ENV | family_env(head.host) | {"HCCL_SOCKET_IFNAME": "<interface>", "GLOO_SOCKET_IFNAME": "<interface>"}
-    lines = [f"On each of the other {nodes - 1} machines, in the same environment and with the same paths:",
-             f"  scp {head.host}:~/.ray/auth_token ~/.ray/auth_token && chmod 600 ~/.ray/auth_token",
-             "  source /usr/local/Ascend/ascend-toolkit/set_env.sh && source /usr/local/Ascend/nnal/atb/set_env.sh && cookbook-npu doctor",
-             "  export " + " ".join(f"{k}={v}" for k, v in env.items()), "  " + shlex.join(["ray",
-                                                                                            *worker_command(head, head.devices)[3:]])]
+    if nodes == 1:
+        return ""
+    env = (
+        RAY_ENV
+        | family_env(head.host)
+        | {"HCCL_SOCKET_IFNAME": "<interface>", "GLOO_SOCKET_IFNAME": "<interface>"}
+    )
+    lines = [
+        f"On each of the other {nodes - 1} machines, in the same environment and with the same paths:",
+        f"  scp {head.host}:~/.ray/auth_token ~/.ray/auth_token && chmod 600 ~/.ray/auth_token",
+        "  source /usr/local/Ascend/ascend-toolkit/set_env.sh && source /usr/local/Ascend/nnal/atb/set_env.sh && cookbook-npu doctor",
+        "  export " + " ".join(f"{k}={v}" for k, v in env.items()),
+        "  " + shlex.join(["ray", *worker_command(head, head.devices)[3:]]),
+    ]
     return "\n".join(lines)
 
 # %% ../../nbs/cluster/03_launch.ipynb #a81fc9b7
 def started_at(
-    pid: int,     # process id
+    pid: int,  # process id
 ) -> int | None:  # clock ticks; none: there is no such process
     "When a process was started"
-    try: text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError: return None
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == "Z" else int(fields[19])
 
+
 def end(
-    pid: int,               # process id
-    start: int | None,      # its start time
-    grace: float = 40.0,    # seconds it has to end by itself; a Ray node with work left takes up to 30
-    group: bool = True,     # then the rest of its process group
-) -> bool:                  # it was alive
+    pid: int,  # process id
+    start: int | None,  # its start time
+    grace: float = 40.0,  # seconds it has to end by itself; a Ray node with work left takes up to 30
+    group: bool = True,  # then the rest of its process group
+) -> bool:  # it was alive
     "Ask a process to end, then make it; does nothing to another process that has its id now"
-    if start is None or started_at(pid) != start: return False
+    if start is None or started_at(pid) != start:
+        return False
     for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
-        if started_at(pid) == start: os.kill(pid, number)
+        if started_at(pid) == start:
+            os.kill(pid, number)
         until = time.monotonic() + wait
-        while started_at(pid) == start and time.monotonic() < until: time.sleep(0.05)
+        while started_at(pid) == start and time.monotonic() < until:
+            time.sleep(0.05)
     with suppress(ProcessLookupError):  # nothing is left of it
-        if group: os.killpg(pid, signal.SIGKILL)
+        if group:
+            os.killpg(pid, signal.SIGKILL)
     return True
 
 # %% ../../nbs/cluster/03_launch.ipynb #09ae53f5
 @dataclass(frozen=True)
 class Job:
     "A launched run"
+
     folder: Path
 
     @property
     def id(self) -> str:
         "Its name, unique under the jobs folder"
         return self.folder.name
+
     @property
     def log(self) -> Path:
         "What it prints"
-        return self.folder/"job.log"
+        return self.folder / "job.log"
 
     def record(self) -> dict[str, Any]:
         "Argument vectors, address, process ids"
-        return json.loads((self.folder/"job.json").read_text(encoding="utf-8"))
+        return json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
 
     def update(self, **fields: Any) -> None:
         "Change the record, whole or not at all"
-        _write(self.folder/"job.json", json.dumps((self.record() if (self.folder/"job.json").is_file() else {}) | fields, indent=1))
+        _write(
+            self.folder / "job.json",
+            json.dumps(
+                (self.record() if (self.folder / "job.json").is_file() else {}) | fields,
+                indent=1,
+            ),
+        )
 
     @property
-    def server(self) -> str | None:  # URL of the Ray job server that has it; none: a supervisor on this machine
+    def server(
+        self,
+    ) -> (
+        str | None
+    ):  # URL of the Ray job server that has it; none: a supervisor on this machine
         "Where it was submitted"
         address = self.record()["address"] or ""
         return address if address.startswith("http") else None
 
-    def exit_code(self) -> int | None:  # none: it has not ended, or its supervisor was killed
+    def exit_code(
+        self,
+    ) -> int | None:  # none: it has not ended, or its supervisor was killed
         "How it ended"
-        file = self.folder/"exit"
+        file = self.folder / "exit"
         return int(file.read_text()) if file.is_file() else None
 
 # %% ../../nbs/cluster/03_launch.ipynb #36f3078c
@@ -163,164 +223,276 @@ def _write(file: Path, text: str) -> None:
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, file)
 
+
 def make_job(
-    root: str | Path,          # folder of the run folders
-    name: str,                 # first part of the id: recipe and scale
-    run: Sequence[str],        # argument vector of the run
-    address: str | None,       # Ray cluster to join, "host:port", or its job server, "http://host:port"; none: start one
-    node: Node,                # this machine; the head, when one is started
-    nodes: int = 1,            # machines of the run
-) -> Job:                      # written, not started
+    root: str | Path,  # folder of the run folders
+    name: str,  # first part of the id: recipe and scale
+    run: Sequence[str],  # argument vector of the run
+    address: str
+    | None,  # Ray cluster to join, "host:port", or its job server, "http://host:port"; none: start one
+    node: Node,  # this machine; the head, when one is started
+    nodes: int = 1,  # machines of the run
+) -> Job:  # written, not started
     "A new job folder under ROOT/.jobs"
-    folder = Path(root).resolve()/".jobs"/f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    folder = Path(root).resolve() / ".jobs" / f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     folder.mkdir(parents=True)
-    (job := Job(folder)).update(run=list(run), address=address, node=asdict(node), nodes=nodes, cwd=os.getcwd(), submission=folder.name)
+    (job := Job(folder)).update(
+        run=list(run),
+        address=address,
+        node=asdict(node),
+        nodes=nodes,
+        cwd=os.getcwd(),
+        submission=folder.name,
+    )
     return job
+
 
 def find_job(
     root: str | Path,  # folder of the run folders
-    job: str,          # id
+    job: str,  # id
 ) -> Job:
     "A job by its id; raises `MissingError` naming the nearest"
-    folder = Path(root).resolve()/".jobs"
-    if not (folder/job/"job.json").is_file():
+    folder = Path(root).resolve() / ".jobs"
+    if not (folder / job / "job.json").is_file():
         known = [p.parent.name for p in folder.glob("*/job.json")]
-        raise MissingError(f"there is no job {job!r} under {folder}", nearest(job, known) if known else "No job was launched from here.")
-    return Job(folder/job)
+        raise MissingError(
+            f"there is no job {job!r} under {folder}",
+            nearest(job, known) if known else "No job was launched from here.",
+        )
+    return Job(folder / job)
 
 # %% ../../nbs/cluster/03_launch.ipynb #05f3d848
-SUBMITTED = ("HCCL_*", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "COOKBOOK_NPU_*")  # no secrets
+SUBMITTED = (
+    "HCCL_*",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "COOKBOOK_NPU_*",
+)  # no secrets
+
 
 def submit_command(
-    job: Job,                    # with the address of a job server
+    job: Job,  # with the address of a job server
     environ: Mapping[str, str],  # variables to choose from
-) -> list[str]:                  # argument vector
+) -> list[str]:  # argument vector
     "Submit a job to its server; raises `ConfigError` for a word that a shell would change"
     record = job.record()
     for word in record["run"]:
         if shlex.quote(word) != word:
-            raise ConfigError(f"{word!r} would be read by a shell on the way to the cluster", "Rename the file or folder.")
-    chosen = {k: v for k, v in environ.items() if any(fnmatchcase(k, name) for name in SUBMITTED) and k not in OF_THE_MACHINE}
+            raise ConfigError(
+                f"{word!r} would be read by a shell on the way to the cluster",
+                "Rename the file or folder.",
+            )
+    chosen = {
+        k: v
+        for k, v in environ.items()
+        if any(fnmatchcase(k, name) for name in SUBMITTED) and k not in OF_THE_MACHINE
+    }
     env = json.dumps({"env_vars": chosen})
-    return _ray("job", "submit", "--address", record["address"], "--submission-id", record["submission"], "--runtime-env-json", env, "--no-wait",
-                "--", *record["run"])
+    return _ray(
+        "job",
+        "submit",
+        "--address",
+        record["address"],
+        "--submission-id",
+        record["submission"],
+        "--runtime-env-json",
+        env,
+        "--no-wait",
+        "--",
+        *record["run"],
+    )
+
 
 def server_command(
-    job: Job,        # submitted
-    verb: str,       # status, logs or stop
+    job: Job,  # submitted
+    verb: str,  # status, logs or stop
     *options: str,
-) -> list[str]:      # argument vector
+) -> list[str]:  # argument vector
     "Ask a job server about a job"
-    return _ray("job", verb, "--address", job.record()["address"], *options, job.record()["submission"])
+    return _ray(
+        "job",
+        verb,
+        "--address",
+        job.record()["address"],
+        *options,
+        job.record()["submission"],
+    )
 
 # %% ../../nbs/cluster/03_launch.ipynb #70a71534
 def _server_env() -> dict[str, str]:
     "This process's environment without the addresses that Ray prefers to --address"
-    return {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")} | RAY_ENV
+    return {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+    } | RAY_ENV
+
 
 def ask_server(
     words: Sequence[str],  # of `submit_command` or `server_command`
-) -> str:                  # what it printed
+) -> str:  # what it printed
     "Run a command of Ray's job server; raises `RoleError` with its last error"
     done = subprocess.run(list(words), capture_output=True, text=True, env=_server_env())
     said = without_colour(done.stdout + done.stderr).strip()
-    if done.returncode == 0: return said
+    if done.returncode == 0:
+        return said
     lines = said.splitlines() or ["it said nothing"]
     wrong = next((line for line in reversed(lines) if "Error" in line), lines[-1])
-    raise RoleError(f"ray job {words[4]}: {wrong.strip()}", "Is the address right, and was that Ray started with --include-dashboard true, "
-                    "with `pip install 'cookbook-npu[jobs]'` on its head, and with the same token?")
+    raise RoleError(
+        f"ray job {words[4]}: {wrong.strip()}",
+        "Is the address right, and was that Ray started with --include-dashboard true, "
+        "with `pip install 'cookbook-npu[jobs]'` on its head, and with the same token?",
+    )
 
 # %% ../../nbs/cluster/03_launch.ipynb #56bdb9a4
 def wait_for(
-    folder: Path,       # Ray's folder
-    process: Any,       # the head: when it ends, waiting is pointless
+    folder: Path,  # Ray's folder
+    process: Any,  # the head: when it ends, waiting is pointless
     timeout: float = 120.0,  # s
 ) -> None:
     "Wait until Ray's head is up; raises `RoleError` when it ended, `RoleTimeout` when it is late"
     until = time.monotonic() + timeout
-    while not (folder/"ray_current_cluster").is_file():  # the last thing that it writes; a port that answers may be another's
+    while not (
+        folder / "ray_current_cluster"
+    ).is_file():  # the last thing that it writes; a port that answers may be another's
         if process.poll() is not None:
-            raise RoleError(f"ray start ended with exit code {process.returncode}", "Its last lines are in the job's log.")
-        if time.monotonic() > until: raise RoleTimeout(f"Ray's head was not up within {timeout:g} s", "Look at the job's log.")
+            raise RoleError(
+                f"ray start ended with exit code {process.returncode}",
+                "Its last lines are in the job's log.",
+            )
+        if time.monotonic() > until:
+            raise RoleTimeout(
+                f"Ray's head was not up within {timeout:g} s", "Look at the job's log."
+            )
         time.sleep(0.2)
 
 # %% ../../nbs/cluster/03_launch.ipynb #ffeb2f33
 _SEVERE = re.compile(r"^\[[-0-9:, ]+ [WEFC] |ERROR|CRITICAL|Error: ")
 
+
 def ray_complaints(
-    folder: Path,     # Ray's folder
-    lines: int = 8,   # most lines of each log
-) -> str:             # empty: nothing there
+    folder: Path,  # Ray's folder
+    lines: int = 8,  # most lines of each log
+) -> str:  # empty: nothing there
     "What the logs of Ray's own processes (not of workers) hold of warnings and errors"
     told = []
-    for name in ("ray_process_exit*", "gcs_server*", "raylet*", "runtime_env_agent*.log", "dashboard_agent*.log"):
-        for file in sorted((folder/"session_latest"/"logs").glob(name)):
+    for name in (
+        "ray_process_exit*",
+        "gcs_server*",
+        "raylet*",
+        "runtime_env_agent*.log",
+        "dashboard_agent*.log",
+    ):
+        for file in sorted((folder / "session_latest" / "logs").glob(name)):
             text = file.read_text(errors="replace").splitlines()
-            found = [line[:300] for line in text if name == "ray_process_exit*" or _SEVERE.search(line)][-lines:]
-            if found: told += [f"--- {file.name}", *found]
+            found = [
+                line[:300]
+                for line in text
+                if name == "ray_process_exit*" or _SEVERE.search(line)
+            ][-lines:]
+            if found:
+                told += [f"--- {file.name}", *found]
     return "\n".join(told)
 
 # %% ../../nbs/cluster/03_launch.ipynb #6f0cbbcb
 def gather(
-    address: str,             # of Ray's head, "host:port"
-    devices: int,             # NPUs of the run
+    address: str,  # of Ray's head, "host:port"
+    devices: int,  # NPUs of the run
     timeout: float = 1800.0,  # s
-    interval: float = 1.0,    # s
+    interval: float = 1.0,  # s
 ) -> None:
     "Wait until a cluster has so many NPUs; raises `RoleTimeout` naming the machines that are there"
     import ray
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level="ERROR",
+        ignore_reinit_error=True,
+    )
     until, told = time.monotonic() + timeout, -1
     while True:
-        there = [(n["NodeManagerAddress"], int(n["Resources"].get(NPU.resource, 0))) for n in ray.nodes() if n["Alive"]]
-        if (found := sum(count for _, count in there)) != told: print(f"{found} of {devices} NPUs have joined: {there}", flush=True)
-        if found >= devices: return
+        there = [
+            (n["NodeManagerAddress"], int(n["Resources"].get(NPU.resource, 0)))
+            for n in ray.nodes()
+            if n["Alive"]
+        ]
+        if (found := sum(count for _, count in there)) != told:
+            print(f"{found} of {devices} NPUs have joined: {there}", flush=True)
+        if found >= devices:
+            return
         if time.monotonic() > until:
-            raise RoleTimeout(f"{found} of {devices} NPUs joined within {timeout:g} s: {there}", "Run the printed commands on the other machines.")
+            raise RoleTimeout(
+                f"{found} of {devices} NPUs joined within {timeout:g} s: {there}",
+                "Run the printed commands on the other machines.",
+            )
         told = found
         time.sleep(interval)
 
 # %% ../../nbs/cluster/03_launch.ipynb #13ca7a45
 class Supervisor:
     "Runs one job in this process"
-    def __init__(self,
-        job: Job,                # its folder
+
+    def __init__(
+        self,
+        job: Job,  # its folder
     ):
         self.job, self.record, self.children = job, job.record(), []
         self.folder: Path | None = None
         self.ray: subprocess.Popen | None = None
 
-    def spawn(self,
-        words: Sequence[str],    # argument vector
-        **env: str,              # variables beside this process's
+    def spawn(
+        self,
+        words: Sequence[str],  # argument vector
+        **env: str,  # variables beside this process's
     ) -> subprocess.Popen:
         "Start a child in a session of its own; its output goes into the log"
-        child = subprocess.Popen(list(words), env=os.environ | env, cwd=self.record["cwd"], start_new_session=True)
+        child = subprocess.Popen(
+            list(words),
+            env=os.environ | env,
+            cwd=self.record["cwd"],
+            start_new_session=True,
+        )
         self.children.append((child, started_at(child.pid)))
         return child
 
-    def start_ray(self,
-        attempts: int = 3,       # Ray gives its own start 30 s, and gives up too early on a busy machine
-    ) -> str:                    # "host:port"
+    def start_ray(
+        self,
+        attempts: int = 3,  # Ray gives its own start 30 s, and gives up too early on a busy machine
+    ) -> str:  # "host:port"
         "Start the head, and wait until it is up"
         node, self.folder = Node(**self.record["node"]), session_folder()
         while True:
             self.ray = self.spawn(head_command(node, self.folder))
-            try: wait_for(self.folder, self.ray); return join(node.host, node.port)
+            try:
+                wait_for(self.folder, self.ray)
+                return join(node.host, node.port)
             except RoleError as e:
-                if (attempts := attempts - 1) < 1 or self.ray.poll() is None: raise
+                if (attempts := attempts - 1) < 1 or self.ray.poll() is None:
+                    raise
                 print(f"{e} It is tried again.", flush=True)
 
     def gather(self, address: str) -> int:  # exit code
         "Wait until the machines of the run have joined"
-        wanted = self.record["nodes"]*self.record["node"]["devices"]
+        wanted = self.record["nodes"] * self.record["node"]["devices"]
         code = "import sys; from cookbook_npu.cluster.launch import gather; gather(sys.argv[1], int(sys.argv[2]))"
-        return self.spawn([sys.executable, "-c", code, address, str(wanted)]).wait() if self.record["nodes"] > 1 else 0
+        return (
+            self.spawn([sys.executable, "-c", code, address, str(wanted)]).wait()
+            if self.record["nodes"] > 1
+            else 0
+        )
 
     def tell(self) -> None:
         "Print what Ray's logs say, when Ray ended before the run"
-        if self.ray is None or self.ray.poll() is None: return
-        print(f"Ray ended with exit code {self.ray.returncode}\n{ray_complaints(self.folder)}", flush=True)
+        if self.ray is None or self.ray.poll() is None:
+            return
+        print(
+            f"Ray ended with exit code {self.ray.returncode}\n{ray_complaints(self.folder)}",
+            flush=True,
+        )
 
     def stop(self) -> None:
         "End the children, the last one first, and remove Ray's folder"
@@ -328,55 +500,84 @@ class Supervisor:
             child, start = self.children.pop()
             end(child.pid, start)
             child.wait()
-        if self.folder: shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 # %% ../../nbs/cluster/03_launch.ipynb #e4aad465
 def supervise(
     folder: str | Path,  # a job folder
-) -> int:                # exit code of the run
+) -> int:  # exit code of the run
     "Run a job to its end; SIGTERM ends it early, with exit code 143"
-    def ended(*_: Any) -> None: raise SystemExit(143)
+
+    def ended(*_: Any) -> None:
+        raise SystemExit(143)
+
     signal.signal(signal.SIGTERM, ended)
     supervisor, code = Supervisor(Job(Path(folder))), 1
     try:
         address = supervisor.record["address"] or supervisor.start_ray()
-        code = supervisor.gather(address) or supervisor.spawn(supervisor.record["run"], RAY_ADDRESS=address).wait()
-    except SystemExit as e: code = int(e.code or 0)
-    except (RoleError, OSError) as e: print(f"error: {e}", flush=True)
+        code = (
+            supervisor.gather(address)
+            or supervisor.spawn(supervisor.record["run"], RAY_ADDRESS=address).wait()
+        )
+    except SystemExit as e:
+        code = int(e.code or 0)
+    except (RoleError, OSError) as e:
+        print(f"error: {e}", flush=True)
     finally:
-        if code not in (0, 143): supervisor.tell()
+        if code not in (0, 143):
+            supervisor.tell()
         supervisor.stop()
-        _write(Path(folder)/"exit", str(code))
+        _write(Path(folder) / "exit", str(code))
     return code
 
 # %% ../../nbs/cluster/03_launch.ipynb #57c00476
 def launch(
-    job: Job,                                # from `make_job`
+    job: Job,  # from `make_job`
     environ: Mapping[str, str] | None = None,  # to inherit from; none: this process's
-) -> Job:                                    # its supervisor runs
+) -> Job:  # its supervisor runs
     "Start a job's supervisor, which outlives this process, or submit the job to its server"
     ensure_token()
     if job.server:
         ask_server(submit_command(job, os.environ if environ is None else environ))
         return job
     record = job.record()
-    own = {k: v for k, v in (os.environ if environ is None else environ).items() if k in OF_THE_MACHINE}
-    env = worker_env(RAY_ENV | family_env(record["node"]["host"]) | own | {"PYTHONUNBUFFERED": "1"}, environ)
+    own = {
+        k: v
+        for k, v in (os.environ if environ is None else environ).items()
+        if k in OF_THE_MACHINE
+    }
+    env = worker_env(
+        RAY_ENV | family_env(record["node"]["host"]) | own | {"PYTHONUNBUFFERED": "1"},
+        environ,
+    )
     with open(job.log, "ab") as log:
-        child = subprocess.Popen([sys.executable, "-m", "cookbook_npu.cluster.launch", str(job.folder)], stdin=subprocess.DEVNULL,
-                                 stdout=log, stderr=log, env=env, start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cookbook_npu.cluster.launch", str(job.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+        )
     job.update(pid=child.pid, started=started_at(child.pid))
     return job
 
 # %% ../../nbs/cluster/03_launch.ipynb #de5a1d9a
 CODES = {"succeeded": 0, "failed": 1, "stopped": 143}
 
+
 def is_running(
     job: Job,
 ) -> bool:
     "Whether the job's supervisor lives"
     record = job.record()
-    return "pid" in record and started_at(record["pid"]) == record["started"] and record["started"] is not None
+    return (
+        "pid" in record
+        and started_at(record["pid"]) == record["started"]
+        and record["started"] is not None
+    )
+
 
 def state(
     job: Job,
@@ -385,7 +586,8 @@ def state(
     if job.server:
         said = ask_server(server_command(job, "status"))
         return next((name for name in CODES if f"{name}\n" in f"{said}\n"), "running")
-    if is_running(job): return "running"
+    if is_running(job):
+        return "running"
     code = job.exit_code()
     return "lost" if code is None else {0: "succeeded", 143: "stopped"}.get(code, "failed")
 
@@ -393,40 +595,62 @@ def state(
 def follow(
     job: Job,
     interval: float = 0.3,  # s
-) -> Iterator[str]:         # pieces of its log, from the beginning
+) -> Iterator[str]:  # pieces of its log, from the beginning
     "The log of a job while it grows, until the job has ended"
     if job.server:
-        with subprocess.Popen(server_command(job, "logs", "--follow"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              env=_server_env()) as reader: yield from map(without_colour, reader.stdout)
+        with subprocess.Popen(
+            server_command(job, "logs", "--follow"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=_server_env(),
+        ) as reader:
+            yield from map(without_colour, reader.stdout)
         return
     with open(job.log, errors="replace") as log:
         while True:
             alive = is_running(job)
-            if text := log.read(): yield text
-            elif not alive: return
-            else: time.sleep(interval)
+            if text := log.read():
+                yield text
+            elif not alive:
+                return
+            else:
+                time.sleep(interval)
+
 
 def stop(
     job: Job,
     grace: float = 60.0,  # seconds to end the run, its workers and Ray
-) -> bool:                # it was running
+) -> bool:  # it was running
     "End a job and what it started"
-    if job.server: return state(job) == "running" and bool(ask_server(server_command(job, "stop")))
+    if job.server:
+        return state(job) == "running" and bool(ask_server(server_command(job, "stop")))
     record = job.record()
     return end(record.get("pid", 0), record.get("started"), grace, group=False)
 
 # %% ../../nbs/cluster/03_launch.ipynb #e8b9d8ba
 def again(
-    job: Job,            # that has ended
+    job: Job,  # that has ended
     run: Sequence[str],  # argument vector that goes on with the run
-) -> Job:                # written, not started
+) -> Job:  # written, not started
     "Prepare a job for another launch; raises `ConfigError` while it runs or when nothing is left to do"
-    if (now := state(job)) in ("running", "succeeded"): raise ConfigError(f"job {job.id} {'is running' if now == 'running' else now}", "Follow it with --attach.")
+    if (now := state(job)) in ("running", "succeeded"):
+        raise ConfigError(
+            f"job {job.id} {'is running' if now == 'running' else now}",
+            "Follow it with --attach.",
+        )
     attempt = job.record().get("attempt", 1) + 1
-    if job.log.is_file(): os.replace(job.log, job.folder/f"job-{attempt - 1}.log")
-    (job.folder/"exit").unlink(missing_ok=True)
-    job.update(run=list(run), attempt=attempt, submission=f"{job.id}-{attempt}", node=job.record()["node"] | {"port": free_port()})
+    if job.log.is_file():
+        os.replace(job.log, job.folder / f"job-{attempt - 1}.log")
+    (job.folder / "exit").unlink(missing_ok=True)
+    job.update(
+        run=list(run),
+        attempt=attempt,
+        submission=f"{job.id}-{attempt}",
+        node=job.record()["node"] | {"port": free_port()},
+    )
     return job
 
 # %% ../../nbs/cluster/03_launch.ipynb #fb123ca3
-if __name__ == "__main__" and "__file__" in globals(): sys.exit(supervise(sys.argv[1]))  # not in the notebook
+if __name__ == "__main__" and "__file__" in globals():
+    sys.exit(supervise(sys.argv[1]))  # not in the notebook

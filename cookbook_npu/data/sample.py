@@ -17,36 +17,46 @@ from ..errors import DataError
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     "One question, tokenized"
-    prompt_id: str                # stable name of the record, e.g. "train.jsonl:17"
-    ids: list[int]                # token ids given to the engine
-    text: str                     # the same as text, chat template applied
-    label: Any = None             # what the scorers compare with
-    metadata: dict[str, Any] = field(default_factory=dict)  # anything else the record carried
+
+    prompt_id: str  # stable name of the record, e.g. "train.jsonl:17"
+    ids: list[int]  # token ids given to the engine
+    text: str  # the same as text, chat template applied
+    label: Any = None  # what the scorers compare with
+    metadata: dict[str, Any] = field(
+        default_factory=dict
+    )  # anything else the record carried
 
     def for_samples(self) -> dict[str, Any]:
         "The metadata that its samples carry: the prompt's id, and everything but images, which would be stored G times"
-        return {"prompt_id": self.prompt_id, **{k: v for k, v in self.metadata.items() if k != "images"}}
+        return {
+            "prompt_id": self.prompt_id,
+            **{k: v for k, v in self.metadata.items() if k != "images"},
+        }
 
 # %% ../../nbs/data/00_sample.ipynb #63aecccd
 FinishReason = Literal["stop", "length", "abort"]
 
+
 @dataclass(kw_only=True)
 class Sample:
     "One response of a group"
-    group_id: str                 # names the group: all samples of one prompt in one rollout
-    index: int                    # position in the group, 0..G-1
-    prompt_ids: list[int]         # token ids of the prompt
-    response_ids: list[int]       # token ids of the response, the end token included
-    logprobs: list[float]         # log-probability of each response token when it was sampled
-    loss_mask: list[int]          # 1: written by the policy; 0: observation
-    versions: list[int]           # weight version that sampled each response token
-    finish_reason: FinishReason   # end token, length limit, or aborted
-    text: str = ""                # decoded response, special tokens left out
-    label: Any = None             # label of the prompt
-    reward: float | None = None   # filled by the reward pool
+
+    group_id: str  # names the group: all samples of one prompt in one rollout
+    index: int  # position in the group, 0..G-1
+    prompt_ids: list[int]  # token ids of the prompt
+    response_ids: list[int]  # token ids of the response, the end token included
+    logprobs: list[float]  # log-probability of each response token when it was sampled
+    loss_mask: list[int]  # 1: written by the policy; 0: observation
+    versions: list[int]  # weight version that sampled each response token
+    finish_reason: FinishReason  # end token, length limit, or aborted
+    text: str = ""  # decoded response, special tokens left out
+    label: Any = None  # label of the prompt
+    reward: float | None = None  # filled by the reward pool
     metadata: dict[str, Any] = field(default_factory=dict)  # anything else, JSON-able
 
-    def __post_init__(self) -> None: check_sample(self)
+    def __post_init__(self) -> None:
+        check_sample(self)
+
     def to_json(self) -> str:
         "One line of JSON"
         return sample_to_json(self)
@@ -64,22 +74,35 @@ def check_sample(
     name, n = f"sample {sample.group_id}/{sample.index}", len(sample.response_ids)
     for part in ("logprobs", "loss_mask", "versions"):
         if (got := len(getattr(sample, part))) != n:
-            raise DataError(f"{name}: {part} has {got} entries for {n} response tokens", "Give one entry for each response token.")
+            raise DataError(
+                f"{name}: {part} has {got} entries for {n} response tokens",
+                "Give one entry for each response token.",
+            )
     if sample.finish_reason not in get_args(FinishReason):
-        raise DataError(f"{name}: finish_reason is {sample.finish_reason!r}", f"It is one of {', '.join(get_args(FinishReason))}.")
-    if not set(sample.loss_mask) <= {0, 1}: raise DataError(f"{name}: loss_mask holds more than 0 and 1", "Weights belong to the reducer.")
+        raise DataError(
+            f"{name}: finish_reason is {sample.finish_reason!r}",
+            f"It is one of {', '.join(get_args(FinishReason))}.",
+        )
+    if not set(sample.loss_mask) <= {0, 1}:
+        raise DataError(
+            f"{name}: loss_mask holds more than 0 and 1", "Weights belong to the reducer."
+        )
 
 # %% ../../nbs/data/00_sample.ipynb #007693e6
 def sample_to_json(
     sample: Sample,  # sample to write
-) -> str:            # one line
+) -> str:  # one line
     "Write `sample` as one line of JSON"
     return json.dumps(dataclasses.asdict(sample), ensure_ascii=False)
 
+
 def sample_from_json(
-    line: str,     # one line, as `sample_to_json` wrote it
-) -> Sample:       # the sample
+    line: str,  # one line, as `sample_to_json` wrote it
+) -> Sample:  # the sample
     "Read a sample; raises `DataError` when the line is not one"
-    try: return Sample(**json.loads(line))
+    try:
+        return Sample(**json.loads(line))
     except (json.JSONDecodeError, TypeError) as e:
-        raise DataError(f"not a sample: {line[:80]!r} ({e})", "Give a line of a run's samples/ file.") from None
+        raise DataError(
+            f"not a sample: {line[:80]!r} ({e})", "Give a line of a run's samples/ file."
+        ) from None

@@ -18,58 +18,128 @@ from ..errors import ConfigError, MissingError, nearest
 from ..model.tiny import head_width
 
 # %% ../../nbs/plan/00_dimensions.ipynb #734100a0
-_VISION = dict(depth=27, hidden_size=1152, in_channels=3, intermediate_size=4304, num_heads=16, num_position_embeddings=2304,
-               out_hidden_size=4096,
-               patch_size=16, spatial_merge_size=2, temporal_patch_size=2)
+_VISION = dict(
+    depth=27,
+    hidden_size=1152,
+    in_channels=3,
+    intermediate_size=4304,
+    num_heads=16,
+    num_position_embeddings=2304,
+    out_hidden_size=4096,
+    patch_size=16,
+    spatial_merge_size=2,
+    temporal_patch_size=2,
+)
 
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen3-4B": dict(model_type="qwen3", hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
-                     num_key_value_heads=8,
-                     head_dim=128, vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=40960, rms_norm_eps=1e-6,
-                     rope_parameters=dict(rope_type="default", rope_theta=1e6)),
-    "Qwen3-VL-8B": dict(model_type="qwen3_vl", tie_word_embeddings=False,
-                        vision_config=_VISION | dict(deepstack_visual_indexes=[8, 16, 24]), text_config=dict(
-        hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128, vocab_size=151936,
-        max_position_embeddings=262144, rms_norm_eps=1e-6,
-        rope_parameters=dict(rope_type="default", rope_theta=5e6, mrope_section=[24, 20, 20], mrope_interleaved=True))),
-    "Qwen3.5-9B": dict(model_type="qwen3_5", tie_word_embeddings=False, vision_config=_VISION, text_config=dict(
-        hidden_size=4096, intermediate_size=12288, num_hidden_layers=32, num_attention_heads=16, num_key_value_heads=4, head_dim=256, vocab_size=248320,
-        max_position_embeddings=262144, rms_norm_eps=1e-6, attn_output_gate=True, full_attention_interval=4,
-        layer_types=(["linear_attention"]*3 + ["full_attention"]) * 8, linear_conv_kernel_dim=4, linear_num_key_heads=16, linear_num_value_heads=32,
-        linear_key_head_dim=128, linear_value_head_dim=128, mtp_num_hidden_layers=1,
-        rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25, mrope_section=[11, 11, 10],
-                             mrope_interleaved=True)))}
+    "Qwen3-4B": dict(
+        model_type="qwen3",
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        max_position_embeddings=40960,
+        rms_norm_eps=1e-6,
+        rope_parameters=dict(rope_type="default", rope_theta=1e6),
+    ),
+    "Qwen3-VL-8B": dict(
+        model_type="qwen3_vl",
+        tie_word_embeddings=False,
+        vision_config=_VISION | dict(deepstack_visual_indexes=[8, 16, 24]),
+        text_config=dict(
+            hidden_size=4096,
+            intermediate_size=12288,
+            num_hidden_layers=36,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=128,
+            vocab_size=151936,
+            max_position_embeddings=262144,
+            rms_norm_eps=1e-6,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=5e6,
+                mrope_section=[24, 20, 20],
+                mrope_interleaved=True,
+            ),
+        ),
+    ),
+    "Qwen3.5-9B": dict(
+        model_type="qwen3_5",
+        tie_word_embeddings=False,
+        vision_config=_VISION,
+        text_config=dict(
+            hidden_size=4096,
+            intermediate_size=12288,
+            num_hidden_layers=32,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            head_dim=256,
+            vocab_size=248320,
+            max_position_embeddings=262144,
+            rms_norm_eps=1e-6,
+            attn_output_gate=True,
+            full_attention_interval=4,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
+            linear_conv_kernel_dim=4,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            mtp_num_hidden_layers=1,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=1e7,
+                partial_rotary_factor=0.25,
+                mrope_section=[11, 11, 10],
+                mrope_interleaved=True,
+            ),
+        ),
+    ),
+}
 
 # %% ../../nbs/plan/00_dimensions.ipynb #33186fa2
-PUBLISHED_COUNTS = {"Qwen3-4B": 4_022_468_096, "Qwen3-VL-8B": 8_767_123_696, "Qwen3.5-9B": 9_653_104_368}
+PUBLISHED_COUNTS = {
+    "Qwen3-4B": 4_022_468_096,
+    "Qwen3-VL-8B": 8_767_123_696,
+    "Qwen3.5-9B": 9_653_104_368,
+}
 
 # %% ../../nbs/plan/00_dimensions.ipynb #16e13ccc
 @dataclass(frozen=True)
 class Dimensions:
     "What the memory and time of a model depend on"
-    name: str             # for messages
-    family: str           # qwen3, qwen3_vl, qwen3_5
-    layers: int           # L
-    hidden: int           # H
-    ffn: int              # F
-    heads: int            # query heads
-    kv_heads: int         # key/value heads
-    head_dim: int         # width of a head
-    vocab: int            # V
-    tied: bool            # head and embedding share their weights
-    gate: bool = False    # attention has an output gate (its query projection is twice as wide)
-    linear_layers: int = 0     # layers with a gated delta net instead of attention
-    linear_keys: int = 0       # width of all their keys
-    linear_values: int = 0     # width of all their values
-    linear_heads: int = 0      # value heads
+
+    name: str  # for messages
+    family: str  # qwen3, qwen3_vl, qwen3_5
+    layers: int  # L
+    hidden: int  # H
+    ffn: int  # F
+    heads: int  # query heads
+    kv_heads: int  # key/value heads
+    head_dim: int  # width of a head
+    vocab: int  # V
+    tied: bool  # head and embedding share their weights
+    gate: bool = (
+        False  # attention has an output gate (its query projection is twice as wide)
+    )
+    linear_layers: int = 0  # layers with a gated delta net instead of attention
+    linear_keys: int = 0  # width of all their keys
+    linear_values: int = 0  # width of all their values
+    linear_heads: int = 0  # value heads
     linear_value_dim: int = 0  # width of a value head
-    conv: int = 4              # kernel of their convolution
-    vision: int = 0            # parameters of the vision tower
+    conv: int = 4  # kernel of their convolution
+    vision: int = 0  # parameters of the vision tower
 
     @property
     def q(self) -> int:
         "Width of all query heads"
         return self.heads * self.head_dim
+
     @property
     def k(self) -> int:
         "Width of all key (or value) heads"
@@ -80,82 +150,152 @@ def vision_parameters(
     vision: Mapping[str, Any],  # `vision_config`
 ) -> int:
     "Parameters of a vision tower"
-    h, f, out = vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
-    merged = h * vision["spatial_merge_size"]**2
-    patch = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"]**2 * h + h
-    block = 4*h + (3*h*h + 3*h) + (h*h + h) + (h*f + f) + (f*h + h)
-    def merger(norm: int) -> int: return 2*norm + merged*merged + merged + merged*out + out
+    h, f, out = (
+        vision["hidden_size"],
+        vision["intermediate_size"],
+        vision["out_hidden_size"],
+    )
+    merged = h * vision["spatial_merge_size"] ** 2
+    patch = (
+        vision["in_channels"]
+        * vision["temporal_patch_size"]
+        * vision["patch_size"] ** 2
+        * h
+        + h
+    )
+    block = 4 * h + (3 * h * h + 3 * h) + (h * h + h) + (h * f + f) + (f * h + h)
+
+    def merger(norm: int) -> int:
+        return 2 * norm + merged * merged + merged + merged * out + out
+
     deep = len(vision.get("deepstack_visual_indexes") or ())
-    return patch + vision["num_position_embeddings"]*h + vision["depth"]*block + merger(h) + deep*merger(merged)
+    return (
+        patch
+        + vision["num_position_embeddings"] * h
+        + vision["depth"] * block
+        + merger(h)
+        + deep * merger(merged)
+    )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #0a87d1de
 FAMILIES = ("qwen3", "qwen3_vl", "qwen3_5")
 
+
 def dimensions_of(
     config: Mapping[str, Any],  # content of config.json
-    name: str = "model",        # for messages
+    name: str = "model",  # for messages
 ) -> Dimensions:
     "Dimensions of a Hugging Face configuration; raises `ConfigError` for another family"
     family, t = config.get("model_type", ""), config.get("text_config", config)
-    if family not in FAMILIES: raise ConfigError(f"{name} is of type {family!r}", nearest(str(family), FAMILIES))
+    if family not in FAMILIES:
+        raise ConfigError(f"{name} is of type {family!r}", nearest(str(family), FAMILIES))
     kinds = t.get("layer_types") or []
     return Dimensions(
-        name, family, t["num_hidden_layers"], t["hidden_size"], t["intermediate_size"], t["num_attention_heads"], t["num_key_value_heads"],
-        t.get("head_dim") or t["hidden_size"] // t["num_attention_heads"], t["vocab_size"], bool(config.get("tie_word_embeddings",
-                                                                                                            t.get("tie_word_embeddings",
-                                                                                                                  False))),
-        family == "qwen3_5", kinds.count("linear_attention"), t.get("linear_num_key_heads", 0) * t.get("linear_key_head_dim", 0),
-        t.get("linear_num_value_heads", 0) * t.get("linear_value_head_dim", 0), t.get("linear_num_value_heads",
-                                                                                      0), t.get("linear_value_head_dim", 0),
-        t.get("linear_conv_kernel_dim", 4), vision_parameters(config["vision_config"]) if "vision_config" in config else 0)
+        name,
+        family,
+        t["num_hidden_layers"],
+        t["hidden_size"],
+        t["intermediate_size"],
+        t["num_attention_heads"],
+        t["num_key_value_heads"],
+        t.get("head_dim") or t["hidden_size"] // t["num_attention_heads"],
+        t["vocab_size"],
+        bool(config.get("tie_word_embeddings", t.get("tie_word_embeddings", False))),
+        family == "qwen3_5",
+        kinds.count("linear_attention"),
+        t.get("linear_num_key_heads", 0) * t.get("linear_key_head_dim", 0),
+        t.get("linear_num_value_heads", 0) * t.get("linear_value_head_dim", 0),
+        t.get("linear_num_value_heads", 0),
+        t.get("linear_value_head_dim", 0),
+        t.get("linear_conv_kernel_dim", 4),
+        vision_parameters(config["vision_config"]) if "vision_config" in config else 0,
+    )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #55cee772
 def published(
     name: str,  # Qwen3-4B, Qwen3-VL-8B or Qwen3.5-9B
 ) -> Dimensions:
     "Dimensions of a published model; raises `ConfigError` with the nearest name"
-    if name not in PUBLISHED: raise ConfigError(f"there are no dimensions of {name!r}", nearest(name, PUBLISHED))
+    if name not in PUBLISHED:
+        raise ConfigError(f"there are no dimensions of {name!r}", nearest(name, PUBLISHED))
     return dimensions_of(PUBLISHED[name], name)
+
 
 def of_folder(
     folder: str | Path,  # a Hugging Face folder; the name of a published model is enough
 ) -> Dimensions:
     "Dimensions of a model; a folder that is not here is known by its name"
-    file = Path(folder)/"config.json"
-    if file.is_file(): return dimensions_of(json.loads(file.read_text(encoding="utf-8")), Path(folder).name)
-    known = next((name for name in PUBLISHED if Path(folder).name.lower().startswith(name.lower())), None)
-    if known is None: raise MissingError(f"{folder} holds no config.json", f"Give a model folder, or one of {', '.join(PUBLISHED)}.")
+    file = Path(folder) / "config.json"
+    if file.is_file():
+        return dimensions_of(
+            json.loads(file.read_text(encoding="utf-8")), Path(folder).name
+        )
+    known = next(
+        (name for name in PUBLISHED if Path(folder).name.lower().startswith(name.lower())),
+        None,
+    )
+    if known is None:
+        raise MissingError(
+            f"{folder} holds no config.json",
+            f"Give a model folder, or one of {', '.join(PUBLISHED)}.",
+        )
     return published(known)
 
 # %% ../../nbs/plan/00_dimensions.ipynb #60ce2f97
 def of_tiny(
     tiny: TinyConfig,  # shape of the tiny model
-    vocab: int,        # tokens of its tokenizer
+    vocab: int,  # tokens of its tokenizer
 ) -> Dimensions:
     "Dimensions of a tiny model; for the text part of the multimodal families"
     width, linear = head_width(tiny), tiny.family == "qwen3_5"
     every = min(4, tiny.num_layers)
-    return Dimensions(f"tiny {tiny.family}", tiny.family, tiny.num_layers, tiny.hidden_size, tiny.ffn_size, tiny.num_heads,
-                      tiny.num_kv_heads, width, vocab,
-                      tiny.family == "qwen3", linear, sum(bool((i + 1) % every) for i in range(tiny.num_layers)) if linear else 0,
-                      tiny.num_kv_heads * 64 if linear else 0, tiny.num_heads * 64 if linear else 0, tiny.num_heads if linear else 0, 64 if linear else 0)
+    return Dimensions(
+        f"tiny {tiny.family}",
+        tiny.family,
+        tiny.num_layers,
+        tiny.hidden_size,
+        tiny.ffn_size,
+        tiny.num_heads,
+        tiny.num_kv_heads,
+        width,
+        vocab,
+        tiny.family == "qwen3",
+        linear,
+        sum(bool((i + 1) % every) for i in range(tiny.num_layers)) if linear else 0,
+        tiny.num_kv_heads * 64 if linear else 0,
+        tiny.num_heads * 64 if linear else 0,
+        tiny.num_heads if linear else 0,
+        64 if linear else 0,
+    )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #6808a251
 @dataclass(frozen=True)
 class Count:
     "Parameters of a part of a model"
-    part: str    # what it is
-    split: int   # divided by TP
-    whole: int   # on every rank
+
+    part: str  # what it is
+    split: int  # divided by TP
+    whole: int  # on every rank
+
 
 def _attention(d: Dimensions) -> Count:
     "One attention layer: projections, gate, normalised queries and keys, input norm"
-    return Count("attention", d.hidden * (d.q * (2 if d.gate else 1) + 2*d.k) + d.q*d.hidden, 2*d.head_dim + d.hidden)
+    return Count(
+        "attention",
+        d.hidden * (d.q * (2 if d.gate else 1) + 2 * d.k) + d.q * d.hidden,
+        2 * d.head_dim + d.hidden,
+    )
+
 
 def _delta_net(d: Dimensions) -> Count:
     "One gated delta net: projections of q, k, v, z, two scalars a head, convolution, norm of the output, input norm"
-    mixed = 2*d.linear_keys + d.linear_values
-    split = d.hidden*(mixed + d.linear_values + 2*d.linear_heads) + mixed*d.conv + 2*d.linear_heads + d.linear_values*d.hidden
+    mixed = 2 * d.linear_keys + d.linear_values
+    split = (
+        d.hidden * (mixed + d.linear_values + 2 * d.linear_heads)
+        + mixed * d.conv
+        + 2 * d.linear_heads
+        + d.linear_values * d.hidden
+    )
     return Count("gated delta net", split, d.linear_value_dim + d.hidden)
 
 # %% ../../nbs/plan/00_dimensions.ipynb #90f31d8e
@@ -164,24 +304,44 @@ def counts(
 ) -> list[Count]:  # of all layers together
     "Parameters of each part of a model"
     full = d.layers - d.linear_layers
-    def times(n: int, c: Count) -> Count: return Count(c.part, n*c.split, n*c.whole)
-    return [Count("embedding", d.vocab*d.hidden, 0), times(full, _attention(d)), times(d.linear_layers, _delta_net(d)),
-            times(d.layers, Count("feed-forward", 3*d.hidden*d.ffn, d.hidden)), Count("final norm", 0, d.hidden),
-            Count("head", 0 if d.tied else d.vocab*d.hidden, 0), Count("vision tower", 0, d.vision)]
+
+    def times(n: int, c: Count) -> Count:
+        return Count(c.part, n * c.split, n * c.whole)
+
+    return [
+        Count("embedding", d.vocab * d.hidden, 0),
+        times(full, _attention(d)),
+        times(d.linear_layers, _delta_net(d)),
+        times(d.layers, Count("feed-forward", 3 * d.hidden * d.ffn, d.hidden)),
+        Count("final norm", 0, d.hidden),
+        Count("head", 0 if d.tied else d.vocab * d.hidden, 0),
+        Count("vision tower", 0, d.vision),
+    ]
+
 
 def total(d: Dimensions) -> int:
     "All parameters of a model"
     return sum(c.split + c.whole for c in counts(d))
 
+
 def per_rank(
     d: Dimensions,
-    tensor: int = 1,    # TP
+    tensor: int = 1,  # TP
     pipeline: int = 1,  # PP; the count is of the fullest stage, which is the last
 ) -> int:
     "Parameters on one device of a model that is split over TP x PP devices; the vocabulary is padded to a multiple of TP"
     padding = (-d.vocab % tensor) * d.hidden * (1 if d.tied else 2)
-    ends = {c.part: c.split // tensor + c.whole for c in counts(d) if c.part in ("embedding", "head", "final norm", "vision tower")}
+    ends = {
+        c.part: c.split // tensor + c.whole
+        for c in counts(d)
+        if c.part in ("embedding", "head", "final norm", "vision tower")
+    }
     layers = sum(c.split // tensor + c.whole for c in counts(d) if c.part not in ends)
-    if pipeline == 1: return layers + sum(ends.values()) + padding // tensor
+    if pipeline == 1:
+        return layers + sum(ends.values()) + padding // tensor
     last = ends["embedding" if d.tied else "head"] + ends["final norm"]
-    return -(-layers // pipeline) + max(last, ends["embedding"] + ends["vision tower"]) + padding // tensor
+    return (
+        -(-layers // pipeline)
+        + max(last, ends["embedding"] + ends["vision tower"])
+        + padding // tensor
+    )

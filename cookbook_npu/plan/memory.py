@@ -8,24 +8,27 @@ __all__ = ['WIDTH', 'IDLE', 'CONTEXT', 'BUFFERS', 'UNEXPLAINED', 'Component', 'P
            'engine', 'cache_tokens', 'capacity_of', 'model_of', 'phases', 'check_fits']
 
 # %% ../../nbs/plan/01_memory.ipynb #eb6a6e19
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config import RunConfig
-from ..device import SOCS
 from ..errors import ConfigError, DeviceError, nearest
+from ..npu.device import SOCS
 from .dimensions import Dimensions, of_folder, of_tiny, per_rank, total
 
 # %% ../../nbs/plan/01_memory.ipynb #82d8fa51
 @dataclass(frozen=True)
 class Component:
     "Something that holds device memory"
-    name: str     # what it is
-    nbytes: int   # on each device
+
+    name: str  # what it is
+    nbytes: int  # on each device
     knobs: tuple[str, ...] = ()  # configuration keys that change it
+
 
 @dataclass(frozen=True)
 class Phase:
     "A part of the step, and what is on a device during it"
+
     name: str
     components: tuple[Component, ...]
 
@@ -37,30 +40,47 @@ class Phase:
 # %% ../../nbs/plan/01_memory.ipynb #c091f146
 WIDTH = {"float32": 4, "bfloat16": 2}
 
+
 def trainer_state(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-) -> list[Component]:   # held while the trainer is awake
+) -> list[Component]:  # held while the trainer is awake
     "Weights, gradients and optimizer state of one rank"
-    p, w = per_rank(d, config.parallel.tensor, config.parallel.pipeline), WIDTH[config.model.dtype]
+    p, w = (
+        per_rank(d, config.parallel.tensor, config.parallel.pipeline),
+        WIDTH[config.model.dtype],
+    )
     adam = (8 if w == 4 else 12) * p // config.data_parallel
     model = ("parallel.tensor", "parallel.pipeline")
-    return [Component("weights", w*p, model), Component("gradients", 4*p, model),
-            Component("optimizer", adam, (*model, "placement.trainer_devices"))]
+    return [
+        Component("weights", w * p, model),
+        Component("gradients", 4 * p, model),
+        Component("optimizer", adam, (*model, "placement.trainer_devices")),
+    ]
 
 # %% ../../nbs/plan/01_memory.ipynb #b65620e5
 def layer_elements(
-    d: Dimensions,         # the model
-    tensor: int = 1,       # TP
-    sequence: bool = True, # sequence parallelism
-) -> int:                  # elements a token
+    d: Dimensions,  # the model
+    tensor: int = 1,  # TP
+    sequence: bool = True,  # sequence parallelism
+) -> int:  # elements a token
     "What autograd keeps of one layer, for each token"
     h = d.hidden // tensor if sequence else d.hidden
-    return 5*d.ffn//tensor + 6*h + (5*d.q + 4*d.k)//tensor + 4*d.head_dim + (2*d.heads + d.kv_heads)//tensor + 2
+    return (
+        5 * d.ffn // tensor
+        + 6 * h
+        + (5 * d.q + 4 * d.k) // tensor
+        + 4 * d.head_dim
+        + (2 * d.heads + d.kv_heads) // tensor
+        + 2
+    )
+
 
 def micro_batch(
     config: RunConfig,  # the run
-) -> tuple[int, int]:   # tokens of the largest micro-batch of a rank, response tokens among them
+) -> tuple[
+    int, int
+]:  # tokens of the largest micro-batch of a rank, response tokens among them
     "T and R: the token budget, one sequence of full length, or all there is, whichever applies"
     prompt, response = config.data.max_prompt_tokens, config.sampling.max_response_tokens
     everything = config.global_batch // config.data_parallel * (prompt + response)
@@ -69,36 +89,45 @@ def micro_batch(
 
 # %% ../../nbs/plan/01_memory.ipynb #2686e339
 def activations(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-    tokens: int,        # T
-    response: int,      # R
-) -> tuple[int, int]:   # kept for the backward pass, and needed besides when it begins: bytes
+    tokens: int,  # T
+    response: int,  # R
+) -> tuple[
+    int, int
+]:  # kept for the backward pass, and needed besides when it begins: bytes
     "Activation memory of one micro-batch on one rank"
     tp, w = config.parallel.tensor, WIDTH[config.model.dtype]
     h = d.hidden // tp if config.parallel.sequence else d.hidden
-    layer, ends = layer_elements(d, tp, config.parallel.sequence), 2*h*tokens + d.hidden*response + 9*tokens
-    backward = (2*d.ffn//tp + h) * tokens + (d.hidden*tokens if tp > 1 else 0)
-    if config.model.recompute == "full": return w*(d.layers*h*tokens + ends), w*(layer*tokens + backward - ends)
-    return w*(d.layers*layer*tokens + ends), w*(backward - ends)
+    layer, ends = (
+        layer_elements(d, tp, config.parallel.sequence),
+        2 * h * tokens + d.hidden * response + 9 * tokens,
+    )
+    backward = (2 * d.ffn // tp + h) * tokens + (d.hidden * tokens if tp > 1 else 0)
+    if config.model.recompute == "full":
+        return w * (d.layers * h * tokens + ends), w * (layer * tokens + backward - ends)
+    return w * (d.layers * layer * tokens + ends), w * (backward - ends)
 
 # %% ../../nbs/plan/01_memory.ipynb #f4a2db26
 def logits(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-    response: int,      # R
-) -> int:               # bytes
+    response: int,  # R
+) -> int:  # bytes
     "Logits of one chunk with what their gradient needs, and the gradient of the hidden states"
     chunk = min(config.train.logprob_chunk_tokens, response)
-    return 5 * 4 * chunk * -(-d.vocab // config.parallel.tensor) + WIDTH[config.model.dtype] * response * d.hidden
+    return (
+        5 * 4 * chunk * -(-d.vocab // config.parallel.tensor)
+        + WIDTH[config.model.dtype] * response * d.hidden
+    )
 
 # %% ../../nbs/plan/01_memory.ipynb #edee3af7
 def training(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-    tokens: int | None = None,    # T; none: the largest micro-batch
+    tokens: int | None = None,  # T; none: the largest micro-batch
     response: int | None = None,  # R
-) -> list[Component]:   # besides the state
+) -> list[Component]:  # besides the state
     "What forward and backward of one micro-batch need at their peak"
     t, r = micro_batch(config)
     t, r = tokens or t, response or r
@@ -106,137 +135,235 @@ def training(
     head = logits(d, config, r)
     knobs = ("train.micro_batch_tokens", "sampling.max_response_tokens", "parallel.tensor")
     if head >= more:
-        return [Component("activations", kept, ("model.recompute", *knobs)),
-                Component("logits", head, ("train.logprob_chunk_tokens", "parallel.tensor"))]
+        return [
+            Component("activations", kept, ("model.recompute", *knobs)),
+            Component("logits", head, ("train.logprob_chunk_tokens", "parallel.tensor")),
+        ]
     return [Component("activations", kept + more, ("model.recompute", *knobs))]
 
+
 def scoring(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-    tokens: int | None = None,    # T; none: the largest micro-batch
-) -> list[Component]:   # besides the state
+    tokens: int | None = None,  # T; none: the largest micro-batch
+) -> list[Component]:  # besides the state
     "What a forward pass without gradients needs at its peak: one layer's feed-forward block, or a chunk of logits"
-    t, tp, w = tokens or micro_batch(config)[0], config.parallel.tensor, WIDTH[config.model.dtype]
-    block = w * t * (5*d.ffn//tp + 3*d.hidden)
-    head = 3 * 4 * min(config.train.logprob_chunk_tokens, t) * -(-d.vocab // tp) + 2*w*t*d.hidden
-    return [Component("forward pass", max(block, head), ("train.micro_batch_tokens", "parallel.tensor", "train.logprob_chunk_tokens"))]
+    t, tp, w = (
+        tokens or micro_batch(config)[0],
+        config.parallel.tensor,
+        WIDTH[config.model.dtype],
+    )
+    block = w * t * (5 * d.ffn // tp + 3 * d.hidden)
+    head = (
+        3 * 4 * min(config.train.logprob_chunk_tokens, t) * -(-d.vocab // tp)
+        + 2 * w * t * d.hidden
+    )
+    return [
+        Component(
+            "forward pass",
+            max(block, head),
+            ("train.micro_batch_tokens", "parallel.tensor", "train.logprob_chunk_tokens"),
+        )
+    ]
 
 # %% ../../nbs/plan/01_memory.ipynb #df4fa3ec
-IDLE = 3 * 2**30            # in use on an idle 910B
-CONTEXT = 2**30             # of one process: an assumption
-BUFFERS = 2 * 200 * 2**20   # of one communicator
-UNEXPLAINED = 12 * 2**30    # see "Against the published numbers"
+IDLE = 3 * 2**30  # in use on an idle 910B
+CONTEXT = 2**30  # of one process: an assumption
+BUFFERS = 2 * 200 * 2**20  # of one communicator
+UNEXPLAINED = 12 * 2**30  # see "Against the published numbers"
+
 
 def communicators(
     config: RunConfig,  # the run
-) -> tuple[int, int]:   # of a trainer rank, of an engine rank
+) -> tuple[int, int]:  # of a trainer rank, of an engine rank
     "Process groups that hold device buffers"
-    trainer = (config.trainer_devices > 1) + 2*(config.parallel.tensor > 1) + 2*(config.data_parallel > 1)
+    trainer = (
+        (config.trainer_devices > 1)
+        + 2 * (config.parallel.tensor > 1)
+        + 2 * (config.data_parallel > 1)
+    )
     return trainer, int(config.rollout.devices_per_engine > 1)
 
+
 def surroundings(
-    config: RunConfig,     # the run
+    config: RunConfig,  # the run
     asleep: bool = False,  # the trainer is
-) -> list[Component]:      # held in every phase; empty on the simulated NPU
+) -> list[Component]:  # held in every phase; empty on the simulated NPU
     "Contexts, communicators, and what nobody has explained"
-    if config.scale != "910b": return []
+    if config.scale != "910b":
+        return []
     trainer, engine = communicators(config)
-    if asleep and config.placement.groups_in_sleep == "destroy": trainer = 0
-    return [Component("contexts", 2*CONTEXT), Component("communicators", (trainer + engine)*BUFFERS, ("HCCL_BUFFSIZE", "placement.groups_in_sleep")),
-            Component("unexplained", UNEXPLAINED)]
+    if asleep and config.placement.groups_in_sleep == "destroy":
+        trainer = 0
+    return [
+        Component("contexts", 2 * CONTEXT),
+        Component(
+            "communicators",
+            (trainer + engine) * BUFFERS,
+            ("HCCL_BUFFSIZE", "placement.groups_in_sleep"),
+        ),
+        Component("unexplained", UNEXPLAINED),
+    ]
 
 # %% ../../nbs/plan/01_memory.ipynb #846075cd
 def kv_bytes(
-    d: Dimensions,      # the model
-    tensor: int,        # devices of the engine
-    width: int,         # bytes of an element
-) -> int:               # bytes a token
+    d: Dimensions,  # the model
+    tensor: int,  # devices of the engine
+    width: int,  # bytes of an element
+) -> int:  # bytes a token
     "Key/value cache of one token on one device"
     return 2 * (d.layers - d.linear_layers) * max(d.k // tensor, d.head_dim) * width
 
+
 def engine(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-    capacity: int,      # memory of a device, bytes
-) -> list[Component]:   # while it samples
+    capacity: int,  # memory of a device, bytes
+) -> list[Component]:  # while it samples
     "What a rollout engine holds on one device"
     each, w = config.rollout.devices_per_engine, WIDTH[config.model.dtype]
-    weights = Component("engine weights", w * per_rank(d, each), ("rollout.devices_per_engine",))
+    weights = Component(
+        "engine weights", w * per_rank(d, each), ("rollout.devices_per_engine",)
+    )
     longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
     if config.rollout.engine == "vllm":
         share = int(config.rollout.memory_utilization * capacity) - weights.nbytes
-        return [weights, Component("key/value cache", max(share, kv_bytes(d, each, w)*longest),
-                                   ("rollout.memory_utilization", "sampling.max_response_tokens"))]
+        return [
+            weights,
+            Component(
+                "key/value cache",
+                max(share, kv_bytes(d, each, w) * longest),
+                ("rollout.memory_utilization", "sampling.max_response_tokens"),
+            ),
+        ]
     rows = min(config.rollout.batch_size, config.rollout_batch // config.num_engines)
-    cache = rows * longest * kv_bytes(d, each, w) + 3*4*rows*d.vocab
-    return [weights, Component("key/value cache", cache, ("rollout.batch_size", "sampling.max_response_tokens"))]
+    cache = rows * longest * kv_bytes(d, each, w) + 3 * 4 * rows * d.vocab
+    return [
+        weights,
+        Component(
+            "key/value cache", cache, ("rollout.batch_size", "sampling.max_response_tokens")
+        ),
+    ]
 
 # %% ../../nbs/plan/01_memory.ipynb #d2f2075d
 def cache_tokens(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # a run with vLLM
-    capacity: int,      # memory of a device, bytes
-) -> int:               # tokens; below the longest sequence the engine cannot start
+    capacity: int,  # memory of a device, bytes
+) -> int:  # tokens; below the longest sequence the engine cannot start
     "How many tokens vLLM's key/value cache has room for"
     each, w = config.rollout.devices_per_engine, WIDTH[config.model.dtype]
-    room = int(config.rollout.memory_utilization * capacity) - w*per_rank(d, each) - CONTEXT
+    room = (
+        int(config.rollout.memory_utilization * capacity) - w * per_rank(d, each) - CONTEXT
+    )
     return max(0, room // kv_bytes(d, each, w))
 
 # %% ../../nbs/plan/01_memory.ipynb #37478f73
 def capacity_of(
-    config: RunConfig,            # the run
-    soc: str = "Ascend910B1",     # device, at the 910b scale
-) -> int:                         # bytes
+    config: RunConfig,  # the run
+    soc: str = "Ascend910B1",  # device, at the 910b scale
+) -> int:  # bytes
     "Memory that a run can have on one device"
-    if config.scale == "laptop": return config.placement.simulated_memory_bytes
-    if config.scale == "cuda": return 80 * 2**30  # the scale of cross-checks: a usual GPU, and never a refusal (see plan.plan)
-    if soc not in SOCS: raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
+    if config.scale == "laptop":
+        return config.placement.simulated_memory_bytes
+    if config.scale == "cuda":
+        return (
+            80 * 2**30
+        )  # the scale of cross-checks: a usual GPU, and never a refusal (see plan.plan)
+    if soc not in SOCS:
+        raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
     return SOCS[soc].memory_gib * 2**30 - IDLE
+
 
 def model_of(
     config: RunConfig,  # the run
-    vocab: int = 264,   # tokens of the laptop's tokenizer
+    vocab: int = 264,  # tokens of the laptop's tokenizer
 ) -> Dimensions:
     "Dimensions of a run's model"
-    return of_folder(config.model.path) if config.model.path else of_tiny(config.model.tiny, vocab)
+    return (
+        of_folder(config.model.path)
+        if config.model.path
+        else of_tiny(config.model.tiny, vocab)
+    )
 
 # %% ../../nbs/plan/01_memory.ipynb #6449f141
 def phases(
-    config: RunConfig,            # the run
-    soc: str = "Ascend910B1",     # device, at the 910b scale
-) -> list[Phase]:                 # in the order of a step
+    config: RunConfig,  # the run
+    soc: str = "Ascend910B1",  # device, at the 910b scale
+) -> list[Phase]:  # in the order of a step
     "What is on a device in each phase of a colocated step"
     d, capacity = model_of(config), capacity_of(config, soc)
-    state, around, besides = trainer_state(d, config), surroundings(config), surroundings(config, asleep=True)
+    state, around, besides = (
+        trainer_state(d, config),
+        surroundings(config),
+        surroundings(config, asleep=True),
+    )
     w = WIDTH[config.model.dtype]
-    gathered = max(w * d.vocab * d.hidden, min(config.placement.bucket_bytes, w * total(d)) if config.parallel.tensor > 1 else 0)
+    gathered = max(
+        w * d.vocab * d.hidden,
+        min(config.placement.bucket_bytes, w * total(d))
+        if config.parallel.tensor > 1
+        else 0,
+    )
     awake = engine(d, config, capacity)
-    return [Phase("generate", (*besides, *awake)), Phase("log-probs", (*around, *state, *scoring(d, config))),
-            Phase("train", (*around, *state, *training(d, config))),
-            Phase("write weights", (*around, *state, Component("gathered bucket", gathered, ("placement.bucket_bytes",)))),
-            Phase("publish", (*besides, awake[0], Component("bucket", config.placement.bucket_bytes, ("placement.bucket_bytes",))))]
+    return [
+        Phase("generate", (*besides, *awake)),
+        Phase("log-probs", (*around, *state, *scoring(d, config))),
+        Phase("train", (*around, *state, *training(d, config))),
+        Phase(
+            "write weights",
+            (
+                *around,
+                *state,
+                Component("gathered bucket", gathered, ("placement.bucket_bytes",)),
+            ),
+        ),
+        Phase(
+            "update_weights",
+            (
+                *besides,
+                awake[0],
+                Component(
+                    "bucket", config.placement.bucket_bytes, ("placement.bucket_bytes",)
+                ),
+            ),
+        ),
+    ]
 
 # %% ../../nbs/plan/01_memory.ipynb #d38f9bfe
 def check_fits(
-    config: RunConfig,            # the run
-    soc: str = "Ascend910B1",     # device, at the 910b scale
-) -> list[Phase]:                 # all of them fit
+    config: RunConfig,  # the run
+    soc: str = "Ascend910B1",  # device, at the 910b scale
+) -> list[Phase]:  # all of them fit
     "Raise `DeviceError` for the first phase that needs more memory than a device has"
     capacity, every = capacity_of(config, soc), phases(config, soc)
     for phase in every:
-        if phase.nbytes <= capacity: continue
+        if phase.nbytes <= capacity:
+            continue
         largest = max((c for c in phase.components if c.knobs), key=lambda c: c.nbytes)
-        raise DeviceError(f"phase {phase.name!r} needs {_size(phase.nbytes)} on each device and has {_size(capacity)}; its largest part is "
-                          f"{largest.name} with {_size(largest.nbytes)}", f"Change {', '.join(largest.knobs)}.")
+        raise DeviceError(
+            f"phase {phase.name!r} needs {_size(phase.nbytes)} on each device and has {_size(capacity)}; its largest part is "
+            f"{largest.name} with {_size(largest.nbytes)}",
+            f"Change {', '.join(largest.knobs)}.",
+        )
     _check_cache(config, capacity)
     return every
 
-def _size(nbytes: int) -> str: return f"{nbytes/2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes/2**20:.1f} MiB"
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+
 
 def _check_cache(config: RunConfig, capacity: int) -> None:
     "vLLM starts only when one sequence of full length fits into its cache"
-    if config.rollout.engine != "vllm" or config.scale == "laptop": return
-    longest, room = config.data.max_prompt_tokens + config.sampling.max_response_tokens, cache_tokens(model_of(config), config, capacity)
+    if config.rollout.engine != "vllm" or config.scale == "laptop":
+        return
+    longest, room = (
+        config.data.max_prompt_tokens + config.sampling.max_response_tokens,
+        cache_tokens(model_of(config), config, capacity),
+    )
     if room < longest:
-        raise DeviceError(f"the engine's key/value cache has room for {room:,} tokens, one sequence may have {longest:,}",
-                          "Raise rollout.memory_utilization or rollout.devices_per_engine, or lower sampling.max_response_tokens.")
+        raise DeviceError(
+            f"the engine's key/value cache has room for {room:,} tokens, one sequence may have {longest:,}",
+            "Raise rollout.memory_utilization or rollout.devices_per_engine, or lower sampling.max_response_tokens.",
+        )

@@ -9,64 +9,105 @@ __all__ = ['DEVICES_PER_NODE', 'Place', 'places', 'groups', 'picture', 'arithmet
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastcore.basics import patch
-
 from ..config import RunConfig
 from .dimensions import PUBLISHED, Dimensions, per_rank, total
-from .memory import Phase, capacity_of, check_fits, micro_batch, model_of, phases
+from cookbook_npu.plan.memory import (
+    Phase,
+    capacity_of,
+    check_fits,
+    micro_batch,
+    model_of,
+    phases,
+)
 from .roles import megatron_arguments, role_environment, vllm_arguments
 from .time import Estimate, estimate, speeds_of
 
 # %% ../../nbs/plan/04_plan.ipynb #71867cd8
 DEVICES_PER_NODE = 8
 
+
 @dataclass(frozen=True)
 class Place:
     "One device of a run and who lives on it"
-    node: int               # machine
-    device: int             # on that machine
-    trainer: int | None     # trainer rank; none: no trainer here
-    tensor: int             # its position in its tensor-parallel group
-    data: int               # which copy of the model
-    engine: int | None      # rollout engine; none: no engine here
-    shard: int              # position in the engine
+
+    node: int  # machine
+    device: int  # on that machine
+    trainer: int | None  # trainer rank; none: no trainer here
+    tensor: int  # its position in its tensor-parallel group
+    data: int  # which copy of the model
+    engine: int | None  # rollout engine; none: no engine here
+    shard: int  # position in the engine
+
 
 def places(
-    config: RunConfig,               # the run
+    config: RunConfig,  # the run
     per_node: int = DEVICES_PER_NODE,  # devices of one machine
-) -> list[Place]:                    # in the order of the ranks
+) -> list[Place]:  # in the order of the ranks
     "Which role is on which device"
-    tp, each, first = config.parallel.tensor, config.rollout.devices_per_engine, config.placement.devices - config.engine_devices
+    tp, each, first = (
+        config.parallel.tensor,
+        config.rollout.devices_per_engine,
+        config.placement.devices - config.engine_devices,
+    )
     found = []
     for i in range(config.placement.devices):
-        rank, slot = (i if i < config.trainer_devices else None), (i - first if i >= first else None)
-        found.append(Place(i // per_node, i % per_node, rank, i % tp, i // tp, None if slot is None else slot // each,
-                           0 if slot is None else slot % each))
+        rank, slot = (
+            (i if i < config.trainer_devices else None),
+            (i - first if i >= first else None),
+        )
+        found.append(
+            Place(
+                i // per_node,
+                i % per_node,
+                rank,
+                i % tp,
+                i // tp,
+                None if slot is None else slot // each,
+                0 if slot is None else slot % each,
+            )
+        )
     return found
 
 # %% ../../nbs/plan/04_plan.ipynb #6406ddb5
 def groups(
     config: RunConfig,  # the run
-) -> dict[str, list[list[int]]]:  # kind -> groups of trainer ranks, or of devices for engines
+) -> dict[
+    str, list[list[int]]
+]:  # kind -> groups of trainer ranks, or of devices for engines
     "Process groups of the trainer, and the devices of each engine"
     here = places(config)
     ranks = [p for p in here if p.trainer is not None]
+
     def by(key: Any, rows: list[Place]) -> list[list[int]]:
-        return [[i for i, p in enumerate(here) if p in rows and key(p) == k] for k in sorted({key(p) for p in rows})]
-    return {"TP": by(lambda p: p.data, ranks), "DP": by(lambda p: p.tensor, ranks),
-            "engines": by(lambda p: p.engine, [p for p in here if p.engine is not None])}
+        return [
+            [i for i, p in enumerate(here) if p in rows and key(p) == k]
+            for k in sorted({key(p) for p in rows})
+        ]
+
+    return {
+        "TP": by(lambda p: p.data, ranks),
+        "DP": by(lambda p: p.tensor, ranks),
+        "engines": by(lambda p: p.engine, [p for p in here if p.engine is not None]),
+    }
 
 # %% ../../nbs/plan/04_plan.ipynb #f714623c
 def picture(
-    config: RunConfig,               # the run
+    config: RunConfig,  # the run
     per_node: int = DEVICES_PER_NODE,  # devices of one machine
 ) -> str:
     "The devices of a run, one line each"
     lines = []
     for p in places(config, per_node):
-        if p.device == 0: lines.append(f"node {p.node}")
-        trainer = f"trainer {p.trainer:<3} TP {p.tensor} DP {p.data}" if p.trainer is not None else ""
-        lines.append(f"  [{p.device}]  {trainer:24}{f'engine {p.engine} shard {p.shard}' if p.engine is not None else ''}".rstrip())
+        if p.device == 0:
+            lines.append(f"node {p.node}")
+        trainer = (
+            f"trainer {p.trainer:<3} TP {p.tensor} DP {p.data}"
+            if p.trainer is not None
+            else ""
+        )
+        lines.append(
+            f"  [{p.device}]  {trainer:24}{f'engine {p.engine} shard {p.shard}' if p.engine is not None else ''}".rstrip()
+        )
     return "\n".join(lines)
 
 # %% ../../nbs/plan/04_plan.ipynb #d67b6c81
@@ -74,102 +115,171 @@ def arithmetic(
     config: RunConfig,  # the run
 ) -> list[tuple[str, str]]:  # (what, value)
     "What one step consists of, in prompts, samples, tokens and optimizer steps"
-    r, longest = config.rollout, config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    r, longest = (
+        config.rollout,
+        config.data.max_prompt_tokens + config.sampling.max_response_tokens,
+    )
     tokens, _ = micro_batch(config)
     share = config.global_batch // config.data_parallel
     most = -(-share * longest // tokens)
-    return [("rollout",
-             f"{r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {config.rollout_batch} responses of at most {config.sampling.max_response_tokens} tokens"),
-            ("engines",
-             f"{config.num_engines} engines of {r.devices_per_engine} devices, {-(-config.rollout_batch // config.num_engines)} responses each"),
-            ("optimizer",
-             f"{config.rollout_batch // config.global_batch} steps of {config.global_batch} samples, {share} for each of {config.data_parallel} copies of the model"),
-            ("micro-batches", f"at most {tokens} tokens: up to {most} for a copy and optimizer step")]
+    return [
+        (
+            "rollout",
+            f"{r.prompts_per_step} prompts x {r.samples_per_prompt} samples = {config.rollout_batch} responses of at most {config.sampling.max_response_tokens} tokens",
+        ),
+        (
+            "engines",
+            f"{config.num_engines} engines of {r.devices_per_engine} devices, {-(-config.rollout_batch // config.num_engines)} responses each",
+        ),
+        (
+            "optimizer",
+            f"{config.rollout_batch // config.global_batch} steps of {config.global_batch} samples, {share} for each of {config.data_parallel} copies of the model",
+        ),
+        (
+            "micro-batches",
+            f"at most {tokens} tokens: up to {most} for a copy and optimizer step",
+        ),
+    ]
 
 # %% ../../nbs/plan/04_plan.ipynb #781dc2d6
 @dataclass(frozen=True)
 class Plan:
     "Everything that can be known of a run before it starts"
+
     config: RunConfig
     model: Dimensions
-    soc: str                      # device the memory and time are of
-    capacity: int                 # memory a run can have on one device, bytes
+    soc: str  # device the memory and time are of
+    capacity: int  # memory a run can have on one device, bytes
     phases: tuple[Phase, ...]
     times: tuple[Estimate, ...]
 
+    def memory_text(self) -> str:
+        "Memory of each phase, a bar and its components"
+        lines = [
+            f"memory of one device, of {_bytes(self.capacity)}"
+            + ("" if self.config.scale == "910b" else " (simulated NPU)")
+        ]
+        for p in self.phases:
+            parts = ", ".join(
+                f"{c.name} {_bytes(c.nbytes)}"
+                for c in sorted(p.components, key=lambda c: -c.nbytes)
+                if c.nbytes
+            )
+            lines.append(
+                f"  {p.name:14}{_bar(p.nbytes, self.capacity)} {_bytes(p.nbytes):>10}  {parts}"
+            )
+        return "\n".join(lines)
+
+    def time_text(self) -> str:
+        "Seconds of each phase; responses of full length"
+        lines = [
+            f"time of one step on {self.soc}, responses of full length (an estimate: see plan.time for its errors)"
+        ]
+        lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+        return (
+            "\n".join([*lines, f"  {'sum':16}{sum(e.seconds for e in self.times):8.1f} s"])
+            if self.times
+            else ""
+        )
+
+    def roles_text(self) -> str:
+        "Variables and arguments of each role; imports torch"
+
+        def table(title: str, rows: dict[str, Any]) -> list[str]:
+            return [title, *(f"  {k:36}{v}" for k, v in sorted(rows.items()))]
+
+        c = self.config
+        env = {
+            role: {
+                k: "(removed)" if v is None else v
+                for k, v in role_environment(c, role).items()
+            }
+            for role in ("trainer", "rollout")
+        }
+        lines = [*table("trainer: Megatron receives", megatron_arguments(self.model, c))]
+        if c.rollout.engine == "vllm":
+            lines += table("rollout: vLLM receives", vllm_arguments(c))
+        for role in env:
+            lines += table(f"{role}: variables", env[role]) if env[role] else []
+        return "\n".join(lines)
+
+    def as_text(
+        self,
+        roles: bool = False,  # also arguments and variables of each role; imports torch
+    ) -> str:
+        "The plan on one page"
+        c, d = self.config, self.model
+        head = [
+            f"{c.recipe} at scale {c.scale}: {c.num_steps} steps, seed {c.seed}",
+            f"{d.name}: {total(d):,} parameters in {c.model.dtype}, {per_rank(d, c.parallel.tensor, c.parallel.pipeline):,} on each trainer device (TP {c.parallel.tensor})",
+            "",
+        ]
+        made = groups(c)
+        lists = [
+            f"{kind:9}" + " ".join(str(g).replace(" ", "") for g in made[kind])
+            for kind in made
+        ]
+        batch = [f"{what:14}{value}" for what, value in arithmetic(c)]
+        return "\n".join(
+            [
+                *head,
+                picture(c),
+                "",
+                *lists,
+                "",
+                *batch,
+                "",
+                self.memory_text(),
+                "",
+                self.time_text(),
+                *(["", self.roles_text()] if roles else []),
+            ]
+        )
+
+    def as_json(self) -> dict[str, Any]:  # JSON content
+        "The plan for a program"
+        return dict(
+            config=self.config.model_dump(mode="json"),
+            soc=self.soc,
+            capacity=self.capacity,
+            places=[asdict(p) for p in places(self.config)],
+            groups=groups(self.config),
+            phases=[asdict(p) | {"nbytes": p.nbytes} for p in self.phases],
+            times=[asdict(e) for e in self.times],
+        )
+
+
 def plan_of(
-    config: RunConfig,            # the run
-    soc: str = "Ascend910B1",     # device, at the 910b scale
-    check: bool = True,           # raise when it does not fit
+    config: RunConfig,  # the run
+    soc: str = "Ascend910B1",  # device, at the 910b scale
+    check: bool = True,  # raise when it does not fit
 ) -> Plan:
     "Plan a run; raises `DeviceError` for one that cannot fit"
-    every = check_fits(config, soc) if check and config.scale != "cuda" else phases(config, soc)
+    every = (
+        check_fits(config, soc) if check and config.scale != "cuda" else phases(config, soc)
+    )
     times = estimate(config, speeds_of(soc)) if config.scale == "910b" else []
-    return Plan(config, model_of(config), soc, capacity_of(config, soc), tuple(every), tuple(times))
+    return Plan(
+        config, model_of(config), soc, capacity_of(config, soc), tuple(every), tuple(times)
+    )
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
 def model_name(
     recipe: str,  # name of a recipe
 ) -> str | None:  # a published model; none: the name says nothing
     "The published model that a recipe is named after"
-    def plain(text: str) -> str: return "".join(c for c in text.lower() if c.isalnum())
+
+    def plain(text: str) -> str:
+        return "".join(c for c in text.lower() if c.isalnum())
+
     return next((name for name in PUBLISHED if plain(recipe).startswith(plain(name))), None)
 
 # %% ../../nbs/plan/04_plan.ipynb #13b60a90
-def _bytes(n: int) -> str: return f"{n/2**30:.2f} GiB" if n >= 2**30 else f"{n/2**20:.1f} MiB"
+def _bytes(n: int) -> str:
+    return f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
+
 
 def _bar(nbytes: int, capacity: int, width: int = 24) -> str:
     "How full a device is"
     full = min(width, round(width * nbytes / capacity))
-    return "#"*full + "."*(width - full)
-
-@patch
-def memory_text(self: Plan) -> str:
-    "Memory of each phase, a bar and its components"
-    lines = [f"memory of one device, of {_bytes(self.capacity)}" + ("" if self.config.scale == "910b" else " (simulated NPU)")]
-    for p in self.phases:
-        parts = ", ".join(f"{c.name} {_bytes(c.nbytes)}" for c in sorted(p.components, key=lambda c: -c.nbytes) if c.nbytes)
-        lines.append(f"  {p.name:14}{_bar(p.nbytes, self.capacity)} {_bytes(p.nbytes):>10}  {parts}")
-    return "\n".join(lines)
-
-@patch
-def time_text(self: Plan) -> str:
-    "Seconds of each phase; responses of full length"
-    lines = [f"time of one step on {self.soc}, responses of full length (an estimate: see plan.time for its errors)"]
-    lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
-    return "\n".join([*lines, f"  {'sum':16}{sum(e.seconds for e in self.times):8.1f} s"]) if self.times else ""
-
-# %% ../../nbs/plan/04_plan.ipynb #1bf81bad
-@patch
-def roles_text(self: Plan) -> str:
-    "Variables and arguments of each role; imports torch"
-    def table(title: str, rows: dict[str, Any]) -> list[str]: return [title, *(f"  {k:36}{v}" for k, v in sorted(rows.items()))]
-    c = self.config
-    env = {role: {k: "(removed)" if v is None else v for k, v in role_environment(c, role).items()} for role in ("trainer", "rollout")}
-    lines = [*table("trainer: Megatron receives", megatron_arguments(self.model, c))]
-    if c.rollout.engine == "vllm": lines += table("rollout: vLLM receives", vllm_arguments(c))
-    for role in env: lines += table(f"{role}: variables", env[role]) if env[role] else []
-    return "\n".join(lines)
-
-# %% ../../nbs/plan/04_plan.ipynb #0d336d74
-@patch
-def as_text(self: Plan,
-    roles: bool = False,  # also arguments and variables of each role; imports torch
-) -> str:
-    "The plan on one page"
-    c, d = self.config, self.model
-    head = [f"{c.recipe} at scale {c.scale}: {c.num_steps} steps, seed {c.seed}",
-            f"{d.name}: {total(d):,} parameters in {c.model.dtype}, {per_rank(d, c.parallel.tensor, c.parallel.pipeline):,} on each trainer device (TP {c.parallel.tensor})", ""]
-    made = groups(c)
-    lists = [f"{kind:9}" + " ".join(str(g).replace(" ", "") for g in made[kind]) for kind in made]
-    batch = [f"{what:14}{value}" for what, value in arithmetic(c)]
-    return "\n".join([*head, picture(c), "", *lists, "", *batch, "", self.memory_text(), "", self.time_text(),
-                      *(["", self.roles_text()] if roles else [])])
-
-# %% ../../nbs/plan/04_plan.ipynb #8893dba6
-@patch
-def as_json(self: Plan) -> dict[str, Any]:  # JSON content
-    "The plan for a program"
-    return dict(config=self.config.model_dump(mode="json"), soc=self.soc, capacity=self.capacity,
-                places=[asdict(p) for p in places(self.config)], groups=groups(self.config),
-                phases=[asdict(p) | {"nbytes": p.nbytes} for p in self.phases], times=[asdict(e) for e in self.times])
+    return "#" * full + "." * (width - full)

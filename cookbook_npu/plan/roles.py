@@ -11,38 +11,66 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..config import RunConfig
-from ..device import NPU
+from ..npu.device import NPU
+from ..npu.shims.memory_saver import required
 from .dimensions import Dimensions
-from ..shims.memory_saver import required
 
 # %% ../../nbs/plan/03_roles.ipynb #fb8ff8bc
 Role = Literal["trainer", "rollout"]
 REHEARSE_ENV = "COOKBOOK_NPU_REHEARSE"  # "1": roles on simulated NPUs get the variables of the real scale
 
-_HCCL = {"HCCL_CONNECT_TIMEOUT": "7200", "HCCL_EXEC_TIMEOUT": "7200", "HCCL_EVENT_TIMEOUT": "7500", "HCCL_DETERMINISTIC": "true"}
-_PORTS = {"trainer": ("60000-60050", "61000-61050"), "rollout": ("60100-60150", "61100-61150")}
-_SAVER = ("LD_PRELOAD", "TMS_HOOK_MODE", "TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP")  # torch_memory_saver: of a trainer that sleeps by it
+_HCCL = {
+    "HCCL_CONNECT_TIMEOUT": "7200",
+    "HCCL_EXEC_TIMEOUT": "7200",
+    "HCCL_EVENT_TIMEOUT": "7500",
+    "HCCL_DETERMINISTIC": "true",
+}
+_PORTS = {
+    "trainer": ("60000-60050", "61000-61050"),
+    "rollout": ("60100-60150", "61100-61150"),
+}
+_SAVER = (
+    "LD_PRELOAD",
+    "TMS_HOOK_MODE",
+    "TMS_INIT_ENABLE",
+    "TMS_INIT_ENABLE_CPU_BACKUP",
+)  # torch_memory_saver: of a trainer that sleeps by it
 
 # %% ../../nbs/plan/03_roles.ipynb #9aff33ab
 def _own(role: Role) -> dict[str, str | None]:
     "What a role sets whatever the shell says; none: not passed on"
-    common = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False", "PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None,
-              NPU.noset_env: None}
+    common = {
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
+        "PYTORCH_ALLOC_CONF": None,
+        "PYTORCH_CUDA_ALLOC_CONF": None,
+        NPU.noset_env: None,
+    }
     common |= dict.fromkeys(_SAVER)
-    if role == "trainer": return common | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if role == "trainer":
+        return common | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     return common | {"VLLM_ASCEND_ENABLE_NZ": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
+
 def role_environment(
-    config: RunConfig,   # the run
-    role: Role,          # "trainer" or "rollout"
+    config: RunConfig,  # the run
+    role: Role,  # "trainer" or "rollout"
     environ: Mapping[str, str] | None = None,  # of the driver; none: this process's
 ) -> dict[str, str | None]:  # variables of the role; none: taken away
     "The variables of a role beyond the inherited ones; on a laptop only those of a memory saver, if one is asked for"
     environ = os.environ if environ is None else environ
-    saver = required(environ) if role == "trainer" and config.placement.sleep == "torch_memory_saver" else {}
-    if config.scale != "910b" and environ.get(REHEARSE_ENV) != "1": return saver
+    saver = (
+        required(environ)
+        if role == "trainer" and config.placement.sleep == "torch_memory_saver"
+        else {}
+    )
+    if config.scale != "910b" and environ.get(REHEARSE_ENV) != "1":
+        return saver
     hosts, npus = _PORTS[role]
-    hccl = {**_HCCL, "HCCL_HOST_SOCKET_PORT_RANGE": hosts, "HCCL_NPU_SOCKET_PORT_RANGE": npus}
+    hccl = {
+        **_HCCL,
+        "HCCL_HOST_SOCKET_PORT_RANGE": hosts,
+        "HCCL_NPU_SOCKET_PORT_RANGE": npus,
+    }
     hccl |= {name: environ[name] for name in _HCCL if name in environ}
     return hccl | _own(role) | saver
 
@@ -51,29 +79,60 @@ def architecture(
     d: Dimensions,  # the model
 ) -> dict[str, Any]:  # Megatron's names
     "The shape of a model in Megatron's terms"
-    return dict(num_layers=d.layers, hidden_size=d.hidden, ffn_hidden_size=d.ffn, num_attention_heads=d.heads, num_query_groups=d.kv_heads,
-                kv_channels=d.head_dim)
+    return dict(
+        num_layers=d.layers,
+        hidden_size=d.hidden,
+        ffn_hidden_size=d.ffn,
+        num_attention_heads=d.heads,
+        num_query_groups=d.kv_heads,
+        kv_channels=d.head_dim,
+    )
+
 
 def megatron_arguments(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-) -> dict[str, Any]:    # name -> value
+) -> dict[str, Any]:  # name -> value
     "What Megatron's model configuration, data parallelism and optimizer receive"
     from cookbook_npu.model.megatron import run_options
+
     o = config.optim
-    adam = dict(optimizer="adam", lr=o.learning_rate, min_lr=o.min_learning_rate, weight_decay=o.weight_decay, adam_beta1=o.beta1,
-                adam_beta2=o.beta2, adam_eps=o.eps, clip_grad=o.clip_grad, use_distributed_optimizer=True)
+    adam = dict(
+        optimizer="adam",
+        lr=o.learning_rate,
+        min_lr=o.min_learning_rate,
+        weight_decay=o.weight_decay,
+        adam_beta1=o.beta1,
+        adam_beta2=o.beta2,
+        adam_eps=o.eps,
+        clip_grad=o.clip_grad,
+        use_distributed_optimizer=True,
+    )
     options = run_options(config.model, config.parallel)
-    options = {k: str(v).removeprefix("torch.") if k == "params_dtype" else v for k, v in options.items()}
-    return architecture(d) | options | dict(grad_reduce_in_fp32=True, overlap_grad_reduce=False) | adam
+    options = {
+        k: str(v).removeprefix("torch.") if k == "params_dtype" else v
+        for k, v in options.items()
+    }
+    return (
+        architecture(d)
+        | options
+        | dict(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+        | adam
+    )
 
 # %% ../../nbs/plan/03_roles.ipynb #379efe77
 def vllm_arguments(
     config: RunConfig,  # a run with vLLM
-) -> dict[str, Any]:    # keywords of vllm.LLM
+) -> dict[str, Any]:  # keywords of vllm.LLM
     "What the engine gives to vLLM on an accelerator"
     from cookbook_npu.rollout.vllm import llm_arguments
+
     r = config.rollout
-    return llm_arguments(config.model.path or f"tiny {config.model.tiny.family}", config.model.dtype,
-                         config.data.max_prompt_tokens + config.sampling.max_response_tokens,
-                         r.memory_utilization, r.enforce_eager, r.devices_per_engine)
+    return llm_arguments(
+        config.model.path or f"tiny {config.model.tiny.family}",
+        config.model.dtype,
+        config.data.max_prompt_tokens + config.sampling.max_response_tokens,
+        r.memory_utilization,
+        r.enforce_eager,
+        r.devices_per_engine,
+    )

@@ -6,11 +6,11 @@
 __all__ = ['CLOCK', 'CUBE', 'PASSES', 'Speeds', 'speeds_of', 'forward_flops', 'Estimate', 'decode_seconds', 'estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #fc09671c
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config import RunConfig
-from ..device import SOCS
 from ..errors import ConfigError, nearest
+from ..npu.device import SOCS
 from .dimensions import Dimensions, counts, per_rank, total
 from .memory import WIDTH, kv_bytes, model_of, trainer_state
 
@@ -18,32 +18,44 @@ from .memory import WIDTH, kv_bytes, model_of, trainer_state
 @dataclass(frozen=True)
 class Speeds:
     "What a device does in a second; replace what you have measured"
-    peak: float                   # matrix operations, bfloat16, 1/s
-    utilization: float = 0.27     # of the peak, in training and scoring: 26.6 % is the published baseline of prime-rl for Qwen3-4B on H100
-    memory: float = 1.6e12        # device memory, bytes/s: vendor tables
-    memory_share: float = 0.6     # of it that decoding reaches
-    host_link: float = 25e9       # device to pinned host memory, bytes/s: 16 lanes of PCIe 4, less overhead
-    load: float = 4e9             # weights into a running engine, bytes/s: 2 s for Qwen3-4B (vllm #48382)
-    launch: float = 0.03          # of the kernels of one decoding step without graphs, s: an assumption, about 20 kernels a layer
 
-CLOCK, CUBE = 1.85e9, 8192        # 1/s; operations of a matrix core in one cycle
+    peak: float  # matrix operations, bfloat16, 1/s
+    utilization: float = 0.27  # of the peak, in training and scoring: 26.6 % is the published baseline of prime-rl for Qwen3-4B on H100
+    memory: float = 1.6e12  # device memory, bytes/s: vendor tables
+    memory_share: float = 0.6  # of it that decoding reaches
+    host_link: float = (
+        25e9  # device to pinned host memory, bytes/s: 16 lanes of PCIe 4, less overhead
+    )
+    load: float = (
+        4e9  # weights into a running engine, bytes/s: 2 s for Qwen3-4B (vllm #48382)
+    )
+    launch: float = 0.03  # of the kernels of one decoding step without graphs, s: an assumption, about 20 kernels a layer
+
+
+CLOCK, CUBE = 1.85e9, 8192  # 1/s; operations of a matrix core in one cycle
+
 
 def speeds_of(
-    soc: str = "Ascend910B1",     # device
+    soc: str = "Ascend910B1",  # device
 ) -> Speeds:
     "Speeds of a device; raises `ConfigError` with the nearest name"
-    if soc not in SOCS: raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
-    return Speeds(SOCS[soc].cube_cores * CUBE * CLOCK, memory=0.8e12 if soc == "Ascend910B4" else 1.6e12)
+    if soc not in SOCS:
+        raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
+    return Speeds(
+        SOCS[soc].cube_cores * CUBE * CLOCK,
+        memory=0.8e12 if soc == "Ascend910B4" else 1.6e12,
+    )
 
 # %% ../../nbs/plan/02_time.ipynb #a5b7266c
 def forward_flops(
-    d: Dimensions,   # the model
-    length: float,   # S, tokens of a sequence
-) -> float:          # operations for one token
+    d: Dimensions,  # the model
+    length: float,  # S, tokens of a sequence
+) -> float:  # operations for one token
     "Matrix operations of a forward pass, for one token of a sequence of this length"
     lookup = 0 if d.tied else d.vocab * d.hidden
     matrices = sum(c.split for c in counts(d)) - lookup
-    return 2*matrices + 2*(d.layers - d.linear_layers)*d.q*length
+    return 2 * matrices + 2 * (d.layers - d.linear_layers) * d.q * length
+
 
 PASSES = {"none": 3, "selective": 3, "full": 4}  # forward passes that training costs
 
@@ -51,42 +63,69 @@ PASSES = {"none": 3, "selective": 3, "full": 4}  # forward passes that training 
 @dataclass(frozen=True)
 class Estimate:
     "How long a phase should take"
-    name: str        # as in a run's metrics: time/<name>
+
+    name: str  # as in a run's metrics: time/<name>
     seconds: float
-    bound: str       # what it waits for
+    bound: str  # what it waits for
+
 
 def _pass(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> float:
     "Seconds of one forward pass over the whole rollout"
-    return config.rollout_batch * length * forward_flops(d, length) / (config.trainer_devices * speeds.peak * speeds.utilization)
+    return (
+        config.rollout_batch
+        * length
+        * forward_flops(d, length)
+        / (config.trainer_devices * speeds.peak * speeds.utilization)
+    )
 
 # %% ../../nbs/plan/02_time.ipynb #46971987
 def decode_seconds(
-    d: Dimensions,      # the model
+    d: Dimensions,  # the model
     config: RunConfig,  # the run
-    speeds: Speeds,     # of its devices
-    length: float,      # mean tokens of a sequence
+    speeds: Speeds,  # of its devices
+    length: float,  # mean tokens of a sequence
 ) -> float:
     "Seconds until the longest response of a rollout has been sampled"
     each, w = config.rollout.devices_per_engine, WIDTH[config.model.dtype]
     rows = config.rollout_batch // config.num_engines
-    read = w*per_rank(d, each) + rows * kv_bytes(d, each, w) * length / 2   # on average half of the cache is filled
-    step = read / (speeds.memory * speeds.memory_share) + (speeds.launch if config.rollout.enforce_eager else 0)
+    read = (
+        w * per_rank(d, each) + rows * kv_bytes(d, each, w) * length / 2
+    )  # on average half of the cache is filled
+    step = read / (speeds.memory * speeds.memory_share) + (
+        speeds.launch if config.rollout.enforce_eager else 0
+    )
     return config.sampling.max_response_tokens * step
 
 # %% ../../nbs/plan/02_time.ipynb #2e7fc7f5
 def estimate(
-    config: RunConfig,              # the run
-    speeds: Speeds | None = None,   # none: of a 910B1
-    length: float | None = None,    # mean tokens of a sequence; none: the longest allowed
-) -> list[Estimate]:                # in the order of a step
+    config: RunConfig,  # the run
+    speeds: Speeds | None = None,  # none: of a 910B1
+    length: float | None = None,  # mean tokens of a sequence; none: the longest allowed
+) -> list[Estimate]:  # in the order of a step
     "Seconds of each phase of a colocated step"
     d, s = model_of(config), speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
-    state, weights = sum(c.nbytes for c in trainer_state(d, config)), WIDTH[config.model.dtype] * total(d)
-    kept = state - 4*per_rank(d, config.parallel.tensor)   # gradients wake as zeros
+    state, weights = (
+        sum(c.nbytes for c in trainer_state(d, config)),
+        WIDTH[config.model.dtype] * total(d),
+    )
+    kept = state - 4 * per_rank(d, config.parallel.tensor)  # gradients wake as zeros
     one = _pass(d, config, s, length)
-    scores = [Estimate("ref_logprobs", one, "operations")] if config.algorithm.use_reference else []
-    return [Estimate("rollout", decode_seconds(d, config, s, length), "device memory and kernel launches"),
-            Estimate("wake_up", kept/s.host_link, "host link"),
-            *scores, Estimate("logprobs", one, "operations"), Estimate("actor_train", one*PASSES[config.model.recompute], "operations"),
-            Estimate("sleep", kept/s.host_link, "host link"), Estimate("update_weights", weights/s.load, "loading into the engine")]
+    scores = (
+        [Estimate("ref_logprobs", one, "operations")]
+        if config.algorithm.use_reference
+        else []
+    )
+    return [
+        Estimate(
+            "rollout",
+            decode_seconds(d, config, s, length),
+            "device memory and kernel launches",
+        ),
+        Estimate("wake_up", kept / s.host_link, "host link"),
+        *scores,
+        Estimate("logprobs", one, "operations"),
+        Estimate("actor_train", one * PASSES[config.model.recompute], "operations"),
+        Estimate("sleep", kept / s.host_link, "host link"),
+        Estimate("update_weights", weights / s.load, "loading into the engine"),
+    ]

@@ -18,44 +18,50 @@ from torch import Tensor
 
 from ..config import SamplingConfig
 from ..data.sample import FinishReason, Sample
-from ..errors import ConfigError, EngineError, PublishError, nearest
-from ..model.checksum import checksum
+from ..errors import EngineError, WeightUpdateError, nearest
+from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/00_engine.ipynb #98f1d46a
 @dataclass(frozen=True, kw_only=True)
 class Request:
     "One response to sample"
-    group_id: str           # group of the response: all samples of one prompt in one rollout
-    index: int              # position in the group, 0..G-1
-    prompt_ids: list[int]   # token ids of the prompt
-    seed: int               # seed of this response; greedy sampling ignores it
+
+    group_id: str  # group of the response: all samples of one prompt in one rollout
+    index: int  # position in the group, 0..G-1
+    prompt_ids: list[int]  # token ids of the prompt
+    seed: int  # seed of this response; greedy sampling ignores it
 
 # %% ../../nbs/rollout/00_engine.ipynb #837a7f54
 _MASK, _GOLDEN = (1 << 64) - 1, np.uint64(0x9E3779B97F4A7C15)
 
+
 def _mix(
     x: np.ndarray,  # uint64
-) -> np.ndarray:    # uint64, every input bit spread over all output bits
+) -> np.ndarray:  # uint64, every input bit spread over all output bits
     "Finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014)"
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
+
 def derive_seed(
-    seed: int,     # a run's seed
-    *parts: int,   # what tells this use from the others: step, prompt, index in the group
-) -> int:          # 0 <= seed < 2**63
+    seed: int,  # a run's seed
+    *parts: int,  # what tells this use from the others: step, prompt, index in the group
+) -> int:  # 0 <= seed < 2**63
     "A seed for one use; different parts give unrelated seeds"
-    state = np.array([seed & _MASK], np.uint64)  # arrays wrap around silently, NumPy scalars warn
-    for part in parts: state = _mix((state + _GOLDEN) ^ _mix(np.array([part & _MASK], np.uint64)))
+    state = np.array(
+        [seed & _MASK], np.uint64
+    )  # arrays wrap around silently, NumPy scalars warn
+    for part in parts:
+        state = _mix((state + _GOLDEN) ^ _mix(np.array([part & _MASK], np.uint64)))
     return int(state[0]) >> 1
 
 # %% ../../nbs/rollout/00_engine.ipynb #f29a8845
 def uniforms(
     seeds_B: Sequence[int],  # one seed for each row
-    start: int,              # first position
-    count: int,              # positions
-) -> np.ndarray:             # [B, count] float32 in (0, 1)
+    start: int,  # first position
+    count: int,  # positions
+) -> np.ndarray:  # [B, count] float32 in (0, 1)
     "The uniform numbers of positions start..start+count-1 for each row"
     seeds = np.asarray([s & _MASK for s in seeds_B], np.uint64)[:, None]
     steps = np.arange(start + 1, start + count + 1, dtype=np.uint64)[None] * _GOLDEN
@@ -65,36 +71,43 @@ def uniforms(
 # %% ../../nbs/rollout/00_engine.ipynb #503c3db4
 def keep_top(
     logp_BV: Tensor,  # log-probabilities
-    top_k: int,       # keep the k likeliest; -1 keeps all
-    top_p: float,     # keep the smallest set with at least this mass (Holtzman et al. 2020, nucleus sampling)
-) -> Tensor:          # [B, V] log-probabilities, -inf outside the kept set, renormalised
+    top_k: int,  # keep the k likeliest; -1 keeps all
+    top_p: float,  # keep the smallest set with at least this mass (Holtzman et al. 2020, nucleus sampling)
+) -> Tensor:  # [B, V] log-probabilities, -inf outside the kept set, renormalised
     "Truncate a distribution to its likeliest tokens"
     sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
     before_BV = sorted_BV.exp().cumsum(-1) - sorted_BV.exp()  # mass of the likelier tokens
     drop_BV = before_BV >= top_p
-    if top_k > 0: drop_BV = drop_BV | (torch.arange(logp_BV.shape[-1], device=logp_BV.device) >= top_k)
+    if top_k > 0:
+        drop_BV = drop_BV | (
+            torch.arange(logp_BV.shape[-1], device=logp_BV.device) >= top_k
+        )
     drop_BV[:, 0] = False
-    kept_BV = logp_BV.masked_fill(torch.zeros_like(drop_BV).scatter(-1, order_BV, drop_BV), float("-inf"))
+    kept_BV = logp_BV.masked_fill(
+        torch.zeros_like(drop_BV).scatter(-1, order_BV, drop_BV), float("-inf")
+    )
     return kept_BV.log_softmax(-1)
 
 # %% ../../nbs/rollout/00_engine.ipynb #088a9abd
 def token_logprobs(
-    logits_BV: Tensor,         # logits of the next token
+    logits_BV: Tensor,  # logits of the next token
     sampling: SamplingConfig,  # temperature, top_k, top_p
-) -> Tensor:                   # [B, V] float32 log-probabilities of the distribution that is sampled from
+) -> Tensor:  # [B, V] float32 log-probabilities of the distribution that is sampled from
     "The distribution of the next token under `sampling`"
     logp_BV = (logits_BV.float() / (sampling.temperature or 1.0)).log_softmax(-1)
     greedy = sampling.temperature == 0
-    if greedy or (sampling.top_k <= 0 and sampling.top_p >= 1): return logp_BV
+    if greedy or (sampling.top_k <= 0 and sampling.top_p >= 1):
+        return logp_BV
     return keep_top(logp_BV, sampling.top_k, sampling.top_p)
 
 # %% ../../nbs/rollout/00_engine.ipynb #6895f7a5
 def choose(
-    logp_BV: Tensor,      # log-probabilities to sample from
-    u_B: Tensor | None,   # a uniform number for each row; none: greedy
+    logp_BV: Tensor,  # log-probabilities to sample from
+    u_B: Tensor | None,  # a uniform number for each row; none: greedy
 ) -> tuple[Tensor, Tensor]:  # [B] token ids, [B] their log-probabilities
     "Sample one token for each row by inverting the cumulative distribution"
-    if u_B is None: token_B = logp_BV.argmax(-1)
+    if u_B is None:
+        token_B = logp_BV.argmax(-1)
     else:
         p_BV = logp_BV.exp()
         cum_BV = p_BV.cumsum(-1)
@@ -109,45 +122,69 @@ def choose(
 PauseMode = Literal["keep", "abort"]
 TAGS = ("weights", "kv_cache")
 
+
 @runtime_checkable
 class Engine(Protocol):
     "A rollout engine"
+
     version: int  # version of the weights; 0 are those of the folder it was built from
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingConfig) -> list[Sample]:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingConfig
+    ) -> list[Sample]:
         "One sample for each request, in their order"
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]], expected: Mapping[str, int] = {},
-                handles: Mapping[str, tuple] = {}) -> None:
+
+    def update_weights(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, Tensor]],
+        expected: Mapping[str, int] = {},
+        handles: Mapping[str, tuple] = {},
+    ) -> None:
         "Replace all weights, and compare them"
+
     def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
         "Checksums of the weights it holds"
+
     def pause(self, mode: PauseMode = "keep") -> None:
         "Stop generating"
+
     def resume(self) -> None:
         "Generate again"
+
     def sleep(self, level: int = 2) -> None:
         "Give the device memory back"
+
     def wake(self, tags: Iterable[str] = TAGS) -> None:
         "Take device memory again"
+
     def health(self) -> dict[str, Any]:
         "What it is doing"
+
     def close(self) -> None:
         "Give everything back"
 
 # %% ../../nbs/rollout/00_engine.ipynb #d89d1146
 HOOKS = ("_generate", "_shapes", "_publish", "_checksums", "_sleep", "_wake", "_close")
 
+
 class EngineBase:
     "The state machine of an engine; a subclass brings the hooks"
+
     dtype = torch.float32  # type of the weights
 
-    def __init__(self,
-        model: str = "",                # what is served, for messages
-        tokenizer: Any = None,          # decodes responses into `Sample.text`; none: text stays empty
-        max_tokens: int | None = None,  # longest prompt plus response the model can hold; none: not checked
+    def __init__(
+        self,
+        model: str = "",  # what is served, for messages
+        tokenizer: Any = None,  # decodes responses into `Sample.text`; none: text stays empty
+        max_tokens: int
+        | None = None,  # longest prompt plus response the model can hold; none: not checked
     ):
         if missing := [h for h in HOOKS if not hasattr(self, h)]:
-            raise EngineError(f"{type(self).__name__} has no {', '.join(missing)}", "An engine brings every hook.")
+            raise EngineError(
+                f"{type(self).__name__} has no {', '.join(missing)}",
+                "An engine brings every hook.",
+            )
         self.model, self.tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self.version = self.tokens = 0
         self._resident, self._valid, self._closed = set(TAGS), True, False
@@ -155,9 +192,254 @@ class EngineBase:
         self._running = self._parked = False
         self._turn = threading.Condition()
 
-# %% ../../nbs/rollout/00_engine.ipynb #fa0bb685
-from fastcore.basics import patch
+    @property
+    def state(self) -> str:
+        "The state, as in the table above"
+        if self._closed:
+            return "closed"
+        if "weights" not in self._resident:
+            return "asleep"
+        if not self._valid:
+            return "unpublished"
+        if "kv_cache" not in self._resident:
+            return "weights only"
+        return "paused" if self._pause else "awake"
 
+    def _require(self, verb: str, *states: str) -> None:
+        if self.state in states:
+            return
+        raise EngineError(
+            f"{verb} while the engine is {self.state}",
+            REMEDY.get(self.state, f"Allowed while {' or '.join(states)}."),
+        )
+
+    def generate(
+        self,
+        requests: Sequence[Request],  # what to sample
+        sampling: SamplingConfig,  # how
+    ) -> list[Sample]:  # one for each request, in their order
+        "Sample a response to each request"
+        with self._turn:
+            self._require("generate", "awake")
+            if self._running:
+                raise EngineError(
+                    "generate while another generate runs", "Send all requests in one call."
+                )
+            self._running = True
+        try:
+            check_requests(requests, self.max_tokens, sampling)
+            samples = self._generate(list(requests), sampling) if requests else []
+        finally:
+            with self._turn:
+                self._running = False
+                self._turn.notify_all()
+        self.tokens += sum(len(s.response_ids) for s in samples)
+        return samples
+
+    def _sample(
+        self,
+        request: Request,
+        ids: list[int],
+        logprobs: list[float],
+        versions: list[int],
+        reason: FinishReason,
+    ) -> Sample:
+        "The record of one response"
+        text = (
+            self.tokenizer.decode(ids, skip_special_tokens=True) if self.tokenizer else ""
+        )
+        return Sample(
+            group_id=request.group_id,
+            index=request.index,
+            prompt_ids=list(request.prompt_ids),
+            response_ids=ids,
+            logprobs=logprobs,
+            loss_mask=[1] * len(ids),
+            versions=versions,
+            finish_reason=reason,
+            text=text,
+        )
+
+    def pause(
+        self,
+        mode: PauseMode = "keep",  # keep: generation goes on after resume; abort: it returns what it has
+    ) -> None:
+        "Stop generating; returns when no decode step runs any more"
+        if mode not in get_args(PauseMode):
+            raise EngineError(
+                f"pause mode is {mode!r}", nearest(str(mode), get_args(PauseMode))
+            )
+        with self._turn:
+            self._require("pause", "awake", "paused")
+            self._pause = mode
+            self._turn.notify_all()  # a parked generation may now have to abort
+            self._turn.wait_for(
+                lambda: not self._running or (self._parked and mode == "keep")
+            )
+
+    def resume(self) -> None:
+        "Generate again"
+        with self._turn:
+            self._require("resume", "paused", "awake")
+            self._pause = None
+            self._turn.notify_all()
+
+    def _gate(self) -> bool:  # False: abort now
+        "Where a running generation stops while the engine is paused"
+        with self._turn:
+            self._parked = self._pause == "keep"
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._pause != "keep")
+            self._parked = False
+            return self._pause is None
+
+    def update_weights(
+        self,
+        version: int,  # version of the weights, at least the present one
+        named_tensors: Iterable[
+            tuple[str, Tensor]
+        ],  # all weights under their Hugging Face names, on any device
+        expected: Mapping[
+            str, int
+        ] = {},  # checksums that some of the tensors must have, by name
+        handles: Mapping[
+            str, tuple
+        ] = {},  # the same tensors as device handles, by name; for an engine that opens them itself
+    ) -> None:
+        "Replace all weights; one that is refused leaves the engine as it was, one that fails later leaves it out of service"
+        with self._turn:
+            self._require(
+                "update_weights", "awake", "paused", "weights only", "unpublished"
+            )
+            if self._running and not self._parked:
+                raise EngineError("publish while generate runs", "Call pause() first.")
+            if version < self.version:
+                raise WeightUpdateError(
+                    f"version {version} is older than the engine's {self.version}",
+                    "Versions only grow.",
+                )
+            tensors = collect(named_tensors)
+            check_weights(tensors, *self._shapes())
+            self._valid = (
+                False  # until all are in and compared: nothing is sampled from a mixture
+            )
+            self._publish(tensors, handles)
+            self._compare(version, tensors, expected)
+            self.version, self._valid = version, True
+
+    def _compare(
+        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
+    ) -> None:
+        "Raise `WeightUpdateError` naming the first tensor whose values the engine does not hold"
+        if name := self._first_wrong(version, tensors, expected):
+            raise WeightUpdateError(
+                f"publish {version}: the engine holds other values in {name} {list(tensors[name].shape)}",
+                "It serves nothing until a publish succeeds: publish again, or restart it.",
+            )
+
+    def _first_wrong(
+        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
+    ) -> str | None:
+        held = self._checksums(list(expected))
+        return next(
+            (
+                n
+                for n, want in expected.items()
+                if held[n] != want and not self._casts(tensors[n], want, held[n])
+            ),
+            None,
+        )
+
+    def _casts(self, t: Tensor, want: int, held: int) -> bool:
+        "Whether the tensor arrived whole and the engine holds it in a dtype of its own; some models keep a few weights in float32"
+        others = {self.dtype, torch.float32} - {t.dtype}
+        return checksum(t) == want and any(
+            checksum(t.to(dtype)) == held for dtype in others
+        )
+
+    def checksums(
+        self,
+        names: Iterable[str] | None = None,  # weights to check; none: all
+    ) -> dict[
+        str, int
+    ]:  # Hugging Face name -> `model.checksum.checksum` in the engine's dtype
+        "Checksums of the weights the engine holds"
+        self._require("checksums", "awake", "paused", "weights only", "unpublished")
+        shapes, tied = self._shapes()
+        names = list(shapes) if names is None else list(names)
+        for name in names:
+            if name not in shapes and name not in tied:
+                raise EngineError(
+                    f"{name} is not a weight of the model", nearest(name, shapes)
+                )
+        return self._checksums(names)
+
+    def sleep(
+        self,
+        level: int = 2,  # 1: weights go to host memory; 2: weights are dropped
+    ) -> None:
+        "Give the device memory back"
+        if level not in (1, 2):
+            raise EngineError(
+                f"sleep level is {level!r}",
+                "Give 1 (keep the weights in host memory) or 2 (drop them).",
+            )
+        with self._turn:
+            self._require("sleep", "awake", "paused")
+            if self._running:
+                raise EngineError(
+                    "sleep while generate runs", 'Let it finish, or call pause("abort").'
+                )
+            self._sleep(level)
+            self._resident, self._pause = set(), None
+            self._valid = level == 1
+
+    def wake(
+        self,
+        tags: Iterable[str] = TAGS,  # what to bring back: "weights", "kv_cache"
+    ) -> None:
+        "Take device memory again; after sleep(2) the weights have no values until they are published"
+        tags = [tags] if isinstance(tags, str) else list(tags)
+        for tag in tags:
+            if tag not in TAGS:
+                raise EngineError(f"wake tag is {tag!r}", nearest(tag, TAGS))
+        with self._turn:
+            if self._closed:
+                self._require("wake", "asleep")
+            if "kv_cache" in tags and "weights" not in {*tags, *self._resident}:
+                raise EngineError(
+                    'wake(["kv_cache"]) while the weights are asleep',
+                    'Call wake(["weights"]) first.',
+                )
+            if new := set(tags) - self._resident:
+                self._wake(new)
+            self._resident |= set(tags)
+
+    def health(self) -> dict[str, Any]:  # engine, model, state, version, tokens, ...
+        "What the engine is doing, for logs and checks"
+        return dict(
+            engine=type(self).__name__,
+            model=self.model,
+            state=self.state,
+            version=self.version,
+            tokens=self.tokens,
+            running=self._running,
+        )
+
+    def close(self) -> None:
+        "Give everything back; calling it again does nothing"
+        if self._closed:
+            return
+        self._close()
+        self._closed, self._resident = True, set()
+
+    def __enter__(self) -> "EngineBase":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+# %% ../../nbs/rollout/00_engine.ipynb #fa0bb685
 REMEDY = {
     "closed": "Build a new engine.",
     "asleep": "Call wake() first.",
@@ -166,220 +448,70 @@ REMEDY = {
     "paused": "Call resume() first.",
 }
 
-@patch(as_prop=True)
-def state(self: EngineBase) -> str:
-    "The state, as in the table above"
-    if self._closed: return "closed"
-    if "weights" not in self._resident: return "asleep"
-    if not self._valid: return "unpublished"
-    if "kv_cache" not in self._resident: return "weights only"
-    return "paused" if self._pause else "awake"
-
-@patch
-def _require(self: EngineBase, verb: str, *states: str) -> None:
-    if self.state in states: return
-    raise EngineError(f"{verb} while the engine is {self.state}", REMEDY.get(self.state, f"Allowed while {' or '.join(states)}."))
-
 # %% ../../nbs/rollout/00_engine.ipynb #92674463
 def check_requests(
     requests: Sequence[Request],  # what was asked for
-    max_tokens: int | None,       # longest prompt plus response the model can hold; none: unknown
-    sampling: SamplingConfig,     # how much response is asked for
+    max_tokens: int
+    | None,  # longest prompt plus response the model can hold; none: unknown
+    sampling: SamplingConfig,  # how much response is asked for
 ) -> None:
     "Raise `EngineError` for a request that cannot be served"
     for r in requests:
         name, n = f"request {r.group_id}/{r.index}", len(r.prompt_ids)
-        if not n: raise EngineError(f"{name} has an empty prompt", "Give at least one token.")
+        if not n:
+            raise EngineError(f"{name} has an empty prompt", "Give at least one token.")
         if max_tokens and n + sampling.max_response_tokens > max_tokens:
-            raise EngineError(f"{name}: {n} prompt tokens + max_response_tokens {sampling.max_response_tokens} exceed "
-                              f"the model's {max_tokens} positions",
-                              "Filter longer prompts (data.max_prompt_tokens) or lower sampling.max_response_tokens.")
-
-# %% ../../nbs/rollout/00_engine.ipynb #4efe4dd1
-@patch
-def generate(self: EngineBase,
-    requests: Sequence[Request],  # what to sample
-    sampling: SamplingConfig,     # how
-) -> list[Sample]:                # one for each request, in their order
-    "Sample a response to each request"
-    with self._turn:
-        self._require("generate", "awake")
-        if self._running: raise EngineError("generate while another generate runs", "Send all requests in one call.")
-        self._running = True
-    try:
-        check_requests(requests, self.max_tokens, sampling)
-        samples = self._generate(list(requests), sampling) if requests else []
-    finally:
-        with self._turn: self._running = False; self._turn.notify_all()
-    self.tokens += sum(len(s.response_ids) for s in samples)
-    return samples
-
-# %% ../../nbs/rollout/00_engine.ipynb #bc06f83b
-@patch
-def _sample(self: EngineBase,
-    request: Request, ids: list[int], logprobs: list[float], versions: list[int], reason: FinishReason,
-) -> Sample:
-    "The record of one response"
-    text = self.tokenizer.decode(ids, skip_special_tokens=True) if self.tokenizer else ""
-    return Sample(group_id=request.group_id, index=request.index, prompt_ids=list(request.prompt_ids), response_ids=ids, logprobs=logprobs,
-                  loss_mask=[1] * len(ids), versions=versions, finish_reason=reason, text=text)
-
-# %% ../../nbs/rollout/00_engine.ipynb #0c95d74d
-@patch
-def pause(self: EngineBase,
-    mode: PauseMode = "keep",  # keep: generation goes on after resume; abort: it returns what it has
-) -> None:
-    "Stop generating; returns when no decode step runs any more"
-    if mode not in get_args(PauseMode): raise EngineError(f"pause mode is {mode!r}", nearest(str(mode), get_args(PauseMode)))
-    with self._turn:
-        self._require("pause", "awake", "paused")
-        self._pause = mode
-        self._turn.notify_all()  # a parked generation may now have to abort
-        self._turn.wait_for(lambda: not self._running or (self._parked and mode == "keep"))
-
-@patch
-def resume(self: EngineBase) -> None:
-    "Generate again"
-    with self._turn:
-        self._require("resume", "paused", "awake")
-        self._pause = None
-        self._turn.notify_all()
-
-@patch
-def _gate(self: EngineBase) -> bool:  # False: abort now
-    "Where a running generation stops while the engine is paused"
-    with self._turn:
-        self._parked = self._pause == "keep"
-        self._turn.notify_all()
-        self._turn.wait_for(lambda: self._pause != "keep")
-        self._parked = False
-        return self._pause is None
+            raise EngineError(
+                f"{name}: {n} prompt tokens + max_response_tokens {sampling.max_response_tokens} exceed "
+                f"the model's {max_tokens} positions",
+                "Filter longer prompts (data.max_prompt_tokens) or lower sampling.max_response_tokens.",
+            )
 
 # %% ../../nbs/rollout/00_engine.ipynb #add14771
 def check_weights(
-    tensors: dict[str, Tensor],        # what is published
-    shapes: dict[str, torch.Size],     # name -> shape of every weight of the model, tied ones once
-    tied: dict[str, str],              # tied name -> the name it shares its values with
+    tensors: dict[str, Tensor],  # what is published
+    shapes: dict[
+        str, torch.Size
+    ],  # name -> shape of every weight of the model, tied ones once
+    tied: dict[str, str],  # tied name -> the name it shares its values with
 ) -> None:
-    "Raise `PublishError` naming the first tensor that is unknown, mis-shaped, missing, or contradicts its tied twin"
+    "Raise `WeightUpdateError` naming the first tensor that is unknown, mis-shaped, missing, or contradicts its tied twin"
     for name, t in tensors.items():
-        if name not in shapes and name not in tied: raise PublishError(f"{name} is not a weight of the model", nearest(name, shapes))
+        if name not in shapes and name not in tied:
+            raise WeightUpdateError(
+                f"{name} is not a weight of the model", nearest(name, shapes)
+            )
         want = shapes[tied.get(name, name)]
         if t.shape != want:
-            raise PublishError(f"{name} has shape {tuple(t.shape)}, the model's is {tuple(want)}", "Export the unsharded tensor.")
+            raise WeightUpdateError(
+                f"{name} has shape {tuple(t.shape)}, the model's is {tuple(want)}",
+                "Export the unsharded tensor.",
+            )
     for name in shapes:
         if name not in tensors:
-            raise PublishError(f"{name} is missing from the publish ({len(tensors)} tensors came)", "Publish all weights at once.")
+            raise WeightUpdateError(
+                f"{name} is missing from the publish ({len(tensors)} tensors came)",
+                "Publish all weights at once.",
+            )
     for name, twin in tied.items():
-        if name in tensors and not torch.equal(tensors[name], tensors[twin].to(tensors[name].device)):
-            raise PublishError(f"{name} differs from {twin}, to which the model ties it", "Publish one of the two, or equal values.")
+        if name in tensors and not torch.equal(
+            tensors[name], tensors[twin].to(tensors[name].device)
+        ):
+            raise WeightUpdateError(
+                f"{name} differs from {twin}, to which the model ties it",
+                "Publish one of the two, or equal values.",
+            )
 
 # %% ../../nbs/rollout/00_engine.ipynb #fb501ecd
 def collect(
     named_tensors: Iterable[tuple[str, Tensor]],  # what is published
-) -> dict[str, Tensor]:                           # by name
+) -> dict[str, Tensor]:  # by name
     "Gather a publish; a name that comes twice is an error"
     tensors: dict[str, Tensor] = {}
     for name, t in named_tensors:
-        if name in tensors: raise PublishError(f"{name} comes twice in one publish", "Export every weight once.")
+        if name in tensors:
+            raise WeightUpdateError(
+                f"{name} comes twice in one publish", "Export every weight once."
+            )
         tensors[name] = t
     return tensors
-
-# %% ../../nbs/rollout/00_engine.ipynb #9239a637
-@patch
-def publish(self: EngineBase,
-    version: int,                                 # version of the weights, at least the present one
-    named_tensors: Iterable[tuple[str, Tensor]],  # all weights under their Hugging Face names, on any device
-    expected: Mapping[str, int] = {},             # checksums that some of the tensors must have, by name
-    handles: Mapping[str, tuple] = {},            # the same tensors as device handles, by name; for an engine that opens them itself
-) -> None:
-    "Replace all weights; one that is refused leaves the engine as it was, one that fails later leaves it out of service"
-    with self._turn:
-        self._require("publish", "awake", "paused", "weights only", "unpublished")
-        if self._running and not self._parked: raise EngineError("publish while generate runs", "Call pause() first.")
-        if version < self.version: raise PublishError(f"version {version} is older than the engine's {self.version}", "Versions only grow.")
-        tensors = collect(named_tensors)
-        check_weights(tensors, *self._shapes())
-        self._valid = False  # until all are in and compared: nothing is sampled from a mixture
-        self._publish(tensors, handles)
-        self._compare(version, tensors, expected)
-        self.version, self._valid = version, True
-
-@patch
-def _compare(self: EngineBase, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> None:
-    "Raise `PublishError` naming the first tensor whose values the engine does not hold"
-    if name := self._first_wrong(version, tensors, expected):
-        raise PublishError(f"publish {version}: the engine holds other values in {name} {list(tensors[name].shape)}",
-                           "It serves nothing until a publish succeeds: publish again, or restart it.")
-
-@patch
-def _first_wrong(self: EngineBase, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> str | None:
-    held = self._checksums(list(expected))
-    return next((n for n, want in expected.items() if held[n] != want and not self._casts(tensors[n], want, held[n])), None)
-
-@patch
-def _casts(self: EngineBase, t: Tensor, want: int, held: int) -> bool:
-    "Whether the tensor arrived whole and the engine holds it in a dtype of its own; some models keep a few weights in float32"
-    others = {self.dtype, torch.float32} - {t.dtype}
-    return checksum(t) == want and any(checksum(t.to(dtype)) == held for dtype in others)
-
-# %% ../../nbs/rollout/00_engine.ipynb #6acda79a
-@patch
-def checksums(self: EngineBase,
-    names: Iterable[str] | None = None,  # weights to check; none: all
-) -> dict[str, int]:                     # Hugging Face name -> `model.checksum.checksum` in the engine's dtype
-    "Checksums of the weights the engine holds"
-    self._require("checksums", "awake", "paused", "weights only", "unpublished")
-    shapes, tied = self._shapes()
-    names = list(shapes) if names is None else list(names)
-    for name in names:
-        if name not in shapes and name not in tied: raise EngineError(f"{name} is not a weight of the model", nearest(name, shapes))
-    return self._checksums(names)
-
-# %% ../../nbs/rollout/00_engine.ipynb #cba5adf0
-@patch
-def sleep(self: EngineBase,
-    level: int = 2,  # 1: weights go to host memory; 2: weights are dropped
-) -> None:
-    "Give the device memory back"
-    if level not in (1, 2): raise EngineError(f"sleep level is {level!r}", "Give 1 (keep the weights in host memory) or 2 (drop them).")
-    with self._turn:
-        self._require("sleep", "awake", "paused")
-        if self._running: raise EngineError("sleep while generate runs", 'Let it finish, or call pause("abort").')
-        self._sleep(level)
-        self._resident, self._pause = set(), None
-        self._valid = level == 1
-
-@patch
-def wake(self: EngineBase,
-    tags: Iterable[str] = TAGS,  # what to bring back: "weights", "kv_cache"
-) -> None:
-    "Take device memory again; after sleep(2) the weights have no values until they are published"
-    tags = [tags] if isinstance(tags, str) else list(tags)
-    for tag in tags:
-        if tag not in TAGS: raise EngineError(f"wake tag is {tag!r}", nearest(tag, TAGS))
-    with self._turn:
-        if self._closed: self._require("wake", "asleep")
-        if "kv_cache" in tags and "weights" not in {*tags, *self._resident}:
-            raise EngineError('wake(["kv_cache"]) while the weights are asleep', 'Call wake(["weights"]) first.')
-        if new := set(tags) - self._resident: self._wake(new)
-        self._resident |= set(tags)
-
-# %% ../../nbs/rollout/00_engine.ipynb #54f0293e
-@patch
-def health(self: EngineBase) -> dict[str, Any]:  # engine, model, state, version, tokens, ...
-    "What the engine is doing, for logs and checks"
-    return dict(engine=type(self).__name__, model=self.model, state=self.state, version=self.version, tokens=self.tokens,
-                running=self._running)
-
-@patch
-def close(self: EngineBase) -> None:
-    "Give everything back; calling it again does nothing"
-    if self._closed: return
-    self._close()
-    self._closed, self._resident = True, set()
-
-@patch
-def __enter__(self: EngineBase) -> "EngineBase": return self
-@patch
-def __exit__(self: EngineBase, *exc: Any) -> None: self.close()

@@ -7,51 +7,61 @@ __all__ = ['NOISE_BLOCK', 'plan_batches', 'pad_left', 'prefill_mask', 'GrowingLa
            'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #576668ce
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..cluster.pulse import beat
 from ..config import SamplingConfig
 from ..data.sample import Sample
-from ..device import accelerator
 from ..errors import EngineError, MissingError
-from ..model.checksum import checksum
-from .engine import EngineBase, Request, choose, token_logprobs, uniforms
+from ..heartbeat import report_progress
+from ..npu.device import accelerator
+from cookbook_npu.rollout.engine import (
+    EngineBase,
+    Request,
+    choose,
+    token_logprobs,
+    uniforms,
+)
+from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/01_transformers.ipynb #6325ffbe
 def plan_batches(
     lengths: Sequence[int],  # prompt length of each request
-    batch_size: int,         # most rows of one batch
-    mixed: bool = True,      # a batch may hold different lengths
-) -> Iterator[list[int]]:    # request indices of each batch
+    batch_size: int,  # most rows of one batch
+    mixed: bool = True,  # a batch may hold different lengths
+) -> Iterator[list[int]]:  # request indices of each batch
     "Cut requests into batches of similar prompt length, in a stable order"
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if batch and (len(batch) == batch_size or not (mixed or lengths[i] == lengths[batch[0]])): yield batch; batch = []
+        if batch and (
+            len(batch) == batch_size or not (mixed or lengths[i] == lengths[batch[0]])
+        ):
+            yield batch
+            batch = []
         batch.append(i)
-    if batch: yield batch
+    if batch:
+        yield batch
 
 # %% ../../nbs/rollout/01_transformers.ipynb #807d2070
 def pad_left(
     prompts: Sequence[Sequence[int]],  # token ids
-) -> tuple[Tensor, Tensor]:            # [P, T] token ids, [P] number of pads
+) -> tuple[Tensor, Tensor]:  # [P, T] token ids, [P] number of pads
     "Prompts as one rectangle"
     width = max(map(len, prompts))
     ids_PT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
     return ids_PT, torch.tensor([width - len(p) for p in prompts])
 
+
 def prefill_mask(
     pads_P: Tensor,  # number of pads of each prompt
-    width: int,      # padded length T
-) -> Tensor:         # [P, 1, T, T] bool, True: query (row) attends to key (column)
+    width: int,  # padded length T
+) -> Tensor:  # [P, 1, T, T] bool, True: query (row) attends to key (column)
     "Causal attention that does not see the padding"
     column = torch.arange(width, device=pads_P.device)
     causal = column[None] <= column[:, None]
@@ -61,17 +71,28 @@ def prefill_mask(
 # %% ../../nbs/rollout/01_transformers.ipynb #a4cfc607
 class GrowingLayer(DynamicLayer):
     "Keys and values of one attention layer, with spare columns"
+
     spare = 64  # columns beyond those in use that an enlarged store has
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         "Append columns; returns views of all columns in use"
-        if not self.is_initialized:  # the prompt: no spare columns, most likely its rows are copied next
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        if (
+            not self.is_initialized
+        ):  # the prompt: no spare columns, most likely its rows are copied next
+            self.dtype, self.device, self.is_initialized = (
+                key_states.dtype,
+                key_states.device,
+                True,
+            )
             self.keys, self.values = self.store = (key_states, value_states)
             return self.keys, self.values
         start, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[-2]
-        if end > self.store[0].shape[-2]: self._move(max(end + self.spare, 2 * start))
-        for old, new in zip(self.store, (key_states, value_states)): old[..., start:end, :] = new
+        if end > self.store[0].shape[-2]:
+            self._move(max(end + self.spare, 2 * start))
+        for old, new in zip(self.store, (key_states, value_states)):
+            old[..., start:end, :] = new
         self.keys, self.values = (s[..., :end, :] for s in self.store)
         return self.keys, self.values
 
@@ -79,7 +100,12 @@ class GrowingLayer(DynamicLayer):
         "A new store of `size` columns with the columns in use, of some rows or of all"
         used, moved = self.get_seq_length(), []
         for old in (self.keys, self.values):
-            new = old.new_empty(old.shape[0] if rows is None else len(rows), *old.shape[1:-2], size, old.shape[-1])
+            new = old.new_empty(
+                old.shape[0] if rows is None else len(rows),
+                *old.shape[1:-2],
+                size,
+                old.shape[-1],
+            )
             new[..., :used, :] = old if rows is None else old.index_select(0, rows)
             moved.append(new)
         self.store = tuple(moved)
@@ -94,219 +120,280 @@ class GrowingLayer(DynamicLayer):
 @dataclass
 class Rows:
     "What the rows of one batch have sampled"
-    requests: list[Request]                   # one for each response
+
+    requests: list[Request]  # one for each response
     ids: list[list[int]] = field(init=False)
     logprobs: list[list[float]] = field(init=False)
     versions: list[list[int]] = field(init=False)
-    stopped: list[bool] = field(init=False)   # an end token was sampled
-    live: list[int] = field(init=False)       # response that each device row serves
+    stopped: list[bool] = field(init=False)  # an end token was sampled
+    live: list[int] = field(init=False)  # response that each device row serves
 
     def __post_init__(self) -> None:
         n = len(self.requests)
         self.ids, self.logprobs, self.versions = ([[] for _ in range(n)] for _ in range(3))
         self.stopped, self.live = [False] * n, list(range(n))
 
-    def add(self, ids_B: list[int], logprobs_B: list[float], version: int, stops: frozenset[int]) -> None:
+    def add(
+        self, ids_B: list[int], logprobs_B: list[float], version: int, stops: frozenset[int]
+    ) -> None:
         "Record one token of each device row that still runs"
         for row, token, logprob in zip(self.live, ids_B, logprobs_B):
-            if self.stopped[row]: continue
-            self.ids[row].append(token); self.logprobs[row].append(logprob); self.versions[row].append(version)
+            if self.stopped[row]:
+                continue
+            self.ids[row].append(token)
+            self.logprobs[row].append(logprob)
+            self.versions[row].append(version)
             self.stopped[row] = token in stops
 
     def compact(self) -> list[int] | None:
         "Device rows worth keeping; none: all of them (dropping rows copies the cache, so half must have finished)"
         keep = [k for k, row in enumerate(self.live) if not self.stopped[row]]
-        if 2 * len(keep) > len(self.live): return None
+        if 2 * len(keep) > len(self.live):
+            return None
         self.live = [self.live[k] for k in keep]
         return keep
 
 # %% ../../nbs/rollout/01_transformers.ipynb #b5b4c669
 def model_class(
     config: Any,  # a transformers configuration
-) -> type:        # the class that reads the folder
+) -> type:  # the class that reads the folder
     "The transformers class that the folder's configuration names"
     import transformers
+
     name = (config.architectures or ["?"])[0]
     if not hasattr(transformers, name):
-        raise EngineError(f"config.json names the architecture {name!r}, which transformers {transformers.__version__} does not have",
-                          "Use a transformers version that has it, or another model.")
+        raise EngineError(
+            f"config.json names the architecture {name!r}, which transformers {transformers.__version__} does not have",
+            "Use a transformers version that has it, or another model.",
+        )
     return getattr(transformers, name)
 
+
 def stop_ids(
-    model: Any,                   # a transformers model
-    extra: Iterable[int] = (),    # more stop tokens
+    model: Any,  # a transformers model
+    extra: Iterable[int] = (),  # more stop tokens
 ) -> frozenset[int]:
     "End tokens of a model's generation settings"
     eos = model.generation_config.eos_token_id
-    return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos) | frozenset(extra)
+    return frozenset(
+        [] if eos is None else [eos] if isinstance(eos, int) else eos
+    ) | frozenset(extra)
 
 # %% ../../nbs/rollout/01_transformers.ipynb #4f968ab5
 class TransformersEngine(EngineBase):
     "A Hugging Face model on one device; the decode loop is ours"
-    def __init__(self,
-        hf_path: str | Path,                        # Hugging Face folder
-        dtype: str = "bfloat16",                    # type of the weights
-        device: torch.device | str | None = None,   # none: the first device of this process
-        batch_size: int = 128,                      # most sequences decoded at once
-        stop_token_ids: Sequence[int] = (),         # end tokens beyond the model's own
+
+    def __init__(
+        self,
+        hf_path: str | Path,  # Hugging Face folder
+        dtype: str = "bfloat16",  # type of the weights
+        device: torch.device | str | None = None,  # none: the first device of this process
+        batch_size: int = 128,  # most sequences decoded at once
+        stop_token_ids: Sequence[int] = (),  # end tokens beyond the model's own
     ):
         from transformers import AutoConfig, AutoTokenizer
+
         if not (path := Path(hf_path)).joinpath("config.json").is_file():
-            raise MissingError(f"{path}/config.json does not exist", "Give a Hugging Face model folder.")
+            raise MissingError(
+                f"{path}/config.json does not exist", "Give a Hugging Face model folder."
+            )
         super().__init__(str(path), AutoTokenizer.from_pretrained(path))
-        self.device = torch.device(device) if device is not None else accelerator().device(0)
+        self.device = (
+            torch.device(device) if device is not None else accelerator().device(0)
+        )
         self.dtype, self.batch_size = getattr(torch, dtype), batch_size
         config = AutoConfig.from_pretrained(path)
-        net = model_class(config).from_pretrained(path, dtype=self.dtype, attn_implementation="sdpa")
+        net = model_class(config).from_pretrained(
+            path, dtype=self.dtype, attn_implementation="sdpa"
+        )
         self.net = net.to(self.device).eval().requires_grad_(False)
         self.stops = stop_ids(self.net, stop_token_ids)
         text = config.get_text_config()
         self.max_tokens = text.max_position_embeddings
-        self.mixed = set(getattr(text, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        self.mixed = set(getattr(text, "layer_types", None) or ["full_attention"]) == {
+            "full_attention"
+        }
         self._index_weights()
 
-# %% ../../nbs/rollout/01_transformers.ipynb #1dc085f8
-@patch
-def _index_weights(self: TransformersEngine) -> None:
-    self._weights, self._tied = {}, {}
-    first: dict[int, str] = {}
-    for name, t in self.net.state_dict(keep_vars=True).items():
-        if id(t) in first: self._tied[name] = first[id(t)]
-        else: first[id(t)] = name; self._weights[name] = t
-    self._buffers = {name: t for name, t in self.net.named_buffers() if id(t) not in first}
-    self._sizes = {name: t.shape for name, t in self._weights.items()}
-    self._host: dict[str, Tensor] = {}
+    def _index_weights(self) -> None:
+        self._weights, self._tied = {}, {}
+        first: dict[int, str] = {}
+        for name, t in self.net.state_dict(keep_vars=True).items():
+            if id(t) in first:
+                self._tied[name] = first[id(t)]
+            else:
+                first[id(t)] = name
+                self._weights[name] = t
+        self._buffers = {
+            name: t for name, t in self.net.named_buffers() if id(t) not in first
+        }
+        self._sizes = {name: t.shape for name, t in self._weights.items()}
+        self._host: dict[str, Tensor] = {}
 
-@patch
-def _shapes(self: TransformersEngine) -> tuple[dict[str, torch.Size], dict[str, str]]: return self._sizes, self._tied
+    def _shapes(self) -> tuple[dict[str, torch.Size], dict[str, str]]:
+        return self._sizes, self._tied
 
-@patch
-def _checksums(self: TransformersEngine, names: list[str]) -> dict[str, int]:
-    return {n: checksum(self._weights[self._tied.get(n, n)]) for n in names}
+    def _checksums(self, names: list[str]) -> dict[str, int]:
+        return {n: checksum(self._weights[self._tied.get(n, n)]) for n in names}
 
-@patch
-@torch.no_grad()
-def _publish(self: TransformersEngine, tensors: dict[str, Tensor], handles: Mapping[str, tuple]) -> None:
-    for name, w in self._weights.items():
-        source = tensors[name] if name in tensors else next(tensors[t] for t, n in self._tied.items() if n == name)
-        w.copy_(source, non_blocking=True)
-    self._synchronize()  # the caller may reuse its buckets
+    @torch.no_grad()
+    def _publish(self, tensors: dict[str, Tensor], handles: Mapping[str, tuple]) -> None:
+        for name, w in self._weights.items():
+            source = (
+                tensors[name]
+                if name in tensors
+                else next(tensors[t] for t, n in self._tied.items() if n == name)
+            )
+            w.copy_(source, non_blocking=True)
+        self._synchronize()  # the caller may reuse its buckets
 
-# %% ../../nbs/rollout/01_transformers.ipynb #b91203f8
-@patch
-def _forward(self: TransformersEngine,
-    ids_BT: Tensor, positions_BT: Tensor, mask: Tensor | None, cache: DynamicCache,
-) -> Tensor:  # [B, V] logits of the next token
-    "Run the model on new tokens; the cache grows by T columns"
-    beat(f"{ids_BT.shape[0]} rows, {ids_BT.shape[1]} new tokens each")
-    out = self.net(input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, past_key_values=cache, use_cache=True,
-                   logits_to_keep=1)
-    return out.logits[:, -1]
+    def _forward(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor,
+        mask: Tensor | None,
+        cache: DynamicCache,
+    ) -> Tensor:  # [B, V] logits of the next token
+        "Run the model on new tokens; the cache grows by T columns"
+        report_progress(f"{ids_BT.shape[0]} rows, {ids_BT.shape[1]} new tokens each")
+        out = self.net(
+            input_ids=ids_BT,
+            position_ids=positions_BT,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
 
-@patch
-def _new_cache(self: TransformersEngine) -> DynamicCache:
-    cache = DynamicCache(config=self.net.config.get_text_config())
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+    def _new_cache(self) -> DynamicCache:
+        cache = DynamicCache(config=self.net.config.get_text_config())
+        cache.layers = [
+            GrowingLayer() if type(layer) is DynamicLayer else layer
+            for layer in cache.layers
+        ]
+        return cache
 
-@patch
-@torch.inference_mode()
-def _generate(self: TransformersEngine, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
-    samples: list[Sample | None] = [None] * len(requests)
-    for batch in plan_batches([len(r.prompt_ids) for r in requests], self.batch_size, self.mixed):
-        rows = Rows([requests[i] for i in batch])
-        done = self._gate() and self._decode(rows, sampling)
-        for k, i in enumerate(batch):
-            reason = "stop" if rows.stopped[k] else "length" if done else "abort"
-            samples[i] = self._sample(requests[i], rows.ids[k], rows.logprobs[k], rows.versions[k], reason)
-    return samples
+    @torch.inference_mode()
+    def _generate(self, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
+        samples: list[Sample | None] = [None] * len(requests)
+        for batch in plan_batches(
+            [len(r.prompt_ids) for r in requests], self.batch_size, self.mixed
+        ):
+            rows = Rows([requests[i] for i in batch])
+            done = self._gate() and self._decode(rows, sampling)
+            for k, i in enumerate(batch):
+                reason = "stop" if rows.stopped[k] else "length" if done else "abort"
+                samples[i] = self._sample(
+                    requests[i], rows.ids[k], rows.logprobs[k], rows.versions[k], reason
+                )
+        return samples
 
-# %% ../../nbs/rollout/01_transformers.ipynb #d691ffab
-@patch
-def _prefill(self: TransformersEngine, requests: list[Request]) -> tuple[Tensor, Tensor, DynamicCache]:
-    "Run the prompts of a batch: [B, V] logits of the first response token, [B] pads, cache of B rows"
-    prompts = list(dict.fromkeys(tuple(r.prompt_ids) for r in requests))
-    ids_PT, pads_P = (t.to(self.device) for t in pad_left(prompts))
-    width, cache = ids_PT.shape[1], self._new_cache()
-    mask = prefill_mask(pads_P, width) if pads_P.any() else None
-    positions_PT = (torch.arange(width, device=self.device) - pads_P[:, None]).clamp(min=0)
-    logits_PV = self._forward(ids_PT, positions_PT, mask, cache)
-    if len(prompts) == len(requests): return logits_PV, pads_P, cache
-    where = {p: k for k, p in enumerate(prompts)}
-    which_B = torch.tensor([where[tuple(r.prompt_ids)] for r in requests], device=self.device)
-    cache.reorder_cache(which_B)
-    return logits_PV[which_B], pads_P[which_B], cache
+    def _prefill(self, requests: list[Request]) -> tuple[Tensor, Tensor, DynamicCache]:
+        "Run the prompts of a batch: [B, V] logits of the first response token, [B] pads, cache of B rows"
+        prompts = list(dict.fromkeys(tuple(r.prompt_ids) for r in requests))
+        ids_PT, pads_P = (t.to(self.device) for t in pad_left(prompts))
+        width, cache = ids_PT.shape[1], self._new_cache()
+        mask = prefill_mask(pads_P, width) if pads_P.any() else None
+        positions_PT = (torch.arange(width, device=self.device) - pads_P[:, None]).clamp(
+            min=0
+        )
+        logits_PV = self._forward(ids_PT, positions_PT, mask, cache)
+        if len(prompts) == len(requests):
+            return logits_PV, pads_P, cache
+        where = {p: k for k, p in enumerate(prompts)}
+        which_B = torch.tensor(
+            [where[tuple(r.prompt_ids)] for r in requests], device=self.device
+        )
+        cache.reorder_cache(which_B)
+        return logits_PV[which_B], pads_P[which_B], cache
+
+    def _decode(self, rows: Rows, sampling: SamplingConfig) -> bool:  # False: aborted
+        "Sample until every row has stopped or the limit is reached"
+        logits_BV, pads_B, cache = self._prefill(rows.requests)
+        width, limit, padded = (
+            cache.get_seq_length(),
+            sampling.max_response_tokens,
+            bool(pads_B.any()),
+        )
+        for step in range(limit):
+            if step and not self._gate():
+                return False
+            if sampling.temperature and step % NOISE_BLOCK == 0:
+                noise_BT = self._noise(rows, step)
+            u_B = noise_BT[:, step % NOISE_BLOCK] if sampling.temperature else None
+            token_B, logprob_B = choose(token_logprobs(logits_BV, sampling), u_B)
+            rows.add(token_B.tolist(), logprob_B.tolist(), self.version, self.stops)
+            keep = rows.compact()
+            if not rows.live or step == limit - 1:
+                break
+            if keep is not None:
+                keep_B = torch.tensor(keep, device=self.device)
+                cache.reorder_cache(keep_B)
+                token_B, pads_B = token_B[keep_B], pads_B[keep_B]
+                if sampling.temperature:
+                    noise_BT = noise_BT[keep_B]
+            column = torch.arange(width + step + 1, device=self.device)
+            mask = (column >= pads_B[:, None])[:, None, None] if padded else None
+            logits_BV = self._forward(
+                token_B[:, None], (column[-1] - pads_B)[:, None], mask, cache
+            )
+        return True
+
+    def _noise(self, rows: Rows, start: int) -> Tensor:  # [B, NOISE_BLOCK]
+        seeds_B = [rows.requests[row].seed for row in rows.live]
+        return torch.from_numpy(uniforms(seeds_B, start, NOISE_BLOCK)).to(self.device)
+
+    def _sleep(self, level: int) -> None:
+        kept = {**self._buffers, **(self._weights if level == 1 else {})}
+        pin = self.device.type != "cpu"
+        for name, t in kept.items():
+            self._host[name] = torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t)
+        nothing = {
+            t.dtype: t.data.new_empty(0)
+            for t in (*self._weights.values(), *self._buffers.values())
+        }
+        for t in (*self._weights.values(), *self._buffers.values()):
+            t.data = nothing[t.dtype]
+        self._empty_cache()
+
+    def _wake(self, tags: set[str]) -> None:
+        if "weights" not in tags:
+            return
+        tensors = {**self._weights, **self._buffers}
+        sizes = {**self._sizes, **{name: self._host[name].shape for name in self._buffers}}
+        for name, t in tensors.items():
+            t.data = torch.empty(sizes[name], dtype=t.dtype, device=self.device)
+            if name in self._host:
+                t.data.copy_(self._host[name], non_blocking=True)
+        self._synchronize()
+        self._host.clear()
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            accelerator().synchronize()
+
+    def _empty_cache(self) -> None:
+        if self.device.type != "cpu":
+            accelerator().empty_cache()
+
+    def _close(self) -> None:
+        self.net = None
+        self._weights, self._buffers, self._host = {}, {}, {}
+        self._empty_cache()
+
+    def health(self) -> dict[str, Any]:  # EngineBase.health, device, dtype, memory
+        "What the engine is doing, and what memory its process holds on the device"
+        memory = (
+            accelerator().memory_allocated(self.device.index or 0)
+            if self.device.type != "cpu"
+            else 0
+        )
+        return EngineBase.health(self) | dict(
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            memory_bytes=memory,
+        )
 
 # %% ../../nbs/rollout/01_transformers.ipynb #6b025ad6
 NOISE_BLOCK = 64  # steps whose uniform numbers are made at once
-
-@patch
-def _decode(self: TransformersEngine, rows: Rows, sampling: SamplingConfig) -> bool:  # False: aborted
-    "Sample until every row has stopped or the limit is reached"
-    logits_BV, pads_B, cache = self._prefill(rows.requests)
-    width, limit, padded = cache.get_seq_length(), sampling.max_response_tokens, bool(pads_B.any())
-    for step in range(limit):
-        if step and not self._gate(): return False
-        if sampling.temperature and step % NOISE_BLOCK == 0: noise_BT = self._noise(rows, step)
-        u_B = noise_BT[:, step % NOISE_BLOCK] if sampling.temperature else None
-        token_B, logprob_B = choose(token_logprobs(logits_BV, sampling), u_B)
-        rows.add(token_B.tolist(), logprob_B.tolist(), self.version, self.stops)
-        keep = rows.compact()
-        if not rows.live or step == limit - 1: break
-        if keep is not None:
-            keep_B = torch.tensor(keep, device=self.device)
-            cache.reorder_cache(keep_B)
-            token_B, pads_B = token_B[keep_B], pads_B[keep_B]
-            if sampling.temperature: noise_BT = noise_BT[keep_B]
-        column = torch.arange(width + step + 1, device=self.device)
-        mask = (column >= pads_B[:, None])[:, None, None] if padded else None
-        logits_BV = self._forward(token_B[:, None], (column[-1] - pads_B)[:, None], mask, cache)
-    return True
-
-@patch
-def _noise(self: TransformersEngine, rows: Rows, start: int) -> Tensor:  # [B, NOISE_BLOCK]
-    seeds_B = [rows.requests[row].seed for row in rows.live]
-    return torch.from_numpy(uniforms(seeds_B, start, NOISE_BLOCK)).to(self.device)
-
-# %% ../../nbs/rollout/01_transformers.ipynb #a06eb4be
-@patch
-def _sleep(self: TransformersEngine, level: int) -> None:
-    kept = {**self._buffers, **(self._weights if level == 1 else {})}
-    pin = self.device.type != "cpu"
-    for name, t in kept.items():
-        self._host[name] = torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t)
-    nothing = {t.dtype: t.data.new_empty(0) for t in (*self._weights.values(), *self._buffers.values())}
-    for t in (*self._weights.values(), *self._buffers.values()): t.data = nothing[t.dtype]
-    self._empty_cache()
-
-@patch
-def _wake(self: TransformersEngine, tags: set[str]) -> None:
-    if "weights" not in tags: return
-    tensors = {**self._weights, **self._buffers}
-    sizes = {**self._sizes, **{name: self._host[name].shape for name in self._buffers}}
-    for name, t in tensors.items():
-        t.data = torch.empty(sizes[name], dtype=t.dtype, device=self.device)
-        if name in self._host: t.data.copy_(self._host[name], non_blocking=True)
-    self._synchronize()
-    self._host.clear()
-
-# %% ../../nbs/rollout/01_transformers.ipynb #b6908b4f
-@patch
-def _synchronize(self: TransformersEngine) -> None:
-    if self.device.type != "cpu": accelerator().synchronize()
-
-@patch
-def _empty_cache(self: TransformersEngine) -> None:
-    if self.device.type != "cpu": accelerator().empty_cache()
-
-@patch
-def _close(self: TransformersEngine) -> None:
-    self.net = None
-    self._weights, self._buffers, self._host = {}, {}, {}
-    self._empty_cache()
-
-@patch
-def health(self: TransformersEngine) -> dict[str, Any]:  # EngineBase.health, device, dtype, memory
-    "What the engine is doing, and what memory its process holds on the device"
-    memory = accelerator().memory_allocated(self.device.index or 0) if self.device.type != "cpu" else 0
-    return EngineBase.health(self) | dict(device=str(self.device), dtype=str(self.dtype).removeprefix("torch."), memory_bytes=memory)

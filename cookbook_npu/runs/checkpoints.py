@@ -16,139 +16,182 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
-
 from ..errors import DataError, MissingError, StorageError
 from .folder import _storage, write_json
 
 # %% ../../nbs/runs/05_checkpoints.ipynb #782084cc
 MANIFEST, CHUNK = "manifest.json", 1 << 22
 
+
 def file_sum(
-    path: Path,         # a file
-) -> tuple[int, int]:   # (size in bytes, CRC-32)
+    path: Path,  # a file
+) -> tuple[int, int]:  # (size in bytes, CRC-32)
     "Size and checksum of a file"
     total, crc = 0, 0
     with open(path, "rb") as f:
-        while block := f.read(CHUNK): total, crc = total + len(block), zlib.crc32(block, crc)
+        while block := f.read(CHUNK):
+            total, crc = total + len(block), zlib.crc32(block, crc)
     return total, crc
 
+
 def all_files(
-    folder: Path,       # a checkpoint
-) -> Iterator[Path]:    # its files without the manifest, sorted by name
+    folder: Path,  # a checkpoint
+) -> Iterator[Path]:  # its files without the manifest, sorted by name
     "Every file of a checkpoint"
-    yield from sorted(p for p in folder.rglob("*") if p.is_file() and p != folder/MANIFEST)
+    yield from sorted(
+        p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST
+    )
 
 # %% ../../nbs/runs/05_checkpoints.ipynb #5d17b1fc
 @dataclass(frozen=True)
 class Checkpoint:
     "A finished checkpoint"
-    path: Path                                       # its folder
-    step: int                                        # steps done when it was taken
-    facts: dict[str, Any] = field(default_factory=dict)  # what the driver must know: weight version, data cursor, layout, score
-    files: dict[str, list[int]] = field(default_factory=dict)  # relative name -> [size, CRC-32]
+
+    path: Path  # its folder
+    step: int  # steps done when it was taken
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the driver must know: weight version, data cursor, layout, score
+    files: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # relative name -> [size, CRC-32]
+
+    def check(self) -> None:
+        "Raise `DataError` naming the first file that is missing, cut or altered"
+        for name, (size, crc) in self.files.items():
+            path = self.path / name
+            if not path.is_file():
+                raise DataError(f"{path} is missing", "Resume from an earlier checkpoint.")
+            if path.stat().st_size != size:
+                raise DataError(
+                    f"{path} has {path.stat().st_size} bytes, it was written with {size}",
+                    "Resume from an earlier checkpoint.",
+                )
+            if file_sum(path)[1] != crc:
+                raise DataError(
+                    f"{path} was altered: its checksum differs",
+                    "Resume from an earlier checkpoint.",
+                )
+
 
 def read_checkpoint(
-    folder: Path,   # a checkpoint folder
-) -> Checkpoint:    # as its manifest says; files are not looked at
+    folder: Path,  # a checkpoint folder
+) -> Checkpoint:  # as its manifest says; files are not looked at
     "Read the manifest; raises `MissingError` or `DataError`"
-    try: manifest = json.loads((folder/MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError: raise MissingError(f"{folder} has no {MANIFEST}", "It is not a finished checkpoint.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e: raise DataError(f"{folder/MANIFEST} is damaged: {e}", "Resume from an earlier checkpoint.") from e
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingError(
+            f"{folder} has no {MANIFEST}", "It is not a finished checkpoint."
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise DataError(
+            f"{folder / MANIFEST} is damaged: {e}", "Resume from an earlier checkpoint."
+        ) from e
     return Checkpoint(folder, manifest["step"], manifest["facts"], manifest["files"])
-
-# %% ../../nbs/runs/05_checkpoints.ipynb #5b935d59
-@patch
-def check(self: Checkpoint) -> None:
-    "Raise `DataError` naming the first file that is missing, cut or altered"
-    for name, (size, crc) in self.files.items():
-        path = self.path/name
-        if not path.is_file(): raise DataError(f"{path} is missing", "Resume from an earlier checkpoint.")
-        if path.stat().st_size != size:
-            raise DataError(f"{path} has {path.stat().st_size} bytes, it was written with {size}", "Resume from an earlier checkpoint.")
-        if file_sum(path)[1] != crc: raise DataError(f"{path} was altered: its checksum differs", "Resume from an earlier checkpoint.")
 
 # %% ../../nbs/runs/05_checkpoints.ipynb #cb84d09f
 @dataclass
 class Checkpoints:
     "The checkpoints of a run"
+
     root: Path  # the run's `checkpoints` folder
 
-    def partial(self,
+    def partial(
+        self,
         step: int,  # steps done
-    ) -> Path:      # an empty folder to write into
+    ) -> Path:  # an empty folder to write into
         "Begin a checkpoint; its folder counts for nothing until `commit`"
-        folder = self.root/f".step_{step:06d}.{os.getpid()}-{time.monotonic_ns()}"
-        with _storage(folder): folder.mkdir()
+        folder = self.root / f".step_{step:06d}.{os.getpid()}-{time.monotonic_ns()}"
+        with _storage(folder):
+            folder.mkdir()
         return folder
 
     def sweep(self) -> list[Path]:  # what was removed
         "Remove what an earlier process began and never finished"
         left = sorted(self.root.glob(".step_*"))
-        for folder in left: shutil.rmtree(folder, ignore_errors=True)
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
         return left
+
+    def commit(
+        self,
+        partial: Path,  # a folder from `partial`, written by every rank
+        step: int,  # steps done
+        facts: Mapping[str, Any],  # what the driver must know to go on
+    ) -> Checkpoint:  # the finished checkpoint; one of the same step is replaced
+        "Sync, sum and rename: from here on the checkpoint exists"
+        target, files = self.root / f"step_{step:06d}", {}
+        with _storage(target):
+            for path in all_files(partial):
+                _sync(path)
+                files[str(path.relative_to(partial))] = list(file_sum(path))
+            write_json(
+                partial / MANIFEST, {"step": step, "facts": dict(facts), "files": files}
+            )
+            if target.exists():
+                os.rename(
+                    target, self.root / f".{target.name}.replaced-{time.monotonic_ns()}"
+                )
+            os.rename(partial, target)
+            _sync(self.root)
+        return Checkpoint(target, step, dict(facts), files)
+
+    def found(
+        self,
+    ) -> list[Checkpoint]:  # newest first; those without a readable manifest are left out
+        "All finished checkpoints"
+        held = []
+        for folder in sorted(self.root.glob("step_*"), reverse=True):
+            try:
+                held.append(read_checkpoint(folder))
+            except (MissingError, DataError):
+                continue  # an export for serving, or damaged: nothing to resume from
+        return held
+
+    def last_good(
+        self,
+        passed_over: Callable[[Path, str], None] = lambda path, why: (
+            None
+        ),  # told of every damaged one
+    ) -> Checkpoint | None:  # none: begin at the first step
+        "The newest checkpoint whose files are as they were written"
+        for folder in sorted(self.root.glob("step_*"), reverse=True):
+            try:
+                checkpoint = read_checkpoint(folder)
+                checkpoint.check()
+                return checkpoint
+            except (MissingError, DataError) as e:
+                passed_over(folder, e.what)
+        return None
+
+    def prune(
+        self,
+        keep_last: int,  # newest that stay, at least 1
+        keep_best: int = 0,  # of highest score that stay besides
+    ) -> list[int]:  # steps of the removed ones
+        "Remove old checkpoints; the score is `facts['score']`, without one a checkpoint is never among the best"
+        held = self.found()
+        scored = sorted(
+            (c for c in held if c.facts.get("score") is not None),
+            key=lambda c: (c.facts["score"], c.step),
+            reverse=True,
+        )
+        stay = {c.step for c in held[: max(1, keep_last)]} | {
+            c.step for c in scored[:keep_best]
+        }
+        gone = [c for c in held if c.step not in stay]
+        for c in gone:
+            aside = self.root / f".{c.path.name}.removed-{time.monotonic_ns()}"
+            os.rename(c.path, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        return [c.step for c in gone]
 
 # %% ../../nbs/runs/05_checkpoints.ipynb #db69c63f
 def _sync(path: Path) -> None:
     "Make a file or folder survive a power cut"
     fd = os.open(path, os.O_RDONLY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
-
-@patch
-def commit(self: Checkpoints,
-    partial: Path,             # a folder from `partial`, written by every rank
-    step: int,                 # steps done
-    facts: Mapping[str, Any],  # what the driver must know to go on
-) -> Checkpoint:               # the finished checkpoint; one of the same step is replaced
-    "Sync, sum and rename: from here on the checkpoint exists"
-    target, files = self.root/f"step_{step:06d}", {}
-    with _storage(target):
-        for path in all_files(partial):
-            _sync(path)
-            files[str(path.relative_to(partial))] = list(file_sum(path))
-        write_json(partial/MANIFEST, {"step": step, "facts": dict(facts), "files": files})
-        if target.exists(): os.rename(target, self.root/f".{target.name}.replaced-{time.monotonic_ns()}")
-        os.rename(partial, target)
-        _sync(self.root)
-    return Checkpoint(target, step, dict(facts), files)
-
-# %% ../../nbs/runs/05_checkpoints.ipynb #70f4f93f
-@patch
-def found(self: Checkpoints) -> list[Checkpoint]:  # newest first; those without a readable manifest are left out
-    "All finished checkpoints"
-    held = []
-    for folder in sorted(self.root.glob("step_*"), reverse=True):
-        try: held.append(read_checkpoint(folder))
-        except (MissingError, DataError): continue  # an export for serving, or damaged: nothing to resume from
-    return held
-
-@patch
-def last_good(self: Checkpoints,
-    passed_over: Callable[[Path, str], None] = lambda path, why: None,  # told of every damaged one
-) -> Checkpoint | None:  # none: begin at the first step
-    "The newest checkpoint whose files are as they were written"
-    for folder in sorted(self.root.glob("step_*"), reverse=True):
-        try:
-            checkpoint = read_checkpoint(folder)
-            checkpoint.check()
-            return checkpoint
-        except (MissingError, DataError) as e: passed_over(folder, e.what)
-    return None
-
-# %% ../../nbs/runs/05_checkpoints.ipynb #3e44fa04
-@patch
-def prune(self: Checkpoints,
-    keep_last: int,      # newest that stay, at least 1
-    keep_best: int = 0,  # of highest score that stay besides
-) -> list[int]:          # steps of the removed ones
-    "Remove old checkpoints; the score is `facts['score']`, without one a checkpoint is never among the best"
-    held = self.found()
-    scored = sorted((c for c in held if c.facts.get("score") is not None), key=lambda c: (c.facts["score"], c.step), reverse=True)
-    stay = {c.step for c in held[:max(1, keep_last)]} | {c.step for c in scored[:keep_best]}
-    gone = [c for c in held if c.step not in stay]
-    for c in gone:
-        aside = self.root/f".{c.path.name}.removed-{time.monotonic_ns()}"
-        os.rename(c.path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    return [c.step for c in gone]
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

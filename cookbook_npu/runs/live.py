@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
-
 from .folder import read_lines
 from .metrics import ConsoleSink, Sink, columns, is_step, line, short
 from .plots import PANELS, Panel, curves
@@ -22,123 +20,185 @@ from .plots import PANELS, Panel, curves
 # %% ../../nbs/runs/03_live.ipynb #9984eeac
 def in_notebook() -> bool:  # whether rich output is shown and can be updated
     "Whether this process is the kernel of a notebook"
-    ipython = sys.modules.get("IPython")  # imported by every kernel; never imported just to ask
+    ipython = sys.modules.get(
+        "IPython"
+    )  # imported by every kernel; never imported just to ask
     shell = ipython.get_ipython() if ipython else None
     return getattr(shell, "kernel", None) is not None
 
 # %% ../../nbs/runs/03_live.ipynb #35ded347
 def duration(
     seconds: float,  # any time span
-) -> str:            # for people
+) -> str:  # for people
     "A time span with its two largest units"
     s = int(round(seconds))
-    if s < 60: return f"{s} s"
-    if s < 3600: return f"{s//60} min {s%60:02d} s"
-    return f"{s//3600} h {s%3600//60:02d} min"
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60} min {s % 60:02d} s"
+    return f"{s // 3600} h {s % 3600 // 60:02d} min"
 
 # %% ../../nbs/runs/03_live.ipynb #c941e7b1
-BAR = ('<div style="font:13px system-ui,sans-serif;max-width:46em"><div style="height:7px;border-radius:4px;background:#80808040;overflow:hidden">'
-       '<div style="height:100%;width:{percent:.1f}%;background:{colour}"></div></div>'
-       '<div style="margin-top:4px;font-variant-numeric:tabular-nums">{text}</div></div>')
+BAR = (
+    '<div style="font:13px system-ui,sans-serif;max-width:46em"><div style="height:7px;border-radius:4px;background:#80808040;overflow:hidden">'
+    '<div style="height:100%;width:{percent:.1f}%;background:{colour}"></div></div>'
+    '<div style="margin-top:4px;font-variant-numeric:tabular-nums">{text}</div></div>'
+)
+
 
 def bar(
-    done: int,               # steps done
-    steps: int,              # steps of the run
-    elapsed: float,          # s since the first step began
-    status: str = "",        # a few numbers
-    ended: bool = False,     # no more steps come
-    before: int = 0,         # of these, steps done before this session
+    done: int,  # steps done
+    steps: int,  # steps of the run
+    elapsed: float,  # s since the first step began
+    status: str = "",  # a few numbers
+    ended: bool = False,  # no more steps come
+    before: int = 0,  # of these, steps done before this session
     notes: Iterable[str] = (),  # lines below it
-) -> str:                    # HTML
+) -> str:  # HTML
     "A progress bar"
-    left = f", about {duration(elapsed/(done - before)*(steps - done))} left" if before < done < steps and not ended else ""
+    left = (
+        f", about {duration(elapsed / (done - before) * (steps - done))} left"
+        if before < done < steps and not ended
+        else ""
+    )
     colour = "#009E73" if done >= steps else "#D55E00" if ended else "#0072B2"
     stopped = " (ended early)" if ended and done < steps else ""
-    text = f"step {done} of {steps}{stopped}, {duration(elapsed)}{left}" + (f" &nbsp; {html.escape(status)}" if status else "")
-    text += "".join(f'<div style="opacity:.65;font-size:11px">{html.escape(note)}</div>' for note in notes)
-    return BAR.format(percent=100*min(1.0, done/max(1, steps)), colour=colour, text=text)
+    text = f"step {done} of {steps}{stopped}, {duration(elapsed)}{left}" + (
+        f" &nbsp; {html.escape(status)}" if status else ""
+    )
+    text += "".join(
+        f'<div style="opacity:.65;font-size:11px">{html.escape(note)}</div>'
+        for note in notes
+    )
+    return BAR.format(
+        percent=100 * min(1.0, done / max(1, steps)), colour=colour, text=text
+    )
 
 # %% ../../nbs/runs/03_live.ipynb #64cbdd46
 class NotebookView:
     "A progress bar and curves that update in place"
-    def __init__(self,
-        steps: int,                          # steps of the run
-        panels: Sequence[Panel] = PANELS,    # what to draw
-        show: Callable[..., Any] | None = None,  # displays an object and returns a handle; none: IPython's
+
+    def __init__(
+        self,
+        steps: int,  # steps of the run
+        panels: Sequence[Panel] = PANELS,  # what to draw
+        show: Callable[..., Any]
+        | None = None,  # displays an object and returns a handle; none: IPython's
         clock: Callable[[], float] = time.monotonic,
-        history: Iterable[Mapping[str, Any]] = (),  # records of steps done earlier, when a run goes on
+        history: Iterable[
+            Mapping[str, Any]
+        ] = (),  # records of steps done earlier, when a run goes on
     ):
-        self.steps, self.panels, self.clock, self.records = steps, panels, clock, list(history)
+        self.steps, self.panels, self.clock, self.records = (
+            steps,
+            panels,
+            clock,
+            list(history),
+        )
         self.began, self.due, self.before = clock(), 0.0, sum(map(is_step, self.records))
-        self.notes: Sequence[str] = ()       # what goes on in the step under way
+        self.notes: Sequence[str] = ()  # what goes on in the step under way
         show = show or _display
-        self.bar, self.figure = show(_Html(bar(self.before, steps, 0.0, before=self.before))), show(_Html(""))
+        self.bar, self.figure = (
+            show(_Html(bar(self.before, steps, 0.0, before=self.before))),
+            show(_Html("")),
+        )
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Take one step; the bar moves at once, the curves when they are due"
         self.records.append(record)
         self.say(())
-        if self.clock() >= self.due: self._draw()
+        if self.clock() >= self.due:
+            self._draw()
 
     def say(self, notes: Iterable[str]) -> None:
         "Show what goes on while a step takes long, for instance what every role is doing"
         self.notes = list(notes)
         self._move()
 
+    def _move(self, ended: bool = False) -> None:
+        last = {
+            n: v
+            for record in self.records
+            for n, v in record.items()
+            if n in ("raw_reward", "eval_accuracy") and v is not None
+        }
+        status = "  ".join(f"{n} {short(v)}" for n, v in last.items())
+        self.bar.update(
+            _Html(
+                bar(
+                    sum(map(is_step, self.records)),
+                    self.steps,
+                    self.clock() - self.began,
+                    status,
+                    ended,
+                    self.before,
+                    self.notes,
+                )
+            )
+        )
+
+    def _draw(self) -> None:
+        began = self.clock()
+        self.figure.update(curves(columns(self.records), self.panels))
+        self.due = self.clock() + SHARE * (self.clock() - began)
+
+    def close(self) -> None:
+        "Leave the last state behind"
+        self.notes = ()
+        self._move(ended=True)
+        if self.records:
+            self._draw()
+
 # %% ../../nbs/runs/03_live.ipynb #5d9abe81
 class _Html:
     "Something a notebook shows as HTML"
-    def __init__(self, text: str): self.text = text
-    def _repr_html_(self) -> str: return self.text
-    def __repr__(self) -> str: return ""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return ""
+
 
 def _display(shown: Any) -> Any:
     from IPython.display import display
+
     return display(shown, display_id=True)
 
 # %% ../../nbs/runs/03_live.ipynb #7eff606e
 SHARE = 20  # draw at most one part in so many of the time
-
-@patch
-def _move(self: NotebookView, ended: bool = False) -> None:
-    last = {n: v for record in self.records for n, v in record.items() if n in ("raw_reward", "eval_accuracy") and v is not None}
-    status = "  ".join(f"{n} {short(v)}" for n, v in last.items())
-    self.bar.update(_Html(bar(sum(map(is_step, self.records)), self.steps, self.clock() - self.began, status, ended, self.before, self.notes)))
-
-@patch
-def _draw(self: NotebookView) -> None:
-    began = self.clock()
-    self.figure.update(curves(columns(self.records), self.panels))
-    self.due = self.clock() + SHARE*(self.clock() - began)
-
-@patch
-def close(self: NotebookView) -> None:
-    "Leave the last state behind"
-    self.notes = ()
-    self._move(ended=True)
-    if self.records: self._draw()
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def _enable_figures() -> None:
     "Let IPython show matplotlib figures as images, without pyplot"
     from IPython import get_ipython
     from IPython.core.pylabtools import select_figure_formats
+
     select_figure_formats(get_ipython(), {"png"}, bbox_inches=None)
 
+
 def live_view(
-    steps: int,                        # steps of the run
+    steps: int,  # steps of the run
     panels: Sequence[Panel] = PANELS,  # what to draw
-    history: Iterable[Mapping[str, Any]] = (),  # records of steps done earlier, when a run goes on
-) -> Sink:                             # a sink for the tracker
+    history: Iterable[
+        Mapping[str, Any]
+    ] = (),  # records of steps done earlier, when a run goes on
+) -> Sink:  # a sink for the tracker
     "The view that suits this process"
-    if not in_notebook(): return ConsoleSink(steps)
+    if not in_notebook():
+        return ConsoleSink(steps)
     _enable_figures()
     return NotebookView(steps, panels, history=history)
 
 # %% ../../nbs/runs/03_live.ipynb #aed29b6b
 class Follower:
     "Reads metrics.jsonl of a run that another process writes"
-    def __init__(self,
+
+    def __init__(
+        self,
         path: Path | str,  # metrics.jsonl; it need not exist yet
     ):
         self.path, self.seen = Path(path), 0
@@ -146,5 +206,5 @@ class Follower:
     def new(self) -> list[dict[str, Any]]:  # records
         "Records written since the last call"
         records = read_lines(self.path)
-        fresh, self.seen = records[self.seen:], len(records)
+        fresh, self.seen = records[self.seen :], len(records)
         return fresh

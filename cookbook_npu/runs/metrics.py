@@ -15,43 +15,59 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastcore.basics import patch
-
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, finite, read_lines
 
 # %% ../../nbs/runs/01_metrics.ipynb #c13a5c34
-PHASES = ("rollout", "ref_logprobs", "logprobs", "actor_train", "sleep", "wake_up", "update_weights", "step")  # in order; step is all
+PHASES = (
+    "rollout",
+    "ref_logprobs",
+    "logprobs",
+    "actor_train",
+    "sleep",
+    "wake_up",
+    "update_weights",
+    "step",
+)  # in order; step is all
 TIME = "time/"  # prefix of phase times, s
+
 
 def is_timing(
     name: str,  # metric
-) -> bool:      # whether repeating the run changes it
+) -> bool:  # whether repeating the run changes it
     "Metrics that measure the machine rather than the training"
     return name.startswith((TIME, "memory/")) or "per_s" in name
 
 # %% ../../nbs/runs/01_metrics.ipynb #4855b509
 def is_step(
     record: Mapping[str, Any],  # one record
-) -> bool:                      # whether something was trained in it
+) -> bool:  # whether something was trained in it
     "Tell a step from an evaluation on its own"
-    return any(value is not None and not name.startswith(("eval", f"{TIME}eval")) for name, value in record.items() if name != "step")
+    return any(
+        value is not None and not name.startswith(("eval", f"{TIME}eval"))
+        for name, value in record.items()
+        if name != "step"
+    )
 
 # %% ../../nbs/runs/01_metrics.ipynb #89e0ba7c
 @dataclass
 class Spans:
     "Phase times of the step under way, in seconds"
+
     clock: Callable[[], float] = time.perf_counter
     times: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def span(self,
+    def span(
+        self,
         name: str,  # phase
     ) -> Iterator[None]:
         "Add the time spent inside to the phase"
         began = self.clock()
-        try: yield
-        finally: self.times[name] = self.times.get(name, 0.0) + self.clock() - began
+        try:
+            yield
+        finally:
+            self.times[name] = self.times.get(name, 0.0) + self.clock() - began
 
     def take(self) -> dict[str, float]:  # metric -> seconds
         "The times so far, as metrics; starts afresh"
@@ -61,34 +77,52 @@ class Spans:
 # %% ../../nbs/runs/01_metrics.ipynb #06d3166c
 class Sink(Protocol):
     "Receives each record"
-    def write(self, record: Mapping[str, Any]) -> None: "Take the record of one step"
-    def close(self) -> None: "No more records come"
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        "Take the record of one step"
+
+    def close(self) -> None:
+        "No more records come"
+
 
 @dataclass
 class FileSink:
     "metrics.jsonl: on the disk before the next step starts"
+
     path: Path
+
     def write(self, record: Mapping[str, Any]) -> None:
         "Append one line"
         append_line(self.path, record)
+
     def close(self) -> None:
         "Nothing is held open"
 
 # %% ../../nbs/runs/01_metrics.ipynb #dc78651c
 class TensorBoardSink:
     "TensorBoard scalars"
-    def __init__(self,
+
+    def __init__(
+        self,
         folder: Path | str,  # folder of the event files
     ):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         self.writer = EventFileWriter(str(folder))
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Write every number of the record as a scalar"
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in record.items() if k != "step" and isinstance(v, int | float)]
-        self.writer.add_event(Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values)))
+
+        values = [
+            Summary.Value(tag=k, simple_value=v)
+            for k, v in record.items()
+            if k != "step" and isinstance(v, int | float)
+        ]
+        self.writer.add_event(
+            Event(wall_time=time.time(), step=record["step"], summary=Summary(value=values))
+        )
         self.writer.flush()
 
     def close(self) -> None:
@@ -96,51 +130,73 @@ class TensorBoardSink:
         self.writer.close()
 
 # %% ../../nbs/runs/01_metrics.ipynb #8eb65817
-WATCHED = ("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm", "entropy_loss", "train_rollout_logprob_abs_diff", "time/step")
+WATCHED = (
+    "eval_accuracy",
+    "raw_reward",
+    "response_length_mean",
+    "grad_norm",
+    "entropy_loss",
+    "train_rollout_logprob_abs_diff",
+    "time/step",
+)
+
 
 def short(
     value: float | int | None,  # a metric
-) -> str:                       # at most four significant digits
+) -> str:  # at most four significant digits
     "A number for people"
-    if value is None: return "-"
-    if isinstance(value, int) or float(value).is_integer() and abs(value) < 1e6: return f"{int(value)}"
+    if value is None:
+        return "-"
+    if isinstance(value, int) or float(value).is_integer() and abs(value) < 1e6:
+        return f"{int(value)}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
 
 # %% ../../nbs/runs/01_metrics.ipynb #ae996f3c
 def size(
     count: float | None,  # bytes
-) -> str:                 # with a binary unit
+) -> str:  # with a binary unit
     "An amount of memory for people"
-    if count is None: return "-"
-    power = min(4, max(0, (int(abs(count)).bit_length() - 1)//10))
-    return f"{short(count/2**(10*power))} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    if count is None:
+        return "-"
+    power = min(4, max(0, (int(abs(count)).bit_length() - 1) // 10))
+    return f"{short(count / 2 ** (10 * power))} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 # %% ../../nbs/runs/01_metrics.ipynb #69521605
 def line(
-    record: Mapping[str, Any],        # record of one step
+    record: Mapping[str, Any],  # record of one step
     watched: Iterable[str] = WATCHED,  # metrics to show, if they are there
-    steps: int | None = None,         # steps of the run
-) -> str:                             # one line
+    steps: int | None = None,  # steps of the run
+) -> str:  # one line
     "One step for the console"
     total = f"/{steps}" if steps else ""
-    shown = [f"{name.removeprefix(TIME) + ('_s' if name.startswith(TIME) else '')} {short(record[name])}" for name in watched if name in record]
+    shown = [
+        f"{name.removeprefix(TIME) + ('_s' if name.startswith(TIME) else '')} {short(record[name])}"
+        for name in watched
+        if name in record
+    ]
     return "  ".join([f"step {record['step']:>{len(str(steps or 0))}}{total}", *shown])
+
 
 @dataclass
 class ConsoleSink:
     "One line a step"
+
     steps: int | None = None  # steps of the run
-    out: Any = None           # stream; none: standard output as it is at the time
+    out: Any = None  # stream; none: standard output as it is at the time
+
     def write(self, record: Mapping[str, Any]) -> None:
         "Print one line"
         print(line(record, steps=self.steps), file=self.out or sys.stdout, flush=True)
+
     def close(self) -> None:
         "Nothing is held open"
 
 # %% ../../nbs/runs/01_metrics.ipynb #5b4a1406
 class Tracker:
     "Collects the record of a step and hands it to every sink"
-    def __init__(self,
+
+    def __init__(
+        self,
         sinks: Iterable[Sink] = (),  # in the order in which they get a record
     ):
         self.sinks, self.spans, self.last = list(sinks), Spans(), -1
@@ -149,89 +205,114 @@ class Tracker:
         "Measure a phase: `with tracker.span('rollout'):`"
         return self.spans.span(name)
 
-    def log(self,
-        step: int,                     # number of the step; must grow
-        metrics: Mapping[str, Any],    # metric -> value
-    ) -> dict[str, Any]:               # the record as it was written
+    def log(
+        self,
+        step: int,  # number of the step; must grow
+        metrics: Mapping[str, Any],  # metric -> value
+    ) -> dict[str, Any]:  # the record as it was written
         "End a step: its metrics and phase times become one record"
-        if step <= self.last: raise ConfigError(f"step {step} is logged after step {self.last}", "Log every step once, in order.")
+        if step <= self.last:
+            raise ConfigError(
+                f"step {step} is logged after step {self.last}",
+                "Log every step once, in order.",
+            )
         record = finite({"step": step, **_numbers(metrics), **self.spans.take()})
         self.last = step
-        for sink in self.sinks: sink.write(record)
+        for sink in self.sinks:
+            sink.write(record)
         return record
 
-    def restart(self,
+    def restart(
+        self,
         last: int,  # newest step that counts; -1: none
     ) -> None:
         "Go back to an earlier step; what was measured since is forgotten"
         self.spans.take()
         self.last = last
 
+    def close(self) -> None:
+        "Close all sinks"
+        while self.sinks:
+            self.sinks.pop().close()
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def of(
+        cls,
+        folder: RunFolder,  # run folder, open for writing
+        steps: int | None = None,  # steps of the run
+        tensorboard: bool = True,  # also write TensorBoard events
+        console: bool = True,  # also print one line a step
+        more: Iterable[Sink] = (),  # further sinks, e.g. a live view
+    ) -> "Tracker":  # with the usual sinks
+        "The tracker of a run"
+        sinks: list[Sink] = [FileSink(folder.metrics_file)]
+        if tensorboard:
+            sinks.append(TensorBoardSink(folder.tensorboard))
+        if console:
+            sinks.append(ConsoleSink(steps))
+        return cls([*sinks, *more])
+
 # %% ../../nbs/runs/01_metrics.ipynb #2a4ce1f6
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     "Plain numbers and texts"
     return {name: _number(name, value) for name, value in metrics.items()}
 
+
 def _number(name: str, value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
-    if value is None or isinstance(value, bool | int | float | str): return value
-    raise DataError(f"metric {name} is a {type(value).__name__}", "Log numbers; put lists into events or samples.")
-
-# %% ../../nbs/runs/01_metrics.ipynb #564b99ee
-@patch
-def close(self: Tracker) -> None:
-    "Close all sinks"
-    while self.sinks: self.sinks.pop().close()
-
-@patch
-def __enter__(self: Tracker) -> Tracker: return self
-@patch
-def __exit__(self: Tracker, *_: object) -> None: self.close()
-
-@patch(cls_method=True)
-def of(cls: Tracker,
-    folder: RunFolder,            # run folder, open for writing
-    steps: int | None = None,     # steps of the run
-    tensorboard: bool = True,     # also write TensorBoard events
-    console: bool = True,         # also print one line a step
-    more: Iterable[Sink] = (),    # further sinks, e.g. a live view
-) -> Tracker:                     # with the usual sinks
-    "The tracker of a run"
-    sinks: list[Sink] = [FileSink(folder.metrics_file)]
-    if tensorboard: sinks.append(TensorBoardSink(folder.tensorboard))
-    if console: sinks.append(ConsoleSink(steps))
-    return cls([*sinks, *more])
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise DataError(
+        f"metric {name} is a {type(value).__name__}",
+        "Log numbers; put lists into events or samples.",
+    )
 
 # %% ../../nbs/runs/01_metrics.ipynb #9f0c4687
 def columns(
     records: Iterable[Mapping[str, Any]],  # records of steps
-) -> dict[str, list[Any]]:                 # metric -> one value for each step
+) -> dict[str, list[Any]]:  # metric -> one value for each step
     "Turn records into columns, ordered by step"
     by_step = {record["step"]: record for record in records}
     rows = [by_step[step] for step in sorted(by_step)]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
+
 def load_metrics(
-    path: Path | str,           # a run folder or a metrics.jsonl
-) -> dict[str, list[Any]]:      # metric -> one value for each step
+    path: Path | str,  # a run folder or a metrics.jsonl
+) -> dict[str, list[Any]]:  # metric -> one value for each step
     "The metrics of a run, as columns"
     path = Path(path)
-    return columns(read_lines(path/"metrics.jsonl" if path.is_dir() else path))
+    return columns(read_lines(path / "metrics.jsonl" if path.is_dir() else path))
 
 # %% ../../nbs/runs/01_metrics.ipynb #8b6eafd2
 def present(
     metrics: Mapping[str, list[Any]],  # columns
-    name: str,                         # metric
-) -> list[tuple[int, float]]:          # (step, value) where there is a value
+    name: str,  # metric
+) -> list[tuple[int, float]]:  # (step, value) where there is a value
     "The points of one metric"
-    return [(step, value) for step, value in zip(metrics.get("step", []), metrics.get(name, [])) if value is not None]
+    return [
+        (step, value)
+        for step, value in zip(metrics.get("step", []), metrics.get(name, []))
+        if value is not None
+    ]
+
 
 def phase_means(
     metrics: Mapping[str, list[Any]],  # columns
-    skip: int = 1,                     # first steps to leave out: they warm caches
-) -> dict[str, float]:                 # phase -> mean seconds
+    skip: int = 1,  # first steps to leave out: they warm caches
+) -> dict[str, float]:  # phase -> mean seconds
     "Mean time of each phase"
-    found = {name.removeprefix(TIME): [v for _, v in present(metrics, name)] for name in metrics if name.startswith(TIME)}
+    found = {
+        name.removeprefix(TIME): [v for _, v in present(metrics, name)]
+        for name in metrics
+        if name.startswith(TIME)
+    }
     kept = {name: values[skip:] or values for name, values in found.items() if values}
-    return {name: sum(values)/len(values) for name, values in kept.items()}
+    return {name: sum(values) / len(values) for name, values in kept.items()}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .metrics import PHASES, present, short, size
+from .metrics import PHASES, present, size
 
 # %% ../../nbs/runs/02_plots.ipynb #40885be3
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
@@ -27,9 +27,13 @@ INK = "#767676"  # axes and text: 4.5:1 on white and on black; replaced by the p
 @dataclass(frozen=True)
 class Panel:
     "One small diagram"
-    title: str                # what is shown
-    metrics: tuple[str, ...]  # metrics in it; `eval*` stands for every metric that begins with eval
-    log: bool = False         # logarithmic ordinate
+
+    title: str  # what is shown
+    metrics: tuple[
+        str, ...
+    ]  # metrics in it; `eval*` stands for every metric that begins with eval
+    log: bool = False  # logarithmic ordinate
+
 
 PANELS = (
     Panel("reward", ("raw_reward", "eval*")),
@@ -37,99 +41,154 @@ PANELS = (
     Panel("gradient norm", ("grad_norm",)),
     Panel("entropy", ("entropy_loss",)),
     Panel("KL to the reference", ("kl_loss",)),
-    Panel("trainer vs engine log-probs, |diff|", ("train_rollout_logprob_abs_diff",), log=True),
+    Panel(
+        "trainer vs engine log-probs, |diff|", ("train_rollout_logprob_abs_diff",), log=True
+    ),
 )
 
 # %% ../../nbs/runs/02_plots.ipynb #3cf3cda0
 def matching(
     metrics: Mapping[str, Sequence[Any]],  # columns of a run
-    wanted: Sequence[str],                 # names; a final * matches a beginning
-) -> list[str]:                            # metrics that have at least one value
+    wanted: Sequence[str],  # names; a final * matches a beginning
+) -> list[str]:  # metrics that have at least one value
     "Metrics to draw"
-    named = [n for w in wanted for n in metrics if n == w or w.endswith("*") and n.startswith(w[:-1])]
-    return [n for n in dict.fromkeys(named) if any(isinstance(v, int | float) for v in metrics[n])]
+    named = [
+        n
+        for w in wanted
+        for n in metrics
+        if n == w or w.endswith("*") and n.startswith(w[:-1])
+    ]
+    return [
+        n
+        for n in dict.fromkeys(named)
+        if any(isinstance(v, int | float) for v in metrics[n])
+    ]
 
 # %% ../../nbs/runs/02_plots.ipynb #e91ccc55
 def moving_average(
     values: Sequence[float],  # one for each point
-    window: int,              # points to average
-) -> list[float]:             # as many values
+    window: int,  # points to average
+) -> list[float]:  # as many values
     "Mean of the last `window` values at each point"
-    return [sum(part)/len(part) for part in (values[max(0, i + 1 - window):i + 1] for i in range(len(values)))]
+    return [
+        sum(part) / len(part)
+        for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))
+    ]
 
 # %% ../../nbs/runs/02_plots.ipynb #c89ab6c7
 SMOOTH_FROM = 24  # points from which a moving average is drawn
+
 
 def _curve(axes: Any, points: list[tuple[int, float]], number: int, name: str) -> None:
     "One metric: a line, or a pale line under its average; few points also get dots"
     steps, values = zip(*points)
     colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
     many = len(points) >= SMOOTH_FROM
-    if many: axes.plot(steps, values, color=colour, alpha=0.3, lw=0.8)
-    shown = moving_average(values, max(3, len(values)//12)) if many else values
-    axes.plot(steps, shown, style, color=colour, lw=1.6, label=name, marker="o" if len(points) <= 12 else None, ms=3)
+    if many:
+        axes.plot(steps, values, color=colour, alpha=0.3, lw=0.8)
+    shown = moving_average(values, max(3, len(values) // 12)) if many else values
+    axes.plot(
+        steps,
+        shown,
+        style,
+        color=colour,
+        lw=1.6,
+        label=name,
+        marker="o" if len(points) <= 12 else None,
+        ms=3,
+    )
 
 # %% ../../nbs/runs/02_plots.ipynb #8048f0b7
 def _dress(axes: Any, panel: Panel, several: bool) -> None:
     "Title, ink and grid of a panel"
     from matplotlib.ticker import MaxNLocator
+
     axes.set_title(panel.title, fontsize=9, color=INK, loc="left")
     axes.tick_params(colors=INK, labelsize=8, length=2)
     axes.spines[["top", "right"]].set_visible(False)
-    for side in ("left", "bottom"): axes.spines[side].set_color(INK)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(INK)
     axes.grid(axis="y", color=INK, alpha=0.2, lw=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    if panel.log: axes.set_yscale("log")
-    if several: axes.legend(fontsize=7, frameon=False, labelcolor=INK)
+    if panel.log:
+        axes.set_yscale("log")
+    if several:
+        axes.legend(fontsize=7, frameon=False, labelcolor=INK)
 
 # %% ../../nbs/runs/02_plots.ipynb #13f94e05
 def curves(
-    metrics: Mapping[str, Sequence[Any]],   # columns of a run, as `load_metrics` gives them
-    panels: Sequence[Panel] = PANELS,       # what to draw
-    columns: int = 3,                       # panels side by side
-) -> Any:                                   # a matplotlib Figure
+    metrics: Mapping[str, Sequence[Any]],  # columns of a run, as `load_metrics` gives them
+    panels: Sequence[Panel] = PANELS,  # what to draw
+    columns: int = 3,  # panels side by side
+) -> Any:  # a matplotlib Figure
     "Learning curves of a run"
     from matplotlib.figure import Figure
-    filled = [(panel, names) for panel in panels if (names := matching(metrics, panel.metrics))]
-    rows = max(1, -(-len(filled)//columns))
-    figure = Figure(figsize=(3.3*min(columns, max(1, len(filled))), 2.1*rows), layout="constrained")
+
+    filled = [
+        (panel, names) for panel in panels if (names := matching(metrics, panel.metrics))
+    ]
+    rows = max(1, -(-len(filled) // columns))
+    figure = Figure(
+        figsize=(3.3 * min(columns, max(1, len(filled))), 2.1 * rows), layout="constrained"
+    )
     figure.patch.set_alpha(0)
     for place, (panel, names) in enumerate(filled, 1):
         axes = figure.add_subplot(rows, min(columns, len(filled)), place, facecolor="none")
-        for number, name in enumerate(names): _curve(axes, present(metrics, name), number, name)
+        for number, name in enumerate(names):
+            _curve(axes, present(metrics, name), number, name)
         _dress(axes, panel, len(names) > 1)
     return figure
 
 # %% ../../nbs/runs/02_plots.ipynb #b80d358f
 def shares(
     phases: Mapping[str, float],  # phase -> seconds, with "step" as the whole
-) -> dict[str, float]:            # phase -> part of the step, "other" last
+) -> dict[str, float]:  # phase -> part of the step, "other" last
     "Parts of a step"
     parts = {name: phases[name] for name in PHASES if name != "step" and phases.get(name)}
     whole = max(phases.get("step") or 0.0, sum(parts.values())) or 1.0
     rest = whole - sum(parts.values())
-    return {name: seconds/whole for name, seconds in parts.items()} | ({"other": rest/whole} if rest > 0.001*whole and parts else {})
+    return {name: seconds / whole for name, seconds in parts.items()} | (
+        {"other": rest / whole} if rest > 0.001 * whole and parts else {}
+    )
 
 # %% ../../nbs/runs/02_plots.ipynb #a76e32fb
 def phase_bars(
     runs: Mapping[str, Mapping[str, float]],  # label -> phase -> seconds
-) -> Any:                                     # a matplotlib Figure
+) -> Any:  # a matplotlib Figure
     "What a step spends its time on"
     from matplotlib.figure import Figure
-    figure = Figure(figsize=(6.6, 0.55 + 0.45*len(runs)), layout="constrained")
+
+    figure = Figure(figsize=(6.6, 0.55 + 0.45 * len(runs)), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.add_subplot(facecolor="none")
-    for row, (label, phases) in enumerate(reversed(runs.items())): _bar(axes, row, shares(phases))
+    for row, (label, phases) in enumerate(reversed(runs.items())):
+        _bar(axes, row, shares(phases))
     axes.set_yticks(range(len(runs)), list(reversed(runs)), fontsize=8, color=INK)
     axes.set(xlim=(0, 1), xticks=[])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    _legend(figure, [(n, colour) for n, colour in PHASE_COLOURS.items() if any(n in shares(p) for p in runs.values())])
+    _legend(
+        figure,
+        [
+            (n, colour)
+            for n, colour in PHASE_COLOURS.items()
+            if any(n in shares(p) for p in runs.values())
+        ],
+    )
     return figure
 
 # %% ../../nbs/runs/02_plots.ipynb #2b745478
-PHASE_COLOURS = {"rollout": COLOURS[0], "ref_logprobs": COLOURS[4], "logprobs": COLOURS[3], "actor_train": COLOURS[2], "sleep": COLOURS[5],
-                 "wake_up": COLOURS[6], "update_weights": COLOURS[1], "other": "#999999"}
+PHASE_COLOURS = {
+    "rollout": COLOURS[0],
+    "ref_logprobs": COLOURS[4],
+    "logprobs": COLOURS[3],
+    "actor_train": COLOURS[2],
+    "sleep": COLOURS[5],
+    "wake_up": COLOURS[6],
+    "update_weights": COLOURS[1],
+    "other": "#999999",
+}
+
 
 def _bar(axes: Any, row: int, parts: Mapping[str, float]) -> None:
     "One stacked bar; a wide part carries its percentage"
@@ -137,84 +196,142 @@ def _bar(axes: Any, row: int, parts: Mapping[str, float]) -> None:
     for name, share in parts.items():
         axes.barh(row, share, left=left, height=0.6, color=PHASE_COLOURS[name])
         ink = ON_COLOUR if PHASE_COLOURS[name] in COLOURS[:2] else "black"
-        if share > 0.06: axes.text(left + share/2, row, f"{share:.0%}", ha="center", va="center", fontsize=7, color=ink)
+        if share > 0.06:
+            axes.text(
+                left + share / 2,
+                row,
+                f"{share:.0%}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color=ink,
+            )
         left += share
+
 
 def _legend(figure: Any, entries: Sequence[tuple[str, str]]) -> None:
     "Names and their colours, above the figure"
     from matplotlib.patches import Patch
+
     handles = [Patch(color=colour, label=name) for name, colour in entries]
-    if handles: figure.legend(handles=handles, ncols=5, fontsize=7, frameon=False, labelcolor=INK, loc="outside upper left")
+    if handles:
+        figure.legend(
+            handles=handles,
+            ncols=5,
+            fontsize=7,
+            frameon=False,
+            labelcolor=INK,
+            loc="outside upper left",
+        )
 
 # %% ../../nbs/runs/02_plots.ipynb #b0098e47
 @dataclass(frozen=True)
 class Stack:
     "One picture of a device"
-    title: str               # when it is
-    parts: tuple[str, ...]   # metrics, without memory/
-    free: str                # the metric of what is free then
 
-STACKS = (Stack("at the trainer's peak", ("weights", "gradients", "optimizer", "activations", "communicators"), "free_before_sleep"),
-          Stack("while the engine samples", ("engine_weights", "kv_cache"), "free_sampling"))
-LAYERS = {"weights": ("weights", COLOURS[0]), "gradients": ("gradients", COLOURS[1]), "optimizer": ("optimizer", COLOURS[2]),
-          "activations": ("activations", COLOURS[3]), "communicators": ("communicators", COLOURS[4]), "engine_weights": ("engine weights", COLOURS[5]),
-          "kv_cache": ("KV cache", COLOURS[6]), "other": ("other", "#999999"), "free": ("free", "#99999930")}  # name -> label, colour
+    title: str  # when it is
+    parts: tuple[str, ...]  # metrics, without memory/
+    free: str  # the metric of what is free then
+
+
+STACKS = (
+    Stack(
+        "at the trainer's peak",
+        ("weights", "gradients", "optimizer", "activations", "communicators"),
+        "free_before_sleep",
+    ),
+    Stack("while the engine samples", ("engine_weights", "kv_cache"), "free_sampling"),
+)
+LAYERS = {
+    "weights": ("weights", COLOURS[0]),
+    "gradients": ("gradients", COLOURS[1]),
+    "optimizer": ("optimizer", COLOURS[2]),
+    "activations": ("activations", COLOURS[3]),
+    "communicators": ("communicators", COLOURS[4]),
+    "engine_weights": ("engine weights", COLOURS[5]),
+    "kv_cache": ("KV cache", COLOURS[6]),
+    "other": ("other", "#999999"),
+    "free": ("free", "#99999930"),
+}  # name -> label, colour
+
 
 def memory_layers(
     metrics: Mapping[str, Sequence[Any]],  # columns of a run
-    stack: Stack,                          # which picture
-) -> tuple[list[int], dict[str, list[float]]]:  # steps, layer -> bytes at each; the layers add up to the device; empty: not measured
+    stack: Stack,  # which picture
+) -> tuple[
+    list[int], dict[str, list[float]]
+]:  # steps, layer -> bytes at each; the layers add up to the device; empty: not measured
     "Device memory by component, from bottom to top"
     names = [*stack.parts, stack.free, "total"]
-    rows = list(zip(metrics.get("step", []), *(metrics.get(f"memory/{n}", []) for n in names)))
+    rows = list(
+        zip(metrics.get("step", []), *(metrics.get(f"memory/{n}", []) for n in names))
+    )
     rows = [row for row in rows if None not in row]
-    if not rows: return [], {}
+    if not rows:
+        return [], {}
     steps, *values, free, total = zip(*rows)
     other = [max(0, whole - sum(used)) for whole, *used in zip(total, free, *values)]
-    return list(steps), {**dict(zip(stack.parts, map(list, values))), "other": other, "free": list(free)}
+    return list(steps), {
+        **dict(zip(stack.parts, map(list, values))),
+        "other": other,
+        "free": list(free),
+    }
 
 # %% ../../nbs/runs/02_plots.ipynb #ffe53cc8
 def memory_stacks(
     metrics: Mapping[str, Sequence[Any]],  # columns of a run
-) -> Any:                                  # a matplotlib Figure; none: the run has no memory metrics
+) -> Any:  # a matplotlib Figure; none: the run has no memory metrics
     "What lies on a device, step by step"
     from matplotlib.figure import Figure
-    found = [(stack, *layers) for stack in STACKS if (layers := memory_layers(metrics, stack))[0]]
-    if not found: return None
-    figure = Figure(figsize=(3.5*len(found), 3.0), layout="constrained")
+
+    found = [
+        (stack, *layers) for stack in STACKS if (layers := memory_layers(metrics, stack))[0]
+    ]
+    if not found:
+        return None
+    figure = Figure(figsize=(3.5 * len(found), 3.0), layout="constrained")
     figure.patch.set_alpha(0)
     for place, (stack, steps, layers) in enumerate(found, 1):
         axes = figure.add_subplot(1, len(found), place, facecolor="none")
-        _dress(axes, Panel(f"{stack.title}, {_pile(axes, steps, layers)}", ()), several=False)
+        _dress(
+            axes, Panel(f"{stack.title}, {_pile(axes, steps, layers)}", ()), several=False
+        )
     names = [n for n in LAYERS if any(n in layers for *_, layers in found)]
     _legend(figure, [(LAYERS[n][0], LAYERS[n][1]) for n in names])
     return figure
+
 
 def _pile(axes: Any, steps: Sequence[int], layers: Mapping[str, Sequence[float]]) -> str:
     "Stacked areas that are flat over each step; says the unit of the ordinate and what the device has"
     whole = max(map(sum, zip(*layers.values())))
     used = max(map(sum, zip(*(v for n, v in layers.items() if n != "free"))))
-    top = whole if used > whole/2 else 1.3*used or whole  # a device that is nearly empty is not drawn to its top
+    top = (
+        whole if used > whole / 2 else 1.3 * used or whole
+    )  # a device that is nearly empty is not drawn to its top
     power, unit = (30, "GiB") if top >= 2**30 else (20, "MiB")
     wide = [edge for s in steps for edge in (s - 0.5, s + 0.5)]
-    values = [[v/2**power for v in layer for _ in range(2)] for layer in layers.values()]
+    values = [[v / 2**power for v in layer for _ in range(2)] for layer in layers.values()]
     axes.stackplot(wide, values, colors=[LAYERS[n][1] for n in layers], lw=0)
-    axes.set(xlim=(wide[0], wide[-1]), ylim=(0, top/2**power), xlabel="step")
+    axes.set(xlim=(wide[0], wide[-1]), ylim=(0, top / 2**power), xlabel="step")
     axes.xaxis.label.set(color=INK, fontsize=8)
     return f"{unit} of {size(whole)}"
 
 # %% ../../nbs/runs/02_plots.ipynb #440721fd
 def to_svg(
     figure: Any,  # a matplotlib Figure
-    title: str,   # for readers who cannot see it
-) -> str:         # an <svg> element for a page
+    title: str,  # for readers who cannot see it
+) -> str:  # an <svg> element for a page
     "A figure as an element of an HTML page"
     import matplotlib
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
+
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}
+    ):
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
-    svg = re.sub(INK, "currentColor", svg[svg.index("<svg"):], flags=re.IGNORECASE)
+    svg = re.sub(INK, "currentColor", svg[svg.index("<svg") :], flags=re.IGNORECASE)
     svg = re.sub(ON_COLOUR, f"var(--on-colour, {ON_COLOUR})", svg, flags=re.IGNORECASE)
-    for number, colour in enumerate(COLOURS): svg = re.sub(colour, f"var(--c{number}, {colour})", svg, flags=re.IGNORECASE)
+    for number, colour in enumerate(COLOURS):
+        svg = re.sub(colour, f"var(--c{number}, {colour})", svg, flags=re.IGNORECASE)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)

@@ -18,19 +18,39 @@ from typing import Any
 from ..config import RunConfig
 from .folder import RunFolder, read_lines, write_atomic
 from .live import duration
-from .metrics import PHASES, TIME, is_step, load_metrics, phase_means, present, short, size
-from .plots import PANELS, Panel, curves, matching, memory_stacks, phase_bars, to_svg
+from cookbook_npu.runs.metrics import (
+    PHASES,
+    TIME,
+    is_step,
+    load_metrics,
+    phase_means,
+    present,
+    short,
+    size,
+)
+from cookbook_npu.runs.plots import (
+    PANELS,
+    Panel,
+    curves,
+    matching,
+    memory_stacks,
+    phase_bars,
+    to_svg,
+)
 
 # %% ../../nbs/runs/04_report.ipynb #2a704817
 @dataclass(frozen=True)
 class Reference:
     "Numbers of another run, as reported"
-    label: str                                     # head of its columns, e.g. "8 x 910B, as reported"
-    source: str                                    # who reported it, where, under which conditions
-    link: str = ""                                 # address of the report
-    phases: Mapping[str, float] = field(default_factory=dict)               # phase -> seconds
-    metrics: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # metric -> step -> value
-    facts: Mapping[str, str] = field(default_factory=dict)                  # anything else, in words
+
+    label: str  # head of its columns, e.g. "8 x 910B, as reported"
+    source: str  # who reported it, where, under which conditions
+    link: str = ""  # address of the report
+    phases: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds
+    metrics: Mapping[str, Mapping[int, float]] = field(
+        default_factory=dict
+    )  # metric -> step -> value
+    facts: Mapping[str, str] = field(default_factory=dict)  # anything else, in words
 
 # %% ../../nbs/runs/04_report.ipynb #dc730400
 def _ends(metrics: Mapping[str, list[Any]], name: str) -> str | None:
@@ -38,18 +58,21 @@ def _ends(metrics: Mapping[str, list[Any]], name: str) -> str | None:
     points = present(metrics, name)
     return f"{short(points[0][1])} → {short(points[-1][1])}" if points else None
 
+
 def _mean(metrics: Mapping[str, list[Any]], name: str, skip: int = 1) -> float | None:
     values = [v for _, v in present(metrics, name)]
     values = values[skip:] or values
-    return sum(values)/len(values) if values else None
+    return sum(values) / len(values) if values else None
 
 # %% ../../nbs/runs/04_report.ipynb #c1f27957
 def _shim_count(stack: Mapping[str, Any]) -> str | None:
     "How many shims were applied, and how many were not needed"
     states = [s.get("state") for s in stack.get("shims", [])]
-    if not states: return None
+    if not states:
+        return None
     rest = [f"{states.count(s)} {s}" for s in dict.fromkeys(states) if s != "applied"]
     return ", ".join([f"{states.count('applied')} applied", *rest])
+
 
 def _total(metrics: Mapping[str, list[Any]]) -> str | None:
     times = [v for _, v in present(metrics, f"{TIME}step")]
@@ -57,36 +80,55 @@ def _total(metrics: Mapping[str, list[Any]]) -> str | None:
 
 # %% ../../nbs/runs/04_report.ipynb #6e7c1c67
 def result_table(
-    metrics: Mapping[str, list[Any]],       # columns of the run
-    stack: Mapping[str, Any],               # content of stack.json
-    steps: int | None = None,               # steps the run should have
-) -> list[tuple[str, str | None]]:          # (what, value); None: not measured
+    metrics: Mapping[str, list[Any]],  # columns of the run
+    stack: Mapping[str, Any],  # content of stack.json
+    steps: int | None = None,  # steps the run should have
+) -> list[tuple[str, str | None]]:  # (what, value); None: not measured
     "The result of a run in a few lines"
-    done, rate, step = _steps(metrics), _mean(metrics, "tokens_per_s_per_device"), phase_means(metrics).get("step")
-    evals = [(n.replace("_", " ") + ", first → last", _ends(metrics, n)) for n in metrics if n.startswith("eval")]
+    done, rate, step = (
+        _steps(metrics),
+        _mean(metrics, "tokens_per_s_per_device"),
+        phase_means(metrics).get("step"),
+    )
+    evals = [
+        (n.replace("_", " ") + ", first → last", _ends(metrics, n))
+        for n in metrics
+        if n.startswith("eval")
+    ]
     return [
-        ("reward, first → last step", _ends(metrics, "raw_reward")), *evals,
+        ("reward, first → last step", _ends(metrics, "raw_reward")),
+        *evals,
         ("steps", f"{done} of {steps}" if steps else f"{done}"),
         ("time in steps", _total(metrics)),
         ("mean step", f"{short(step)} s" if step is not None else None),
         ("tokens per second and device", short(rate) if rate is not None else None),
-        ("largest trainer/engine log-prob difference", _largest(metrics, "train_rollout_logprob_abs_diff")),
+        (
+            "largest trainer/engine log-prob difference",
+            _largest(metrics, "train_rollout_logprob_abs_diff"),
+        ),
         ("free device memory, before → after the trainer sleeps", _sleep(metrics)),
         ("shims", _shim_count(stack)),
     ]
 
+
 def _phases(metrics: Mapping[str, list[Any]]) -> str | None:
     "Mean phase times in one line"
     means = phase_means(metrics)
-    return ", ".join(f"{name} {short(means[name])} s" for name in PHASES[:-1] if name in means) or None
+    return (
+        ", ".join(f"{name} {short(means[name])} s" for name in PHASES[:-1] if name in means)
+        or None
+    )
+
 
 def _steps(metrics: Mapping[str, list[Any]]) -> int:
     "Records in which something was trained"
     return sum(is_step(dict(zip(metrics, row))) for row in zip(*metrics.values()))
 
+
 def _sleep(metrics: Mapping[str, list[Any]]) -> str | None:
     ends = [present(metrics, f"memory/free_{when}_sleep") for when in ("before", "after")]
     return " → ".join(size(points[-1][1]) for points in ends) if all(ends) else None
+
 
 def _largest(metrics: Mapping[str, list[Any]], name: str) -> str | None:
     values = [v for _, v in present(metrics, name)]
@@ -95,128 +137,239 @@ def _largest(metrics: Mapping[str, list[Any]], name: str) -> str | None:
 # %% ../../nbs/runs/04_report.ipynb #7f92faed
 def as_text(
     rows: Iterable[tuple[str, str | None]],  # (what, value)
-) -> str:                                    # aligned lines
+) -> str:  # aligned lines
     "A result table for a terminal"
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(f"{name:<{width}}  {'not measured' if value is None else value}" for name, value in rows)
+    return "\n".join(
+        f"{name:<{width}}  {'not measured' if value is None else value}"
+        for name, value in rows
+    )
 
 # %% ../../nbs/runs/04_report.ipynb #fe2e2def
 def phase_rows(
-    metrics: Mapping[str, list[Any]],    # columns of the run
-    references: Sequence[Reference],     # beside it
-) -> list[dict[str, Any]]:               # name and cells; None: not measured
+    metrics: Mapping[str, list[Any]],  # columns of the run
+    references: Sequence[Reference],  # beside it
+) -> list[dict[str, Any]]:  # name and cells; None: not measured
     "Phase times of this run and of the references"
     own = phase_means(metrics)
     names = [*PHASES[:-1], *sorted(set(own) - set(PHASES)), "step"]
-    return [dict(name=n, cells=[_cell(own.get(n)), *(_cell(r.phases.get(n)) for r in references)]) for n in names]
+    return [
+        dict(
+            name=n, cells=[_cell(own.get(n)), *(_cell(r.phases.get(n)) for r in references)]
+        )
+        for n in names
+    ]
 
-def _cell(value: float | None) -> str | None: return None if value is None else short(value)
+
+def _cell(value: float | None) -> str | None:
+    return None if value is None else short(value)
 
 # %% ../../nbs/runs/04_report.ipynb #8cd5ab95
 def metric_table(
-    metrics: Mapping[str, list[Any]],    # columns of the run
-    references: Sequence[Reference],     # beside it
-) -> dict[str, Any] | None:              # groups of columns, heads, rows; None where no reference has metrics
+    metrics: Mapping[str, list[Any]],  # columns of the run
+    references: Sequence[Reference],  # beside it
+) -> (
+    dict[str, Any] | None
+):  # groups of columns, heads, rows; None where no reference has metrics
     "Metrics of the last steps of this run, and of the references at their steps"
     used = [r for r in references if r.metrics]
-    if not used: return None
+    if not used:
+        return None
     names = list(dict.fromkeys(name for r in used for name in r.metrics))
-    their = [(r, step) for r in used for step in sorted({s for m in r.metrics.values() for s in m})]
-    own = metrics.get("step", [])[-max(1, len(their)//len(used)):]
+    their = [
+        (r, step)
+        for r in used
+        for step in sorted({s for m in r.metrics.values() for s in m})
+    ]
+    own = metrics.get("step", [])[-max(1, len(their) // len(used)) :]
     at = {name: dict(present(metrics, name)) for name in names}
-    groups = [("this run", len(own)), *((r.label, sum(1 for q, _ in their if q is r)) for r in used)]
-    rows = [dict(name=n, cells=[*(_cell(at[n].get(s)) for s in own), *(_cell(r.metrics.get(n, {}).get(s)) for r, s in their)]) for n in names]
-    return dict(groups=groups, own=len(own), heads=[f"step {s}" for s in [*own, *(s for _, s in their)]], rows=rows)
+    groups = [
+        ("this run", len(own)),
+        *((r.label, sum(1 for q, _ in their if q is r)) for r in used),
+    ]
+    rows = [
+        dict(
+            name=n,
+            cells=[
+                *(_cell(at[n].get(s)) for s in own),
+                *(_cell(r.metrics.get(n, {}).get(s)) for r, s in their),
+            ],
+        )
+        for n in names
+    ]
+    return dict(
+        groups=groups,
+        own=len(own),
+        heads=[f"step {s}" for s in [*own, *(s for _, s in their)]],
+        rows=rows,
+    )
 
 # %% ../../nbs/runs/04_report.ipynb #cf2e065e
 def stack_rows(
-    stack: Mapping[str, Any],      # content of stack.json
-) -> list[tuple[str, str]]:        # (name, value)
+    stack: Mapping[str, Any],  # content of stack.json
+) -> list[tuple[str, str]]:  # (name, value)
     "What ran, as lines"
-    if not stack: return []
-    device = [(f"device {k.removesuffix('_bytes')}", size(v) if k.endswith("_bytes") else _words(v)) for k, v in stack.get("device", {}).items()]
-    system = [("Python", stack.get("python", "")), ("platform", stack.get("platform", "")), ("CPU cores", str(stack.get("cpus", ""))),
-              ("git commit", stack.get("git") or "not a git checkout")]
+    if not stack:
+        return []
+    device = [
+        (
+            f"device {k.removesuffix('_bytes')}",
+            size(v) if k.endswith("_bytes") else _words(v),
+        )
+        for k, v in stack.get("device", {}).items()
+    ]
+    system = [
+        ("Python", stack.get("python", "")),
+        ("platform", stack.get("platform", "")),
+        ("CPU cores", str(stack.get("cpus", ""))),
+        ("git commit", stack.get("git") or "not a git checkout"),
+    ]
     return [*device, *stack.get("packages", {}).items(), *system]
 
-def _words(value: Any) -> str: return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+def _words(value: Any) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
 
 def event_rows(
     events: Iterable[Mapping[str, Any]],  # records of events.jsonl
-) -> list[dict[str, str]]:                # time, kind, details
+) -> list[dict[str, str]]:  # time, kind, details
     "Events, as lines"
-    return [dict(time=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(e.get("time", 0))), kind=str(e.get("kind", "")),
-                 details=", ".join(f"{k} {v}" for k, v in e.items() if k not in ("time", "kind"))) for e in events]
+    return [
+        dict(
+            time=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(e.get("time", 0))),
+            kind=str(e.get("kind", "")),
+            details=", ".join(
+                f"{k} {v}" for k, v in e.items() if k not in ("time", "kind")
+            ),
+        )
+        for e in events
+    ]
 
 # %% ../../nbs/runs/04_report.ipynb #ebaaf9f8
 def _template() -> Any:
     "The page's template; everything put into it is escaped unless marked"
     import jinja2
-    folder = resources.files("cookbook_npu.runs")/"templates"
-    environment = jinja2.Environment(autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined)
-    return environment.from_string((folder/"report.html.j2").read_text(encoding="utf-8")), (folder/"report.css").read_text(encoding="utf-8")
 
-def _read_json(path: Path) -> dict[str, Any]: return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    folder = resources.files("cookbook_npu.runs") / "templates"
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(
+        (folder / "report.html.j2").read_text(encoding="utf-8")
+    ), (folder / "report.css").read_text(encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 # %% ../../nbs/runs/04_report.ipynb #89845820
 def _facts(config: RunConfig, stack: Mapping[str, Any]) -> list[str]:
     "The line under the title"
     device = stack.get("device", {})
-    name = f"{device['count']} x {device['name']}" if {"count", "name"} <= set(device) else "device not recorded"
-    return [f"recipe {config.recipe}", f"scale {config.scale}", name, f"engine {config.rollout.engine}", f"seed {config.seed}"]
+    name = (
+        f"{device['count']} x {device['name']}"
+        if {"count", "name"} <= set(device)
+        else "device not recorded"
+    )
+    return [
+        f"recipe {config.recipe}",
+        f"scale {config.scale}",
+        name,
+        f"engine {config.rollout.engine}",
+        f"seed {config.seed}",
+    ]
 
-def _figures(metrics: Mapping[str, list[Any]], references: Sequence[Reference], panels: Sequence[Panel]) -> dict[str, Any]:
+
+def _figures(
+    metrics: Mapping[str, list[Any]],
+    references: Sequence[Reference],
+    panels: Sequence[Panel],
+) -> dict[str, Any]:
     "Curves (one figure for each panel, so that the page can arrange them), phase bars and memory as SVG; empty where there is nothing to draw"
     own = {"this run": phase_means(metrics)} if phase_means(metrics) else {}
     timed = own | {r.label: r.phases for r in references if r.phases}
     held = memory_stacks(metrics)
-    return dict(curves=[to_svg(curves(metrics, [panel]), panel.title) for panel in panels if matching(metrics, panel.metrics)],
-                bars=to_svg(phase_bars(timed), "share of each phase in a step") if timed else "",
-                memory=to_svg(held, "device memory in each step") if held else "")
+    return dict(
+        curves=[
+            to_svg(curves(metrics, [panel]), panel.title)
+            for panel in panels
+            if matching(metrics, panel.metrics)
+        ],
+        bars=to_svg(phase_bars(timed), "share of each phase in a step") if timed else "",
+        memory=to_svg(held, "device memory in each step") if held else "",
+    )
 
 # %% ../../nbs/runs/04_report.ipynb #b9d99386
 def render(
-    config: RunConfig,                       # configuration
-    metrics: Mapping[str, list[Any]],        # columns
-    stack: Mapping[str, Any],                # content of stack.json
+    config: RunConfig,  # configuration
+    metrics: Mapping[str, list[Any]],  # columns
+    stack: Mapping[str, Any],  # content of stack.json
     events: Sequence[Mapping[str, Any]] = (),  # records of events.jsonl
-    references: Sequence[Reference] = (),    # reported numbers to draw beside
-    title: str = "",                         # of the page; none: recipe and scale
-    panels: Sequence[Panel] = PANELS,        # curves to draw
-) -> str:                                    # a complete HTML page
+    references: Sequence[Reference] = (),  # reported numbers to draw beside
+    title: str = "",  # of the page; none: recipe and scale
+    panels: Sequence[Panel] = PANELS,  # curves to draw
+) -> str:  # a complete HTML page
     "The report of a run as a page"
     template, css = _template()
-    notes = [f"{r.label}: {name}: {text}" for r in references for name, text in r.facts.items()]
+    notes = [
+        f"{r.label}: {name}: {text}" for r in references for name, text in r.facts.items()
+    ]
     return template.render(
-        title=title or f"{config.recipe}, {config.scale}", css=css, facts=_facts(config, stack),
-        simulated=bool(stack.get("device", {}).get("simulated")), results=result_table(metrics, stack, config.num_steps), **_figures(metrics, references, panels),
-        references=references, phases=phase_rows(metrics, references), metrics=metric_table(metrics, references), notes=notes, shims=[_shim(s) for s in stack.get("shims", [])], events=event_rows(events),
-        stack=stack_rows(stack), config=[(k, json.dumps(v, ensure_ascii=False)) for k, v in config.flat()],
-        footer=f"Made by cookbook_npu on {time.strftime('%Y-%m-%d %H:%M')}.")
+        title=title or f"{config.recipe}, {config.scale}",
+        css=css,
+        facts=_facts(config, stack),
+        simulated=bool(stack.get("device", {}).get("simulated")),
+        results=result_table(metrics, stack, config.num_steps),
+        **_figures(metrics, references, panels),
+        references=references,
+        phases=phase_rows(metrics, references),
+        metrics=metric_table(metrics, references),
+        notes=notes,
+        shims=[_shim(s) for s in stack.get("shims", [])],
+        events=event_rows(events),
+        stack=stack_rows(stack),
+        config=[(k, json.dumps(v, ensure_ascii=False)) for k, v in config.flat()],
+        footer=f"Made by cookbook_npu on {time.strftime('%Y-%m-%d %H:%M')}.",
+    )
+
 
 def _shim(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: record.get(key) or "" for key in ("name", "target", "phase", "state", "detail", "reason", "link")}
+    return {
+        key: record.get(key) or ""
+        for key in ("name", "target", "phase", "state", "detail", "reason", "link")
+    }
 
 # %% ../../nbs/runs/04_report.ipynb #d6620b92
 def write_report(
-    folder: RunFolder | Path | str,        # run folder, or its path
+    folder: RunFolder | Path | str,  # run folder, or its path
     references: Sequence[Reference] = (),  # reported numbers to draw beside
-    title: str = "",                       # of the page; none: the folder's name
-    panels: Sequence[Panel] = PANELS,      # curves to draw
-) -> Path:                                 # report.html
+    title: str = "",  # of the page; none: the folder's name
+    panels: Sequence[Panel] = PANELS,  # curves to draw
+) -> Path:  # report.html
     "Make (again) the report of a run from its folder"
     folder = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
-    page = render(folder.config(), load_metrics(folder.path), _read_json(folder.stack_file), read_lines(folder.events_file), references,
-                  title or folder.path.name, panels)
+    page = render(
+        folder.config(),
+        load_metrics(folder.path),
+        _read_json(folder.stack_file),
+        read_lines(folder.events_file),
+        references,
+        title or folder.path.name,
+        panels,
+    )
     write_atomic(folder.report, page)
     return folder.report
 
 # %% ../../nbs/runs/04_report.ipynb #4994e82a
 def result_of(
-    folder: Path | str,               # run folder
-) -> list[tuple[str, str | None]]:    # (what, value); None: not measured
+    folder: Path | str,  # run folder
+) -> list[tuple[str, str | None]]:  # (what, value); None: not measured
     "The result table of a run, read from its folder, with its phase times in one line"
     run = RunFolder.open(folder)
     metrics = load_metrics(run.path)
-    return [*result_table(metrics, _read_json(run.stack_file), run.config().num_steps), ("phases of a step", _phases(metrics))]
+    return [
+        *result_table(metrics, _read_json(run.stack_file), run.config().num_steps),
+        ("phases of a step", _phases(metrics)),
+    ]

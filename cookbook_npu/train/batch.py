@@ -20,33 +20,42 @@ from ..config import AlgorithmConfig
 from ..data.sample import Sample
 from ..rl.algorithms import policy_terms, token_advantages
 from ..rl.filters import overlong_penalty
+from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
-from ..rl.offpolicy import importance_weights, mismatch_metrics
-from ..rl.reducers import token_weights, weighted_sum
+from ..rl.loss_aggregation import token_weights, weighted_sum
 from ..rl.sequences import Sequences, sequences, token_names
 
 # %% ../../nbs/train/00_batch.ipynb #589d1756
 Rows = list[np.ndarray]  # one array for each sequence
 
+
 class TokenIds(NamedTuple):
     "Token ids of one sequence"
-    name: str                # "group/index", for messages
-    prompt_ids: list[int]    # prompt
+
+    name: str  # "group/index", for messages
+    prompt_ids: list[int]  # prompt
     response_ids: list[int]  # response
+
 
 @dataclass
 class Batch:
     "What a trainer needs to know of a rollout"
-    tokens: list[TokenIds]                  # token ids of each sequence
-    rollout_logprobs: Rows                  # sampling log-probs of the response tokens, float32
-    weights: Rows                           # step-wide weight of each response token in the loss, float32
-    advantages: Rows                        # advantage of each response token, float32
-    steps: list[list[int]]                  # rows of each optimizer step
-    old_logprobs: Rows = field(default_factory=list)  # actor's log-probs before the update
-    ref_logprobs: Rows = field(default_factory=list)  # reference log-probs; empty: no reference
-    corrections: Rows = field(default_factory=list)   # importance weight trainer / engine of each response token; empty: none
 
-    def __len__(self) -> int: return len(self.tokens)
+    tokens: list[TokenIds]  # token ids of each sequence
+    rollout_logprobs: Rows  # sampling log-probs of the response tokens, float32
+    weights: Rows  # step-wide weight of each response token in the loss, float32
+    advantages: Rows  # advantage of each response token, float32
+    steps: list[list[int]]  # rows of each optimizer step
+    old_logprobs: Rows = field(default_factory=list)  # actor's log-probs before the update
+    ref_logprobs: Rows = field(
+        default_factory=list
+    )  # reference log-probs; empty: no reference
+    corrections: Rows = field(
+        default_factory=list
+    )  # importance weight trainer / engine of each response token; empty: none
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def lengths(self) -> list[int]:
@@ -54,136 +63,235 @@ class Batch:
         return [len(t.prompt_ids) + len(t.response_ids) for t in self.tokens]
 
 # %% ../../nbs/train/00_batch.ipynb #21300a30
-def _rows(values: Sequence[Sequence[float]], dtype: type) -> Rows: return [np.asarray(v, dtype=dtype) for v in values]
+def _rows(values: Sequence[Sequence[float]], dtype: type) -> Rows:
+    return [np.asarray(v, dtype=dtype) for v in values]
+
 
 def loss_masks(
-    samples: Sequence[Sample],   # graded samples
+    samples: Sequence[Sample],  # graded samples
     algorithm: AlgorithmConfig,  # whether truncated responses are left out
-) -> list[torch.Tensor]:         # 1.0 for each response token that carries loss
+) -> list[torch.Tensor]:  # 1.0 for each response token that carries loss
     "The policy's own tokens; with `mask_truncated` none of a response that hit the length limit"
     left_out = lambda s: algorithm.mask_truncated and s.finish_reason == "length"
-    return [torch.tensor(s.loss_mask, dtype=torch.float32) * (0.0 if left_out(s) else 1.0) for s in samples]
+    return [
+        torch.tensor(s.loss_mask, dtype=torch.float32) * (0.0 if left_out(s) else 1.0)
+        for s in samples
+    ]
+
 
 def step_weights(
-    samples: Sequence[Sample],   # the whole rollout
-    steps: list[list[int]],      # rows of each optimizer step
+    samples: Sequence[Sample],  # the whole rollout
+    steps: list[list[int]],  # rows of each optimizer step
     algorithm: AlgorithmConfig,  # reducer and mask
-    max_tokens: int,             # longest response, the constant of fixed_sum, tokens
-) -> Rows:                       # weight of each response token
+    max_tokens: int,  # longest response, the constant of fixed_sum, tokens
+) -> Rows:  # weight of each response token
     "Weights of every token, normalised over its optimizer step"
-    weights, masks = [np.zeros(0, np.float32)] * len(samples), loss_masks(samples, algorithm)
+    weights, masks = (
+        [np.zeros(0, np.float32)] * len(samples),
+        loss_masks(samples, algorithm),
+    )
     for rows in steps:
-        of_step = token_weights([masks[i] for i in rows], algorithm.reducer, max_tokens, [samples[i].group_id for i in rows])
-        for i, w in zip(rows, of_step, strict=True): weights[i] = w.numpy()
+        of_step = token_weights(
+            [masks[i] for i in rows],
+            algorithm.reducer,
+            max_tokens,
+            [samples[i].group_id for i in rows],
+        )
+        for i, w in zip(rows, of_step, strict=True):
+            weights[i] = w.numpy()
     return weights
 
 # %% ../../nbs/train/00_batch.ipynb #a26d8478
 def advantage_rows(
-    samples: Sequence[Sample],    # graded samples
-    group_size: int,              # G, samples of a group
-    algorithm: AlgorithmConfig,   # estimator, and what is added to the reward
-    max_tokens: int,              # longest response, tokens
-    kl: Sequence[torch.Tensor] | None = None,  # KL estimates of each sample's tokens, for kl_in_reward
-) -> Rows:                        # advantage of each response token
+    samples: Sequence[Sample],  # graded samples
+    group_size: int,  # G, samples of a group
+    algorithm: AlgorithmConfig,  # estimator, and what is added to the reward
+    max_tokens: int,  # longest response, tokens
+    kl: Sequence[torch.Tensor]
+    | None = None,  # KL estimates of each sample's tokens, for kl_in_reward
+) -> Rows:  # advantage of each response token
     "Advantages from rewards, the overlong penalty taken off first"
     rewards_B = torch.tensor([s.reward for s in samples], dtype=torch.float32)
     lengths_B = torch.tensor([len(s.response_ids) for s in samples])
-    rewards_B += overlong_penalty(lengths_B, max_tokens, algorithm.overlong_share * max_tokens, algorithm.overlong_penalty)
-    rows = token_advantages(algorithm, rewards_B, [s.group_id for s in samples], group_size, loss_masks(samples, algorithm), kl)
+    rewards_B += overlong_penalty(
+        lengths_B,
+        max_tokens,
+        algorithm.overlong_share * max_tokens,
+        algorithm.overlong_penalty,
+    )
+    rows = token_advantages(
+        algorithm,
+        rewards_B,
+        [s.group_id for s in samples],
+        group_size,
+        loss_masks(samples, algorithm),
+        kl,
+    )
     return [row.float().numpy() for row in rows]
 
 # %% ../../nbs/train/00_batch.ipynb #7c52d965
 def make_batch(
-    samples: Sequence[Sample],    # graded samples; groups by group_id
-    group_size: int,              # G, samples of a group
-    algorithm: AlgorithmConfig,   # advantage and reducer
-    global_batch: int,            # samples of one optimizer step
-    max_tokens: int,              # longest response, tokens
-) -> Batch:                       # ready for `Trainer.logprobs` and `Trainer.train`
+    samples: Sequence[Sample],  # graded samples; groups by group_id
+    group_size: int,  # G, samples of a group
+    algorithm: AlgorithmConfig,  # advantage and reducer
+    global_batch: int,  # samples of one optimizer step
+    max_tokens: int,  # longest response, tokens
+) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
     "Advantages (unless they need log-probs, see `finish`) and weights of a rollout"
-    advantages = [] if algorithm.kl_in_reward else advantage_rows(samples, group_size, algorithm, max_tokens)
-    steps = [list(range(i, min(i + global_batch, len(samples)))) for i in range(0, len(samples), global_batch)]
-    return Batch(tokens=[TokenIds(f"{s.group_id}/{s.index}", s.prompt_ids, s.response_ids) for s in samples],
-                 rollout_logprobs=_rows([s.logprobs for s in samples], np.float32), advantages=advantages,
-                 weights=step_weights(samples, steps, algorithm, max_tokens), steps=steps)
+    advantages = (
+        []
+        if algorithm.kl_in_reward
+        else advantage_rows(samples, group_size, algorithm, max_tokens)
+    )
+    steps = [
+        list(range(i, min(i + global_batch, len(samples))))
+        for i in range(0, len(samples), global_batch)
+    ]
+    return Batch(
+        tokens=[
+            TokenIds(f"{s.group_id}/{s.index}", s.prompt_ids, s.response_ids)
+            for s in samples
+        ],
+        rollout_logprobs=_rows([s.logprobs for s in samples], np.float32),
+        advantages=advantages,
+        weights=step_weights(samples, steps, algorithm, max_tokens),
+        steps=steps,
+    )
 
 # %% ../../nbs/train/00_batch.ipynb #df1add57
 def _kl_rows(batch: Batch) -> list[torch.Tensor]:
     "k1 of each token: a number that no gradient passes through"
     name = lambda t, row: token_names([t.name], [len(row)])
-    return [kl_estimate(torch.from_numpy(old), torch.from_numpy(ref), "k1", name=name(t, old))
-            for old, ref, t in zip(batch.old_logprobs, batch.ref_logprobs, batch.tokens, strict=True)]
+    return [
+        kl_estimate(torch.from_numpy(old), torch.from_numpy(ref), "k1", name=name(t, old))
+        for old, ref, t in zip(
+            batch.old_logprobs, batch.ref_logprobs, batch.tokens, strict=True
+        )
+    ]
+
 
 def finish(
-    batch: Batch,                # log-probs filled; advantages and corrections are filled here where they need them
-    samples: Sequence[Sample],   # its graded samples
-    group_size: int,             # G
+    batch: Batch,  # log-probs filled; advantages and corrections are filled here where they need them
+    samples: Sequence[Sample],  # its graded samples
+    group_size: int,  # G
     algorithm: AlgorithmConfig,  # KL in the reward, correction
-    max_tokens: int,             # longest response, tokens
-) -> dict[str, float]:           # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
+    max_tokens: int,  # longest response, tokens
+) -> dict[str, float]:  # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
     "Advantages with KL in the reward, importance weights, and how far engine and trainer are apart"
     a, lengths = algorithm, [len(w) for w in batch.weights]
-    if a.kl_in_reward: batch.advantages = advantage_rows(samples, group_size, a, max_tokens, _kl_rows(batch))
+    if a.kl_in_reward:
+        batch.advantages = advantage_rows(
+            samples, group_size, a, max_tokens, _kl_rows(batch)
+        )
     flat = lambda rows: torch.from_numpy(np.concatenate(rows))
-    seqs, name = sequences(lengths, flat(batch.weights) != 0), token_names([t.name for t in batch.tokens], lengths)
+    seqs, name = (
+        sequences(lengths, flat(batch.weights) != 0),
+        token_names([t.name for t in batch.tokens], lengths),
+    )
     old_T, rollout_T = flat(batch.old_logprobs), flat(batch.rollout_logprobs)
-    bounds = (a.correction_low, a.correction_high, a.correction_veto)
-    weight_T = importance_weights(old_T, rollout_T, seqs, a.correction, a.correction_level, *bounds, name)
-    if a.correction != "none": batch.corrections = [w.numpy() for w in weight_T.split(lengths)]
-    return mismatch_metrics(old_T, rollout_T, seqs, weight_T, a.correction, a.correction_level)
+    bounds = (
+        a.rollout_is_threshold_lower,
+        a.rollout_is_threshold,
+        a.rollout_is_veto_threshold,
+    )
+    weight_T = importance_weights(
+        old_T, rollout_T, seqs, a.rollout_is, a.rollout_is_level, *bounds, name
+    )
+    if a.rollout_is != "none":
+        batch.corrections = [w.numpy() for w in weight_T.split(lengths)]
+    return mismatch_metrics(
+        old_T, rollout_T, seqs, weight_T, a.rollout_is, a.rollout_is_level
+    )
 
 # %% ../../nbs/train/00_batch.ipynb #756d2884
 def rollout_metrics(
     samples: Sequence[Sample],  # graded samples
-) -> dict[str, float]:          # metric -> value
+) -> dict[str, float]:  # metric -> value
     "Reward, lengths, truncation and groups without signal"
     groups: dict[str, set[float]] = defaultdict(set)
-    for s in samples: groups[s.group_id].add(s.reward)
+    for s in samples:
+        groups[s.group_id].add(s.reward)
     lengths = [len(s.response_ids) for s in samples]
-    return {"raw_reward": float(np.mean([s.reward for s in samples])), "response_length_mean": float(np.mean(lengths)),
-            "response_length_max": float(max(lengths)), "truncated_ratio": float(np.mean([s.finish_reason == "length" for s in samples])),
-            "zero_std_groups": float(sum(len(g) == 1 for g in groups.values()))}
+    return {
+        "raw_reward": float(np.mean([s.reward for s in samples])),
+        "response_length_mean": float(np.mean(lengths)),
+        "response_length_max": float(max(lengths)),
+        "truncated_ratio": float(np.mean([s.finish_reason == "length" for s in samples])),
+        "zero_std_groups": float(sum(len(g) == 1 for g in groups.values())),
+    }
 
 # %% ../../nbs/train/00_batch.ipynb #f4b1fa84
 @dataclass(frozen=True)
 class Columns:
     "The flat response tokens of one micro-batch, on the device"
-    weights_T: Tensor              # step-wide weights
-    adv_T: Tensor                  # advantage of each token's sequence
-    old_logp_T: Tensor             # actor's log-probs before the update
-    rollout_logp_T: Tensor         # log-probs of the engine that sampled
-    ref_logp_T: Tensor | None      # reference log-probs
-    name: Callable[[int], str]     # token position -> sample and token, for messages
-    seqs: Sequences                # which tokens are a sequence
-    correction_T: Tensor | None    # importance weights trainer / engine
+
+    weights_T: Tensor  # step-wide weights
+    adv_T: Tensor  # advantage of each token's sequence
+    old_logp_T: Tensor  # actor's log-probs before the update
+    rollout_logp_T: Tensor  # log-probs of the engine that sampled
+    ref_logp_T: Tensor | None  # reference log-probs
+    name: Callable[[int], str]  # token position -> sample and token, for messages
+    seqs: Sequences  # which tokens are a sequence
+    correction_T: Tensor | None  # importance weights trainer / engine
+
 
 def columns(
-    batch: Batch,          # the whole batch, log-probs filled
-    rows: Sequence[int],   # rows of the micro-batch
+    batch: Batch,  # the whole batch, log-probs filled
+    rows: Sequence[int],  # rows of the micro-batch
     device: torch.device,  # where the objective is computed
-) -> Columns:              # the rows one after another
+) -> Columns:  # the rows one after another
     "Concatenate the response tokens of some rows"
-    cat = lambda parts: torch.from_numpy(np.concatenate([parts[i] for i in rows])).to(device) if parts else None
+    cat = lambda parts: (
+        torch.from_numpy(np.concatenate([parts[i] for i in rows])).to(device)
+        if parts
+        else None
+    )
     weights_T, lengths = cat(batch.weights), [len(batch.weights[i]) for i in rows]
-    return Columns(weights_T, cat(batch.advantages), cat(batch.old_logprobs), cat(batch.rollout_logprobs), cat(batch.ref_logprobs),
-                   token_names([batch.tokens[i].name for i in rows], lengths), sequences(lengths, weights_T), cat(batch.corrections))
+    return Columns(
+        weights_T,
+        cat(batch.advantages),
+        cat(batch.old_logprobs),
+        cat(batch.rollout_logprobs),
+        cat(batch.ref_logprobs),
+        token_names([batch.tokens[i].name for i in rows], lengths),
+        sequences(lengths, weights_T),
+        cat(batch.corrections),
+    )
 
 # %% ../../nbs/train/00_batch.ipynb #b09120bb
 def objective(
-    logp_T: Tensor,             # log-probs of the current policy, with gradient
-    entropy_T: Tensor,          # entropy at each token
-    c: Columns,                 # everything else
-    algorithm: AlgorithmConfig, # clips and coefficients
-) -> tuple[Tensor, dict[str, Tensor]]:  # (loss, weighted metric sums): both add up over micro-batches and ranks
+    logp_T: Tensor,  # log-probs of the current policy, with gradient
+    entropy_T: Tensor,  # entropy at each token
+    c: Columns,  # everything else
+    algorithm: AlgorithmConfig,  # clips and coefficients
+) -> tuple[
+    Tensor, dict[str, Tensor]
+]:  # (loss, weighted metric sums): both add up over micro-batches and ranks
     "The configured objective over one micro-batch"
-    proximal_T = c.rollout_logp_T if algorithm.proximal == "rollout" else c.old_logp_T
+    proximal_T = (
+        c.rollout_logp_T if algorithm.old_logprob_source == "rollout" else c.old_logp_T
+    )
     pg_T, clipped_T = policy_terms(algorithm, logp_T, proximal_T, c.adv_T, c.seqs, c.name)
-    if c.correction_T is not None: pg_T = pg_T * c.correction_T
+    if c.correction_T is not None:
+        pg_T = pg_T * c.correction_T
     sampled_T = proximal_T if algorithm.kl_unbiased else None
-    kl_T = None if c.ref_logp_T is None else kl_estimate(logp_T, c.ref_logp_T, algorithm.kl_estimator, sampled_T, c.name)
+    kl_T = (
+        None
+        if c.ref_logp_T is None
+        else kl_estimate(logp_T, c.ref_logp_T, algorithm.kl_estimator, sampled_T, c.name)
+    )
     loss_T = pg_T
-    if algorithm.entropy_coef: loss_T = loss_T - algorithm.entropy_coef * entropy_T
-    if algorithm.kl_coef: loss_T = loss_T + algorithm.kl_coef * kl_T
-    parts = {"pg_loss": pg_T, "pg_clipfrac": clipped_T, "entropy_loss": entropy_T, "ppo_kl": c.old_logp_T - logp_T,
-             "train_rollout_logprob_abs_diff": (c.old_logp_T - c.rollout_logp_T).abs()} | ({} if kl_T is None else {"kl_loss": kl_T})
-    return weighted_sum(loss_T, c.weights_T), {name: weighted_sum(value_T.detach(), c.weights_T) for name, value_T in parts.items()}
+    if algorithm.entropy_coef:
+        loss_T = loss_T - algorithm.entropy_coef * entropy_T
+    if algorithm.kl_coef:
+        loss_T = loss_T + algorithm.kl_coef * kl_T
+    parts = {
+        "pg_loss": pg_T,
+        "pg_clipfrac": clipped_T,
+        "entropy_loss": entropy_T,
+        "ppo_kl": c.old_logp_T - logp_T,
+        "train_rollout_logprob_abs_diff": (c.old_logp_T - c.rollout_logp_T).abs(),
+    } | ({} if kl_T is None else {"kl_loss": kl_T})
+    return weighted_sum(loss_T, c.weights_T), {
+        name: weighted_sum(value_T.detach(), c.weights_T) for name, value_T in parts.items()
+    }

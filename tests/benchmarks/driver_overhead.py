@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cookbook_npu.cluster.roles import Pending, RoleGroup
+from cookbook_npu.cluster.worker_group import RayFuture, RayWorkerGroup
 from cookbook_npu.presets import qwen3_4b_colocate
 from cookbook_npu.runs.folder import append_line
 from cookbook_npu.train.session import session
@@ -30,7 +30,7 @@ class Roles:
 
     def __init__(self):
         self.seconds, self.began, self.running = 0.0, 0.0, set()
-        start, result = RoleGroup._start_each, Pending.result
+        start, result = RayWorkerGroup._start_each, RayFuture.result
 
         def started(*args, **kwargs):
             call = start(*args, **kwargs)
@@ -45,14 +45,16 @@ class Roles:
                 self.running.discard(id(call))
                 self.seconds += 0.0 if self.running else time.perf_counter() - self.began
 
-        RoleGroup._start_each, Pending.result = started, ended
+        RayWorkerGroup._start_each, RayFuture.result = started, ended
 
     def take(self) -> float:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
-def measure(steps: int, every: int, profile: cProfile.Profile, record: Path | None) -> dict[str, float]:
+def measure(
+    steps: int, every: int, profile: cProfile.Profile, record: Path | None
+) -> dict[str, float]:
     "Means over the steps after the first two, in seconds"
     roles, rows = Roles(), []
     with tempfile.TemporaryDirectory() as root:
@@ -64,26 +66,59 @@ def measure(steps: int, every: int, profile: cProfile.Profile, record: Path | No
                 if number == 1:
                     profile.enable()
                 if record:
-                    kept = {name: value for name, value in row.items() if name == "step" or name.startswith("time/")}
+                    kept = {
+                        name: value
+                        for name, value in row.items()
+                        if name == "step" or name.startswith("time/")
+                    }
                     append_line(record, kept | {"load": round(os.getloadavg()[0], 1)})
                 if number > 1:
-                    phases = sum(v for k, v in row.items() if k.startswith("time/") and k != "time/step")
+                    phases = sum(
+                        v
+                        for k, v in row.items()
+                        if k.startswith("time/") and k != "time/step"
+                    )
                     rows.append((row["time/step"], phases, busy, row.get("time/save", 0.0)))
             profile.disable()
         samples = run.parts.config.rollout_batch
-    step, phases, busy, save = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-    return {"step": step, "between": step - phases, "alone": step - busy, "save": save, "samples": samples}
+    step, phases, busy, save = (
+        sum(column) / len(rows) for column in zip(*rows, strict=True)
+    )
+    return {
+        "step": step,
+        "between": step - phases,
+        "alone": step - busy,
+        "save": save,
+        "samples": samples,
+    }
 
 
 def main() -> int:
     "Measure, print, compare with the aims"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--save-every", type=int, default=3, help="the cost of one checkpoint is spread over 40 steps")
-    parser.add_argument("--record", action="store_true", help="replace the timings that nbs/tutorials/where_the_seconds_go shows")
-    parser.add_argument("--profile", action="store_true", help="also print where the driver's time goes")
+    parser.add_argument(
+        "--save-every",
+        type=int,
+        default=3,
+        help="the cost of one checkpoint is spread over 40 steps",
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="replace the timings that nbs/tutorials/where_the_seconds_go shows",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="also print where the driver's time goes"
+    )
     args = parser.parse_args()
-    profile = cProfile.Profile() if args.profile else argparse.Namespace(enable=lambda: None, disable=lambda: None)
+    profile = (
+        cProfile.Profile()
+        if args.profile
+        else argparse.Namespace(enable=lambda: None, disable=lambda: None)
+    )
     if args.record:
         RECORD.unlink(missing_ok=True)
     found = measure(args.steps, args.save_every, profile, RECORD if args.record else None)
@@ -91,7 +126,9 @@ def main() -> int:
     result = {
         "step_s": round(step, 3),
         "between_phases_share": round(found["between"] / step, 4),
-        "between_phases_ms_per_sample": round(1000 * found["between"] / found["samples"], 3),
+        "between_phases_ms_per_sample": round(
+            1000 * found["between"] / found["samples"], 3
+        ),
         "driver_alone_share": round(found["alone"] / step, 4),
         "driver_alone_ms_per_sample": round(1000 * found["alone"] / found["samples"], 3),
         "checkpoint_s": round(checkpoint, 3),
@@ -104,7 +141,9 @@ def main() -> int:
     if args.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     return int(
-        result["between_phases_share"] > 0.01 or result["driver_alone_ms_per_sample"] > 2 or result["checkpoint_share"] > 0.03
+        result["between_phases_share"] > 0.01
+        or result["driver_alone_ms_per_sample"] > 2
+        or result["checkpoint_share"] > 0.03
     )
 
 

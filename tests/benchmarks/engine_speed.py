@@ -25,26 +25,30 @@ def timed(function) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("response", 5), ("prompts", 16), ("samples", 8), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
 
-    from cookbook_npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("rollout")
     import torch
 
     from cookbook_npu.config import SamplingConfig, TinyConfig
-    from cookbook_npu.data.tokens import build_tokenizer
-    from cookbook_npu.device import accelerator
+    from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.npu.device import accelerator
     from cookbook_npu.rollout.engine import Request, derive_seed
     from cookbook_npu.rollout.transformers import TransformersEngine, pad_left
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as tmp:
-        engine = TransformersEngine(build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0), dtype="float32")
+        engine = TransformersEngine(
+            build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0), dtype="float32"
+        )
     engine.stops = frozenset()
     prompts = [list(f"{7 * i % 90 + 5}*{i + 3}=".encode()) for i in range(args.prompts)]
     requests = [
@@ -55,7 +59,12 @@ def main() -> None:
     ids, pads = pad_left(prompts)
     mask = (torch.arange(ids.shape[1]) >= pads[:, None]).long()
     inputs = {"input_ids": ids.to(engine.device), "attention_mask": mask.to(engine.device)}
-    settings = {"do_sample": True, "top_k": 0, "num_return_sequences": args.samples, "max_new_tokens": args.response}
+    settings = {
+        "do_sample": True,
+        "top_k": 0,
+        "num_return_sequences": args.samples,
+        "max_new_tokens": args.response,
+    }
     engine.net.generation_config.eos_token_id = None
 
     sampling = SamplingConfig(max_response_tokens=args.response)
@@ -66,10 +75,14 @@ def main() -> None:
     assert tuple(theirs()[:, ids.shape[1] :].shape) == want, "generate stopped early"
     times = [(timed(ours), timed(theirs)) for _ in range(args.rounds)]
     tokens = want[0] * want[1]
-    print(f"device: {accelerator().name}, one thread; {len(requests)} sequences x {args.response} tokens")
+    print(
+        f"device: {accelerator().name}, one thread; {len(requests)} sequences x {args.response} tokens"
+    )
     for k, kind in enumerate(("clock", "processor time")):
         a, b = (statistics.median(t[k] for t in side) for side in zip(*times, strict=True))
-        print(f"{kind}: engine {tokens / a:,.0f} tokens/s, generate {tokens / b:,.0f} tokens/s: {b / a:.2f}x")
+        print(
+            f"{kind}: engine {tokens / a:,.0f} tokens/s, generate {tokens / b:,.0f} tokens/s: {b / a:.2f}x"
+        )
 
 
 if __name__ == "__main__":

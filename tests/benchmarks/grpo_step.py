@@ -37,8 +37,14 @@ from typing import Any
 
 TRL = "1.16.0"
 PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
-SIZES = {"S": {"layers": 2, "hidden": 64, "tokens": 32}, "M": {"layers": 4, "hidden": 256, "tokens": 128}}
-GRADIENT, ROUNDING = 1e-6, 2.0  # what the gate lets pass: a relative difference, or a multiple of float32's own
+SIZES = {
+    "S": {"layers": 2, "hidden": 64, "tokens": 32},
+    "M": {"layers": 4, "hidden": 256, "tokens": 128},
+}
+GRADIENT, ROUNDING = (
+    1e-6,
+    2.0,
+)  # what the gate lets pass: a relative difference, or a multiple of float32's own
 Task = dict[str, Any]
 
 
@@ -65,7 +71,10 @@ class Prompts:
         from cookbook_npu.data.sample import Prompt
 
         tokenizer, self.at = AutoTokenizer.from_pretrained(task["folder"]), 0
-        self.all = [Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text) for i, text in enumerate(task["prompts"])]
+        self.all = [
+            Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text)
+            for i, text in enumerate(task["prompts"])
+        ]
 
     def next_batch(self, count: int) -> list:
         self.at += count
@@ -83,14 +92,14 @@ def start_ours(task: Task) -> Any:
     from torch.utils import _device
 
     _device._device_constructors()  # cached here, before names of torch are redirected: transformers needs the originals
-    from cookbook_npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("trainer")
     torch.set_num_threads(1)
-    from cookbook_npu.cluster.roles import LocalGroup
+    from cookbook_npu.cluster.worker_group import LocalWorkerGroup
     from cookbook_npu.presets import qwen3_4b_colocate
     from cookbook_npu.runs.metrics import Spans, Tracker
-    from cookbook_npu.train.loop import Parts, publish
+    from cookbook_npu.train.loop import Parts, update_weights
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
     overrides = {
@@ -111,13 +120,20 @@ def start_ours(task: Task) -> Any:
         num_steps=task["steps"] + 1,  # the last step of a run also saves
         overrides=overrides,
     )
-    roles = {"trainer": "cookbook_npu.train.trainer:Trainer", "rollout": "cookbook_npu.train.engines:EngineRole"}
+    roles = {
+        "trainer": "cookbook_npu.train.trainer:Trainer",
+        "rollout": "cookbook_npu.train.rollout_worker:EngineRole",
+    }
     kwargs = {"config": config, "hf_path": task["folder"]}
-    groups = [LocalGroup.create(name, role, kwargs=kwargs) for name, role in roles.items()]
+    groups = [
+        LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in roles.items()
+    ]
     tracker = Tracker()
     tracker.spans = Spans(clock=time.process_time)
-    run = Parts(config, *groups, Prompts(task), [], Rewards(), None, tracker, task["folder"])
-    publish(run)
+    run = Parts(
+        config, *groups, Prompts(task), [], Rewards(), None, tracker, task["folder"]
+    )
+    update_weights(run)
     tracker.spans.take()
     return run
 
@@ -129,10 +145,14 @@ def time_ours(task: Task) -> dict[str, Any]:
     run, marks, phases = start_ours(task), [used()], []
     for step in range(task["steps"]):
         row = one_step(run, step)
-        phases.append({name.removeprefix(TIME): t for name, t in run.tracker.spans.take().items()})
+        phases.append(
+            {name.removeprefix(TIME): t for name, t in run.tracker.spans.take().items()}
+        )
         marks.append(used())
         if row["response_length_mean"] != task["tokens"]:
-            raise SystemExit(f"ours: responses of {row['response_length_mean']} tokens on average")
+            raise SystemExit(
+                f"ours: responses of {row['response_length_mean']} tokens on average"
+            )
     return {"marks": marks, "phases": phases}
 
 
@@ -153,7 +173,9 @@ def gate_ours(task: Task) -> dict[str, Any]:
     batch.old_logprobs = gather_rows(run.trainer.call("logprobs", batch), len(batch))
     trainer.forward_backward(batch, batch.steps[0])
     weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
-    exported = lambda: {n: t.detach().cpu().clone() for n, t in export_weights(trainer.model)}  # noqa: E731
+    exported = lambda: {
+        n: t.detach().cpu().clone() for n, t in export_weights(trainer.model)
+    }  # noqa: E731
     with torch.no_grad():  # gradients travel through the export as if they were weights: it only cuts and renames
         for p in weights:
             p.copy_(p.main_grad)
@@ -163,9 +185,17 @@ def gate_ours(task: Task) -> dict[str, Any]:
     norm = trainer.optim_step()["grad_norm"]
     tokens = [{"prompt": s.prompt_ids, "response": s.response_ids} for s in samples]
     difference = max(
-        abs(a - b) for s, row in zip(samples, batch.old_logprobs, strict=True) for a, b in zip(s.logprobs, row, strict=True)
+        abs(a - b)
+        for s, row in zip(samples, batch.old_logprobs, strict=True)
+        for a, b in zip(s.logprobs, row, strict=True)
     )
-    return {"tokens": tokens, "gradient": gradient, "weights": exported(), "norm": norm, "logprobs": float(difference)}
+    return {
+        "tokens": tokens,
+        "gradient": gradient,
+        "weights": exported(),
+        "norm": norm,
+        "logprobs": float(difference),
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------- TRL
@@ -211,7 +241,9 @@ def start_trl(task: Task, steps: int) -> Any:
     score = lambda completion_ids, **_: [reward(ids) for ids in completion_ids]  # noqa: E731
     score.__name__ = "reward"
     data = Dataset.from_dict({"prompt": task["prompts"]})
-    model = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=getattr(torch, task.get("dtype", "float32")))
+    model = AutoModelForCausalLM.from_pretrained(
+        task["folder"], dtype=getattr(torch, task.get("dtype", "float32"))
+    )
     trainer = GRPOTrainer(model, reward_funcs=score, args=args, train_dataset=data)
     trainer.eos_token_ids = [-1]  # no token ends a response
     return trainer
@@ -228,7 +260,9 @@ def time_trl(task: Task) -> dict[str, Any]:
         found = generate(*args, **kwargs)
         phases.append({"rollout": time.process_time() - began})
         if {len(ids) for ids in found[0]} != {task["tokens"]}:
-            raise SystemExit(f"TRL: responses of {sorted({len(ids) for ids in found[0]})} tokens")
+            raise SystemExit(
+                f"TRL: responses of {sorted({len(ids) for ids in found[0]})} tokens"
+            )
         return found
 
     class Marks(TrainerCallback):
@@ -249,13 +283,17 @@ def gate_trl(task: Task) -> dict[str, Any]:
 
     trainer, gradient, prompts = start_trl(task, 1), {}, []
 
-    def given(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+    def given(
+        prompt_ids: list[list[int]], *_: Any, **__: Any
+    ) -> tuple[list[list[int]], None]:
         prompts.extend(prompt_ids)
         return [row["response"] for row in task["tokens_given"]], None
 
     class Keep(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            gradient.update({n: p.grad.detach().clone() for n, p in trainer.model.named_parameters()})
+            gradient.update(
+                {n: p.grad.detach().clone() for n, p in trainer.model.named_parameters()}
+            )
 
     trainer._generate_single_turn = given
     trainer.add_callback(Keep())
@@ -268,7 +306,12 @@ def gate_trl(task: Task) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------- the driver
 
-WORK = {"time-ours": time_ours, "time-trl": time_trl, "gate-ours": gate_ours, "gate-trl": gate_trl}
+WORK = {
+    "time-ours": time_ours,
+    "time-trl": time_trl,
+    "gate-ours": gate_ours,
+    "gate-trl": gate_trl,
+}
 
 
 def work(name: str, task_file: Path, result_file: Path) -> None:
@@ -283,15 +326,28 @@ def in_process(name: str, task: Task, folder: Path) -> dict[str, Any]:
     import torch
 
     (folder / "task.json").write_text(json.dumps(task))
-    ours = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"} if name.endswith("ours") else {}
-    env = {k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")} | ours
+    ours = (
+        {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"}
+        if name.endswith("ours")
+        else {}
+    )
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")
+    } | ours
     env |= {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, __file__, "--work", name, str(folder / "task.json"), str(folder / "result.pt")]
+    command = [
+        sys.executable,
+        __file__,
+        "--work",
+        name,
+        str(folder / "task.json"),
+        str(folder / "result.pt"),
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
@@ -313,26 +369,48 @@ def gate(task: Task, folder: Path) -> None:
     "Both sides make the same of one rollout, or nothing is timed"
     ours = in_process("gate-ours", task, folder)
     given = task | {"tokens_given": ours["tokens"]}
-    theirs, exact = (in_process("gate-trl", given | {"dtype": t}, folder) for t in ("float32", "float64"))
+    theirs, exact = (
+        in_process("gate-trl", given | {"dtype": t}, folder) for t in ("float32", "float64")
+    )
     scale = max(1.0, ours["norm"])  # TRL's gradient is seen after clipping at 1
     gradient = {n: g / scale for n, g in ours["gradient"].items()}
     if missing := theirs["gradient"].keys() - gradient.keys():
         raise SystemExit(f"gate: ours has no gradient of {sorted(missing)[0]}")
-    (found, where), (cost, _) = (relative(g, theirs["gradient"]) for g in (gradient, exact["gradient"]))
-    step, step_cost = (furthest(w, theirs["weights"])[0] / RATE for w in (ours["weights"], exact["weights"]))
-    print(f"  gate: gradients differ by {found:.1e} of the largest entry (in {where}), TRL's own in float64 by {cost:.1e}")
-    print(f"        weights after a step differ by {step:.1e} of the learning rate, TRL's own in float64 by {step_cost:.1e}")
-    print(f"        log-probs of our engine and our trainer differ by {ours['logprobs']:.1e}", flush=True)
+    (found, where), (cost, _) = (
+        relative(g, theirs["gradient"]) for g in (gradient, exact["gradient"])
+    )
+    step, step_cost = (
+        furthest(w, theirs["weights"])[0] / RATE
+        for w in (ours["weights"], exact["weights"])
+    )
+    print(
+        f"  gate: gradients differ by {found:.1e} of the largest entry (in {where}), TRL's own in float64 by {cost:.1e}"
+    )
+    print(
+        f"        weights after a step differ by {step:.1e} of the learning rate, TRL's own in float64 by {step_cost:.1e}"
+    )
+    print(
+        f"        log-probs of our engine and our trainer differ by {ours['logprobs']:.1e}",
+        flush=True,
+    )
     if not (found < max(GRADIENT, ROUNDING * cost) and step < ROUNDING * step_cost):
-        raise SystemExit("gate: the two sides do not take the same step: their times would not be comparable")
+        raise SystemExit(
+            "gate: the two sides do not take the same step: their times would not be comparable"
+        )
 
 
 def summary(result: dict[str, Any], warm: int) -> dict[str, Any]:
     "Median step of one run, without the first steps"
     marks = result["marks"]
     steps = list(zip(marks[:-1], marks[1:], strict=True))[warm:]
-    middle = {kind: statistics.median(b[kind] - a[kind] for a, b in steps) for kind in ("cpu", "clock")}
-    phases = {n: statistics.median(p.get(n, 0.0) for p in result["phases"][warm:]) for n in result["phases"][-1]}
+    middle = {
+        kind: statistics.median(b[kind] - a[kind] for a, b in steps)
+        for kind in ("cpu", "clock")
+    }
+    phases = {
+        n: statistics.median(p.get(n, 0.0) for p in result["phases"][warm:])
+        for n in result["phases"][-1]
+    }
     return middle | {"phases": phases, "start": marks[1]["cpu"], "peak": marks[-1]["peak"]}
 
 
@@ -347,15 +425,25 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
             )
         pairs = [b / a for a, b in zip(over("ours", kind), over("TRL", kind), strict=True)]
         ratio = statistics.median(over("TRL", kind)) / statistics.median(over("ours", kind))
-        print(f"  {label:14s} TRL / ours {ratio:.2f}   (pairs {min(pairs):.2f} to {max(pairs):.2f})")
+        print(
+            f"  {label:14s} TRL / ours {ratio:.2f}   (pairs {min(pairs):.2f} to {max(pairs):.2f})"
+        )
     for side, found in runs.items():
         names = found[0]["phases"]
         parts = {n: statistics.median(run["phases"][n] for run in found) for n in names}
         parts["rest"] = statistics.median(over(side, "cpu")) - sum(parts.values())
-        print(f"  phases {side:5s} (ms of processor time): " + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items()))
+        print(
+            f"  phases {side:5s} (ms of processor time): "
+            + ", ".join(f"{n} {t * 1e3:.1f}" for n, t in parts.items())
+        )
     for side in runs:
-        start, peak = statistics.median(over(side, "start")), statistics.median(over(side, "peak"))
-        print(f"  {side:5s} start to first step done {start:.1f} s of processor time, peak memory {peak / 2**20:.0f} MiB")
+        start, peak = (
+            statistics.median(over(side, "start")),
+            statistics.median(over(side, "peak")),
+        )
+        print(
+            f"  {side:5s} start to first step done {start:.1f} s of processor time, peak memory {peak / 2**20:.0f} MiB"
+        )
 
 
 def build(size: str, folder: Path) -> Path:
@@ -363,12 +451,17 @@ def build(size: str, folder: Path) -> Path:
     from transformers.utils import logging
 
     from cookbook_npu.config import TinyConfig
-    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import hf_config, random_model
 
     logging.disable_progress_bar()
     s, tokenizer = SIZES[size], build_tokenizer()
-    tiny = TinyConfig(hidden_size=s["hidden"], num_layers=s["layers"], ffn_size=3 * s["hidden"], init_std=0.1)
+    tiny = TinyConfig(
+        hidden_size=s["hidden"],
+        num_layers=s["layers"],
+        ffn_size=3 * s["hidden"],
+        init_std=0.1,
+    )
     config = hf_config(tiny, tokenizer)
     config.eos_token_id = config.pad_token_id = None
     random_model(config, 0).save_pretrained(folder)
@@ -383,7 +476,9 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
         "output": str(folder / "trl"),
         "tokens": s["tokens"],
         "steps": steps,
-        "prompts": [f"{37 * i % 113}+{53 * i % 97}=" for i in range(1, PROMPTS * steps + 1)],
+        "prompts": [
+            f"{37 * i % 113}+{53 * i % 97}=" for i in range(1, PROMPTS * steps + 1)
+        ],
     }
     print(
         f"{size}: {s['layers']} layers x {s['hidden']}, {PROMPTS} prompts x {SAMPLES} samples x {s['tokens']} tokens",
@@ -393,26 +488,53 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
     runs: dict[str, list] = {"ours": [], "TRL": []}
     for _ in range(args.repeats):
         for side in runs:
-            runs[side].append(summary(in_process(f"time-{side.lower()}", task, folder), args.warm))
+            runs[side].append(
+                summary(in_process(f"time-{side.lower()}", task, folder), args.warm)
+            )
     show(runs)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["S"], help="models to compare (default: S)")
-    parser.add_argument("--repeats", type=int, default=7, help="fresh processes of each side (default: 7)")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps of a process (default: 10)")
-    parser.add_argument("--warm", type=int, default=3, help="steps before them, not counted (default: 3)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=SIZES,
+        default=["S"],
+        help="models to compare (default: S)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="fresh processes of each side (default: 7)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, help="timed steps of a process (default: 10)"
+    )
+    parser.add_argument(
+        "--warm", type=int, default=3, help="steps before them, not counted (default: 3)"
+    )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         return work(args.work[0], Path(args.work[1]), Path(args.work[2]))
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     if installed.get("trl") != TRL:
-        found = f"trl {installed['trl']} is installed" if "trl" in installed else "trl is not installed"
-        sys.exit(f"{found}: this comparison is written for trl {TRL}. pip install trl=={TRL}")
-    versions = ", ".join(f"{name} {installed[name]}" for name in ("torch", "transformers", "megatron-core", "trl"))
-    print(f"ours: simulated NPU (one device, TP 1); TRL: CPU. Float32, one thread. {versions}")
+        found = (
+            f"trl {installed['trl']} is installed"
+            if "trl" in installed
+            else "trl is not installed"
+        )
+        sys.exit(
+            f"{found}: this comparison is written for trl {TRL}. pip install trl=={TRL}"
+        )
+    versions = ", ".join(
+        f"{name} {installed[name]}"
+        for name in ("torch", "transformers", "megatron-core", "trl")
+    )
+    print(
+        f"ours: simulated NPU (one device, TP 1); TRL: CPU. Float32, one thread. {versions}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for size in args.sizes:
             compare(size, args, Path(folder))

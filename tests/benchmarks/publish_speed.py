@@ -19,13 +19,23 @@ from pathlib import Path
 os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
 os.environ.setdefault("COOKBOOK_NPU_SIM_MEMORY", str(8 << 30))
 
-QWEN3 = {"vocab": 151936, "hidden": 1024, "ffn": 3072, "heads": 16, "kv_heads": 8, "head": 128}
+QWEN3 = {
+    "vocab": 151936,
+    "hidden": 1024,
+    "ffn": 3072,
+    "heads": 16,
+    "kv_heads": 8,
+    "head": 128,
+}
 
 
 def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     """Hugging Face names and shapes of Qwen3-0.6B."""
     q = QWEN3
-    out = {"model.embed_tokens.weight": (q["vocab"], q["hidden"]), "model.norm.weight": (q["hidden"],)}
+    out = {
+        "model.embed_tokens.weight": (q["vocab"], q["hidden"]),
+        "model.norm.weight": (q["hidden"],),
+    }
     per_layer = {
         "input_layernorm": (q["hidden"],),
         "post_attention_layernorm": (q["hidden"],),
@@ -39,7 +49,11 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (q["ffn"], q["hidden"]),
         "mlp.down_proj": (q["hidden"], q["ffn"]),
     }
-    return out | {f"model.layers.{i}.{n}.weight": s for i in range(layers) for n, s in per_layer.items()}
+    return out | {
+        f"model.layers.{i}.{n}.weight": s
+        for i in range(layers)
+        for n, s in per_layer.items()
+    }
 
 
 def folder_of(where: str, tensors: dict, layers: int) -> Path:
@@ -47,7 +61,7 @@ def folder_of(where: str, tensors: dict, layers: int) -> Path:
     from safetensors.torch import save_file
     from transformers import Qwen3Config
 
-    from cookbook_npu.data.tokens import build_tokenizer
+    from cookbook_npu.data.tasks import build_tokenizer
 
     folder = Path(where, "model")
     build_tokenizer().save_pretrained(folder)
@@ -56,8 +70,16 @@ def folder_of(where: str, tensors: dict, layers: int) -> Path:
         vocab_size=q["vocab"], hidden_size=q["hidden"], intermediate_size=q["ffn"], num_hidden_layers=layers, head_dim=q["head"],
         num_attention_heads=q["heads"], num_key_value_heads=q["kv_heads"], tie_word_embeddings=True, max_position_embeddings=4096,
     )  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}))
-    save_file({n: t.cpu() for n, t in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(
+        json.dumps(
+            config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
+        )
+    )
+    save_file(
+        {n: t.cpu() for n, t in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return folder
 
 
@@ -85,27 +107,39 @@ def apart(engine, seconds: dict[str, float]) -> None:
 
         return call
 
-    engine._publish, engine._checksums = timed("load", load), timed("engine checksums", sums)
+    engine._publish, engine._checksums = (
+        timed("load", load),
+        timed("engine checksums", sums),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--engine", choices=("transformers", "vllm"), default="transformers"
+    )
     for name, default in (("layers", 28), ("every", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
 
-    from cookbook_npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("rollout")
     import torch
 
-    from cookbook_npu.device import accelerator
-    from cookbook_npu.train.publish import SharedMemory, read, write
+    from cookbook_npu.npu.device import accelerator
+    from cookbook_npu.weights.transport import SharedMemory, read, write
 
     torch.set_num_threads(1)
-    device = accelerator().device(0) if args.engine == "transformers" else torch.device("cpu")
-    tensors = {n: torch.randn(s, dtype=torch.bfloat16).to(device) for n, s in shapes(args.layers).items()}
+    device = (
+        accelerator().device(0) if args.engine == "transformers" else torch.device("cpu")
+    )
+    tensors = {
+        n: torch.randn(s, dtype=torch.bfloat16).to(device)
+        for n, s in shapes(args.layers).items()
+    }
     total = sum(t.nbytes for t in tensors.values())
     source = torch.zeros(total, dtype=torch.uint8).fill_(1)
     target = torch.zeros(total, dtype=torch.uint8).fill_(2)
@@ -121,16 +155,30 @@ def main() -> None:
         copied = time.perf_counter()
         manifest = write(version, tensors.items(), 512 << 20, memory, args.every)
         written = time.perf_counter()
-        engine.publish(version, read(manifest), manifest.expected)
+        engine.update_weights(version, read(manifest), manifest.expected)
         done = time.perf_counter()
         memory.release()
         read_compare = done - written - seconds["load"]
-        rounds.append({"memcpy": copied - start, "write": written - copied, "read, compare": read_compare, **seconds})
-    first, steady = rounds[0], {name: min(r[name] for r in rounds[1:]) for name in rounds[0]}
-    print(f"{total / 1e9:.2f} GB in {len(tensors)} tensors, {len(manifest.buckets)} buckets; {args.engine} on {device}")
+        rounds.append(
+            {
+                "memcpy": copied - start,
+                "write": written - copied,
+                "read, compare": read_compare,
+                **seconds,
+            }
+        )
+    first, steady = (
+        rounds[0],
+        {name: min(r[name] for r in rounds[1:]) for name in rounds[0]},
+    )
+    print(
+        f"{total / 1e9:.2f} GB in {len(tensors)} tensors, {len(manifest.buckets)} buckets; {args.engine} on {device}"
+    )
     print(f"{len(manifest.expected)} tensors compared in the last round")
     for name, value in steady.items():
-        print(f"{name:>17}: {value:6.3f} s, {total / value / 1e9:6.2f} GB/s; first time {first[name]:6.3f} s")
+        print(
+            f"{name:>17}: {value:6.3f} s, {total / value / 1e9:6.2f} GB/s; first time {first[name]:6.3f} s"
+        )
     cost = min(r["write"] + r["read, compare"] for r in rounds[1:])
     print(f"memcpy / (write + read + compare) = {steady['memcpy'] / cost:.2f}")
     engine.close()

@@ -40,16 +40,33 @@ def sample(number: int, text: str, label: str) -> Sample:
 def integers(rng: random.Random) -> tuple[str, str]:
     "A GSM8K-like answer: an integer"
     a, b = rng.randrange(2000), rng.randrange(2000)
-    text = "".join(SENTENCE.format(a=a, b=b, c=a + b, m=m) for m in ("March", "April", "June"))
+    text = "".join(
+        SENTENCE.format(a=a, b=b, c=a + b, m=m) for m in ("March", "April", "June")
+    )
     said = a + b if rng.random() < 0.9 else a + b + 1
-    ending = rng.choice([f"\n#### {said:,}", rf"So \boxed{{{said}}}.", f"The answer is ${said}$.", "I do not know."])
+    ending = rng.choice(
+        [
+            f"\n#### {said:,}",
+            rf"So \boxed{{{said}}}.",
+            f"The answer is ${said}$.",
+            "I do not know.",
+        ]
+    )
     return text + ending, str(a + b)
 
 
 def expressions(rng: random.Random) -> tuple[str, str]:
     "A MATH-like answer: a fraction, a root, a pair"
     a, b = rng.randrange(2, 50), rng.randrange(2, 50)
-    answer = rng.choice([rf"\frac{{{a}}}{{{b}}}", rf"{a}\sqrt{{{b}}}", rf"({a},\frac{{{b}}}{{2}})", rf"{a}x^2+{b}", f"{a / b:.4f}"])
+    answer = rng.choice(
+        [
+            rf"\frac{{{a}}}{{{b}}}",
+            rf"{a}\sqrt{{{b}}}",
+            rf"({a},\frac{{{b}}}{{2}})",
+            rf"{a}x^2+{b}",
+            f"{a / b:.4f}",
+        ]
+    )
     return rf"After some work we find \boxed{{{answer}}}.", rf"\frac{{{2 * a}}}{{{2 * b}}}"
 
 
@@ -57,10 +74,15 @@ def from_file(path: str) -> Callable[[random.Random], tuple[str, str]]:
     "Answers of a GSM8K file, as if the policy had written them"
     with open(path, encoding="utf-8") as file:
         answers = [json.loads(line)["answer"] for line in file]
-    return lambda rng: ((text := rng.choice(answers)), text.rpartition("####")[2].strip().replace(",", ""))
+    return lambda rng: (
+        (text := rng.choice(answers)),
+        text.rpartition("####")[2].strip().replace(",", ""),
+    )
 
 
-def rate(make: Callable[[random.Random], tuple[str, str]], workers: int, answers: int) -> dict[str, float]:
+def rate(
+    make: Callable[[random.Random], tuple[str, str]], workers: int, answers: int
+) -> dict[str, float]:
     "Grade `answers` answers with the math scorer, after a warm-up"
     rng = random.Random(0)
     samples = [sample(i, *make(rng)) for i in range(answers)]
@@ -78,15 +100,28 @@ def rate(make: Callable[[random.Random], tuple[str, str]], workers: int, answers
 
 def main() -> None:
     "Measure and print"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2, help="verifier processes")
     parser.add_argument("--answers", type=int, default=2000, help="answers of each kind")
     parser.add_argument("--data", help="a GSM8K JSONL file")
     args = parser.parse_args()
-    kinds = {"gsm8k file": from_file(args.data)} if args.data else {"integers": integers, "expressions": expressions}
+    kinds = (
+        {"gsm8k file": from_file(args.data)}
+        if args.data
+        else {"integers": integers, "expressions": expressions}
+    )
     for name, make in kinds.items():
         print(
-            json.dumps({"kind": name, "workers": args.workers, "cores": os.cpu_count(), **rate(make, args.workers, args.answers)})
+            json.dumps(
+                {
+                    "kind": name,
+                    "workers": args.workers,
+                    "cores": os.cpu_count(),
+                    **rate(make, args.workers, args.answers),
+                }
+            )
         )
 
 

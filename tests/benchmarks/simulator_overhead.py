@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from cookbook_npu import simulator
+from cookbook_npu.npu import simulator
 
 OPERATORS = {
     "a + b": lambda a, b, i: a + b,
@@ -43,22 +43,42 @@ def fastest(work: Callable[[], object], calls: int, repeats: int) -> float:
 
 def small_operators() -> None:
     tensors = {
-        d: (torch.randn(4, 4, device=d), torch.randn(4, 4, device=d), torch.tensor([0, 1], device=d)) for d in ("cpu", "npu")
+        d: (
+            torch.randn(4, 4, device=d),
+            torch.randn(4, 4, device=d),
+            torch.tensor([0, 1], device=d),
+        )
+        for d in ("cpu", "npu")
     }
     with torch.no_grad():
         for name, operator in OPERATORS.items():
-            cpu, npu = (fastest(lambda d=d, f=operator: f(*tensors[d]), 300, 40) * 1e6 for d in ("cpu", "npu"))
-            print(f"{name:14s} cpu {cpu:6.2f} us   simulated NPU {npu:6.2f} us   ratio {npu / cpu:.2f}")
+            cpu, npu = (
+                fastest(lambda d=d, f=operator: f(*tensors[d]), 300, 40) * 1e6
+                for d in ("cpu", "npu")
+            )
+            print(
+                f"{name:14s} cpu {cpu:6.2f} us   simulated NPU {npu:6.2f} us   ratio {npu / cpu:.2f}"
+            )
 
 
 def training_step(device: str) -> tuple[Callable[[], None], int]:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 384, "num_hidden_layers": 8, "vocab_size": 8192, "intermediate_size": 1024}
+    sizes = {
+        "hidden_size": 384,
+        "num_hidden_layers": 8,
+        "vocab_size": 8192,
+        "intermediate_size": 1024,
+    }
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, max_position_embeddings=512, tie_word_embeddings=True)).to(device)
-    optimizer, ids = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(0, 8192, (2, 128)).to(device)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**sizes, **heads, max_position_embeddings=512, tie_word_embeddings=True)
+    ).to(device)
+    optimizer, ids = (
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        torch.randint(0, 8192, (2, 128)).to(device),
+    )
 
     def step() -> None:
         model(ids, labels=ids).loss.backward()
@@ -72,7 +92,9 @@ def training_step(device: str) -> tuple[Callable[[], None], int]:
 def main() -> None:
     began = time.perf_counter()
     simulator.install()
-    print(f"installed in {time.perf_counter() - began:.1f} s (with the build, if the cache did not have it)")
+    print(
+        f"installed in {time.perf_counter() - began:.1f} s (with the build, if the cache did not have it)"
+    )
     torch.set_num_threads(1)
     small_operators()
     seconds = {}
@@ -81,7 +103,9 @@ def main() -> None:
         seconds[device] = fastest(step, 1, 8)
     cpu, npu = seconds["cpu"] * 1e3, seconds["npu"] * 1e3
     print(f"training step, {parameters / 1e6:.1f}M parameters:")
-    print(f"               cpu {cpu:6.0f} ms   simulated NPU {npu:6.0f} ms   ratio {npu / cpu:.2f}")
+    print(
+        f"               cpu {cpu:6.0f} ms   simulated NPU {npu:6.0f} ms   ratio {npu / cpu:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ os.environ |= {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_MEMORY": str(8 <<
 
 import torch
 
-from cookbook_npu.device import accelerator
-from cookbook_npu.shims.bootstrap import bootstrap
-from cookbook_npu.train.memory import BLOCK, Offload
+from cookbook_npu.npu.device import accelerator
+from cookbook_npu.npu.shims.bootstrap import bootstrap
+from cookbook_npu.train.offload import BLOCK, Offload
 
 HIDDEN, FFN, QUERY, KEY, HEAD, VOCAB, LAYERS = 1024, 3072, 2048, 1024, 128, 151936, 28
 
@@ -27,7 +27,14 @@ def shapes(share: float) -> Iterator[tuple[int, ...]]:
     "Every weight of Qwen3-0.6B (tied head); a part of the layers"
     yield VOCAB, HIDDEN
     for _ in range(round(LAYERS * share)):
-        yield from ((QUERY, HIDDEN), (KEY, HIDDEN), (KEY, HIDDEN), (HIDDEN, QUERY), (HEAD,), (HEAD,))
+        yield from (
+            (QUERY, HIDDEN),
+            (KEY, HIDDEN),
+            (KEY, HIDDEN),
+            (HIDDEN, QUERY),
+            (HEAD,),
+            (HEAD,),
+        )
         yield from ((FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN), (HIDDEN,), (HIDDEN,))
     yield (HIDDEN,)
 
@@ -45,11 +52,17 @@ def main() -> None:
     options = parser.parse_args()
     bootstrap("plain")
     torch.set_num_threads(1)
-    weights = [torch.full(shape, 0.5, dtype=torch.bfloat16, device="npu") for shape in shapes(options.share)]
+    weights = [
+        torch.full(shape, 0.5, dtype=torch.bfloat16, device="npu")
+        for shape in shapes(options.share)
+    ]
     nbytes = sum(w.nbytes for w in weights)
     here, there = (torch.ones(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     ways = {
-        f"blocks of {block >> 20} MiB": Offload(accelerator(), lambda: weights, lambda: [], block) for block in (BLOCK, 16 << 20)
+        f"blocks of {block >> 20} MiB": Offload(
+            accelerator(), lambda: weights, lambda: [], block
+        )
+        for block in (BLOCK, 16 << 20)
     }
 
     def plain() -> None:
@@ -57,19 +70,27 @@ def main() -> None:
         here.copy_(there)
 
     best = {name: [float("inf")] * 2 for name in ("plain", *ways)}
-    for sleeper in ways.values():  # the first sleep allocates the blocks
-        sleeper.sleep(), sleeper.wake()
+    for offloader in ways.values():  # the first sleep allocates the blocks
+        offloader.sleep(), offloader.wake()
     for _ in range(options.rounds):
-        rows = {"plain": (seconds(plain), 0.0)} | {name: (seconds(s.sleep), seconds(s.wake)) for name, s in ways.items()}
+        rows = {"plain": (seconds(plain), 0.0)} | {
+            name: (seconds(s.sleep), seconds(s.wake)) for name, s in ways.items()
+        }
         for name, row in rows.items():
             best[name] = [min(old, new) for old, new in zip(best[name], row, strict=True)]
-    print(f"{len(weights)} tensors, {nbytes / 1e9:.2f} GB; best of {options.rounds}, on a simulated NPU")
+    print(
+        f"{len(weights)} tensors, {nbytes / 1e9:.2f} GB; best of {options.rounds}, on a simulated NPU"
+    )
     whole = best["plain"][0]
-    print(f"{'plain, there and back':24} {whole:6.3f} s  {2 * nbytes / 1e9 / whole:5.2f} GB/s")
+    print(
+        f"{'plain, there and back':24} {whole:6.3f} s  {2 * nbytes / 1e9 / whole:5.2f} GB/s"
+    )
     for name in ways:
         away, back = best[name]
         rate = f"{2 * nbytes / 1e9 / (away + back):5.2f} GB/s"
-        print(f"{name:24} {away + back:6.3f} s  {rate}  sleep {away:.3f} s, wake {back:.3f} s; ratio {whole / (away + back):.2f}")
+        print(
+            f"{name:24} {away + back:6.3f} s  {rate}  sleep {away:.3f} s, wake {back:.3f} s; ratio {whole / (away + back):.2f}"
+        )
     assert all(bool((w == 0.5).all()) for w in weights)
 
 

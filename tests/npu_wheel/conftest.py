@@ -2,7 +2,7 @@
 
 import pytest
 
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 from npu_wheel import build
 
 
@@ -12,11 +12,20 @@ def lane():
     if reason := build.misfit():
         pytest.skip(reason)
     if not build.have():
-        pytest.skip("the torch_npu wheel is not in the cache: run `make test-npu-wheel`, which downloads it")
+        pytest.skip(
+            "the torch_npu wheel is not in the cache: run `make test-npu-wheel`, which downloads it"
+        )
     environment = build.environment()
 
     def run(target, ranks=1, kwargs=None, enter="load", env=None):
         where = target if ":" in target else f"npu_wheel.jobs:{target}"
-        return run_ranks(where, ranks, kwargs, {**environment, **(env or {})}, timeout=300, bootstrap=f"npu_wheel.lane:{enter}")
+        return run_ranks(
+            where,
+            ranks,
+            kwargs,
+            {**environment, **(env or {})},
+            timeout=300,
+            bootstrap=f"npu_wheel.lane:{enter}",
+        )
 
     return run

@@ -22,7 +22,12 @@ def agree(fused, plain, *shapes):
 
 
 def check_rms_norm():
-    agree(lambda x, g: torch_npu.npu_rms_norm(x, g, 1e-5)[0], lambda x, g: F.rms_norm(x, (8,), g, 1e-5), (3, 4, 8), (8,))
+    agree(
+        lambda x, g: torch_npu.npu_rms_norm(x, g, 1e-5)[0],
+        lambda x, g: F.rms_norm(x, (8,), g, 1e-5),
+        (3, 4, 8),
+        (8,),
+    )
 
 
 def check_swiglu():
@@ -39,7 +44,9 @@ def check_rotary_mul():
 def check_attention():
     def fused(q, k, v):
         mask = torch.ones(2048, 2048, dtype=torch.bool, device="npu").triu(1)
-        return torch_npu.npu_fusion_attention(q, k, v, 4, "BNSD", atten_mask=mask, scale=8**-0.5, sparse_mode=2)[0]
+        return torch_npu.npu_fusion_attention(
+            q, k, v, 4, "BNSD", atten_mask=mask, scale=8**-0.5, sparse_mode=2
+        )[0]
 
     def plain(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

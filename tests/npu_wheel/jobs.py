@@ -35,34 +35,51 @@ def stubs(rank, world_size, names, library):
     "Call each generated stub: {name: (answer, what aclGetRecentErrMsg says)}"
     cann = ctypes.CDLL(library)
     cann.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    return {name: (getattr(cann, name)(), cann.aclGetRecentErrMsg().decode()) for name in names}
+    return {
+        name: (getattr(cann, name)(), cann.aclGetRecentErrMsg().decode()) for name in names
+    }
 
 
 def compute_without_a_kernel(rank, world_size):
     x = torch.ones(2, 4, device="npu")
-    return raised(lambda: torch_npu.npu_geglu(x), RuntimeError), raised(lambda: torch_npu.npu_silu(x), RuntimeError)
+    return raised(lambda: torch_npu.npu_geglu(x), RuntimeError), raised(
+        lambda: torch_npu.npu_silu(x), RuntimeError
+    )
 
 
 def own_collective(rank, world_size):
     "The process group of torch_npu itself, which lane.load() replaces"
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
     group = torch_npu._C._distributed_c10d.ProcessGroupHCCL(dist.HashStore(), 0, 1, options)
-    return raised(lambda: group.allreduce([torch.ones(1, device="npu")]).wait(), RuntimeError)
+    return raised(
+        lambda: group.allreduce([torch.ones(1, device="npu")]).wait(), RuntimeError
+    )
 
 
 # ---- the runtime
 
 
 def out_of_memory(rank, world_size):
-    torch.npu.set_device(0)  # before its first use a process has no context, and mem_get_info raises
+    torch.npu.set_device(
+        0
+    )  # before its first use a process has no context, and mem_get_info raises
     free = torch.npu.mem_get_info()
     x = torch.empty(48 * MIB, dtype=torch.uint8, device="npu")
     held = torch.npu.mem_get_info()
-    error = raised(lambda: torch.empty(32 * MIB, dtype=torch.uint8, device="npu"), torch.OutOfMemoryError)
+    error = raised(
+        lambda: torch.empty(32 * MIB, dtype=torch.uint8, device="npu"),
+        torch.OutOfMemoryError,
+    )
     del x
     cached = torch.npu.mem_get_info()
     torch.npu.empty_cache()
-    return {"before": free, "held": held, "cached": cached, "emptied": torch.npu.mem_get_info(), "error": error}
+    return {
+        "before": free,
+        "held": held,
+        "cached": cached,
+        "emptied": torch.npu.mem_get_info(),
+        "error": error,
+    }
 
 
 def host_memory(rank, world_size):
@@ -75,8 +92,8 @@ def host_memory(rank, world_size):
 
 
 def accelerator(rank, world_size):
-    "What cookbook_npu.device makes of this process"
-    from cookbook_npu.device import accelerator, probe
+    "What cookbook_npu.npu.device makes of this process"
+    from cookbook_npu.npu.device import accelerator, probe
 
     found = accelerator()
     x = torch.ones(MIB, device=found.device(0))
@@ -85,14 +102,28 @@ def accelerator(rank, world_size):
     found.empty_cache(), found.synchronize(), found.reset_peak(), found.seed(3)
     after = found.memory_allocated(), found.max_memory_allocated()
     names = [p.state for p in probe()]
-    return dict(name=found.name, count=found.count, simulated=found.simulated, held=held, peak=peak, after=after, states=names)
+    return dict(
+        name=found.name,
+        count=found.count,
+        simulated=found.simulated,
+        held=held,
+        peak=peak,
+        after=after,
+        states=names,
+    )
 
 
 def operators(rank, world_size, left_out):
     "The simulator's checks of operators, except those that may end the process"
     from simulator_jobs import names, operators, run_checks
 
-    return run_checks([getattr(operators, name) for name in names(vars(operators)) if name not in left_out])
+    return run_checks(
+        [
+            getattr(operators, name)
+            for name in names(vars(operators))
+            if name not in left_out
+        ]
+    )
 
 
 def facts(rank, world_size):
@@ -104,7 +135,9 @@ def facts(rank, world_size):
         "capability": torch.npu.get_device_capability(),
         "memory_stats": sorted(torch.npu.memory_stats()),
         "rng_bytes": torch.npu.get_rng_state().numel(),
-        "properties": sorted(n for n in dir(torch.npu.get_device_properties(0)) if not n.startswith("_")),
+        "properties": sorted(
+            n for n in dir(torch.npu.get_device_properties(0)) if not n.startswith("_")
+        ),
         "types": torch.ones(1, device="npu").type(),
         "batch_isend_irecv": dist.batch_isend_irecv.__module__,
         "name": torch.npu.get_device_name(),
@@ -114,7 +147,11 @@ def facts(rank, world_size):
 
 def names(rank, world_size, wanted):
     "Those of the dotted names that do not lead anywhere"
-    return [name for name in wanted if raised(lambda name=name: pkgutil.resolve_name(name), AttributeError, ImportError)]
+    return [
+        name
+        for name in wanted
+        if raised(lambda name=name: pkgutil.resolve_name(name), AttributeError, ImportError)
+    ]
 
 
 # ---- the redirection
@@ -124,11 +161,15 @@ def snapshot():
     "Every attribute of torch's modules and classes"
     found = {}
     for name, module in list(sys.modules.items()):
-        if (name == "torch" or name.startswith("torch.")) and isinstance(module, types.ModuleType):
+        if (name == "torch" or name.startswith("torch.")) and isinstance(
+            module, types.ModuleType
+        ):
             for key, value in list(vars(module).items()):
                 found[f"{name}.{key}"] = value
                 if isinstance(value, type) and value.__module__ == name:
-                    found.update({f"{name}.{key}.{k}": v for k, v in list(vars(value).items())})
+                    found.update(
+                        {f"{name}.{key}.{k}": v for k, v in list(vars(value).items())}
+                    )
     return found
 
 
@@ -147,16 +188,25 @@ def redirection_without_shims(rank, world_size):
         "broadcast": raised(lambda: dist.broadcast(x, 0), TypeError),
         "double": torch.cuda.DoubleTensor is torch.npu.FloatTensor,
         "scripts": torch.jit.script(raised) is raised,
-        "warns_once": [rule[0] for rule in warnings.filters if rule not in rules and rule[1:4] == (None, Warning, None)],
+        "warns_once": [
+            rule[0]
+            for rule in warnings.filters
+            if rule not in rules and rule[1:4] == (None, Warning, None)
+        ],
     }
 
 
 def undo(rank, world_size):
     "Apply the redirection shim and take it back: what stays changed"
-    for name in ("_inductor.compile_fx", "_inductor.autotune_process", "utils.cpp_extension", "distributed.pipelining"):
+    for name in (
+        "_inductor.compile_fx",
+        "_inductor.autotune_process",
+        "utils.cpp_extension",
+        "distributed.pipelining",
+    ):
         importlib.import_module(f"torch.{name}")
-    from cookbook_npu.shims import registry
-    from cookbook_npu.shims import torch as _  # noqa: F401 registers the records
+    from cookbook_npu.npu.shims import registry
+    from cookbook_npu.npu.shims.torch import device_api as _  # noqa: F401 registers the records
 
     torch.ones(1, device="npu")
     before = snapshot()
@@ -164,8 +214,16 @@ def undo(rank, world_size):
     redirected = torch.empty(0, device="cuda").device.type
     registry.undo("torch.cuda_to_npu")
     after = snapshot()
-    left = {name for name, value in before.items() if name in after and after[name] is not value}
-    left = sorted(name for name in left if not re.search(r"^torch\.npu\.|\.__(name|package|loader|spec|file|cached|doc)__$", name))
+    left = {
+        name for name, value in before.items() if name in after and after[name] is not value
+    }
+    left = sorted(
+        name
+        for name in left
+        if not re.search(
+            r"^torch\.npu\.|\.__(name|package|loader|spec|file|cached|doc)__$", name
+        )
+    )
     cuda = raised(lambda: torch.empty(0, device="cuda"), AssertionError)
     return {"state": state, "redirected": redirected, "left": left, "cuda": cuda}
 
@@ -175,7 +233,7 @@ def undo(rank, world_size):
 
 def report(rank, world_size):
     "The table of a trainer, and again after each shim that is easily undone was undone and applied"
-    from cookbook_npu.shims import registry
+    from cookbook_npu.npu.shims import registry
 
     first = registry.report()
     again = {}
@@ -202,13 +260,23 @@ def checkpointed(rank, world_size, folder):
     from megatron.core import dist_checkpointing
 
     models, make = [], shims_targets._model
-    with mock.patch.object(shims_targets, "_model", lambda *args: models.append(make(*args)) or models[-1]):
-        history, _ = shims_targets.train(rank, world_size, tensor=2, layers="local", sequence=True)
+    with mock.patch.object(
+        shims_targets, "_model", lambda *args: models.append(make(*args)) or models[-1]
+    ):
+        history, _ = shims_targets.train(
+            rank, world_size, tensor=2, layers="local", sequence=True
+        )
     (model,) = models
     kept = {name: p.detach().cpu() for name, p in model.named_parameters()}
     dist_checkpointing.save({"model": model.sharded_state_dict()}, folder)
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    model.load_state_dict(dist_checkpointing.load({"model": model.sharded_state_dict()}, folder)["model"])
-    return history, [name for name, p in model.named_parameters() if not torch.equal(p.detach().cpu(), kept[name])]
+    model.load_state_dict(
+        dist_checkpointing.load({"model": model.sharded_state_dict()}, folder)["model"]
+    )
+    return history, [
+        name
+        for name, p in model.named_parameters()
+        if not torch.equal(p.detach().cpu(), kept[name])
+    ]

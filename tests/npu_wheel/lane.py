@@ -9,9 +9,15 @@ import npu_wheel_bridge
 import torch.distributed as dist
 import torch_npu
 
-from cookbook_npu.simulator import fused
+from cookbook_npu.npu.simulator import fused
 
-FUSED = ("npu_rms_norm", "npu_swiglu", "npu_rotary_mul", "npu_apply_rotary_pos_emb", "npu_fusion_attention")
+FUSED = (
+    "npu_rms_norm",
+    "npu_swiglu",
+    "npu_rotary_mul",
+    "npu_apply_rotary_pos_emb",
+    "npu_fusion_attention",
+)
 _npu = torch.library.Library("npu", "IMPL")
 
 
@@ -34,27 +40,42 @@ def known_arguments(formula):
         schema = getattr(torch.ops.npu, formula.__name__).default._schema.arguments
         given = dict(zip((a.name for a in schema), args, strict=False)) | kwargs
         defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-        unknown = [name for name, value in given.items() if name not in known and value != defaults[name]]
+        unknown = [
+            name
+            for name, value in given.items()
+            if name not in known and value != defaults[name]
+        ]
         if unknown:
-            raise NotImplementedError(f"npu::{formula.__name__}: the simulator has no {', '.join(unknown)}")
+            raise NotImplementedError(
+                f"npu::{formula.__name__}: the simulator has no {', '.join(unknown)}"
+            )
         return formula(**{name: value for name, value in given.items() if name in known})
 
     return kernel
 
 
-def process_group(options: dist.distributed_c10d._DistributedBackendOptions, _: object) -> dist.Backend:
+def process_group(
+    options: dist.distributed_c10d._DistributedBackendOptions, _: object
+) -> dist.Backend:
     "What torch_npu's own creator is called with; the collectives are the simulator's"
     rank, size = options.group_rank, options.group_size
 
     def join(generation: int) -> dist.Backend:
-        return dist.ProcessGroupGloo(dist.PrefixStore(f"fake_hccl_{generation}", options.store), rank, size, options.timeout)
+        return dist.ProcessGroupGloo(
+            dist.PrefixStore(f"fake_hccl_{generation}", options.store),
+            rank,
+            size,
+            options.timeout,
+        )
 
-    return npu_wheel_bridge.ProcessGroupHCCL(join, rank, size, options.timeout.total_seconds(), 0)  # 0: no buffers to charge
+    return npu_wheel_bridge.ProcessGroupHCCL(
+        join, rank, size, options.timeout.total_seconds(), 0
+    )  # 0: no buffers to charge
 
 
 def trainer() -> None:
     "A trainer process, as workers have it on a real NPU"
-    from cookbook_npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     load()
     bootstrap("trainer")

@@ -5,7 +5,9 @@ from npu_wheel import build
 
 def test_every_stub_refuses_and_names_itself(lane):
     library = build.build()[0] / "lib" / "libascendcl.so"
-    (answers,) = lane("stubs", kwargs=dict(names=sorted(build.refusing()), library=str(library)))
+    (answers,) = lane(
+        "stubs", kwargs=dict(names=sorted(build.refusing()), library=str(library))
+    )
     assert len(answers) > 40 and "aclopCompileAndExecute" in answers
     for name, (answer, message) in answers.items():
         assert answer in (500001, 0) and name in message

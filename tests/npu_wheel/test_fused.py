@@ -8,6 +8,9 @@ def fused(lane):
     return lane("npu_wheel.fused_jobs:everything")[0]
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "swiglu", "rotary_mul", "attention", "unknown_arguments_are_refused"])
+@pytest.mark.parametrize(
+    "name",
+    ["rms_norm", "swiglu", "rotary_mul", "attention", "unknown_arguments_are_refused"],
+)
 def test_operator(fused, name):
     assert fused[f"check_{name}"] == ""

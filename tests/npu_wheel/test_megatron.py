@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from cookbook_npu.simulator.ranks import run_ranks
+from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 TARGET = f"{Path(__file__).parents[1] / 'shims_targets.py'}:train"
 
 
-@pytest.mark.parametrize("layers, sequence", [("local", True), ("transformer_engine", False)])
+@pytest.mark.parametrize(
+    "layers, sequence", [("local", True), ("transformer_engine", False)]
+)
 def test_both_lanes_train_alike(lane, layers, sequence):
     """Same losses and gradient norms over three steps of the distributed optimizer: same kernels, different runtimes."""
     settings = dict(tensor=2, layers=layers, sequence=sequence)
@@ -22,6 +24,8 @@ def test_both_lanes_train_alike(lane, layers, sequence):
 
 
 def test_a_checkpoint_comes_back(lane, tmp_path):
-    (history, changed), (_, also) = lane("checkpointed", ranks=2, kwargs=dict(folder=str(tmp_path)), enter="trainer")
+    (history, changed), (_, also) = lane(
+        "checkpointed", ranks=2, kwargs=dict(folder=str(tmp_path)), enter="trainer"
+    )
     assert history[-1][0] < history[0][0] and changed == also == []
     assert list(tmp_path.glob("*.distcp")) and (tmp_path / "metadata.json").is_file()

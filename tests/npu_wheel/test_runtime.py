@@ -1,4 +1,4 @@
-"""Memory, devices and names of the real torch_npu, and what cookbook_npu.device makes of it."""
+"""Memory, devices and names of the real torch_npu, and what cookbook_npu.npu.device makes of it."""
 
 import os
 import subprocess
@@ -23,7 +23,10 @@ def test_out_of_memory_is_torchs_own(lane):
     assert seen["before"] == (total, total) and seen["emptied"] == (total, total)
     assert total - 52 * MIB <= seen["held"][0] <= total - 48 * MIB
     assert seen["cached"] == seen["held"], "freed memory stays with the caching allocator"
-    assert seen["error"][0] == "OutOfMemoryError" and "NPU out of memory. Tried to allocate" in seen["error"][1]
+    assert (
+        seen["error"][0] == "OutOfMemoryError"
+        and "NPU out of memory. Tried to allocate" in seen["error"][1]
+    )
 
 
 def test_pinned_memory_is_cached_until_host_empty_cache(lane):
@@ -45,22 +48,35 @@ def test_names_that_the_project_says_are_missing(facts):
 
 def test_names_that_we_use(lane):
     """What test_api_inventory.py reads in the sources, asked of the module itself."""
-    offered = [f"{module}.{name}" for module, names in inventory.simulated().items() for name in names]
+    offered = [
+        f"{module}.{name}"
+        for module, names in inventory.simulated().items()
+        for name in names
+    ]
     assert lane("names", kwargs=dict(wanted=[*inventory.NAMES, *offered])) == [[]]
 
 
 def test_capability_comes_from_the_environment_only(lane, facts):
     assert facts["capability"] is None
-    assert lane("facts", env={"TORCH_NPU_DEVICE_CAPABILITY": "8.0"})[0]["capability"] == (8, 0)
+    assert lane("facts", env={"TORCH_NPU_DEVICE_CAPABILITY": "8.0"})[0]["capability"] == (
+        8,
+        0,
+    )
 
 
 def test_memory_stats_have_the_names_that_we_read(facts):
-    ours = {f"{kind}_bytes.all.{when}" for kind in ("allocated", "reserved") for when in ("current", "peak")}
+    ours = {
+        f"{kind}_bytes.all.{when}"
+        for kind in ("allocated", "reserved")
+        for when in ("current", "peak")
+    }
     assert ours | {"num_ooms"} <= set(facts["memory_stats"])
 
 
 def test_what_it_says_about_itself(facts):
-    assert facts["rng_bytes"] == 16, "a seed and an offset: states of the simulated NPU are longer and do not fit"
+    assert facts["rng_bytes"] == 16, (
+        "a seed and an offset: states of the simulated NPU are longer and do not fit"
+    )
     assert {"name", "total_memory"} <= set(facts["properties"])
     assert facts["types"] == "torch.npu.FloatTensor"
     assert facts["batch_isend_irecv"] == "torch_npu.distributed.distributed_c10d"
@@ -72,7 +88,13 @@ def test_task_queue_is_switched_off_in_notebooks(lane, interactive):
     code = "import sys, types, os\n"
     code += "sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n" * interactive
     code += "import torch, torch_npu; print('queue', os.environ['TASK_QUEUE_ENABLE'])"
-    set_up = {k: v for k, v in {**os.environ, **build.environment(), "TASK_QUEUE_ENABLE": "2"}.items() if v is not None}
+    set_up = {
+        k: v
+        for k, v in {**os.environ, **build.environment(), "TASK_QUEUE_ENABLE": "2"}.items()
+        if v is not None
+    }
     command = [sys.executable, "-W", "ignore", "-c", code]
-    out = subprocess.run(command, env=set_up, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        command, env=set_up, capture_output=True, text=True, check=True
+    ).stdout
     assert out.split()[-1] == ("0" if interactive else "2")

@@ -46,13 +46,20 @@ def test_the_bare_redirection(bare):
     """What the shims rely on, and what they are there for."""
     assert (bare["backend"], bare["device"]) == ("hccl", "npu")
     assert bare["type"] == "torch.npu.FloatTensor"  # torch.tensor_type_names
-    assert bare["capability"] is None and bare["broadcast"][0] == "TypeError"  # torch.device_capability
+    assert (
+        bare["capability"] is None and bare["broadcast"][0] == "TypeError"
+    )  # torch.device_capability
     assert bare["double"] and bare["scripts"]
-    assert bare["warns_once"] == ["once"], "it changes the warning rules of the whole process"
+    assert bare["warns_once"] == ["once"], (
+        "it changes the warning rules of the whole process"
+    )
 
 
 def test_broadcast_works_with_the_shims(lane):
-    assert lane("broadcast_with_shims", ranks=2, enter="trainer") == [([1.0, 1.0], "torch.cuda.FloatTensor")] * 2
+    assert (
+        lane("broadcast_with_shims", ranks=2, enter="trainer")
+        == [([1.0, 1.0], "torch.cuda.FloatTensor")] * 2
+    )
 
 
 # Written by the real transfer_to_npu outside the modules and classes that the shim watches: `undo` cannot put it back.
@@ -91,4 +98,6 @@ def test_undoing_the_redirection(lane):
     (seen,) = lane("undo")
     assert (seen["state"], seen["redirected"]) == ("applied", "npu")
     assert seen["cuda"] is not None, "cuda still leads to the NPU"
-    assert set(seen["left"]) <= set(LEFT_BEHIND), sorted(set(seen["left"]) - set(LEFT_BEHIND))
+    assert set(seen["left"]) <= set(LEFT_BEHIND), sorted(
+        set(seen["left"]) - set(LEFT_BEHIND)
+    )

@@ -23,7 +23,10 @@ LEFT_OUT = {
 
 def checks(job):
     names = re.findall(r"^def (check_\w+)", (JOBS / f"{job}.py").read_text(), re.M)
-    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in DIFFERENT.items()}
+    marks = {
+        name: pytest.mark.xfail(strict=True, reason=reason)
+        for name, reason in DIFFERENT.items()
+    }
     marks |= {name: pytest.mark.skip(reason=reason) for name, reason in LEFT_OUT.items()}
     return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 

@@ -37,7 +37,7 @@ def sample(i, prompt=12, response=116):
 def measure(rank, world_size, hf_path, overrides):
     "Held after a training step, and the peak of the next; as under Ray, a rank sees its own device only"
     os.environ |= {"ASCEND_RT_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0"}
-    from cookbook_npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("trainer")
     import numpy as np
@@ -48,7 +48,9 @@ def measure(rank, world_size, hf_path, overrides):
     config = config_of(overrides, world_size)
     trainer = Trainer(rank, world_size, config, hf_path)
     n = config.rollout_batch
-    batch = make_batch([sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116)
+    batch = make_batch(
+        [sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116
+    )
     scores = [np.full(116, -5.0, dtype=np.float32)] * n
     batch = replace(batch, old_logprobs=scores, ref_logprobs=scores)
     trainer.train(batch)

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
-from cookbook_npu.shims.bootstrap import bootstrap  # noqa: E402
+from cookbook_npu.npu.shims.bootstrap import bootstrap  # noqa: E402
 
 bootstrap("trainer")
 import torch  # noqa: E402
@@ -34,8 +34,14 @@ class OnMeta(TorchFunctionMode):
         kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")
         if name in FACTORIES:
             kwargs["device"] = "meta"
-        if name in ("to", "cuda", "npu", "cpu") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-            dtypes = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.dtype)]
+        if (
+            name in ("to", "cuda", "npu", "cpu")
+            and isinstance(args[0], torch.Tensor)
+            and args[0].is_meta
+        ):
+            dtypes = [
+                a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.dtype)
+            ]
             return args[0].type(dtypes[0]) if dtypes else args[0]
         return function(*args, **kwargs)
 
@@ -46,7 +52,10 @@ def hf_names(folder: Path) -> dict[str, list[int]]:
 
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = type(config).__name__.removesuffix("Config")
-    cls = getattr(transformers, f"{kind}ForCausalLM" if kind == "Qwen3" else f"{kind}ForConditionalGeneration")
+    cls = getattr(
+        transformers,
+        f"{kind}ForCausalLM" if kind == "Qwen3" else f"{kind}ForConditionalGeneration",
+    )
     with torch.device("meta"):
         model = cls(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -63,15 +72,39 @@ def main(name: str, tensor: int, rank: int, world: int) -> dict:
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     from mcore_bridge import get_mcore_model
 
-    config = _configure(folder, ModelConfig(dtype="bfloat16", recompute="full"), ParallelConfig(tensor=tensor))
-    whole = lambda t, dim, *_: t if t is None or dim is None else torch.cat([t] * tensor, dim)  # noqa: E731
+    config = _configure(
+        folder,
+        ModelConfig(dtype="bfloat16", recompute="full"),
+        ParallelConfig(tensor=tensor),
+    )
+    whole = lambda t, dim, *_: (
+        t if t is None or dim is None else torch.cat([t] * tensor, dim)
+    )  # noqa: E731
     with OnMeta():
         model = get_mcore_model(config)[0]
         config.bridge._all_gather_tp = whole
         exported = {n: list(t.shape) for n, t in config.bridge.export_weights([model])}
-    tp, dp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_data_parallel_group()
-    keys = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
-    shown = {k: getattr(config, k) for k in (*keys, "sequence_parallel", "recompute_granularity", "tensor_model_parallel_size")}
+    tp, dp = (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_data_parallel_group(),
+    )
+    keys = (
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "kv_channels",
+    )
+    shown = {
+        k: getattr(config, k)
+        for k in (
+            *keys,
+            "sequence_parallel",
+            "recompute_granularity",
+            "tensor_model_parallel_size",
+        )
+    }
     return dict(
         parameters=sum(p.numel() for p in model.parameters()),
         devices=sorted({p.device.type for p in model.parameters()}),

@@ -31,7 +31,14 @@ def mine(*shape, dtype=torch.float32):
 
 
 def check_all_reduce():
-    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.float16):
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float64,
+        torch.int64,
+        torch.uint8,
+        torch.float16,
+    ):
         t = mine(4, dtype=dtype)
         dist.all_reduce(t)
         assert t.device == here() and (t == total()).all(), dtype
@@ -93,8 +100,12 @@ def check_reduce_scatter():
     dist.reduce_scatter_tensor(out, whole, op=dist.ReduceOp.AVG)
     assert torch.allclose(out.cpu(), expected)
     dist.reduce_scatter_tensor(out.zero_(), whole, async_op=True).wait()
-    assert torch.equal(out.cpu(), expected * size()) and whole[1].item() == 1, "the input must stay as it was"
-    dist.reduce_scatter(out, [torch.full((3,), float(i), device=here()) for i in range(size())])
+    assert torch.equal(out.cpu(), expected * size()) and whole[1].item() == 1, (
+        "the input must stay as it was"
+    )
+    dist.reduce_scatter(
+        out, [torch.full((3,), float(i), device=here()) for i in range(size())]
+    )
     assert (out == size() * rank()).all()
     inside = whole.clone()  # Megatron's gradient buffer: the output is a slice of the input
     dist.reduce_scatter_tensor(inside[3 * rank() : 3 * rank() + 3], inside)
@@ -110,7 +121,9 @@ def check_all_to_all():
     dist.all_to_all_single(out, mine(sum(sent)), [rank() + 1] * size(), sent)
     assert out.tolist() == [float(i) for i in range(size()) for _ in range(rank() + 1)]
     parts = [torch.empty(2, 1, device=here()) for _ in range(size())]
-    dist.all_to_all(parts, [torch.full((2, 1), 10.0 * rank() + i, device=here()) for i in range(size())])
+    dist.all_to_all(
+        parts, [torch.full((2, 1), 10.0 * rank() + i, device=here()) for i in range(size())]
+    )
     assert all((p == 10 * i + rank()).all() for i, p in enumerate(parts))
 
 
@@ -121,11 +134,18 @@ def check_point_to_point():
     elif rank() == 1:
         dist.recv(t, 0)
         assert (t == 0).all()
-    right, left, got = (rank() + 1) % size(), (rank() - 1) % size(), torch.empty(2, device=here())
+    right, left, got = (
+        (rank() + 1) % size(),
+        (rank() - 1) % size(),
+        torch.empty(2, device=here()),
+    )
     for work in (dist.isend(mine(2), right), dist.irecv(got, left)):
         work.wait()
     assert (got == left).all()
-    ops = [dist.P2POp(dist.isend, mine(2), right), dist.P2POp(dist.irecv, got.zero_(), left)]
+    ops = [
+        dist.P2POp(dist.isend, mine(2), right),
+        dist.P2POp(dist.irecv, got.zero_(), left),
+    ]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     assert (got == left).all()
@@ -173,7 +193,10 @@ def check_memory_is_back_when_wait_returns():
     held, after = torch.npu.memory_allocated(), []
     for _ in range(200):
         tensor = mine(4096)
-        works = [dist.all_reduce(tensor, async_op=True), dist.broadcast(tensor, 0, async_op=True)]
+        works = [
+            dist.all_reduce(tensor, async_op=True),
+            dist.broadcast(tensor, 0, async_op=True),
+        ]
         for work in works:
             work.wait()
         del tensor, works, work
@@ -188,7 +211,10 @@ def check_coalescing():
             dist.all_reduce(t)
     manager.wait()
     assert [t[0].item() for t in ts] == [size(), 2 * size(), 3 * size()]
-    outs, ins = [torch.empty(2 * size(), device=here()) for _ in range(2)], [mine(2), mine(2) + 10]
+    outs, ins = (
+        [torch.empty(2 * size(), device=here()) for _ in range(2)],
+        [mine(2), mine(2) + 10],
+    )
     with dist._coalescing_manager(device=here(), async_ops=True) as manager:
         for o, i in zip(outs, ins, strict=True):
             dist.all_gather_into_tensor(o, i)
@@ -209,14 +235,20 @@ def check_functional_collectives():
     assert (t + 0).sum().item() == 2 * size()
     t = functional.all_gather_tensor(mine(2), 0, dist.group.WORLD)
     assert (t + 0)[-1].item() == size() - 1
-    t = functional.reduce_scatter_tensor(torch.ones(2 * size(), device=here()), "avg", 0, dist.group.WORLD)
+    t = functional.reduce_scatter_tensor(
+        torch.ones(2 * size(), device=here()), "avg", 0, dist.group.WORLD
+    )
     assert (t + 0).tolist() == [1, 1]
 
 
 def check_ddp_equals_one_process():
     torch.manual_seed(0)
-    reference = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    model = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(reference).to(here()), device_ids=[here().index])
+    reference = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    )
+    model = torch.nn.parallel.DistributedDataParallel(
+        copy.deepcopy(reference).to(here()), device_ids=[here().index]
+    )
     data = torch.randn(size() * 2, 4)
     model(data[rank() * 2 : rank() * 2 + 2].to(here())).pow(2).mean().backward()
     reference(data).pow(2).mean().backward()
@@ -229,7 +261,9 @@ def check_fsdp2_equals_one_process():
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    reference = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    reference = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    )
     model = copy.deepcopy(reference).to(here())
     mesh = init_device_mesh("npu", (size(),))
     for layer in (model[0], model[2], model):
@@ -243,7 +277,9 @@ def check_fsdp2_equals_one_process():
             optimizer.step()
             optimizer.zero_grad()
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours.full_tensor().detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ours.full_tensor().detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5
+        )
 
 
 def everything(rank, world_size):

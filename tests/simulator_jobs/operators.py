@@ -14,14 +14,20 @@ def on_both(function, *tensors, tolerance=0.0):
     "Results and input gradients of `function` on the NPU equal those on the CPU"
     found = []
     for device in ("cpu", "npu"):
-        inputs = [t.detach().to(device).requires_grad_(t.is_floating_point() or t.is_complex()) for t in tensors]
+        inputs = [
+            t.detach().to(device).requires_grad_(t.is_floating_point() or t.is_complex())
+            for t in tensors
+        ]
         outputs = function(*inputs)
         outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         assert all(o.device.type == device for o in outputs)
         learned = [o for o in outputs if o.requires_grad]
         if learned:
             sum((o.abs() ** 2).sum() for o in learned).backward()
-        found.append([o.detach().cpu() for o in outputs] + [i.grad.cpu() for i in inputs if i.grad is not None])
+        found.append(
+            [o.detach().cpu() for o in outputs]
+            + [i.grad.cpu() for i in inputs if i.grad is not None]
+        )
     for cpu, npu in zip(*found, strict=True):
         torch.testing.assert_close(npu, cpu, rtol=tolerance, atol=tolerance)
 
@@ -40,7 +46,11 @@ def raises(function, *words):
 def check_elementwise_and_reductions():
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     on_both(lambda x, y: ((x + y) * x.sin() - y.exp()).sum(), a, b, tolerance=1e-6)
-    on_both(lambda x: (x.mean(0), x.std(), x.amax(1), x.cumsum(0), x.logsumexp(-1)), a, tolerance=1e-6)
+    on_both(
+        lambda x: (x.mean(0), x.std(), x.amax(1), x.cumsum(0), x.logsumexp(-1)),
+        a,
+        tolerance=1e-6,
+    )
 
 
 def check_views_share_memory():
@@ -99,7 +109,11 @@ def check_svd():
     on_both(lambda t: torch.linalg.svdvals(t), x, tolerance=1e-4)
     u, s, v = torch.linalg.svd(x.npu(), full_matrices=False)
     torch.testing.assert_close((u * s @ v).cpu(), x, rtol=1e-5, atol=1e-5)
-    on_both(lambda t: torch.linalg.inv(t @ t.mT + 3 * torch.eye(4, device=t.device)), x, tolerance=1e-4)
+    on_both(
+        lambda t: torch.linalg.inv(t @ t.mT + 3 * torch.eye(4, device=t.device)),
+        x,
+        tolerance=1e-4,
+    )
 
 
 def check_complex():
@@ -107,7 +121,9 @@ def check_complex():
     on_both(lambda t: t.conj().t() @ t, z, tolerance=1e-5)
     on_both(lambda t: (t.conj() * 2).imag, z, tolerance=1e-5)
     on_both(lambda t: torch.view_as_real(t.conj().resolve_conj()), z, tolerance=1e-5)
-    assert torch.equal(z.npu().conj().t()[1:].cpu(), z.conj().t()[1:]), "a view of a lazy conjugate lost the conjugation"
+    assert torch.equal(z.npu().conj().t()[1:].cpu(), z.conj().t()[1:]), (
+        "a view of a lazy conjugate lost the conjugation"
+    )
     assert torch.equal(torch._neg_view(z.real.npu())[1].cpu(), -z.real[1])
     on_both(lambda t: torch.complex(t, -t).abs(), torch.rand(5) + 1, tolerance=1e-6)
     a = torch.zeros(3, 4, dtype=torch.complex64, device="npu")
@@ -119,8 +135,15 @@ def check_complex():
 def check_unique():
     x = torch.tensor([3, 1, 3, 2, 1])
     values, inverse, counts = torch.unique(x.npu(), return_inverse=True, return_counts=True)
-    assert values.tolist() == [1, 2, 3] and inverse.tolist() == [2, 0, 2, 1, 0] and counts.tolist() == [2, 1, 2]
-    assert torch.unique_consecutive(x.npu()).tolist() == [3, 1, 3, 2, 1] and values.device.type == "npu"
+    assert (
+        values.tolist() == [1, 2, 3]
+        and inverse.tolist() == [2, 0, 2, 1, 0]
+        and counts.tolist() == [2, 1, 2]
+    )
+    assert (
+        torch.unique_consecutive(x.npu()).tolist() == [3, 1, 3, 2, 1]
+        and values.device.type == "npu"
+    )
     assert torch.unique(torch.tensor([[1, 2], [1, 2]]).npu(), dim=0).shape == (1, 2)
     assert torch.nonzero(torch.eye(2).npu()).tolist() == [[0, 0], [1, 1]]
 
@@ -129,11 +152,19 @@ def check_topk():
     x = torch.randn(5, 9)
     on_both(lambda t: torch.topk(t, 3), x)
     on_both(lambda t: torch.sort(t, descending=True), x)
-    values, indices = torch.empty(0, device="npu"), torch.empty(0, dtype=torch.long, device="npu")
+    values, indices = (
+        torch.empty(0, device="npu"),
+        torch.empty(0, dtype=torch.long, device="npu"),
+    )
     torch.topk(x.npu(), 2, out=(values, indices))
-    assert torch.equal(values.cpu(), x.topk(2).values) and torch.equal(indices.cpu(), x.topk(2).indices)
+    assert torch.equal(values.cpu(), x.topk(2).values) and torch.equal(
+        indices.cpu(), x.topk(2).indices
+    )
     on_both(lambda t: torch.kthvalue(t, 2), x)
-    on_both(lambda t: (t.argmax(), t.median(), t.multinomial(1).shape[0] * t.new_ones(1)), x.exp())
+    on_both(
+        lambda t: (t.argmax(), t.median(), t.multinomial(1).shape[0] * t.new_ones(1)),
+        x.exp(),
+    )
 
 
 def check_sparse_is_refused_clearly():
@@ -145,11 +176,25 @@ def check_attention_equals_the_cpu():
     mask = torch.rand(2, 1, 8, 8) > 0.3
     mask[..., 0] = True
     on_both(lambda *t: F.scaled_dot_product_attention(*t, is_causal=True), q, k, v)
-    on_both(lambda *t: F.scaled_dot_product_attention(*t, attn_mask=mask.to(t[0].device), scale=0.2), q, k, v)
+    on_both(
+        lambda *t: F.scaled_dot_product_attention(
+            *t, attn_mask=mask.to(t[0].device), scale=0.2
+        ),
+        q,
+        k,
+        v,
+    )
     few = k[:, :2], v[:, :2]
     on_both(lambda *t: F.scaled_dot_product_attention(*t, enable_gqa=True), q, *few)
     bias = torch.randn(2, 1, 8, 8)
-    on_both(lambda a, b, c, m: F.scaled_dot_product_attention(a, b, c, attn_mask=m), q, k, v, bias, tolerance=1e-5)
+    on_both(
+        lambda a, b, c, m: F.scaled_dot_product_attention(a, b, c, attn_mask=m),
+        q,
+        k,
+        v,
+        bias,
+        tolerance=1e-5,
+    )
 
 
 def check_convolution_and_norms():
@@ -191,7 +236,11 @@ def check_indexing():
 
 
 def check_mixed_devices_are_refused():
-    here, there, host = torch.ones(2, device="npu:0"), torch.ones(2, device="npu:1"), torch.ones(2)
+    here, there, host = (
+        torch.ones(2, device="npu:0"),
+        torch.ones(2, device="npu:1"),
+        torch.ones(2),
+    )
     for a, b in ((here, host), (host, here), (here, there)):
         raises(lambda a=a, b=b: a + b, "same device", "npu:0")
         raises(lambda a=a, b=b: a.add_(b), "same device")
@@ -202,7 +251,9 @@ def check_mixed_devices_are_refused():
         raises(lambda a=a, b=b: torch.where(a > 0, a, b), "device")
     raises(lambda: F.linear(here.view(1, 2), host.view(1, 2)), "device")
     raises(lambda: F.embedding(torch.tensor([0]), here.view(1, 2)), "device")
-    assert (here + torch.tensor(2.0)).tolist() == [3, 3] and here[torch.tensor([1])].tolist() == [1]
+    assert (here + torch.tensor(2.0)).tolist() == [3, 3] and here[
+        torch.tensor([1])
+    ].tolist() == [1]
     assert there.to("npu:0").device.index == 0 and here.copy_(there).device.index == 0
 
 
@@ -210,7 +261,10 @@ def check_tied_weights_survive_to_npu():
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.head = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)
+            self.embed, self.head = (
+                torch.nn.Embedding(5, 3),
+                torch.nn.Linear(3, 5, bias=False),
+            )
             self.head.weight = self.embed.weight
 
     model = Tied()
@@ -220,7 +274,9 @@ def check_tied_weights_survive_to_npu():
     model.head(model.embed(torch.tensor([1], device="npu"))).sum().backward()
     before = model.embed.weight.detach().clone()
     optimizer.step()
-    assert not torch.equal(before, model.head.weight), "the optimizer kept a parameter that the model no longer uses"
+    assert not torch.equal(before, model.head.weight), (
+        "the optimizer kept a parameter that the model no longer uses"
+    )
 
 
 def check_optimizers_equal_the_cpu():
@@ -250,13 +306,18 @@ def check_foreach_takes_whole_lists():
     tensors = [torch.ones(3, device="npu") for _ in range(10)]
     before = simulated_npu.fallback_count()
     torch._foreach_mul_(tensors, 2.0)
-    assert simulated_npu.fallback_count() - before == 1 and all(t[0].item() == 2 for t in tensors)
+    assert simulated_npu.fallback_count() - before == 1 and all(
+        t[0].item() == 2 for t in tensors
+    )
     norms = torch._foreach_norm(tensors)
     assert norms[3].device.type == "npu" and abs(norms[3].item() - 12**0.5) < 1e-6
 
 
 def check_save_load_copy():
-    data = {"x": torch.randn(3, device="npu:1"), "p": torch.nn.Parameter(torch.ones(2, device="npu"))}
+    data = {
+        "x": torch.randn(3, device="npu:1"),
+        "p": torch.nn.Parameter(torch.ones(2, device="npu")),
+    }
     file = io.BytesIO()
     torch.save(data, file)
     for location, device in ((None, "npu:1"), ("npu:0", "npu:0"), ("cpu", "cpu")):
@@ -269,10 +330,17 @@ def check_save_load_copy():
 
 def check_pinned_memory():
     pinned = torch.ones(4).pin_memory()
-    assert pinned.is_pinned() and not torch.ones(4).is_pinned() and torch.empty(3, pin_memory=True).is_pinned()
+    assert (
+        pinned.is_pinned()
+        and not torch.ones(4).is_pinned()
+        and torch.empty(3, pin_memory=True).is_pinned()
+    )
     assert pinned.to("npu", non_blocking=True).tolist() == [1, 1, 1, 1]
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
-    assert all(batch[0].is_pinned() for batch in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True))
+    assert all(
+        batch[0].is_pinned()
+        for batch in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
+    )
 
 
 def check_memory_returns():
@@ -311,7 +379,11 @@ def check_checkpointing_keeps_dropout():
     for wrap in (False, True):
         torch.manual_seed(3)
         x = torch.ones(40, device="npu", requires_grad=True)
-        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if wrap else layer(x)
+        y = (
+            torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+            if wrap
+            else layer(x)
+        )
         y.sum().backward()
         grads.append(x.grad.tolist())
     assert grads[0] == grads[1]
@@ -333,7 +405,10 @@ def check_fake_tensors_and_meta():
 
     with FakeTensorMode():
         assert (torch.ones(2, device="npu") + 1).device.type == "npu"
-    assert torch.nn.Linear(2, 2, device="meta").to_empty(device="npu").weight.device.type == "npu"
+    assert (
+        torch.nn.Linear(2, 2, device="meta").to_empty(device="npu").weight.device.type
+        == "npu"
+    )
 
 
 def check_double_backward_and_vmap():
@@ -368,7 +443,9 @@ def check_threads():
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(work, range(16)))
-    assert len({total for total, _ in results}) == 1 and [index for _, index in results] == [s % 4 for s in range(16)]
+    assert len({total for total, _ in results}) == 1 and [
+        index for _, index in results
+    ] == [s % 4 for s in range(16)]
 
 
 def check_fork_is_refused():

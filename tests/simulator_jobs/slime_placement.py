@@ -32,7 +32,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     "Finds the made-up modules"
 
     def find_spec(self, name, path, target=None):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in MADE_UP else None
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True)
+            if name.partition(".")[0] in MADE_UP
+            else None
+        )
 
     def create_module(self, spec):
         return MadeUp(spec.name)
@@ -43,7 +47,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def hook():
     "What every process does before it imports slime; also the setup hook of Ray's workers"
-    from cookbook_npu.shims.ray import install_adapter
+    from cookbook_npu.npu.shims.ray import install_adapter
 
     sys.meta_path.append(Finder())
     install_adapter()
@@ -64,12 +68,14 @@ def main(devices: int) -> dict:
     from slime.ray.placement_group import create_placement_groups
     from slime.ray.utils import NOSET_VISIBLE_DEVICES_ENV_VARS_LIST
 
-    from cookbook_npu.cluster.session import LOOPBACK, init_options
+    from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options
 
     os.environ[LOOPBACK] = "0"
     with tempfile.TemporaryDirectory(prefix="cbn-", dir="/tmp") as folder:
         options = init_options(devices, "NPU", True, Path(folder), 2**27)
-        ray.init(**options, runtime_env={"worker_process_setup_hook": "slime_placement.hook"})
+        ray.init(
+            **options, runtime_env={"worker_process_setup_hook": "slime_placement.hook"}
+        )
         half = devices // 2
         args = Namespace(
             debug_train_only=False,
@@ -83,11 +89,20 @@ def main(devices: int) -> dict:
         groups = create_placement_groups(args)
         noset = {"env_vars": {name: "1" for name in NOSET_VISIBLE_DEVICES_ENV_VARS_LIST}}
         group, bundles, _ = groups["actor"]
-        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundles[half])
-        local = ray.remote(num_gpus=0.4, runtime_env=noset)(where).options(scheduling_strategy=strategy)
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=bundles[half]
+        )
+        local = ray.remote(num_gpus=0.4, runtime_env=noset)(where).options(
+            scheduling_strategy=strategy
+        )
         seen = ray.get(local.remote(), timeout=60)
         ray.shutdown()
-        return {"actor": groups["actor"][2], "rollout": groups["rollout"][2], "local": seen, "at": half}
+        return {
+            "actor": groups["actor"][2],
+            "rollout": groups["rollout"][2],
+            "local": seen,
+            "at": half,
+        }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The records of shims.vllm on the real code of vllm-ascend, which cannot be imported as a whole without CANN.
 
 The class NPUWorker is compiled from the real file with the methods in question and nothing else. What those methods call around
-the memory questions (profiler, configuration, allocator) are stand-ins; what they measure is scripted. The engine for weights over
+the memory questions (profiler, configuration, allocator) are stubs; what they measure is scripted. The engine for weights over
 IPC is the real module, with the base classes of the installed vLLM.
 """
 
@@ -47,10 +47,14 @@ class Snapshot:
 @contextlib.contextmanager
 def profiling(baseline, weights_memory):
     "vLLM's memory_profiling, as far as NPUWorker uses it"
-    result = SimpleNamespace(before_profile=SimpleNamespace(torch_peak=0), weights_memory=weights_memory)
+    result = SimpleNamespace(
+        before_profile=SimpleNamespace(torch_peak=0), weights_memory=weights_memory
+    )
     yield result
     result.after_profile = Snapshot()
-    result.non_torch_increase = result.after_profile.non_torch_memory - baseline.non_torch_memory
+    result.non_torch_increase = (
+        result.after_profile.non_torch_memory - baseline.non_torch_memory
+    )
 
 
 class Allocator:
@@ -66,7 +70,9 @@ def fake(path: str, **names) -> types.ModuleType:
     "Put a module with these names where a package would be"
     parts = path.split(".")
     for n in range(1, len(parts) + 1):
-        module = sys.modules.setdefault(".".join(parts[:n]), types.ModuleType(".".join(parts[:n])))
+        module = sys.modules.setdefault(
+            ".".join(parts[:n]), types.ModuleType(".".join(parts[:n]))
+        )
         module.__path__ = []
         if n > 1:
             setattr(sys.modules[".".join(parts[: n - 1])], parts[n - 1], module)
@@ -82,17 +88,32 @@ def real_worker(checkout: Path):
 
     file = checkout / "vllm_ascend/worker/worker.py"
     tree = ast.parse(file.read_text())
-    (worker,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "NPUWorker"]
-    worker.bases, worker.body = [], [n for n in worker.body if isinstance(n, ast.FunctionDef) and n.name in METHODS]
+    (worker,) = [
+        n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "NPUWorker"
+    ]
+    worker.bases, worker.body = (
+        [],
+        [n for n in worker.body if isinstance(n, ast.FunctionDef) and n.name in METHODS],
+    )
     assert {n.name for n in worker.body} == set(METHODS), f"{file} lacks one of {METHODS}"
     module = fake("vllm_ascend.worker.worker")
     names = {n.id for n in ast.walk(worker) if isinstance(n, ast.Name)} - set(dir(builtins))
     vars(module).update({name: Anything() for name in names})
-    vars(module).update(torch=torch, gc=gc, GiB_bytes=GIB, MemorySnapshot=Snapshot, memory_profiling=profiling)
     vars(module).update(
-        CaMemAllocator=Allocator, get_gva_layerwise_config=lambda config: None, vllm_version_is=lambda version: True
+        torch=torch,
+        gc=gc,
+        GiB_bytes=GIB,
+        MemorySnapshot=Snapshot,
+        memory_profiling=profiling,
     )
-    platform = SimpleNamespace(device_type="npu", logical_device_id_to_visible_device_id=lambda index: index)
+    vars(module).update(
+        CaMemAllocator=Allocator,
+        get_gva_layerwise_config=lambda config: None,
+        vllm_version_is=lambda version: True,
+    )
+    platform = SimpleNamespace(
+        device_type="npu", logical_device_id_to_visible_device_id=lambda index: index
+    )
     vars(module).update(current_platform=platform)
     exec(compile(ast.Module([worker], []), str(file), "exec"), vars(module))
     fake("vllm.triton_utils", HAS_TRITON=False)
@@ -116,18 +137,24 @@ def worker_of(module):
         local_world_size=1,
     )
     made.local_rank, made.parallel_config = 0, parallel
-    made.cache_config = SimpleNamespace(gpu_memory_utilization=0.5, kv_cache_memory_bytes=None)
+    made.cache_config = SimpleNamespace(
+        gpu_memory_utilization=0.5, kv_cache_memory_bytes=None
+    )
     made.vllm_config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
     made.model_config, made.device = SimpleNamespace(seed=0), "npu:0"
     made._init_worker_distributed_environment = lambda: None
-    made.update_available_memory_for_sparse_kv_offload = lambda planned: planned  # main only, off by default
-    made.model_runner = SimpleNamespace(model_memory_usage=6 * GIB, profile_run=lambda: None)
+    made.update_available_memory_for_sparse_kv_offload = lambda planned: (
+        planned
+    )  # main only, off by default
+    made.model_runner = SimpleNamespace(
+        model_memory_usage=6 * GIB, profile_run=lambda: None
+    )
     return made
 
 
 def cycle(name: str, check) -> dict:
     "Probe, apply, verify, use, undo, and what the defect looks like"
-    from cookbook_npu.shims import registry
+    from cookbook_npu.npu.shims import registry
 
     entry = registry.registry[name]
     needed, seen = entry.shim.needed()
@@ -160,7 +187,9 @@ def measuring(module):
     worker.init_snapshot = Snapshot()
     worker.model_runner.profile_run = lambda: setattr(Snapshot, "free", [50])
     planned = worker.determine_available_memory()
-    return planned == (32 - 6 - (64 - 50)) * GIB  # everything in use outside of torch counts
+    return (
+        planned == (32 - 6 - (64 - 50)) * GIB
+    )  # everything in use outside of torch counts
 
 
 def sleeping(module):
@@ -181,16 +210,23 @@ def memory_records(rank, world_size, checkout):
     "The three memory records on one checkout"
     import warnings
 
-    from cookbook_npu.shims import vllm
+    from cookbook_npu.npu.shims import vllm_ascend as vllm
 
     warnings.simplefilter("ignore")
     vllm.STARTUP_POLL, module = 0.05, real_worker(Path(checkout))
-    checks = {"startup_memory": startup, "profiling_memory": measuring, "sleep_memory": sleeping}
-    return {name: cycle(f"vllm_ascend.{name}", lambda check=check: check(module)) for name, check in checks.items()}
+    checks = {
+        "startup_memory": startup,
+        "profiling_memory": measuring,
+        "sleep_memory": sleeping,
+    }
+    return {
+        name: cycle(f"vllm_ascend.{name}", lambda check=check: check(module))
+        for name, check in checks.items()
+    }
 
 
 def load_file(name: str, file: Path) -> types.ModuleType:
-    "Import one real file under its name, its package being a stand-in"
+    "Import one real file under its name, its package being a stub"
     fake(name.rpartition(".")[0])
     module = types.ModuleType(name)
     module.__file__ = str(file)
@@ -205,7 +241,7 @@ def ipc_record(rank, world_size, checkout):
     import vllm.distributed.weight_transfer.base as base
     import vllm.distributed.weight_transfer.ipc_engine as ipc
 
-    from cookbook_npu.shims import vllm
+    from cookbook_npu.npu.shims import vllm_ascend as vllm
 
     folder = Path(checkout) / "vllm_ascend/distributed/weight_transfer"
     if not (folder / "npu_ipc_engine.py").is_file():
@@ -213,18 +249,33 @@ def ipc_record(rank, world_size, checkout):
         return {"state": "not needed", "seen": vllm.PACKED.needed()[1], "paths": {}}
     tree = ast.parse((folder / "npu_ipc_engine.py").read_text())
     for module in (base, ipc):  # names that this version of vLLM does not have any more
-        imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == module.__name__]
+        imports = [
+            n
+            for n in tree.body
+            if isinstance(n, ast.ImportFrom) and n.module == module.__name__
+        ]
         for name in (alias.name for node in imports for alias in node.names):
             if not hasattr(module, name):
                 setattr(module, name, type(name, (), {}))
-    load_file("vllm_ascend.distributed.weight_transfer.packed_tensor", folder / "packed_tensor.py")
+    load_file(
+        "vllm_ascend.distributed.weight_transfer.packed_tensor", folder / "packed_tensor.py"
+    )
     module = load_file(vllm.IPC_MODULE, folder / "npu_ipc_engine.py")
 
     def check():
         engine = object.__new__(module.NPUIPCWeightTransferEngine)
         engine.packed, engine.device = True, SimpleNamespace(index=0)
-        module.packed_npu_ipc_consumer, module.npu_generate_uuid = (lambda **buffer: [("w", 0)]), (lambda: "here")
-        fields = dict(tensor_sizes=[1], ipc_handles={}, names=["w"], shapes=[[1]], dtype_names=["float32"])
+        module.packed_npu_ipc_consumer, module.npu_generate_uuid = (
+            (lambda **buffer: [("w", 0)]),
+            (lambda: "here"),
+        )
+        fields = dict(
+            tensor_sizes=[1],
+            ipc_handles={},
+            names=["w"],
+            shapes=[[1]],
+            dtype_names=["float32"],
+        )
         try:
             engine.receive_weights(SimpleNamespace(**fields))
         except vllm.ShimError as error:
@@ -233,16 +284,30 @@ def ipc_record(rank, world_size, checkout):
 
     worker = built_with_npu_ipc(module)
     opened = open_handles(vllm, module, worker)
-    return cycle("vllm_ascend.packed_npu_ipc", check) | {"paths": vllm.weight_paths(worker, ["npu_ipc"]), "opened": opened}
+    return cycle("vllm_ascend.packed_npu_ipc", check) | {
+        "paths": vllm.weight_paths(worker, ["npu_ipc"]),
+        "opened": opened,
+    }
 
 
 def built_with_npu_ipc(module):
     "A worker that hands everything to the real engine, as the worker of vllm-ascend does"
-    module.NPUIPCWeightTransferEngine.__abstractmethods__ = frozenset()  # of the installed vLLM, which is newer
+    module.NPUIPCWeightTransferEngine.__abstractmethods__ = (
+        frozenset()
+    )  # of the installed vLLM, which is newer
     engine = object.__new__(module.NPUIPCWeightTransferEngine)
-    engine.packed, engine.device, engine.model, loaded = False, SimpleNamespace(index=0), SimpleNamespace(), []
+    engine.packed, engine.device, engine.model, loaded = (
+        False,
+        SimpleNamespace(index=0),
+        SimpleNamespace(),
+        [],
+    )
     engine.model.load_weights = loaded.extend
-    direct = [loaded.extend] if "load_weights" in inspect.signature(engine.receive_weights).parameters else []
+    direct = (
+        [loaded.extend]
+        if "load_weights" in inspect.signature(engine.receive_weights).parameters
+        else []
+    )
     return SimpleNamespace(
         weight_transfer_engine=engine, loaded=loaded, model_runner=SimpleNamespace(),
         vllm_config=SimpleNamespace(weight_transfer_config=SimpleNamespace(backend="npu_ipc")),
@@ -291,7 +356,8 @@ def real_vllm(rank, world_size):
     "What the records say about the installed vLLM, and that each can be applied to it and undone"
     import vllm.engine.arg_utils as arguments
 
-    from cookbook_npu.shims import registry, vllm
+    from cookbook_npu.npu.shims import registry
+    from cookbook_npu.npu.shims import vllm_ascend as vllm
 
     vllm.enter_rollout()
     before = arguments.EngineArgs(model="m").logprobs_mode
@@ -300,4 +366,9 @@ def real_vllm(rank, world_size):
     registry.undo_all()
     half = vllm.HalfAwake()
     vllm._core().wake_up(half, ["weights"])
-    return report, (before, during, arguments.EngineArgs(model="m").logprobs_mode), half.resumed, vllm.transfer_engines()
+    return (
+        report,
+        (before, during, arguments.EngineArgs(model="m").logprobs_mode),
+        half.resumed,
+        vllm.transfer_engines(),
+    )

@@ -11,7 +11,9 @@ dictConfig(
     {
         "version": 1,
         "disable_existing_loggers": False,
-        "handlers": {"console": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}},
+        "handlers": {
+            "console": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
+        },
         "root": {"handlers": ["console"], "level": "INFO"},
     }
 )

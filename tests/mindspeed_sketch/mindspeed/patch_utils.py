@@ -23,7 +23,11 @@ class Patch:
 
     def _replace(self, old, new, spare="-"):
         for name, module in list(sys.modules.items()):
-            if spare not in name and hasattr(module, self.name) and getattr(module, self.name) is old:
+            if (
+                spare not in name
+                and hasattr(module, self.name)
+                and getattr(module, self.name) is old
+            ):
                 setattr(module, self.name, new)
 
     def apply_patch(self):

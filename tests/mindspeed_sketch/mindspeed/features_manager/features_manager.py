@@ -40,13 +40,25 @@ class MindSpeedFeaturesManager:
         register = MindSpeedPatchesManager.register_patch
         register("torch.compile", dummy_compile)
         register("torch.Tensor.view", ensure_contiguous_wrapper)
-        register("torch.distributed.all_reduce", torch_all_reduce_double_dtype_bypass_wrapper)
+        register(
+            "torch.distributed.all_reduce", torch_all_reduce_double_dtype_bypass_wrapper
+        )
         register("importlib.metadata.version", version_wrapper)
         for name in DUMMIES:
-            register(f"transformer_engine.pytorch.{name}", torch.nn.Module, create_dummy=True)
-        register("transformer_engine.common.recipe.DelayedScaling", torch.nn.Module, create_dummy=True)
+            register(
+                f"transformer_engine.pytorch.{name}", torch.nn.Module, create_dummy=True
+            )
+        register(
+            "transformer_engine.common.recipe.DelayedScaling",
+            torch.nn.Module,
+            create_dummy=True,
+        )
         register("fla.modules.l2norm.l2norm", l2norm, create_dummy=True)
-        register("fla.ops.gated_delta_rule.chunk_gated_delta_rule", chunk_gated_delta_rule, create_dummy=True)
+        register(
+            "fla.ops.gated_delta_rule.chunk_gated_delta_rule",
+            chunk_gated_delta_rule,
+            create_dummy=True,
+        )
         MindSpeedPatchesManager.apply_patches()
 
     @classmethod

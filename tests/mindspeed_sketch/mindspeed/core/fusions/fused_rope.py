@@ -17,7 +17,11 @@ def apply_rotary_pos_emb(
     from megatron.core.models.common.embeddings import rope_utils
 
     latent = config.multi_latent_attention
-    rotation = dict(rotary_interleaved=config.rotary_interleaved, multi_latent_attention=latent, mscale=mscale)
+    rotation = dict(
+        rotary_interleaved=config.rotary_interleaved,
+        multi_latent_attention=latent,
+        mscale=mscale,
+    )
     if cu_seqlens is None:
         return rope_utils._apply_rotary_pos_emb_bshd(t, freqs, **rotation)
     return rope_utils._apply_rotary_pos_emb_thd(t, cu_seqlens, freqs, **rotation)

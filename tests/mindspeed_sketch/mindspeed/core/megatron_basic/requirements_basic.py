@@ -18,7 +18,9 @@ def ensure_contiguous_wrapper(fn):
 
     @wraps(fn)
     def wrapper(tensor, *args, **kwargs):
-        return fn(tensor if tensor.is_contiguous() else tensor.contiguous(), *args, **kwargs)
+        return fn(
+            tensor if tensor.is_contiguous() else tensor.contiguous(), *args, **kwargs
+        )
 
     return wrapper
 

@@ -13,8 +13,14 @@ class MindSpeedTELayerNormColumnParallelLinear(torch.nn.Module):
 
     def _rmsnorm(self, inp):
         if self.config.use_fused_rmsnorm:
-            return torch_npu.npu_rms_norm(inp, self.layer_norm_weight, epsilon=self.config.layernorm_epsilon)[0]
-        return inp * torch.rsqrt(inp.pow(2).mean(-1, keepdim=True) + self.config.layernorm_epsilon) * self.layer_norm_weight
+            return torch_npu.npu_rms_norm(
+                inp, self.layer_norm_weight, epsilon=self.config.layernorm_epsilon
+            )[0]
+        return (
+            inp
+            * torch.rsqrt(inp.pow(2).mean(-1, keepdim=True) + self.config.layernorm_epsilon)
+            * self.layer_norm_weight
+        )
 
     def forward(self, inp):
         return torch.nn.functional.linear(self._rmsnorm(inp), self.weight), None
