@@ -74,7 +74,8 @@ def records(rank, world_size, python):
     "Probe, apply, verify, use, undo"
     import torch
 
-    from cookbook_npu.npu.shims import memory_saver, registry
+    from cookbook_npu.npu.shims import memory_saver
+    from cookbook_npu.npu.shims.registry import registry
 
     saver, results = (
         real_saver(Path(python)),
@@ -99,10 +100,13 @@ def records(rank, world_size, python):
         del saver.memory_margin_bytes
         return "an attribute"
 
-    for name, use in (("tms.disable_empties_cache", update_weights), ("tms.margin", margin)):
+    for name, use in (
+        ("tms.disable_empties_cache", update_weights),
+        ("tms.margin", margin),
+    ):
         torch.npu.empty_cache()
         states = [registry.apply(name).state]
-        assert registry.registry[name].shim.verify()
+        assert registry[name].shim.verify()
         used = [use()]
         states.append(registry.undo(name).state)
         results[name] = (states, used + [use()])
