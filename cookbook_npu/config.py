@@ -445,9 +445,9 @@ class PlacementConfig(Config):
         "offload",
         description="how a sleeping trainer gives its memory back: copies on the host, or unmapped pages",
     )
-    groups_in_sleep: Literal["keep", "destroy"] = Field(
-        "keep",
-        description="communicators of a sleeping trainer: kept, or destroyed and made again at each wake",
+    destroy_process_groups: bool = Field(
+        False,
+        description="destroy the communicators of a sleeping trainer and make them again at each wake",
     )
     bucket_bytes: int = Field(
         512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes"
@@ -750,11 +750,13 @@ def _check_schedule(c: RunConfig) -> None:
 # %% ../nbs/01_config.ipynb #f7cde2be
 def _check_sleep(c: RunConfig) -> None:
     p = c.placement
-    if c.scale != "cuda" or (p.sleep, p.groups_in_sleep) == ("offload", "keep"):
+    on_npu_only = p.sleep != "offload" or p.destroy_process_groups
+    if c.scale != "cuda" or not on_npu_only:
         return
     raise ConfigError(
-        f"placement.sleep is {p.sleep!r} and placement.groups_in_sleep is {p.groups_in_sleep!r} at scale 'cuda'",
-        "Both act on NPUs only: set them to 'offload' and 'keep'.",
+        f"placement.sleep is {p.sleep!r} and placement.destroy_process_groups is "
+        f"{p.destroy_process_groups} at scale 'cuda'",
+        "Both act on NPUs only: set them to 'offload' and false.",
     )
 
 # %% ../nbs/01_config.ipynb #cdaf44f4
