@@ -6,7 +6,7 @@ import torch.distributed as dist
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.rl.advantages import whiten
 from cookbook_npu.rl.importance_sampling import importance_weights
-from cookbook_npu.rl.loss_aggregation import REDUCERS, token_weights, weighted_sum
+from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES, token_weights, weighted_sum
 from cookbook_npu.rl.losses import gspo_loss
 from cookbook_npu.rl.sequences import sequences
 
@@ -48,11 +48,11 @@ def add_up(value, group):
 
 
 def data_parallel(rank, world_size, group):
-    "Gradient of the whole step with each reducer, summed over micro-batches and ranks"
+    "Gradient of the whole step with each loss aggregation, summed over micro-batches and ranks"
     x, masks, adv_B, old, _ = data()
     found = {}
-    for reducer in REDUCERS:
-        weights = token_weights(masks, reducer, 8, IDS)
+    for loss_agg_mode in LOSS_AGG_MODES:
+        weights = token_weights(masks, loss_agg_mode, 8, IDS)
         theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
         for rows in SPLITS[world_size][rank]:
             if not rows:
@@ -72,7 +72,7 @@ def data_parallel(rank, world_size, group):
             )
             weighted_sum(loss_T, cat(weights)).backward()
         grad = theta.grad if theta.grad is not None else torch.zeros_like(theta)
-        found[reducer] = add_up(grad, group)
+        found[loss_agg_mode] = add_up(grad, group)
     return found
 
 
@@ -92,7 +92,9 @@ def context_parallel(rank, world_size, group):
     loss_T, _ = gspo_loss(
         policy(part(x), theta), part(old), seqs.spread(adv_B), seqs, 0.2, 0.28
     )
-    weighted_sum(loss_T * weight_T, part(token_weights(masks, "sequence_mean"))).backward()
+    weighted_sum(
+        loss_T * weight_T, part(token_weights(masks, "seq-mean-token-mean"))
+    ).backward()
     return add_up(theta.grad, group), [row.tolist() for row in weight_T.split(lengths)]
 
 

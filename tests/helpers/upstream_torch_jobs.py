@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.npu.shims import registry
-from cookbook_npu.testing.ranks import resolve
+from cookbook_npu.testing.ranks import import_target
 
 
 def bootstrap_core():
     """The device, its shims, a stub for TE, Megatron; only the checkpoint records after it."""
-    resolve("cookbook_npu.npu.shims.torch.device_api:simulated_cuda")()
+    import_target("cookbook_npu.npu.shims.torch.device_api:simulated_cuda")()
     from cookbook_npu.npu.shims.transformer_engine import package as transformer_engine
 
     assert (

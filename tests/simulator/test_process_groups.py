@@ -45,8 +45,8 @@ def test_every_collective_after_a_reload(ranks):
 
 WAYS = {
     "keep": {},
-    "destroy": {"groups_in_sleep": "destroy"},
-    "saver": {"sleep": "torch_memory_saver", "groups_in_sleep": "destroy"},
+    "destroy": {"destroy_process_groups": True},
+    "saver": {"sleep": "torch_memory_saver", "destroy_process_groups": True},
 }
 
 

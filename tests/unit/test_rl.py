@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cookbook_npu.errors import DataError
 from cookbook_npu.rl.advantages import grpo
 from cookbook_npu.rl.kl import kl_estimate
-from cookbook_npu.rl.loss_aggregation import REDUCERS, token_weights, weighted_sum
+from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES, token_weights, weighted_sum
 from cookbook_npu.rl.losses import policy_loss
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
@@ -108,10 +108,10 @@ def names(masks):
     return [f"p{i % max(1, len(masks) // 3)}" for i in range(len(masks))]
 
 
-def summed_gradient(pieces, features, masks, reducer):
+def summed_gradient(pieces, features, masks, loss_agg_mode):
     "Gradient of a toy policy, added up over the pieces"
     theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-    weights = token_weights(masks, reducer, max_tokens=16, group_ids=names(masks))
+    weights = token_weights(masks, loss_agg_mode, max_tokens=16, group_ids=names(masks))
     for piece in pieces:
         value_T = torch.tanh(torch.cat([features[i] for i in piece]) @ theta)
         weight_T = torch.cat([weights[i] for i in piece]).double()
@@ -120,33 +120,36 @@ def summed_gradient(pieces, features, masks, reducer):
     return theta.grad
 
 
-@given(steps(), st.sampled_from(REDUCERS))
-def test_the_gradient_does_not_depend_on_the_split(step, reducer):
+@given(steps(), st.sampled_from(LOSS_AGG_MODES))
+def test_the_gradient_does_not_depend_on_the_split(step, loss_agg_mode):
     masks, pieces = step
     generator = torch.Generator().manual_seed(len(masks))
     features = [
         torch.randn(len(m), 4, generator=generator, dtype=torch.float64) for m in masks
     ]
-    whole = summed_gradient([range(len(masks))], features, masks, reducer)
+    whole = summed_gradient([range(len(masks))], features, masks, loss_agg_mode)
     assert torch.allclose(
-        summed_gradient(pieces, features, masks, reducer), whole, atol=1e-12, rtol=1e-10
+        summed_gradient(pieces, features, masks, loss_agg_mode),
+        whole,
+        atol=1e-12,
+        rtol=1e-10,
     )
 
 
-@given(steps(), st.sampled_from(REDUCERS))
-def test_the_weights_of_a_step_sum_to_what_the_reducer_says(step, reducer):
+@given(steps(), st.sampled_from(LOSS_AGG_MODES))
+def test_the_weights_of_a_step_sum_to_what_the_mode_says(step, loss_agg_mode):
     masks, pieces = step
-    weights = token_weights(masks, reducer, max_tokens=16, group_ids=names(masks))
+    weights = token_weights(masks, loss_agg_mode, max_tokens=16, group_ids=names(masks))
     total = sum(weighted_sum(torch.ones(len(w)), w).item() for w in weights)
     carry = sum(bool(m.sum()) for m in masks)
     of_group = dict.fromkeys(names(masks), 0)
     for name, m in zip(names(masks), masks, strict=True):
         of_group[name] += m.sum().item()
     expected = {
-        "token_mean": 1.0,
-        "sequence_mean": carry / len(masks),
-        "fixed_sum": sum(m.sum().item() for m in masks) / 16 / len(masks),
-        "group_mean": sum(bool(n) for n in of_group.values()) / len(of_group),
+        "token-mean": 1.0,
+        "seq-mean-token-mean": carry / len(masks),
+        "seq-mean-token-sum-norm": sum(m.sum().item() for m in masks) / 16 / len(masks),
+        "group-mean": sum(bool(n) for n in of_group.values()) / len(of_group),
     }
-    assert total == pytest.approx(expected[reducer], abs=1e-5)
+    assert total == pytest.approx(expected[loss_agg_mode], abs=1e-5)
     assert all((w[m == 0] == 0).all() for w, m in zip(weights, masks, strict=True))

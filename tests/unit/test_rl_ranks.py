@@ -5,7 +5,7 @@ import rl_jobs
 import torch
 from places import HELPERS
 
-from cookbook_npu.rl.loss_aggregation import REDUCERS
+from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES
 from cookbook_npu.testing.ranks import run_ranks
 
 
@@ -15,12 +15,15 @@ def answers(request):
     return run_ranks(f"{HELPERS / 'rl_jobs.py'}:everything", request.param, timeout=240)
 
 
-@pytest.mark.parametrize("reducer", REDUCERS)
-def test_gradients_do_not_depend_on_data_parallelism(answers, reducer):
-    alone = torch.tensor(rl_jobs.data_parallel(0, 1, None)[reducer])
+@pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
+def test_gradients_do_not_depend_on_data_parallelism(answers, loss_agg_mode):
+    alone = torch.tensor(rl_jobs.data_parallel(0, 1, None)[loss_agg_mode])
     for answer in answers:
         assert torch.allclose(
-            torch.tensor(answer["data_parallel"][reducer]), alone, rtol=1e-12, atol=1e-14
+            torch.tensor(answer["data_parallel"][loss_agg_mode]),
+            alone,
+            rtol=1e-12,
+            atol=1e-14,
         )
 
 

@@ -140,16 +140,16 @@ def our_gradient(r, algorithm, beta, correct):
     )
     weighted_sum(
         loss_T + beta * kl_T,
-        torch.cat(token_weights(masks, algorithm.reducer, TOKENS, ids)),
+        torch.cat(token_weights(masks, algorithm.loss_agg_mode, TOKENS, ids)),
     ).backward()
     return policy, clipped_T
 
 
 CASES = {
-    "grpo": ("grpo", dict(reducer="sequence_mean"), {}),
+    "grpo": ("grpo", dict(loss_agg_mode="seq-mean-token-mean"), {}),
     "grpo with KL": (
         "grpo",
-        dict(reducer="sequence_mean", kl_estimator="k3"),
+        dict(loss_agg_mode="seq-mean-token-mean", kl_estimator="k3"),
         dict(beta=BETA),
     ),
     "grpo with unbiased KL": (
@@ -157,9 +157,13 @@ CASES = {
         dict(kl_estimator="k3", kl_unbiased=True),
         dict(beta=BETA),
     ),
-    "dr_grpo": ("dr_grpo", dict(normalize_std=False, reducer="fixed_sum"), {}),
-    "dapo": ("dapo", dict(reducer="token_mean"), {}),
-    "bnpo": ("bnpo", dict(reducer="token_mean"), {}),
+    "dr_grpo": (
+        "dr_grpo",
+        dict(normalize_std=False, loss_agg_mode="seq-mean-token-sum-norm"),
+        {},
+    ),
+    "dapo": ("dapo", dict(loss_agg_mode="token-mean"), {}),
+    "bnpo": ("bnpo", dict(loss_agg_mode="token-mean"), {}),
     "gspo": (
         "grpo",
         dict(loss="gspo", clip_low=0.02, clip_high=0.03),
@@ -167,11 +171,11 @@ CASES = {
     ),
     "cispo": (
         "cispo",
-        dict(loss="cispo", clip_low=1.0, clip_high=0.28, reducer="token_mean"),
+        dict(loss="cispo", clip_low=1.0, clip_high=0.28, loss_agg_mode="token-mean"),
         dict(high=1.28),
     ),
-    "dual clip": ("dapo", dict(clip_c=1.3, reducer="token_mean"), dict(delta=1.3)),
-    "engine correction": ("dapo", dict(reducer="token_mean"), dict(correct=True)),
+    "dual clip": ("dapo", dict(clip_c=1.3, loss_agg_mode="token-mean"), dict(delta=1.3)),
+    "engine correction": ("dapo", dict(loss_agg_mode="token-mean"), dict(correct=True)),
 }
 
 
