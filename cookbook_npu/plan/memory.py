@@ -193,14 +193,14 @@ def surroundings(
     if config.scale != "910b":
         return []
     trainer, engine = communicators(config)
-    if asleep and config.placement.groups_in_sleep == "destroy":
+    if asleep and config.placement.destroy_process_groups:
         trainer = 0
     return [
         Component("contexts", 2 * CONTEXT),
         Component(
             "communicators",
             (trainer + engine) * BUFFERS,
-            ("HCCL_BUFFSIZE", "placement.groups_in_sleep"),
+            ("HCCL_BUFFSIZE", "placement.destroy_process_groups"),
         ),
         Component("unexplained", UNEXPLAINED),
     ]

@@ -339,10 +339,10 @@ class Trainer:
     ) -> dict[
         str, float
     ]:  # device memory: free before and after, and the components of the peak, bytes
-        'Give the device memory back, on all ranks or on none; with `placement.groups_in_sleep` "destroy" that of the communicators, too'
+        "Give the device memory back, on all ranks or on none; with `placement.destroy_process_groups` that of the communicators, too"
         (before, total), table = self.acc.mem_get_info(0), self.memory()
         self._whole(self.offloader.sleep, self.offloader.wake)
-        if self.config.placement.groups_in_sleep == "destroy":
+        if self.config.placement.destroy_process_groups:
             process_groups.destroy_process_groups()
         free = self._engine_room()
         after = {
