@@ -153,12 +153,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dr_grpo": Algorithm(
         "Dr. GRPO",
         "2503.20783",
-        dict(normalize_std=False, clip_high=0.2, reducer="fixed_sum"),
+        dict(normalize_std=False, clip_high=0.2, loss_agg_mode="seq-mean-token-sum-norm"),
     ),
     "dapo": Algorithm(
         "DAPO",
         "2503.14476",
-        dict(reducer="token_mean", dynamic_attempts=5, overlong_share=0.2),
+        dict(loss_agg_mode="token-mean", dynamic_attempts=5, overlong_share=0.2),
     ),
     "rloo": Algorithm("RLOO", "2402.14740", dict(advantage="rloo", kl_in_reward=0.05)),
     "reinforce_plus_plus": Algorithm(
@@ -169,7 +169,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             whiten=True,
             kl_in_reward=0.01,
             clip_high=0.2,
-            reducer="token_mean",
+            loss_agg_mode="token-mean",
         ),
     ),
     "reinforce_plus_plus_baseline": Algorithm(
@@ -181,7 +181,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             kl_coef=0.01,
             kl_estimator="k2",
             clip_high=0.2,
-            reducer="token_mean",
+            loss_agg_mode="token-mean",
         ),
     ),
 }
@@ -194,7 +194,7 @@ ALGORITHMS |= {
     "cispo": Algorithm(
         "CISPO",
         "2506.13585",
-        dict(loss="cispo", clip_low=1.0, clip_high=4.0, reducer="token_mean"),
+        dict(loss="cispo", clip_low=1.0, clip_high=4.0, loss_agg_mode="token-mean"),
     ),
     "dual_clip": Algorithm("Dual-clip PPO loss", "1912.09729", dict(clip_c=3.0)),
     "decoupled": Algorithm(
@@ -239,7 +239,7 @@ ALGORITHMS |= {
             gae_lambda=0.95,
             kl_in_reward=0.01,
             clip_high=0.2,
-            reducer="token_mean",
+            loss_agg_mode="token-mean",
         ),
     ),
 }

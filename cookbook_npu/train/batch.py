@@ -82,8 +82,8 @@ def loss_masks(
 def step_weights(
     samples: Sequence[Sample],  # the whole rollout
     steps: list[list[int]],  # rows of each optimizer step
-    algorithm: AlgorithmConfig,  # reducer and mask
-    max_tokens: int,  # longest response, the constant of fixed_sum, tokens
+    algorithm: AlgorithmConfig,  # loss aggregation and mask
+    max_tokens: int,  # longest response, the constant of seq-mean-token-sum-norm, tokens
 ) -> Rows:  # weight of each response token
     "Weights of every token, normalised over its optimizer step"
     weights, masks = (
@@ -93,7 +93,7 @@ def step_weights(
     for rows in steps:
         of_step = token_weights(
             [masks[i] for i in rows],
-            algorithm.reducer,
+            algorithm.loss_agg_mode,
             max_tokens,
             [samples[i].group_id for i in rows],
         )
@@ -133,7 +133,7 @@ def advantage_rows(
 def make_batch(
     samples: Sequence[Sample],  # graded samples; groups by group_id
     group_size: int,  # G, samples of a group
-    algorithm: AlgorithmConfig,  # advantage and reducer
+    algorithm: AlgorithmConfig,  # advantage and loss aggregation
     global_batch: int,  # samples of one optimizer step
     max_tokens: int,  # longest response, tokens
 ) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
