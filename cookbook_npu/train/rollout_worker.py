@@ -15,7 +15,7 @@ from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import accelerator
-from ..rollout.engine import Engine, Request
+from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.transport import Manifest, handles, read
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #36ad3349
@@ -60,7 +60,7 @@ class EngineRole:
         sampling: SamplingConfig,  # how
     ) -> list[Sample]:  # one for each request, in their order
         "Sample a response to each request"
-        return self.engine.generate(requests, sampling)
+        return self.engine.generate(requests, SamplingParams.of(sampling))
 
     def update_weights(
         self,

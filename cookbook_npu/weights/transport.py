@@ -297,29 +297,25 @@ def handles_missing(
 def choose_transport(
     config: RunConfig,  # the run
     acc: Accelerator,  # of a trainer process
-) -> str:  # "shm", "ipc" or "broadcast"
+) -> str:  # "shm" or "ipc"
     "The transport of this run; raises `ConfigError` when the one that was asked for cannot work"
     placement = config.placement
     apart = (
         "a trainer rank and an engine do not share each device"
-        if config.trainer_devices < placement.devices or placement.mode == "split"
+        if config.trainer_devices < placement.devices
         else ""
     )
-    missing = {
-        "ipc": apart or handles_missing(acc),
-        "broadcast": ""
-        if placement.mode == "split"
-        else "trainer and engines share devices",
-        "shm": "",
-    }
-    if placement.transfer_backend == "auto":
-        return next(name for name in ("broadcast", "ipc", "shm") if not missing[name])
-    if why := missing[placement.transfer_backend]:
+    if placement.transfer_backend == "shm":
+        return "shm"
+    missing = apart or handles_missing(acc)
+    if not missing:
+        return "ipc"
+    if placement.transfer_backend == "ipc":
         raise ConfigError(
-            f"placement.transfer_backend is {placement.transfer_backend!r}: {why}",
+            f"placement.transfer_backend is 'ipc': {missing}",
             "Set placement.transfer_backend to auto.",
         )
-    return placement.transfer_backend
+    return "shm"
 
 # %% ../../nbs/weights/01_transport.ipynb #5c337885
 MARGIN = 2**30  # bytes left free beside one more copy of the weights
