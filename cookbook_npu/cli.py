@@ -405,10 +405,10 @@ def shims(
 def _look(role: str, simulate: bool) -> list[dict[str, str]]:
     "The report of a fresh process"
     from cookbook_npu.npu.device import SIMULATE_ENV
-    from cookbook_npu.npu.shims.bootstrap import ROLES, report_of_fresh_process
+    from cookbook_npu.npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
-    if role not in ROLES:
-        raise ConfigError(f"--role is {role!r}", nearest(role, ROLES))
+    if role not in PROCESS_ROLES:
+        raise ConfigError(f"--role is {role!r}", nearest(role, PROCESS_ROLES))
     if simulate:
         os.environ[SIMULATE_ENV] = "1"
     return report_of_fresh_process(role)

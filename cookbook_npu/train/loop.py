@@ -33,7 +33,7 @@ from .batch import Batch, finish, make_batch, rollout_metrics
 from .checkpointing import RunSaver, due, rewind
 from .rollout_worker import Engines
 from .workers import Workers
-from ..weights.transport import Manifest, merge
+from ..weights.manifest import Manifest, merge_manifests
 
 # %% ../../nbs/train/08_loop.ipynb #2bf3829a
 @dataclass
@@ -102,7 +102,7 @@ def update_weights(
     "Move the trainer's weights to the engines and swap who is awake; raises `WeightUpdateError` when an engine holds anything else"
     span = run.tracker.span
     with span("update_weights"):
-        manifest = merge(run.trainer.call("write_weights", version))
+        manifest = merge_manifests(run.trainer.call("write_weights", version))
     with span("sleep"):
         memory = run.trainer.call("sleep")[0]
     try:

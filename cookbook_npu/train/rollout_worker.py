@@ -16,7 +16,8 @@ from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import accelerator
 from ..rollout.engine import Engine, Request
-from ..weights.transport import Manifest, handles, read
+from ..weights.manifest import Manifest
+from ..weights.transport import read_buckets, tensor_handles
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #36ad3349
 def make_engine(
@@ -69,7 +70,10 @@ class EngineRole:
         "Load published weights and compare; raises `WeightUpdateError` when the engine holds anything else, and it serves nothing until a publish succeeds"
         acc = accelerator()
         self.engine.update_weights(
-            manifest.version, read(manifest, acc), manifest.expected, handles(manifest, acc)
+            manifest.version,
+            read_buckets(manifest, acc),
+            manifest.expected,
+            tensor_handles(manifest, acc),
         )
         return len(manifest.expected)
 

@@ -35,7 +35,7 @@ def in_save(folder: Path, driver: Driver, chance: random.Random) -> None:
 def in_publish(folder: Path, driver: Driver, chance: random.Random) -> None:
     "While the new weights lie in shared memory, after the first step"
     wait_for(lambda: (folder / "checkpoints" / "step_000001").exists(), driver)
-    buckets = f"cookbook_npu_publish_{driver.pids['trainer'][0]}_*"
+    buckets = f"cookbook_npu_weights_{driver.pids['trainer'][0]}_*"
     wait_for(lambda: any(Path("/dev/shm").glob(buckets)), driver)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cookbook_npu.npu.shims import registry
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
+from cookbook_npu.npu.shims.registry import registry
 
 SAFE = ("megatron.safe_globals", "megatron.safe_objects", "megatron.safe_metadata")
 
@@ -142,7 +142,7 @@ def whole_checkpoint(rank, world_size):
     scheduler.load_state_dict(loaded["opt_param_scheduler"])
     dist.destroy_process_group()
     return {kind: sorted(names) for kind, names in seen.items()}, [
-        (n, registry.registry[n].state.state) for n in SAFE
+        (n, registry[n].state.state) for n in SAFE
     ]
 
 

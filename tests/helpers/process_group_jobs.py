@@ -16,12 +16,12 @@ from cookbook_npu.npu.shims.torch import process_groups
 
 
 def cycle():
-    names = process_groups.destroy()
+    names = process_groups.destroy_process_groups()
     assert names and all(
-        process_groups.state(group) == "destroyed"
+        process_groups.group_state(group) == "destroyed"
         for group in process_groups.device_groups()
     )
-    return process_groups.reload()
+    return process_groups.reload_process_groups()
 
 
 def train(rank, world_size, tensor, cycles):
@@ -44,7 +44,7 @@ def train(rank, world_size, tensor, cycles):
 
 def everything(rank, world_size):
     """Every check of the simulator's collectives, on groups that were destroyed and reloaded."""
-    from cookbook_npu.npu.shims import registry
+    from cookbook_npu.npu.shims.registry import registry
 
     assert registry.apply("torch.process_groups").state == "applied"
     torch.npu.set_device(rank)
@@ -88,23 +88,23 @@ def disturb(trainer):
     host, rank = trainer.offloader.host, trainer.rank
     trainer.offloader.host = Poor() if rank == 0 else host
     fails(trainer.sleep, "pinned" if rank == 0 else "1 other ranks could not")
-    assert not trainer.offloader.asleep and process_groups.held_bytes() > 0
+    assert not trainer.offloader.asleep and process_groups.total_communicator_bytes() > 0
     trainer.offloader.host = host
-    process_groups.destroy()  # a save may have done that already
+    process_groups.destroy_process_groups()  # a save may have done that already
     trainer.sleep()
     if rank == 1:
         faults.out_of_memory()
     fails(trainer.wake, "half-way" if rank == 1 else "1 other ranks could not")
-    assert trainer.offloader.asleep and process_groups.destroy() == []
-    reload, process_groups.reload = (
-        process_groups.reload,
-        partial(process_groups.reload, attempts=1),
+    assert trainer.offloader.asleep and process_groups.destroy_process_groups() == []
+    reload, process_groups.reload_process_groups = (
+        process_groups.reload_process_groups,
+        partial(process_groups.reload_process_groups, attempts=1),
     )
     faults.fail_collective("all_reduce")
     fails(trainer.wake, "could not be made again in 1 attempts")
-    assert not trainer.offloader.asleep and process_groups.held_bytes() == 0
+    assert not trainer.offloader.asleep and process_groups.total_communicator_bytes() == 0
     faults.clear()
-    process_groups.reload = reload
+    process_groups.reload_process_groups = reload
     trainer.wake()
 
 
@@ -139,7 +139,7 @@ def learn(rank, world_size, config, hf_path, between=None, folder=None):
         ):  # the last checkpoint of a run is finished when the trainer sleeps already
             trainer.finish_state()
             assert trainer.groups_destroyed and not trainer.saver.busy()
-        process_groups.destroy()
+        process_groups.destroy_process_groups()
         kept = trainer.acc.mem_get_info(0)[0] - memory["memory/free_after_sleep"]
         trainer.wake()
     destroy_parallel()

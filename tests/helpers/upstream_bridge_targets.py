@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from cookbook_npu.errors import ShimError
-from cookbook_npu.npu.shims import registry
 from cookbook_npu.npu.shims.megatron_core.imports import findable
 from cookbook_npu.npu.shims.nvidia_bridge import TE_LAYERS, enter_bridge
+from cookbook_npu.npu.shims.registry import registry
 
 CONVERSION, QWEN = "models.conversion", "models.qwen_vl.modelling_qwen3_vl"
 WHOLE = (
@@ -203,7 +203,7 @@ def contract(rank, world_size, root):
     torch.cuda.manual_seed(1)
     states = {s.name: (s.state, s.detail) for s in enter_bridge()}
     verified = {
-        name: registry.registry[name].shim.verify()
+        name: registry[name].shim.verify()
         for name, (state, _) in states.items()
         if state == "applied"
     }
@@ -212,7 +212,7 @@ def contract(rank, world_size, root):
     for name in reversed(verified):
         registry.undo(name)
         try:
-            needed_again[name] = registry.registry[name].shim.needed()[0]
+            needed_again[name] = registry[name].shim.needed()[0]
         except ShimError as error:
             needed_again[name] = str(error)
     return {

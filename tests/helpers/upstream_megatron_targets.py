@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cookbook_npu.npu.shims import registry
+from cookbook_npu.npu.shims.registry import registry
 
 DECORATED = (  # modules with decorated functions that `import megatron.core` may not import
     "fusions.fused_bias_dropout",
@@ -35,14 +35,14 @@ def fuser(rank, world_size):
     from cookbook_npu.npu.shims.transformer_engine import package as transformer_engine
 
     registry.undo("torch.compile")
-    registry.apply(transformer_engine.SHIM.name)
+    registry.apply(transformer_engine.TE_SHIM.name)
     core = Path(importlib.import_module("megatron.core").__file__).parent
     for name in DECORATED:
         if core.joinpath(*name.split(".")).with_suffix(".py").is_file():
             importlib.import_module(f"megatron.core.{name}")
     answer = {
         "before": held_compiled(),
-        "state": registry.apply(megatron.FUSER.name).state,
+        "state": registry.apply(megatron.FUSER_SHIM.name).state,
         "with": held_compiled(),
     }
     swiglu = importlib.import_module("megatron.core.fusions.fused_bias_swiglu").swiglu
@@ -50,8 +50,11 @@ def fuser(rank, world_size):
     answer["closures"] = sys.modules[
         "megatron.core.transformer.moe.experts"
     ].jit_fuser.__name__
-    registry.undo(megatron.FUSER.name)
-    return answer | {"needed_again": megatron.FUSER.needed()[0], "without": held_compiled()}
+    registry.undo(megatron.FUSER_SHIM.name)
+    return answer | {
+        "needed_again": megatron.FUSER_SHIM.needed()[0],
+        "without": held_compiled(),
+    }
 
 
 def saver(rank, world_size):

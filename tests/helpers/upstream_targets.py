@@ -5,12 +5,12 @@ import importlib
 from shims_targets import train
 
 from cookbook_npu.errors import ShimError
-from cookbook_npu.npu.shims import registry
+from cookbook_npu.npu.shims.registry import registry
 
 
 def back(entry):
     "Take a shim back: whether every place holds again what it held, and what the probe sees then"
-    changes = [change for change in entry.patches.changes if entry.patches.ours(change)]
+    changes = [change for change in entry.patch.changes if entry.patch.holds(change)]
     left = registry.undo(
         entry.shim.name, leave=True
     ).detail  # MindSpeed has replaced it since: theirs stays
@@ -28,7 +28,7 @@ def contract(rank, world_size, tensor):
     "A training step on these sources, the report of every record, and each of them undone in reverse order"
     history, _ = train(rank, world_size, tensor=tensor, sequence=tensor > 1, steps=2)
     report = registry.report()
-    entries = [registry.registry[name] for name in reversed(registry.registry.applied())]
+    entries = [registry[name] for name in reversed(registry.applied())]
     undone = {e.shim.name: back(e) for e in entries}
     sources = {
         name: importlib.import_module(name).__path__[0] for name in ("megatron.core",)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from cookbook_npu.npu.device import free_port
-from cookbook_npu.npu.shims import registry
+from cookbook_npu.npu.shims.registry import registry
 from cookbook_npu.testing.ranks import import_target
 
 
@@ -33,7 +33,7 @@ def load(path):
 def slime_private_group(rank, world_size, checkout):
     from cookbook_npu.npu.shims.torch import distributed
 
-    assert registry.apply(distributed.NAMES.name).state == "applied"
+    assert registry.apply(distributed.NEW_GROUP_SHIM.name).state == "applied"
     foreign = load(f"{checkout}/slime/utils/distributed_utils.py")
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", timeout=timedelta(seconds=60))
@@ -86,7 +86,7 @@ def checkpoint_records(rank, world_size):
 
     states = {name: registry.apply(name) for name in SAFE}
     first = {name: (state.state, state.detail) for name, state in states.items()}
-    verified = all(registry.registry[name].shim.verify() for name in SAFE)
+    verified = all(registry[name].shim.verify() for name in SAFE)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
 

@@ -48,9 +48,12 @@ def test_a_whole_checkpoint_loads_by_the_allow_lists():
     assert expected <= set(seen["common"])
     resolved = {
         f"{c.__module__}.{c.__qualname__}" for c in checkpoints.allowed_classes()
-    } | set(checkpoints.ALLOWED)
+    } | set(checkpoints.ALLOWED_CLASSES)
     assert (
         strangers(seen["common"], resolved) == strangers(seen["objects"], resolved) == set()
     )
     assert "numpy._core.multiarray._reconstruct" in seen["objects"]
-    assert strangers(seen["metadata"], checkpoints.METADATA) == set() and seen["metadata"]
+    assert (
+        strangers(seen["metadata"], checkpoints.METADATA_CLASSES) == set()
+        and seen["metadata"]
+    )

@@ -30,7 +30,7 @@ def test_it_learns(one_rank):
 
 @pytest.mark.parametrize("layers", ["transformer_engine", "local"])
 def test_two_ranks_with_sequence_parallelism_equal_one(one_rank, layers):
-    """Stand-in layers and Megatron's own layers, with and without tensor parallelism, are the same model."""
+    """Stub layers and Megatron's own layers, with and without tensor parallelism, are the same model."""
     for (loss, norm), (loss_1, norm_1) in zip(
         train(2, tensor=2, sequence=True, layers=layers), one_rank, strict=True
     ):

@@ -104,7 +104,7 @@ def gpt(rank: int, world_size: int, tensor: int, sequence: bool) -> dict:
     from megatron.core.transformer import TransformerConfig
 
     from cookbook_npu.npu.shims.mindspeed.adaptor import current, false_flags
-    from cookbook_npu.npu.shims.registry import report
+    from cookbook_npu.npu.shims.registry import registry
 
     history, _ = shims_targets.train(
         rank, world_size, tensor=tensor, sequence=sequence, filled=True
@@ -125,7 +125,7 @@ def gpt(rank: int, world_size: int, tensor: int, sequence: bool) -> dict:
             second.normalization,
         ),
         "false_flags": false_flags(),
-        "shims": {row["name"]: (row["state"], row["detail"]) for row in report()},
+        "shims": {row["name"]: (row["state"], row["detail"]) for row in registry.report()},
     }
 
 

@@ -205,7 +205,7 @@ def undo(rank, world_size):
         "distributed.pipelining",
     ):
         importlib.import_module(f"torch.{name}")
-    from cookbook_npu.npu.shims import registry
+    from cookbook_npu.npu.shims.registry import registry
     from cookbook_npu.npu.shims.torch import device_api as _  # noqa: F401 registers the records
 
     torch.ones(1, device="npu")
@@ -233,12 +233,12 @@ def undo(rank, world_size):
 
 def report(rank, world_size):
     "The table of a trainer, and again after each shim that is easily undone was undone and applied"
-    from cookbook_npu.npu.shims import registry
+    from cookbook_npu.npu.shims.registry import registry
 
     first = registry.report()
     again = {}
     for name in ("torch.tensor_type_names", "torch.device_capability", "torch.compile"):
-        shim = registry.registry[name].shim
+        shim = registry[name].shim
         undone = registry.undo(name).state, shim.verify()
         again[name] = (*undone, registry.apply(name).state, shim.verify())
     return first, again

@@ -74,7 +74,8 @@ def records(rank, world_size, python):
     "Probe, apply, verify, use, undo"
     import torch
 
-    from cookbook_npu.npu.shims import memory_saver, registry
+    from cookbook_npu.npu.shims import memory_saver
+    from cookbook_npu.npu.shims.registry import registry
 
     saver, results = (
         real_saver(Path(python)),
@@ -105,7 +106,7 @@ def records(rank, world_size, python):
     ):
         torch.npu.empty_cache()
         states = [registry.apply(name).state]
-        assert registry.registry[name].shim.verify()
+        assert registry[name].shim.verify()
         used = [use()]
         states.append(registry.undo(name).state)
         results[name] = (states, used + [use()])

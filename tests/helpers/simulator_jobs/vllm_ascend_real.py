@@ -154,9 +154,9 @@ def worker_of(module):
 
 def cycle(name: str, check) -> dict:
     "Probe, apply, verify, use, undo, and what the defect looks like"
-    from cookbook_npu.npu.shims import registry
+    from cookbook_npu.npu.shims.registry import registry
 
-    entry = registry.registry[name]
+    entry = registry[name]
     needed, seen = entry.shim.needed()
     if not needed:
         return {"state": "not needed", "seen": seen}
@@ -356,8 +356,8 @@ def real_vllm(rank, world_size):
     "What the records say about the installed vLLM, and that each can be applied to it and undone"
     import vllm.engine.arg_utils as arguments
 
-    from cookbook_npu.npu.shims import registry
     from cookbook_npu.npu.shims import vllm_ascend as vllm
+    from cookbook_npu.npu.shims.registry import registry
 
     vllm.enter_rollout()
     before = arguments.EngineArgs(model="m").logprobs_mode
