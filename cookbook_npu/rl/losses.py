@@ -19,14 +19,21 @@ def _ratio(log_ratio: Tensor) -> Tensor:
 
 
 def _clipped(
-    ratio_T: Tensor, adv_T: Tensor, clip_low: float, clip_high: float, clip_c: float | None
+    ratio_T: Tensor,
+    adv_T: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float | None,
 ) -> tuple[Tensor, Tensor]:
     "The pessimistic surrogate, and where a clip acts"
-    free_T, held_T = -ratio_T * adv_T, -ratio_T.clamp(1 - clip_low, 1 + clip_high) * adv_T
+    free_T, held_T = (
+        -ratio_T * adv_T,
+        -ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * adv_T,
+    )
     loss_T, clipped_T = torch.maximum(free_T, held_T), held_T > free_T
-    if clip_c is None:
+    if clip_ratio_c is None:
         return loss_T, clipped_T.to(loss_T.dtype).detach()
-    bound_T = -clip_c * adv_T
+    bound_T = -clip_ratio_c * adv_T
     capped_T = (adv_T < 0) & (loss_T > bound_T)
     return torch.where(capped_T, bound_T, loss_T), (clipped_T | capped_T).to(
         loss_T.dtype
@@ -37,10 +44,10 @@ def policy_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the proximal policy
     adv_T: Tensor,  # advantage of each token
-    clip_low: float = 0.2,  # the ratio stops mattering below 1 - clip_low
-    clip_high: float = 0.28,  # and above 1 + clip_high
-    clip_c: float
-    | None = None,  # dual clip: the loss of a bad token is at most clip_c x |advantage|; none: no bound
+    clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
+    clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
+    clip_ratio_c: float
+    | None = None,  # dual clip: the loss of a bad token is at most clip_ratio_c x |advantage|; none: no bound
     name: Callable[[int], str]
     | None = None,  # token position -> sample, for error messages
 ) -> tuple[
@@ -49,7 +56,11 @@ def policy_loss(
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     return _clipped(
-        _ratio(wide(logp_T) - wide(old_logp_T)), adv_T, clip_low, clip_high, clip_c
+        _ratio(wide(logp_T) - wide(old_logp_T)),
+        adv_T,
+        clip_ratio_low,
+        clip_ratio_high,
+        clip_ratio_c,
     )
 
 # %% ../../nbs/rl/03_losses.ipynb #b6c0fc24
@@ -58,24 +69,26 @@ def gspo_loss(
     old_logp_T: Tensor,  # log-probs under the proximal policy
     adv_T: Tensor,  # advantage of each token, the same for all tokens of a sequence
     seqs: Sequences,  # which tokens are a sequence
-    clip_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_low
-    clip_high: float = 4e-4,  # and above 1 + clip_high
-    clip_c: float | None = None,  # dual clip, as for `policy_loss`
+    clip_ratio_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_ratio_low
+    clip_ratio_high: float = 4e-4,  # and above 1 + clip_ratio_high
+    clip_ratio_c: float | None = None,  # dual clip, as for `policy_loss`
     name: Callable[[int], str]
     | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "Clipped surrogate with the length-normalised sequence ratio (arXiv 2507.18071)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_B = _ratio(seqs.mean(wide(logp_T) - wide(old_logp_T)))
-    return _clipped(seqs.spread(ratio_B), adv_T, clip_low, clip_high, clip_c)
+    return _clipped(
+        seqs.spread(ratio_B), adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c
+    )
 
 # %% ../../nbs/rl/03_losses.ipynb #028de603
 def cispo_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the proximal policy
     adv_T: Tensor,  # advantage of each token
-    clip_low: float = 1.0,  # the weight is at least 1 - clip_low
-    clip_high: float = 4.0,  # and at most 1 + clip_high
+    clip_ratio_low: float = 1.0,  # the weight is at least 1 - clip_ratio_low
+    clip_ratio_high: float = 4.0,  # and at most 1 + clip_ratio_high
     name: Callable[[int], str]
     | None = None,  # token position -> sample, for error messages
 ) -> tuple[
@@ -84,7 +97,7 @@ def cispo_loss(
     "REINFORCE with a clipped importance weight (arXiv 2506.13585)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(wide(logp_T) - wide(old_logp_T)).detach()
-    weight_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    weight_T = ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     return -weight_T * adv_T * wide(logp_T), (weight_T != ratio_T).to(ratio_T.dtype)
 
 # %% ../../nbs/rl/03_losses.ipynb #9ad16fe1

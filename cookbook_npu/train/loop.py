@@ -257,7 +257,7 @@ def roll_out(
     wanted, size, attempts = (
         c.rollout.prompts_per_step,
         c.rollout.samples_per_prompt,
-        c.algorithm.dynamic_attempts,
+        c.algorithm.dynamic_sampling_attempts,
     )
     if attempts == 1:
         asked = run.prompts.next_batch(wanted)
@@ -375,7 +375,7 @@ def prepare(
         samples,
         c.rollout.samples_per_prompt,
         c.algorithm,
-        c.global_batch,
+        c.global_batch_size,
         c.sampling.max_response_tokens,
     )
     waking.result()

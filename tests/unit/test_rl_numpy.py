@@ -138,7 +138,7 @@ def test_rewards_on_tokens_and_returns(rows, tokens, gamma, seed):
 
 
 @given(step(), st.one_of(st.none(), st.floats(1.5, 4)))
-def test_policy_losses(drawn, clip_c):
+def test_policy_losses(drawn, clip_ratio_c):
     lengths, t, x = drawn
     ratio = np.exp(x["logp"] - x["old"])
 
@@ -146,17 +146,26 @@ def test_policy_losses(drawn, clip_c):
         best = np.minimum(r * x["adv"], np.clip(r, 0.8, 1.28) * x["adv"])
         return -(
             best
-            if clip_c is None
-            else np.where(x["adv"] < 0, np.maximum(best, clip_c * x["adv"]), best)
+            if clip_ratio_c is None
+            else np.where(x["adv"] < 0, np.maximum(best, clip_ratio_c * x["adv"]), best)
         )
 
-    close(policy_loss(t["logp"], t["old"], t["adv"], 0.2, 0.28, clip_c)[0], clipped(ratio))
+    close(
+        policy_loss(t["logp"], t["old"], t["adv"], 0.2, 0.28, clip_ratio_c)[0],
+        clipped(ratio),
+    )
     pairs = zip(
         parts(x["logp"] - x["old"], lengths), parts(x["mask"], lengths), strict=True
     )
     of_sequence = [np.exp(masked(np.mean, d, m)) for d, m in pairs]
     found, _ = gspo_loss(
-        t["logp"], t["old"], t["adv"], sequences(lengths, t["mask"]), 0.2, 0.28, clip_c
+        t["logp"],
+        t["old"],
+        t["adv"],
+        sequences(lengths, t["mask"]),
+        0.2,
+        0.28,
+        clip_ratio_c,
     )
     close(found, clipped(np.repeat(of_sequence, lengths)))
     close(

@@ -135,7 +135,7 @@ def our_gradient(r, algorithm, beta, correct):
     kl_T = kl_estimate(
         logp_T,
         r.ref[inside],
-        algorithm.kl_estimator,
+        algorithm.kl_loss_type,
         r.old[inside] if algorithm.kl_unbiased else None,
     )
     weighted_sum(
@@ -149,12 +149,12 @@ CASES = {
     "grpo": ("grpo", dict(loss_agg_mode="seq-mean-token-mean"), {}),
     "grpo with KL": (
         "grpo",
-        dict(loss_agg_mode="seq-mean-token-mean", kl_estimator="k3"),
+        dict(loss_agg_mode="seq-mean-token-mean", kl_loss_type="k3"),
         dict(beta=BETA),
     ),
     "grpo with unbiased KL": (
         "grpo",
-        dict(kl_estimator="k3", kl_unbiased=True),
+        dict(kl_loss_type="k3", kl_unbiased=True),
         dict(beta=BETA),
     ),
     "dr_grpo": (
@@ -166,15 +166,24 @@ CASES = {
     "bnpo": ("bnpo", dict(loss_agg_mode="token-mean"), {}),
     "gspo": (
         "grpo",
-        dict(loss="gspo", clip_low=0.02, clip_high=0.03),
+        dict(loss="gspo", clip_ratio_low=0.02, clip_ratio_high=0.03),
         dict(level="sequence", low=0.02, high=0.03),
     ),
     "cispo": (
         "cispo",
-        dict(loss="cispo", clip_low=1.0, clip_high=0.28, loss_agg_mode="token-mean"),
+        dict(
+            loss="cispo",
+            clip_ratio_low=1.0,
+            clip_ratio_high=0.28,
+            loss_agg_mode="token-mean",
+        ),
         dict(high=1.28),
     ),
-    "dual clip": ("dapo", dict(clip_c=1.3, loss_agg_mode="token-mean"), dict(delta=1.3)),
+    "dual clip": (
+        "dapo",
+        dict(clip_ratio_c=1.3, loss_agg_mode="token-mean"),
+        dict(delta=1.3),
+    ),
     "engine correction": ("dapo", dict(loss_agg_mode="token-mean"), dict(correct=True)),
 }
 
