@@ -18,7 +18,6 @@ from ..config import AdvantageConfig, PolicyLossConfig, RunConfig
 from ..errors import ConfigError, DataError, nearest
 from cookbook_npu.rl.advantages import (
     discounted_returns,
-    gae_chunked,
     grpo,
     rloo,
     token_rewards,
@@ -35,7 +34,6 @@ _OF_RESPONSE: dict[str, Callable[[AdvantageConfig, Tensor, Sequence[str], int], 
     "reinforce_plus_plus_baseline": lambda a, rewards_B, ids, size: grpo(
         rewards_B, ids, size, normalize_std=False
     ),
-    "gae": lambda a, rewards_B, ids, size: _plain(rewards_B, ids, size),
 }
 
 
@@ -49,23 +47,14 @@ def _spread(
     worth_B: Tensor,
     masks: Sequence[Tensor],
     kl: Sequence[Tensor] | None,
-    values: Sequence[Tensor] | None,
 ) -> list[Tensor]:
-    "Returns (or GAE) of each token"
+    "Returns of each token"
     pad = lambda rows: pad_sequence(list(rows), batch_first=True)
     mask_BT = pad(masks)
     reward_BT = token_rewards(
         worth_B, mask_BT, None if kl is None else pad(kl), a.kl_in_reward
     )
-    if a.advantage == "gae":
-        if values is None:
-            raise ConfigError(
-                "advantage 'gae' without a critic's values",
-                "There is no critic role yet: choose another.",
-            )
-        adv_BT, _ = gae_chunked(reward_BT, pad(values), mask_BT, a.gamma, a.gae_lambda)
-    else:
-        adv_BT = discounted_returns(reward_BT, mask_BT, a.gamma)
+    adv_BT = discounted_returns(reward_BT, mask_BT, a.gamma)
     return [adv_BT[i, : len(m)] for i, m in enumerate(masks)]
 
 # %% ../../nbs/rl/07_algorithms.ipynb #b5ca8b1f
@@ -77,8 +66,6 @@ def token_advantages(
     masks: Sequence[Tensor],  # loss mask of each response
     kl: Sequence[Tensor]
     | None = None,  # KL estimates of each response's tokens, for kl_in_reward
-    values: Sequence[Tensor]
-    | None = None,  # critic's values of each response's tokens, for gae
 ) -> list[Tensor]:  # advantage of each token of each response
     "Advantages as the configuration says, whitened over everything given if it says so"
     if a.kl_in_reward and kl is None:
@@ -87,15 +74,15 @@ def token_advantages(
             "Compute reference log-probs first.",
         )
     kl = kl if a.kl_in_reward else None
-    per_token = a.advantage == "gae" or a.advantage.startswith("reinforce")
+    per_token = a.advantage_estimator.startswith("reinforce")
     if kl is not None and not per_token:
         kl_B = torch.stack(
             [torch.where(m != 0, k, 0.0).sum() for k, m in zip(kl, masks, strict=True)]
         )
         rewards_B = rewards_B - a.kl_in_reward * kl_B
-    worth_B = _OF_RESPONSE[a.advantage](a, rewards_B, group_ids, group_size)
+    worth_B = _OF_RESPONSE[a.advantage_estimator](a, rewards_B, group_ids, group_size)
     if per_token:
-        rows = _spread(a, worth_B, masks, kl, values)
+        rows = _spread(a, worth_B, masks, kl)
     else:
         rows = [w.expand(len(m)) for w, m in zip(worth_B, masks, strict=True)]
     if not a.whiten:
@@ -117,12 +104,27 @@ def policy_terms(
     "The policy loss that the configuration names"
     if a.loss == "gspo":
         return gspo_loss(
-            logp_T, proximal_logp_T, adv_T, seqs, a.clip_low, a.clip_high, a.clip_c, name
+            logp_T,
+            proximal_logp_T,
+            adv_T,
+            seqs,
+            a.clip_ratio_low,
+            a.clip_ratio_high,
+            a.clip_ratio_c,
+            name,
         )
     if a.loss == "cispo":
-        return cispo_loss(logp_T, proximal_logp_T, adv_T, a.clip_low, a.clip_high, name)
+        return cispo_loss(
+            logp_T, proximal_logp_T, adv_T, a.clip_ratio_low, a.clip_ratio_high, name
+        )
     return policy_loss(
-        logp_T, proximal_logp_T, adv_T, a.clip_low, a.clip_high, a.clip_c, name
+        logp_T,
+        proximal_logp_T,
+        adv_T,
+        a.clip_ratio_low,
+        a.clip_ratio_high,
+        a.clip_ratio_c,
+        name,
     )
 
 # %% ../../nbs/rl/07_algorithms.ipynb #d4776bce
@@ -148,40 +150,52 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     "grpo_clip_higher": Algorithm("GRPO, clip-higher, no KL", "2402.03300", {}),
     "grpo": Algorithm(
-        "GRPO", "2402.03300", dict(clip_high=0.2, kl_coef=0.04, kl_estimator="k3")
+        "GRPO",
+        "2402.03300",
+        dict(clip_ratio_high=0.2, kl_loss_coef=0.04, kl_loss_type="k3"),
     ),
     "dr_grpo": Algorithm(
         "Dr. GRPO",
         "2503.20783",
-        dict(normalize_std=False, clip_high=0.2, reducer="fixed_sum"),
+        dict(
+            normalize_std=False,
+            clip_ratio_high=0.2,
+            loss_agg_mode="seq-mean-token-sum-norm",
+        ),
     ),
     "dapo": Algorithm(
         "DAPO",
         "2503.14476",
-        dict(reducer="token_mean", dynamic_attempts=5, overlong_share=0.2),
+        dict(
+            loss_agg_mode="token-mean",
+            dynamic_sampling_attempts=5,
+            overlong_buffer_share=0.2,
+        ),
     ),
-    "rloo": Algorithm("RLOO", "2402.14740", dict(advantage="rloo", kl_in_reward=0.05)),
+    "rloo": Algorithm(
+        "RLOO", "2402.14740", dict(advantage_estimator="rloo", kl_in_reward=0.05)
+    ),
     "reinforce_plus_plus": Algorithm(
         "REINFORCE++",
         "2501.03262",
         dict(
-            advantage="reinforce_plus_plus",
+            advantage_estimator="reinforce_plus_plus",
             whiten=True,
             kl_in_reward=0.01,
-            clip_high=0.2,
-            reducer="token_mean",
+            clip_ratio_high=0.2,
+            loss_agg_mode="token-mean",
         ),
     ),
     "reinforce_plus_plus_baseline": Algorithm(
         "REINFORCE++ baseline",
         "2501.03262",
         dict(
-            advantage="reinforce_plus_plus_baseline",
+            advantage_estimator="reinforce_plus_plus_baseline",
             whiten=True,
-            kl_coef=0.01,
-            kl_estimator="k2",
-            clip_high=0.2,
-            reducer="token_mean",
+            kl_loss_coef=0.01,
+            kl_loss_type="k2",
+            clip_ratio_high=0.2,
+            loss_agg_mode="token-mean",
         ),
     ),
 }
@@ -189,14 +203,19 @@ ALGORITHMS: dict[str, Algorithm] = {
 # %% ../../nbs/rl/07_algorithms.ipynb #d042538b
 ALGORITHMS |= {
     "gspo": Algorithm(
-        "GSPO", "2507.18071", dict(loss="gspo", clip_low=3e-4, clip_high=4e-4)
+        "GSPO", "2507.18071", dict(loss="gspo", clip_ratio_low=3e-4, clip_ratio_high=4e-4)
     ),
     "cispo": Algorithm(
         "CISPO",
         "2506.13585",
-        dict(loss="cispo", clip_low=1.0, clip_high=4.0, reducer="token_mean"),
+        dict(
+            loss="cispo",
+            clip_ratio_low=1.0,
+            clip_ratio_high=4.0,
+            loss_agg_mode="token-mean",
+        ),
     ),
-    "dual_clip": Algorithm("Dual-clip PPO loss", "1912.09729", dict(clip_c=3.0)),
+    "dual_clip": Algorithm("Dual-clip PPO loss", "1912.09729", dict(clip_ratio_c=3.0)),
     "decoupled": Algorithm(
         "Decoupled PPO loss, TIS", "2110.00641", dict(rollout_is="truncate")
     ),
@@ -228,19 +247,7 @@ ALGORITHMS |= {
     "unbiased_kl": Algorithm(
         "GRPO with unbiased KL",
         "2512.02556",
-        dict(normalize_std=False, kl_coef=0.04, kl_estimator="k3", kl_unbiased=True),
-    ),
-    "ppo": Algorithm(
-        "PPO with a critic",
-        "1707.06347",
-        dict(
-            advantage="gae",
-            whiten=True,
-            gae_lambda=0.95,
-            kl_in_reward=0.01,
-            clip_high=0.2,
-            reducer="token_mean",
-        ),
+        dict(normalize_std=False, kl_loss_coef=0.04, kl_loss_type="k3", kl_unbiased=True),
     ),
 }
 

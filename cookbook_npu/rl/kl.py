@@ -36,7 +36,7 @@ def kl_estimate(
 ) -> Tensor:  # kl_T, float32 at least; with gradient if logp_T has one
     "Estimate of KL(policy || reference) at each sampled token; raises `NumericsError` naming the first token that is not finite"
     if kind not in _ESTIMATORS:
-        raise ConfigError(f"kl_estimator is {kind!r}", nearest(kind, _ESTIMATORS))
+        raise ConfigError(f"kl_loss_type is {kind!r}", nearest(kind, _ESTIMATORS))
     check_aligned(name, logp=logp_T, ref_logp=ref_logp_T)
     kl_T = _ESTIMATORS[kind](wide(logp_T) - wide(ref_logp_T))
     if sampled_logp_T is not None:

@@ -119,7 +119,7 @@ MAY_CHANGE = (
     "train.export_hf",
     "placement.call_timeout_s",
     "placement.sleep",
-    "placement.groups_in_sleep",
+    "placement.destroy_process_groups",
     "placement.transfer_backend",
     "placement.verify_every",
     "rollout.eval_every",

@@ -383,7 +383,7 @@ KNOBS = {
     "weights": "parallel.tensor",
     "gradients": "parallel.tensor",
     "optimizer": "parallel.tensor or more data-parallel ranks",
-    "communicators": "HCCL_BUFFSIZE or placement.groups_in_sleep",
+    "communicators": "HCCL_BUFFSIZE or placement.destroy_process_groups",
     "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens",
 }
 
