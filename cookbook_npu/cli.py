@@ -502,12 +502,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     "Show devices, roles, arguments, memory and time of a run; an error when it cannot fit."
-    from cookbook_npu.plan.plan import plan_of
+    from cookbook_npu.plan.plan import make_plan
 
     config = planned(recipe, scale, read_parameters(parameter))
     if scale != "910b":  # which is planned on any machine
         check_machine(config, files=False)
-    made = plan_of(config, soc)
+    made = make_plan(config, soc)
     typer.echo(json.dumps(made.as_json(), indent=1) if as_json else made.as_text(roles))
 
 # %% ../nbs/99_cli.ipynb #394cd618
