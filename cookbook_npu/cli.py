@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 import cookbook_npu
-from .config import RunConfig, describe
+from .config import RunConfig, config_keys
 from .data.tasks import GENERATED
 from .errors import ConfigError, CookbookError, MissingError, nearest
 from .npu.device import free_port
@@ -367,12 +367,23 @@ def print_result(
 # %% ../nbs/99_cli.ipynb #83e251fa
 @app.command()
 def config(
-    contains: Annotated[str, typer.Argument(help="Show only keys that contain this.")] = "",
+    contains: Annotated[
+        str, typer.Argument(help="Show the keys that contain this, of both tiers.")
+    ] = "",
+    every: Annotated[
+        bool, typer.Option("--all", help="Show the advanced keys, too.")
+    ] = False,
 ) -> None:
-    "List every configuration key with its default and meaning; any of them goes into `overrides`."
-    for key, meaning, default in describe():
-        if contains in key:
-            typer.echo(f"{key:36} {default!s:20} {meaning}")
+    "List configuration keys with their default and meaning; any of them goes into `overrides`."
+    keys = [key for key in config_keys() if contains in key.name]
+    advanced = [key for key in keys if key.tier == "advanced"]
+    shown = [key for key in keys if key.tier == "basic"]
+    if every or contains:
+        shown += advanced
+    for key in shown:
+        typer.echo(f"{key.name:38} {key.tier:8} {key.default!s:20} {key.meaning}")
+    if len(shown) < len(keys):
+        typer.echo(f"\n{len(advanced)} advanced keys: cookbook-npu config --all")
 
 # %% ../nbs/99_cli.ipynb #3719ab88
 @app.command()
@@ -405,10 +416,10 @@ def shims(
 def _look(role: str, simulate: bool) -> list[dict[str, str]]:
     "The report of a fresh process"
     from cookbook_npu.npu.device import SIMULATE_ENV
-    from cookbook_npu.npu.shims.bootstrap import ROLES, report_of_fresh_process
+    from cookbook_npu.npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
-    if role not in ROLES:
-        raise ConfigError(f"--role is {role!r}", nearest(role, ROLES))
+    if role not in PROCESS_ROLES:
+        raise ConfigError(f"--role is {role!r}", nearest(role, PROCESS_ROLES))
     if simulate:
         os.environ[SIMULATE_ENV] = "1"
     return report_of_fresh_process(role)

@@ -35,7 +35,7 @@ class Place:
     trainer: int | None  # trainer rank; none: no trainer here
     tensor: int  # its position in its tensor-parallel group
     data: int  # which copy of the model
-    engine: int | None  # rollout engine; none: no engine here
+    engine: int  # rollout engine
     shard: int  # position in the engine
 
 
@@ -44,29 +44,20 @@ def places(
     per_node: int = DEVICES_PER_NODE,  # devices of one machine
 ) -> list[Place]:  # in the order of the ranks
     "Which role is on which device"
-    tp, each, first = (
-        config.parallel.tensor,
-        config.rollout.devices_per_engine,
-        config.placement.devices - config.engine_devices,
-    )
-    found = []
-    for i in range(config.placement.devices):
-        rank, slot = (
-            (i if i < config.trainer_devices else None),
-            (i - first if i >= first else None),
+    tensor = config.parallel.tensor
+    each = config.rollout.devices_per_engine
+    return [
+        Place(
+            node=i // per_node,
+            device=i % per_node,
+            trainer=i if i < config.trainer_devices else None,
+            tensor=i % tensor,
+            data=i // tensor,
+            engine=i // each,
+            shard=i % each,
         )
-        found.append(
-            Place(
-                i // per_node,
-                i % per_node,
-                rank,
-                i % tp,
-                i // tp,
-                None if slot is None else slot // each,
-                0 if slot is None else slot % each,
-            )
-        )
-    return found
+        for i in range(config.placement.devices)
+    ]
 
 # %% ../../nbs/plan/04_plan.ipynb #6406ddb5
 def groups(
@@ -87,7 +78,7 @@ def groups(
     return {
         "TP": by(lambda p: p.data, ranks),
         "DP": by(lambda p: p.tensor, ranks),
-        "engines": by(lambda p: p.engine, [p for p in here if p.engine is not None]),
+        "engines": by(lambda p: p.engine, here),
     }
 
 # %% ../../nbs/plan/04_plan.ipynb #f714623c
@@ -105,9 +96,7 @@ def picture(
             if p.trainer is not None
             else ""
         )
-        lines.append(
-            f"  [{p.device}]  {trainer:24}{f'engine {p.engine} shard {p.shard}' if p.engine is not None else ''}".rstrip()
-        )
+        lines.append(f"  [{p.device}]  {trainer:24}engine {p.engine} shard {p.shard}")
     return "\n".join(lines)
 
 # %% ../../nbs/plan/04_plan.ipynb #d67b6c81
@@ -120,7 +109,7 @@ def arithmetic(
         config.data.max_prompt_tokens + config.sampling.max_response_tokens,
     )
     tokens, _ = micro_batch(config)
-    share = config.global_batch // config.data_parallel
+    share = config.global_batch_size // config.data_parallel
     most = -(-share * longest // tokens)
     return [
         (
@@ -133,7 +122,7 @@ def arithmetic(
         ),
         (
             "optimizer",
-            f"{config.rollout_batch // config.global_batch} steps of {config.global_batch} samples, {share} for each of {config.data_parallel} copies of the model",
+            f"{config.rollout_batch // config.global_batch_size} steps of {config.global_batch_size} samples, {share} for each of {config.data_parallel} copies of the model",
         ),
         (
             "micro-batches",
@@ -211,7 +200,7 @@ class Plan:
         c, d = self.config, self.model
         head = [
             f"{c.recipe} at scale {c.scale}: {c.num_steps} steps, seed {c.seed}",
-            f"{d.name}: {total(d):,} parameters in {c.model.dtype}, {per_rank(d, c.parallel.tensor, c.parallel.pipeline):,} on each trainer device (TP {c.parallel.tensor})",
+            f"{d.name}: {total(d):,} parameters in {c.model.dtype}, {per_rank(d, c.parallel.tensor):,} on each trainer device (TP {c.parallel.tensor})",
             "",
         ]
         made = groups(c)

@@ -131,7 +131,7 @@ class _Errors:
         "(advantages, returns) in the order of the tokens"
         return self.order.unsort(adv_BT), self.order.unsort(adv_BT + self.value_BT)
 
-# %% ../../nbs/rl/01_advantages.ipynb #6d28144b
+# %% ../../nbs/rl/01_advantages.ipynb #006aed8d
 def _td_errors(
     reward_BT: Tensor,
     value_BT: Tensor,

@@ -19,12 +19,12 @@ from cookbook_npu.config import (
     AlgorithmConfig,
     PolicyLossConfig,
     RunConfig,
+    build_config,
     override,
 )
 from ..errors import ConfigError, DataError, nearest
 from cookbook_npu.rl.advantages import (
     discounted_returns,
-    gae_chunked,
     grpo,
     rloo,
     token_rewards,
@@ -37,12 +37,12 @@ from .sequences import Sequences, TokenName, group_rewards
 def _response_advantages(
     a: AdvantageConfig, rewards_B: Tensor, group_ids: Sequence[str], group_size: int
 ) -> Tensor:
-    "What each response is worth; with reinforce_plus_plus and gae its reward"
-    if a.advantage == "grpo":
+    "What each response is worth; with reinforce_plus_plus its reward"
+    if a.advantage_estimator == "grpo":
         return grpo(rewards_B, group_ids, group_size, a.normalize_std)
-    if a.advantage == "reinforce_plus_plus_baseline":
+    if a.advantage_estimator == "reinforce_plus_plus_baseline":
         return grpo(rewards_B, group_ids, group_size, normalize_std=False)
-    if a.advantage == "rloo":
+    if a.advantage_estimator == "rloo":
         return rloo(rewards_B, group_ids, group_size)
     # The rewards themselves, checked like those of any group.
     grouped = group_rewards(rewards_B, group_ids, group_size)
@@ -54,26 +54,17 @@ def _pad(rows: Sequence[Tensor]) -> Tensor:
     return pad_sequence(list(rows), batch_first=True)
 
 
-def _per_token_advantages(
+def _token_returns(
     a: AdvantageConfig,
     worth_B: Tensor,
     masks: Sequence[Tensor],
     kl: Sequence[Tensor] | None,
-    values: Sequence[Tensor] | None,
 ) -> list[Tensor]:
-    "Returns (or GAE) of each token"
+    "Returns of each token"
     mask_BT = _pad(masks)
     kl_BT = None if kl is None else _pad(kl)
     reward_BT = token_rewards(worth_B, mask_BT, kl_BT, a.kl_in_reward)
-    if a.advantage != "gae":
-        adv_BT = discounted_returns(reward_BT, mask_BT, a.gamma)
-    elif values is None:
-        raise ConfigError(
-            "advantage 'gae' without a critic's values",
-            "There is no critic role yet: choose another.",
-        )
-    else:
-        adv_BT, _ = gae_chunked(reward_BT, _pad(values), mask_BT, a.gamma, a.gae_lambda)
+    adv_BT = discounted_returns(reward_BT, mask_BT, a.gamma)
     return [adv_BT[i, : len(m)] for i, m in enumerate(masks)]
 
 # %% ../../nbs/rl/07_algorithms.ipynb #b5ca8b1f
@@ -84,11 +75,10 @@ def compute_advantages(
     group_size: int,  # G
     masks: Sequence[Tensor],  # loss mask of each response
     kl: Sequence[Tensor] | None = None,  # KL estimates of each token, for kl_in_reward
-    values: Sequence[Tensor] | None = None,  # critic's value of each token, for gae
 ) -> list[Tensor]:  # advantage of each token of each response
     """Advantages as the configuration says, whitened over everything given if it says so.
 
-    Raises `DataError` without the KL estimates and `ConfigError` without the values it needs."""
+    Raises `DataError` without the KL estimates that `kl_in_reward` needs."""
     if a.kl_in_reward and kl is None:
         raise DataError(
             f"kl_in_reward is {a.kl_in_reward} without KL estimates",
@@ -96,12 +86,12 @@ def compute_advantages(
         )
     if not a.kl_in_reward:
         kl = None
-    per_token = a.advantage == "gae" or a.advantage.startswith("reinforce")
+    per_token = a.advantage_estimator.startswith("reinforce")
     if kl is not None and not per_token:
         rewards_B = rewards_B - a.kl_in_reward * _response_kl(kl, masks)
     worth_B = _response_advantages(a, rewards_B, group_ids, group_size)
     if per_token:
-        rows = _per_token_advantages(a, worth_B, masks, kl, values)
+        rows = _token_returns(a, worth_B, masks, kl)
     else:
         rows = [w.expand(len(m)) for w, m in zip(worth_B, masks, strict=True)]
     if not a.whiten:
@@ -127,11 +117,22 @@ def compute_policy_loss(
     "The policy loss that the configuration names"
     if a.loss == "gspo":
         return gspo_loss(
-            logp_T, old_logp_T, adv_T, seqs, a.clip_low, a.clip_high, a.clip_c, name
+            logp_T,
+            old_logp_T,
+            adv_T,
+            seqs,
+            a.clip_ratio_low,
+            a.clip_ratio_high,
+            a.clip_ratio_c,
+            name,
         )
     if a.loss == "cispo":
-        return cispo_loss(logp_T, old_logp_T, adv_T, a.clip_low, a.clip_high, name)
-    return policy_loss(logp_T, old_logp_T, adv_T, a.clip_low, a.clip_high, a.clip_c, name)
+        return cispo_loss(
+            logp_T, old_logp_T, adv_T, a.clip_ratio_low, a.clip_ratio_high, name
+        )
+    return policy_loss(
+        logp_T, old_logp_T, adv_T, a.clip_ratio_low, a.clip_ratio_high, a.clip_ratio_c, name
+    )
 
 # %% ../../nbs/rl/07_algorithms.ipynb #d4776bce
 @dataclass(frozen=True)
@@ -153,27 +154,39 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     "grpo_clip_higher": Algorithm("GRPO, clip-higher, no KL", "2402.03300", {}),
     "grpo": Algorithm(
-        "GRPO", "2402.03300", dict(clip_high=0.2, kl_coef=0.04, kl_estimator="k3")
+        "GRPO",
+        "2402.03300",
+        dict(clip_ratio_high=0.2, kl_loss_coef=0.04, kl_loss_type="k3"),
     ),
     "dr_grpo": Algorithm(
         "Dr. GRPO",
         "2503.20783",
-        dict(normalize_std=False, clip_high=0.2, loss_agg_mode="seq-mean-token-sum-norm"),
+        dict(
+            normalize_std=False,
+            clip_ratio_high=0.2,
+            loss_agg_mode="seq-mean-token-sum-norm",
+        ),
     ),
     "dapo": Algorithm(
         "DAPO",
         "2503.14476",
-        dict(loss_agg_mode="token-mean", dynamic_attempts=5, overlong_share=0.2),
+        dict(
+            loss_agg_mode="token-mean",
+            dynamic_sampling_attempts=5,
+            overlong_buffer_share=0.2,
+        ),
     ),
-    "rloo": Algorithm("RLOO", "2402.14740", dict(advantage="rloo", kl_in_reward=0.05)),
+    "rloo": Algorithm(
+        "RLOO", "2402.14740", dict(advantage_estimator="rloo", kl_in_reward=0.05)
+    ),
     "reinforce_plus_plus": Algorithm(
         "REINFORCE++",
         "2501.03262",
         dict(
-            advantage="reinforce_plus_plus",
+            advantage_estimator="reinforce_plus_plus",
             whiten=True,
             kl_in_reward=0.01,
-            clip_high=0.2,
+            clip_ratio_high=0.2,
             loss_agg_mode="token-mean",
         ),
     ),
@@ -181,11 +194,11 @@ ALGORITHMS: dict[str, Algorithm] = {
         "REINFORCE++ baseline",
         "2501.03262",
         dict(
-            advantage="reinforce_plus_plus_baseline",
+            advantage_estimator="reinforce_plus_plus_baseline",
             whiten=True,
-            kl_coef=0.01,
-            kl_estimator="k2",
-            clip_high=0.2,
+            kl_loss_coef=0.01,
+            kl_loss_type="k2",
+            clip_ratio_high=0.2,
             loss_agg_mode="token-mean",
         ),
     ),
@@ -194,14 +207,19 @@ ALGORITHMS: dict[str, Algorithm] = {
 # %% ../../nbs/rl/07_algorithms.ipynb #d042538b
 ALGORITHMS |= {
     "gspo": Algorithm(
-        "GSPO", "2507.18071", dict(loss="gspo", clip_low=3e-4, clip_high=4e-4)
+        "GSPO", "2507.18071", dict(loss="gspo", clip_ratio_low=3e-4, clip_ratio_high=4e-4)
     ),
     "cispo": Algorithm(
         "CISPO",
         "2506.13585",
-        dict(loss="cispo", clip_low=1.0, clip_high=4.0, loss_agg_mode="token-mean"),
+        dict(
+            loss="cispo",
+            clip_ratio_low=1.0,
+            clip_ratio_high=4.0,
+            loss_agg_mode="token-mean",
+        ),
     ),
-    "dual_clip": Algorithm("Dual-clip PPO loss", "1912.09729", dict(clip_c=3.0)),
+    "dual_clip": Algorithm("Dual-clip PPO loss", "1912.09729", dict(clip_ratio_c=3.0)),
     "decoupled": Algorithm(
         "Decoupled PPO loss, TIS", "2110.00641", dict(rollout_is="truncate")
     ),
@@ -233,19 +251,7 @@ ALGORITHMS |= {
     "unbiased_kl": Algorithm(
         "GRPO with unbiased KL",
         "2512.02556",
-        dict(normalize_std=False, kl_coef=0.04, kl_estimator="k3", kl_unbiased=True),
-    ),
-    "ppo": Algorithm(
-        "PPO with a critic",
-        "1707.06347",
-        dict(
-            advantage="gae",
-            whiten=True,
-            gae_lambda=0.95,
-            kl_in_reward=0.01,
-            clip_high=0.2,
-            loss_agg_mode="token-mean",
-        ),
+        dict(normalize_std=False, kl_loss_coef=0.04, kl_loss_type="k3", kl_unbiased=True),
     ),
 }
 
@@ -261,7 +267,7 @@ def knobs(
 # %% ../../nbs/rl/07_algorithms.ipynb #040b757e
 def _runs_in(name: str, recipes: Mapping[str, RunConfig]) -> str:
     "Recipes that are this algorithm as they stand, or how to get it"
-    defaults = dict(AlgorithmConfig().flat("algorithm."))
+    defaults = dict(build_config(AlgorithmConfig, {}).flat("algorithm."))
     wanted = defaults | knobs(name)
     same = []
     for recipe, config in recipes.items():

@@ -41,7 +41,7 @@ def kl_estimate(
     Raises `NumericsError` naming the first token that is not finite."""
     if estimator not in get_args(KlEstimator):
         raise ConfigError(
-            f"kl_estimator is {estimator!r}", nearest(estimator, get_args(KlEstimator))
+            f"kl_loss_type is {estimator!r}", nearest(estimator, get_args(KlEstimator))
         )
     check_aligned(name, logp=logp_T, ref_logp=ref_logp_T)
     logp_T = upcast(logp_T)

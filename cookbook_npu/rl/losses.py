@@ -17,15 +17,19 @@ def _ratio(log_ratio: Tensor) -> Tensor:
 
 
 def _clipped_surrogate(
-    ratio_T: Tensor, adv_T: Tensor, clip_low: float, clip_high: float, clip_c: float | None
+    ratio_T: Tensor,
+    adv_T: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float | None,
 ) -> tuple[Tensor, Tensor]:
     "The pessimistic surrogate, and where a clip acts"
     unclipped_loss_T = -ratio_T * adv_T
-    clipped_loss_T = -ratio_T.clamp(1 - clip_low, 1 + clip_high) * adv_T
+    clipped_loss_T = -ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * adv_T
     loss_T = torch.maximum(unclipped_loss_T, clipped_loss_T)
     clipped_T = clipped_loss_T > unclipped_loss_T
-    if clip_c is not None:
-        bound_T = -clip_c * adv_T
+    if clip_ratio_c is not None:
+        bound_T = -clip_ratio_c * adv_T
         bounded_T = (adv_T < 0) & (loss_T > bound_T)
         loss_T = torch.where(bounded_T, bound_T, loss_T)
         clipped_T = clipped_T | bounded_T
@@ -36,15 +40,16 @@ def policy_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token
-    clip_low: float = 0.2,  # the ratio stops mattering below 1 - clip_low
-    clip_high: float = 0.28,  # and above 1 + clip_high
-    clip_c: float | None = None,  # dual clip: loss <= clip_c x |advantage|; none: no bound
+    clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
+    clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
+    clip_ratio_c: float
+    | None = None,  # dual clip: loss <= clip_ratio_c x |advantage|; none: no bound
     name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T))
-    return _clipped_surrogate(ratio_T, adv_T, clip_low, clip_high, clip_c)
+    return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
 
 # %% ../../nbs/rl/03_losses.ipynb #b6c0fc24
 def gspo_loss(
@@ -52,30 +57,30 @@ def gspo_loss(
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token, the same for all tokens of a sequence
     seqs: Sequences,  # which tokens are a sequence
-    clip_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_low
-    clip_high: float = 4e-4,  # and above 1 + clip_high
-    clip_c: float | None = None,  # dual clip, as for `policy_loss`
+    clip_ratio_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_ratio_low
+    clip_ratio_high: float = 4e-4,  # and above 1 + clip_ratio_high
+    clip_ratio_c: float | None = None,  # dual clip, as for `policy_loss`
     name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "Clipped surrogate with the length-normalised sequence ratio (arXiv 2507.18071)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_B = _ratio(seqs.mean(upcast(logp_T) - upcast(old_logp_T)))
     ratio_T = seqs.expand_to_tokens(ratio_B)
-    return _clipped_surrogate(ratio_T, adv_T, clip_low, clip_high, clip_c)
+    return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
 
 # %% ../../nbs/rl/03_losses.ipynb #028de603
 def cispo_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token
-    clip_low: float = 1.0,  # the weight is at least 1 - clip_low
-    clip_high: float = 4.0,  # and at most 1 + clip_high
+    clip_ratio_low: float = 1.0,  # the weight is at least 1 - clip_ratio_low
+    clip_ratio_high: float = 4.0,  # and at most 1 + clip_ratio_high
     name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: where the weight was clipped)
     "REINFORCE with a clipped importance weight (arXiv 2506.13585)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T)).detach()
-    weight_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    weight_T = ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     clipped_T = (weight_T != ratio_T).to(ratio_T.dtype)
     return -weight_T * adv_T * upcast(logp_T), clipped_T
 

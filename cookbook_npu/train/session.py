@@ -27,7 +27,7 @@ from .checkpointing import RunSaver, open_folder
 from .loop import Parts, bring_back, loop, update_weights
 from .warm_start import needs_warm_start, warm_folder
 from .workers import SHARE, start_workers
-from ..weights.transport import sweep
+from ..weights.transport import remove_stale_names
 
 # %% ../../nbs/train/10_session.ipynb #c20af7a7
 def device_name(
@@ -82,7 +82,7 @@ def session(
                 more=[view := live_view(config.num_steps)],
             )
         )
-        sweep()
+        remove_stale_names()
         cluster = stack.enter_context(start_cluster(config, folder))
         if isinstance(view, NotebookView):
             cluster.on_wait = lambda: view.say(cluster.status())
