@@ -517,7 +517,7 @@ class FaultConfig(Config):
     hang_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="a call of which no rank has shown a sign of work for so long hangs, s",
+        description="a call in which no rank has made progress for so long hangs, s",
     )
 
 # %% ../nbs/01_config.ipynb #da41c394

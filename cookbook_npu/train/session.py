@@ -181,7 +181,7 @@ class Run:
         return loop(self.parts)
 
     def status(self) -> list[str]:  # one line for each process
-        "What every role is doing, and since when it has shown no sign of work; from another thread while a step is under way"
+        "What every worker is doing and how long ago it made progress; from another thread while a step is under way"
         return self.parts.workers.cluster.status()
 
     def result(self) -> list[tuple[str, str | None]]:  # (what, value); None: not measured

@@ -165,7 +165,7 @@ def gate_ours(task: Task) -> dict[str, Any]:
     from cookbook_npu.train.loop import gather_rows, generate
 
     run = start_ours(task)
-    c, trainer = run.config, run.trainer.members[0]
+    c, trainer = run.config, run.trainer.workers[0]
     samples = generate(run, run.prompts.next_batch(PROMPTS), SAMPLES, 0)
     run.engines.call("sleep")
     run.trainer.call("wake")
