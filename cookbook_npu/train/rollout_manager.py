@@ -80,8 +80,8 @@ class RolloutManager:
         "Take prompts and sample until the step has its groups"
         config = self.state.config
         wanted = config.rollout.prompts_per_step
-        if config.algorithm.dynamic_attempts > 1:
-            policy = DynamicSampling(wanted, config.algorithm.dynamic_attempts)
+        if config.algorithm.dynamic_sampling_attempts > 1:
+            policy = DynamicSampling(wanted, config.algorithm.dynamic_sampling_attempts)
             return self._sample_dynamically(step, policy)
         prompts = self.state.prompts.next_batch(wanted)
         samples = self.generate(

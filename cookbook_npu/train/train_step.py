@@ -62,7 +62,7 @@ class TrainStep:
             samples,
             config.rollout.samples_per_prompt,
             config.algorithm,
-            config.global_batch,
+            config.global_batch_size,
             config.sampling.max_response_tokens,
         )
 

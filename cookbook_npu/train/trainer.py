@@ -78,7 +78,7 @@ class Trainer:
             self.optimizer = build_optimizer(
                 self.model,
                 config.optim,
-                config.num_steps * (config.rollout_batch // config.global_batch),
+                config.num_steps * (config.rollout_batch // config.global_batch_size),
             )
         self.reference = (
             HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None

@@ -179,12 +179,12 @@ def gate_ours(task: Task) -> dict[str, Any]:
     driver = start_ours(task)
     state = driver.state
     config = state.config
-    trainer = state.trainer.members[0]
+    trainer = state.trainer.workers[0]
     samples = driver.rollouts.generate(state.prompts.next_batch(PROMPTS), SAMPLES, step=0)
     driver.rollouts.sleep_engines()
     state.trainer.call("wake")
     batch = make_batch(
-        samples, SAMPLES, config.algorithm, config.global_batch, task["tokens"]
+        samples, SAMPLES, config.algorithm, config.global_batch_size, task["tokens"]
     )
     answers = state.trainer.call("logprobs", batch)
     batch.old_logprobs = merge_sequences(answers, len(batch))
