@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import AlgorithmConfig
 from ..data.sample import Sample
-from ..rl.algorithms import policy_terms, token_advantages
+from ..rl.algorithms import compute_policy_loss, compute_advantages
 from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
@@ -119,7 +119,7 @@ def advantage_rows(
         algorithm.overlong_buffer_share * max_tokens,
         algorithm.overlong_penalty,
     )
-    rows = token_advantages(
+    rows = compute_advantages(
         algorithm,
         rewards_B,
         [s.group_id for s in samples],
@@ -271,7 +271,9 @@ def objective(
     proximal_T = (
         c.rollout_logp_T if algorithm.old_logprob_source == "rollout" else c.old_logp_T
     )
-    pg_T, clipped_T = policy_terms(algorithm, logp_T, proximal_T, c.adv_T, c.seqs, c.name)
+    pg_T, clipped_T = compute_policy_loss(
+        algorithm, logp_T, proximal_T, c.adv_T, c.seqs, c.name
+    )
     if c.correction_T is not None:
         pg_T = pg_T * c.correction_T
     sampled_T = proximal_T if algorithm.kl_unbiased else None
