@@ -133,12 +133,12 @@ def check_folder(
     config: RunConfig,  # a run, with the name of its folder
 ) -> None:
     "Raise `RunLocked` or `ConfigError` when the run's folder is taken"
-    from cookbook_npu.runs.folder import lock
+    from cookbook_npu.runs.folder import lock_folder
 
     folder = _run_folder(config)
     if not folder.is_dir():
         return
-    os.close(lock(folder))
+    os.close(lock_folder(folder))
     if not config.output.resume:
         raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
 
