@@ -8,7 +8,7 @@ __all__ = ['PerSequence', 'TokenIds', 'Batch', 'loss_masks', 'compute_loss_weigh
 
 # %% ../../nbs/train/00_batch.ipynb #5aabd661
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from ..config import AlgorithmConfig
 from ..data.sample import Sample
 from ..errors import DataError
-from ..rl.algorithms import policy_terms, token_advantages
+from ..rl.algorithms import compute_advantages, compute_policy_loss
 from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
 from ..rl.loss_aggregation import token_weights, weighted_sum
-from ..rl.sequences import Sequences, sequences, token_names
+from ..rl.sequences import Sequences, TokenName, sequences, token_names
 
 # %% ../../nbs/train/00_batch.ipynb #589d1756
 PerSequence = list[np.ndarray]  # one array for each sequence
@@ -135,10 +135,10 @@ def batch_advantages(
     rewards_B += overlong_penalty(
         lengths_B,
         max_tokens,
-        algorithm.overlong_share * max_tokens,
+        algorithm.overlong_buffer_share * max_tokens,
         algorithm.overlong_penalty,
     )
-    advantages = token_advantages(
+    advantages = compute_advantages(
         algorithm,
         rewards_B,
         [s.group_id for s in samples],
@@ -153,7 +153,7 @@ def make_batch(
     samples: Sequence[Sample],  # graded samples; groups by group_id
     group_size: int,  # G, samples of a group
     algorithm: AlgorithmConfig,  # advantage and loss aggregation
-    global_batch: int,  # samples of one optimizer step
+    global_batch_size: int,  # samples of one optimizer step
     max_tokens: int,  # longest response, tokens
 ) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
     "Advantages (unless they need log-probs, see `complete_batch`) and loss weights of a rollout"
@@ -161,7 +161,9 @@ def make_batch(
     if not algorithm.kl_in_reward:
         advantages = batch_advantages(samples, group_size, algorithm, max_tokens)
     rows = list(range(len(samples)))
-    steps = [rows[i : i + global_batch] for i in range(0, len(rows), global_batch)]
+    steps = [
+        rows[i : i + global_batch_size] for i in range(0, len(rows), global_batch_size)
+    ]
     return Batch(
         tokens=[
             TokenIds(f"{s.group_id}/{s.index}", s.prompt_ids, s.response_ids)
@@ -260,7 +262,7 @@ class MicroBatch:
     ref_logp_T: Tensor | None  # reference log-probs
     rollout_is_weight_T: Tensor | None  # importance weights trainer / engine
     seqs: Sequences  # which tokens are a sequence
-    name: Callable[[int], str]  # token position -> sample and token, for messages
+    name: TokenName  # token position -> sample and token, for messages
 
 
 def make_micro_batch(
@@ -299,7 +301,7 @@ def compute_loss(
     m = micro_batch
     from_rollout = algorithm.old_logprob_source == "rollout"
     proximal_logp_T = m.rollout_logp_T if from_rollout else m.old_logp_T
-    pg_T, clipped_T = policy_terms(
+    pg_T, clipped_T = compute_policy_loss(
         algorithm, logp_T, proximal_logp_T, m.adv_T, m.seqs, m.name
     )
     if m.rollout_is_weight_T is not None:
@@ -316,13 +318,13 @@ def compute_loss(
         loss_T = loss_T - algorithm.entropy_coef * entropy_T
     if m.ref_logp_T is not None:
         sampled_T = proximal_logp_T if algorithm.kl_unbiased else None
-        kl_T = kl_estimate(logp_T, m.ref_logp_T, algorithm.kl_estimator, sampled_T, m.name)
+        kl_T = kl_estimate(logp_T, m.ref_logp_T, algorithm.kl_loss_type, sampled_T, m.name)
         metrics["kl_loss"] = kl_T
-        if algorithm.kl_coef:
-            loss_T = loss_T + algorithm.kl_coef * kl_T
-    elif algorithm.kl_coef:
+        if algorithm.kl_loss_coef:
+            loss_T = loss_T + algorithm.kl_loss_coef * kl_T
+    elif algorithm.kl_loss_coef:
         raise DataError(
-            f"algorithm.kl_coef is {algorithm.kl_coef} without reference log-probs",
+            f"algorithm.kl_loss_coef is {algorithm.kl_loss_coef} without reference log-probs",
             "Set algorithm.use_reference to true.",
         )
     sums = {

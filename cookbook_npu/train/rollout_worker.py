@@ -15,7 +15,7 @@ from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import accelerator
-from ..rollout.engine import Engine, Request
+from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.manifest import Manifest
 from ..weights.transport import read_buckets, tensor_handles
 
@@ -61,7 +61,7 @@ class EngineRole:
         sampling: SamplingConfig,  # how
     ) -> list[Sample]:  # one for each request, in their order
         "Sample a response to each request"
-        return self.engine.generate(requests, sampling)
+        return self.engine.generate(requests, SamplingParams.of(sampling))
 
     def update_weights(
         self,

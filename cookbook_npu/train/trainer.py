@@ -607,7 +607,7 @@ class Trainer:
         hf_path: str,  # Hugging Face folder with the first weights
     ) -> None:
         "Process groups, model, optimizer"
-        num_steps = config.num_steps * (config.rollout_batch // config.global_batch)
+        num_steps = config.num_steps * (config.rollout_batch // config.global_batch_size)
         init_parallel(config.parallel, config.seed)
         with self.offloader.building():
             self.model = load_model(hf_path, config.model, config.parallel)

@@ -247,36 +247,26 @@ def why_no_handles(
     return ""
 
 
-def _obstacles(
-    config: RunConfig,  # the run
-    acc: Accelerator,  # of a trainer process
-) -> dict[str, str]:  # backend -> why it cannot work here; "": it can. The fastest first
-    "What stands in the way of each transfer backend"
-    placement = config.placement
-    split = placement.mode == "split"
-    if split or config.trainer_devices < placement.devices:
-        no_handles = "a trainer rank and an engine do not share each device"
-    else:
-        no_handles = why_no_handles(acc)
-    no_broadcast = "" if split else "trainer and engines share devices"
-    return {"broadcast": no_broadcast, "ipc": no_handles, "shm": ""}
-
-
 def choose_transfer_backend(
     config: RunConfig,  # the run
     acc: Accelerator,  # of a trainer process
-) -> str:  # "shm", "ipc" or "broadcast"
+) -> str:  # "shm" or "ipc"
     "The transfer backend of this run; raises `ConfigError` when the one that was asked for cannot work"
     wanted = config.placement.transfer_backend
-    obstacles = _obstacles(config, acc)
-    if wanted == "auto":
-        return next(name for name, obstacle in obstacles.items() if not obstacle)
-    if obstacles[wanted]:
+    if wanted == "shm":
+        return "shm"
+    if config.trainer_devices < config.placement.devices:
+        obstacle = "a trainer rank and an engine do not share each device"
+    else:
+        obstacle = why_no_handles(acc)
+    if not obstacle:
+        return "ipc"
+    if wanted == "ipc":
         raise ConfigError(
-            f"placement.transfer_backend is {wanted!r}: {obstacles[wanted]}",
+            f"placement.transfer_backend is 'ipc': {obstacle}",
             "Set placement.transfer_backend to auto.",
         )
-    return wanted
+    return "shm"
 
 # %% ../../nbs/weights/02_transport.ipynb #5c337885
 DEVICE_RESERVE = 2**30  # bytes left free beside one more copy of the weights

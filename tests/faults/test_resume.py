@@ -117,6 +117,8 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
 def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    driver = Driver(configure(tmp_path, "run", resume=True, **{"algorithm.clip_high": 0.3}))
-    assert driver.end() != 0 and "algorithm.clip_high 0.28 -> 0.3" in driver.text()
+    driver = Driver(
+        configure(tmp_path, "run", resume=True, **{"algorithm.clip_ratio_high": 0.3})
+    )
+    assert driver.end() != 0 and "algorithm.clip_ratio_high 0.28 -> 0.3" in driver.text()
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

@@ -10,7 +10,7 @@ from places import HELPERS
 from cookbook_npu.cli import planned
 from cookbook_npu.plan.dimensions import PUBLISHED, of_tiny, per_rank, published
 from cookbook_npu.plan.memory import micro_batch, trainer_state, training
-from cookbook_npu.plan.plan import groups, plan_of
+from cookbook_npu.plan.plan import groups, make_plan
 from cookbook_npu.plan.roles import architecture
 from cookbook_npu.presets import PRESETS
 from cookbook_npu.testing.ranks import run_ranks
@@ -54,7 +54,7 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
 
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
 def test_every_910b_preset_fits(recipe):
-    plan = plan_of(planned(recipe, "910b", {}))
+    plan = make_plan(planned(recipe, "910b", {}))
     assert plan.model.name in PUBLISHED and all(
         p.nbytes <= plan.capacity for p in plan.phases
     )
