@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..config import SamplingConfig
 from ..data.sample import Sample
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
@@ -24,6 +23,7 @@ from ..npu.device import accelerator
 from cookbook_npu.rollout.engine import (
     EngineBase,
     Request,
+    SamplingParams,
     choose,
     token_logprobs,
     uniforms,
@@ -275,7 +275,7 @@ class TransformersEngine(EngineBase):
         return cache
 
     @torch.inference_mode()
-    def _generate(self, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
+    def _generate(self, requests: list[Request], sampling: SamplingParams) -> list[Sample]:
         samples: list[Sample | None] = [None] * len(requests)
         for batch in plan_batches(
             [len(r.prompt_ids) for r in requests], self.batch_size, self.mixed
@@ -308,7 +308,7 @@ class TransformersEngine(EngineBase):
         cache.reorder_cache(which_B)
         return logits_PV[which_B], pads_P[which_B], cache
 
-    def _decode(self, rows: Rows, sampling: SamplingConfig) -> bool:  # False: aborted
+    def _decode(self, rows: Rows, sampling: SamplingParams) -> bool:  # False: aborted
         "Sample until every row has stopped or the limit is reached"
         logits_BV, pads_B, cache = self._prefill(rows.requests)
         width, limit, padded = (

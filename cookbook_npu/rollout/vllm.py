@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..config import SamplingConfig, WeightUpdateMethod
+from ..config import WeightUpdateMethod
 from ..data.sample import Sample
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
@@ -39,7 +39,7 @@ from cookbook_npu.npu.shims.vllm_ascend import (
     updater,
     weight_paths,
 )
-from .engine import EngineBase, Request
+from .engine import EngineBase, Request, SamplingParams
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
@@ -345,13 +345,13 @@ class VllmEngine(EngineBase):
         self.way = choose_weight_update_method(self.ways, self.weight_update_method)
 
     def _params(
-        self, request: Request, sampling: SamplingConfig
+        self, request: Request, sampling: SamplingParams
     ) -> Any:  # vllm.SamplingParams
-        from vllm import SamplingParams
+        import vllm
         from vllm.sampling_params import RequestOutputKind
 
         greedy = sampling.temperature == 0
-        return SamplingParams(
+        return vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
             top_k=-1 if greedy else sampling.top_k,
@@ -363,7 +363,7 @@ class VllmEngine(EngineBase):
             output_kind=RequestOutputKind.DELTA,
         )
 
-    def _generate(self, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
+    def _generate(self, requests: list[Request], sampling: SamplingParams) -> list[Sample]:
         made = {str(self._count + i): Response() for i in range(len(requests))}
         self._count += len(requests)
         for key, request in zip(made, requests):

@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import SamplingConfig
 from ..data.sample import Sample
 from ..errors import CookbookError, EngineError, WeightUpdateError
-from ..rollout.engine import Engine, Request, derive_seed
+from ..rollout.engine import Engine, Request, SamplingParams, derive_seed
 from ..rollout.transformers import model_class
 from ..weights.checksum import checksum
 
@@ -126,9 +125,9 @@ class Case:
             for i in range(3)
         ]
 
-    def sampling(self, **changes: Any) -> SamplingConfig:
+    def sampling(self, **changes: Any) -> SamplingParams:
         "Temperature 0.8, short responses"
-        return SamplingConfig(
+        return SamplingParams(
             **{"temperature": 0.8, "max_response_tokens": self.limit} | changes
         )
 

@@ -43,13 +43,13 @@ from cookbook_npu.train.offload import (
     make_offloader,
     memory_table,
 )
+from ..weights.manifest import Manifest
 from cookbook_npu.weights.transport import (
-    Manifest,
     SharedMemory,
     count_failing_ranks,
     make_transport,
     raise_on_all_ranks,
-    write,
+    write_buckets,
 )
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Trainer:
             self.optimizer = build_optimizer(
                 self.model,
                 config.optim,
-                config.num_steps * (config.rollout_batch // config.global_batch),
+                config.num_steps * (config.rollout_batch // config.global_batch_size),
             )
         self.reference = (
             HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
@@ -410,13 +410,13 @@ class Trainer:
         "Write all weights, under their Hugging Face names, for the engines to read; raises `WeightUpdateError` on every rank when one cannot"
         self._whole(self._check_publish, bool)
         place = self.config.placement
-        manifest = write(
+        manifest = write_buckets(
             version,
             export_weights(self.model),
             place.bucket_bytes,
             self.transport,
             place.verify_every,
-            agree=lambda error: raise_on_all_ranks(error, self.device),
+            raise_error=lambda error: raise_on_all_ranks(error, self.device),
         )
         return manifest if self.transport else None
 

@@ -36,7 +36,7 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
     faults = "rollout0/generate#3/die; rollout1/generate#5/stall; trainer/1/train#4/lost:0"
     driver, folder = disturbed(tmp_path, faults, **{"faults.hang_timeout_s": 30})
     assert driver.end() == 0, driver.text()
-    roles = {line.split(":")[0] for line in driver.pids["signs"]}
+    roles = {line.split(":")[0] for line in driver.pids["status"]}
     assert roles == {
         "trainer rank 0",
         "trainer rank 1",
@@ -46,7 +46,7 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
     failures, restarts = events(folder, "failure"), events(folder, "restart")
     told = [
         "rollout0 rank 0 of 1: generate(): the process died",
-        "rollout1 rank 0 of 1: generate() shows no sign of work for 30 s",
+        "rollout1 rank 0 of 1: generate() made no progress for 30 s",
         "npu:0 is lost",
     ]
     assert all(
@@ -95,7 +95,7 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     driver, folder = disturbed(tmp_path, "trainer/1/train#2/hang:all_reduce", **settings)
     assert driver.end() != 0
     assert (
-        "trainer rank 0 of 2: train() shows no sign of work for 30 s (late ranks: 0, 1)"
+        "trainer rank 0 of 2: train() made no progress for 30 s (late ranks: 0, 1)"
         in driver.text()
     ), driver.text()
     assert (

@@ -35,7 +35,7 @@ def in_save(folder: Path, driver: Driver, chance: random.Random) -> None:
 def in_publish(folder: Path, driver: Driver, chance: random.Random) -> None:
     "While the new weights lie in shared memory, after the first step"
     wait_for(lambda: (folder / "checkpoints" / "step_000001").exists(), driver)
-    buckets = f"cookbook_npu_publish_{driver.pids['trainer'][0]}_*"
+    buckets = f"cookbook_npu_weights_{driver.pids['trainer'][0]}_*"
     wait_for(lambda: any(Path("/dev/shm").glob(buckets)), driver)
 
 
@@ -117,6 +117,8 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
 def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    driver = Driver(configure(tmp_path, "run", resume=True, **{"algorithm.clip_high": 0.3}))
-    assert driver.end() != 0 and "algorithm.clip_high 0.28 -> 0.3" in driver.text()
+    driver = Driver(
+        configure(tmp_path, "run", resume=True, **{"algorithm.clip_ratio_high": 0.3})
+    )
+    assert driver.end() != 0 and "algorithm.clip_ratio_high 0.28 -> 0.3" in driver.text()
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

@@ -118,7 +118,11 @@ def learn(rank, world_size, config, hf_path, between=None, folder=None):
 
     trainer, n = Trainer(rank, world_size, config, hf_path), config.rollout_batch
     batch = make_batch(
-        [sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116
+        [sample(i) for i in range(n)],
+        2,
+        config.algorithm,
+        global_batch_size=n,
+        max_tokens=116,
     )
     rows = []
     for step in range(3):

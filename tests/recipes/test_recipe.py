@@ -169,9 +169,9 @@ def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
 
 MISTAKES = [
     (["-p", "learning_rat", "1e-3"], "Did you mean 'learning_rate'?"),
-    (["-p", "overrides", '{"max_stalenes": 1}'], "Did you mean 'max_staleness'?"),
+    (["-p", "overrides", '{"samples_per_promt": 4}'], "Did you mean 'samples_per_prompt'?"),
     (["-p", "prompts_per_step", "-4"], "rollout.prompts_per_step is -4"),
-    (["-p", "overrides", '{"train.global_batch": 100}'], "does not divide"),
+    (["-p", "overrides", '{"train.global_batch_size": 100}'], "does not divide"),
     (["-p", "prompt_data", "/no/such.jsonl"], "/no/such.jsonl does not exist"),
     (["-p", "overrides", '{"parallel.tensor": 4}'], "but the trainer has 2 devices"),
     (["-p", "scale", "910b"], "model is not given at scale 910b"),

@@ -98,7 +98,7 @@ def test_members_share_devices_until_they_are_full(cluster):
                 match=r"greedy rank 0 of 1: start\(\) did not return within 2 s",
             ):
                 RayWorkerGroup.create("greedy", ROLE, cluster, bundles=[0], timeout=2)
-    assert cluster.groups == []
+    assert cluster.worker_groups == []
 
 
 def test_ranks_meet(cluster):
@@ -145,7 +145,7 @@ def test_nothing_half_made_remains(cluster):
         RayWorkerGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=120)
     with pytest.raises(ConfigError, match="has no class 'Prob'. Did you mean 'Probe'"):
         RayWorkerGroup.create("probe", ROLE[:-1], cluster, timeout=120)
-    assert cluster.groups == []
+    assert cluster.worker_groups == []
     assert members() <= before
 
 

@@ -97,7 +97,8 @@ def publish_by_handles(case) -> None:
     from cookbook_npu.npu.shims.vllm_ascend import NATIVE
     from cookbook_npu.testing.conformance import require, tokens, weights_of
     from cookbook_npu.weights.checksum import checksum
-    from cookbook_npu.weights.transport import entry_handle, pack
+    from cookbook_npu.weights.manifest import pack_bucket
+    from cookbook_npu.weights.transport import entry_handle
 
     def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):
         return blocks[handle].view(dtype).as_strided(size, stride, offset)
@@ -107,7 +108,7 @@ def publish_by_handles(case) -> None:
     blocks = [
         torch.zeros(sum(t.nbytes + 64 for t in new.values()) // 64 * 64, dtype=torch.uint8)
     ]
-    entries = pack(list(new.items()), 0, blocks[0], 1, 1, 0)
+    entries = pack_bucket(list(new.items()), 0, blocks[0], 1, 1, 0)
     bucket = (
         torch.Tensor,
         blocks[0].shape,

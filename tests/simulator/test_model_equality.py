@@ -206,20 +206,26 @@ def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
     "All ranks join every bucket, rank 0 writes; the first time it fails half-way, and every rank must hear of it"
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.model.megatron import export_weights
-    from cookbook_npu.weights.transport import SharedMemory, raise_on_all_ranks, read, write
+    from cookbook_npu.weights.transport import (
+        SharedMemory,
+        raise_on_all_ranks,
+        read_buckets,
+        write_buckets,
+    )
 
     class Full(SharedMemory):
         "The third bucket finds no memory"
 
-        def block(self, index, nbytes):
+        def allocate(self, index, nbytes):
             if index == 2:
                 raise OSError(28, "No space left on device")
-            return super().block(index, nbytes)
+            return super().allocate(index, nbytes)
 
     def attempt(kind):
         memory = kind() if model.layout.rank == 0 else None
-        agree = functools.partial(raise_on_all_ranks, device=model.layout.device)
-        return write(1, export_weights(model), 2**14, memory, agree=agree), memory
+        raise_error = functools.partial(raise_on_all_ranks, device=model.layout.device)
+        named = export_weights(model)
+        return write_buckets(1, named, 2**14, memory, raise_error=raise_error), memory
 
     try:
         attempt(Full)
@@ -229,7 +235,7 @@ def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
     manifest, memory = attempt(SharedMemory)
     if memory is None:
         return {"heard": heard}
-    arrived = {n: t.clone() for n, t in read(manifest)}
+    arrived = {n: t.clone() for n, t in read_buckets(manifest)}
     memory.release()
     wrong = [
         n

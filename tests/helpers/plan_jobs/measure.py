@@ -49,7 +49,11 @@ def measure(rank, world_size, hf_path, overrides):
     trainer = Trainer(rank, world_size, config, hf_path)
     n = config.rollout_batch
     batch = make_batch(
-        [sample(i) for i in range(n)], 2, config.algorithm, global_batch=n, max_tokens=116
+        [sample(i) for i in range(n)],
+        2,
+        config.algorithm,
+        global_batch_size=n,
+        max_tokens=116,
     )
     scores = [np.full(116, -5.0, dtype=np.float32)] * n
     batch = replace(batch, old_logprobs=scores, ref_logprobs=scores)
