@@ -3509,8 +3509,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                             'cookbook_npu/runs/folder.py'),
                                           'cookbook_npu.runs.folder.RunFolder.__exit__': ( 'runs/folder.html#runfolder.__exit__',
                                                                                            'cookbook_npu/runs/folder.py'),
-                                          'cookbook_npu.runs.folder.RunFolder.__init__': ( 'runs/folder.html#runfolder.__init__',
-                                                                                           'cookbook_npu/runs/folder.py'),
                                           'cookbook_npu.runs.folder.RunFolder._check_writable': ( 'runs/folder.html#runfolder._check_writable',
                                                                                                   'cookbook_npu/runs/folder.py'),
                                           'cookbook_npu.runs.folder.RunFolder._fill': ( 'runs/folder.html#runfolder._fill',

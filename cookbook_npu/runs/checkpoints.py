@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, MissingError, StorageError
+from ..errors import DataError, MissingError
 from .folder import fsync_path, storage_errors, write_json
 
 # %% ../../nbs/runs/05_checkpoints.ipynb #782084cc
@@ -51,9 +51,7 @@ class Checkpoint:
 
     path: Path  # its folder
     step: int  # steps done when it was taken
-    driver_state: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the driver goes on with
+    driver_state: dict[str, Any] = field(default_factory=dict)  # to resume from
     files: dict[str, list[int]] = field(default_factory=dict)  # name -> [size, CRC-32]
 
     def check(self) -> None:

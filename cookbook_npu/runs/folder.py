@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -312,16 +313,12 @@ def _rename_to_free(staged: Path, root: Path, name: str, exact: bool) -> Path:
     )
 
 # %% ../../nbs/runs/00_folder.ipynb #e9e84b19
+@dataclass(eq=False)
 class RunFolder:
     "The folder of one run; hold it open for writing from one process only"
 
-    def __init__(
-        self,
-        path: Path,  # the folder
-        lock_fd: int | None = None,  # descriptor of its lock, when this process writes
-    ):
-        self.path = path
-        self.lock_fd = lock_fd
+    path: Path  # the folder
+    lock_fd: int | None = field(default=None, repr=False)  # of its lock, when writing
 
     @classmethod
     def create(

@@ -511,7 +511,7 @@ def go_on(
     | None,  # where the run folder was rewound to; none: the beginning
 ) -> None:
     "Put trainer and driver where they were; the publish that follows brings the engines along"
-    facts = checkpoint.facts if checkpoint else {"prompts": run.origin, "version": -1}
+    facts = checkpoint.driver_state if checkpoint else {"prompts": run.origin, "version": -1}
     if checkpoint:
         run.trainer.call("load_state", str(checkpoint.path / "state"))
     run.prompts.load_state(facts["prompts"])
