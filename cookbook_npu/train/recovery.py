@@ -17,7 +17,7 @@ from cookbook_npu.train.checkpointing import (
     CheckpointManager,
     DriverState,
     newest_checkpoint,
-    truncate,
+    truncate_run,
 )
 from .weight_sync import WeightSync
 
@@ -101,7 +101,7 @@ class Recovery:
         engines = state.workers.restart_lost_engines()
         state.workers.restart_trainer()
         checkpoint = newest_checkpoint(state.folder)
-        truncate(state.folder, checkpoint)
+        truncate_run(state.folder, checkpoint)
         seconds = self.resume(checkpoint)
         state.folder.event(
             "restart",

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..data.sample import Sample
 from ..errors import NumericsError
-from .batch import Batch, finish, make_batch
+from .batch import Batch, complete_batch, make_batch
 from .checkpointing import DriverState
 
 # %% ../../nbs/train/06_train_step.ipynb #c86608e7
@@ -79,7 +79,7 @@ class TrainStep:
                 batch.ref_logprobs = self._logprobs(batch, "reference")
         with span("logprobs"):
             batch.old_logprobs = self._logprobs(batch, "actor")
-        mismatch = self._finish(batch, samples)
+        mismatch = self._complete(batch, samples)
         with span("actor_train"):
             metrics = sum_over_ranks(self.state.trainer.call("train", batch))
         skipped = metrics.get("skipped_steps", 0.0)
@@ -92,10 +92,10 @@ class TrainStep:
         answers = self.state.trainer.call("logprobs", batch, policy)
         return merge_sequences(answers, len(batch))
 
-    def _finish(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
+    def _complete(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
         "What the batch needs log-probs for, and how far engine and trainer are apart"
         config = self.state.config
-        return finish(
+        return complete_batch(
             batch,
             samples,
             config.rollout.samples_per_prompt,
