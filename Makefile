@@ -45,12 +45,12 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe end to end
 	$(BIN)/python tests/drift.py
 	$(BIN)/ruff check tests
-	$(BIN)/python tests/npu_wheel/build.py
+	$(BIN)/python tests/helpers/npu_wheel/build.py
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
-	$(BIN)/python tests/npu_wheel/build.py
-	$(BIN)/python -m pytest tests/npu_wheel tests/test_api_inventory.py
+	$(BIN)/python tests/helpers/npu_wheel/build.py
+	$(BIN)/python -m pytest tests/wheel tests/upstream/test_api_inventory.py
 
 quick: $(VENV)/.test ## the tests that take seconds
 	$(BIN)/python tests/drift.py

@@ -9,7 +9,7 @@ __all__ = ['PARAMETERS', 'REFERENCES', 'PRESETS', 'qwen3_4b_colocate', 'preset']
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .config import RunConfig, Scale, build, override
+from .config import RunConfig, Scale, build_config, override
 from .errors import ConfigError, nearest
 
 # %% ../nbs/02_presets.ipynb #a4a90529
@@ -171,7 +171,7 @@ def qwen3_4b_colocate(
     else:
         sections = _merge(_TINY_ARITHMETIC, sections)
     return _resolve(
-        build(RunConfig, dict(recipe="qwen3_4b_colocate", scale=scale, **sections)),
+        build_config(RunConfig, dict(recipe="qwen3_4b_colocate", scale=scale, **sections)),
         given,
         overrides or {},
     )

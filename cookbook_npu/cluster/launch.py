@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .environment import OF_THE_MACHINE, without_colour, worker_env
+from .environment import MACHINE_VARIABLES, strip_colours, worker_env
 from .ray_cluster import LOOPBACK, ensure_token, session_folder
 from ..errors import ConfigError, MissingError, RoleError, RoleTimeout, nearest
 from ..npu.device import NPU, free_port
@@ -288,7 +288,7 @@ def submit_command(
     chosen = {
         k: v
         for k, v in environ.items()
-        if any(fnmatchcase(k, name) for name in SUBMITTED) and k not in OF_THE_MACHINE
+        if any(fnmatchcase(k, name) for name in SUBMITTED) and k not in MACHINE_VARIABLES
     }
     env = json.dumps({"env_vars": chosen})
     return _ray(
@@ -336,7 +336,7 @@ def ask_server(
 ) -> str:  # what it printed
     "Run a command of Ray's job server; raises `RoleError` with its last error"
     done = subprocess.run(list(words), capture_output=True, text=True, env=_server_env())
-    said = without_colour(done.stdout + done.stderr).strip()
+    said = strip_colours(done.stdout + done.stderr).strip()
     if done.returncode == 0:
         return said
     lines = said.splitlines() or ["it said nothing"]
@@ -545,7 +545,7 @@ def launch(
     own = {
         k: v
         for k, v in (os.environ if environ is None else environ).items()
-        if k in OF_THE_MACHINE
+        if k in MACHINE_VARIABLES
     }
     env = worker_env(
         RAY_ENV | family_env(record["node"]["host"]) | own | {"PYTHONUNBUFFERED": "1"},
@@ -605,7 +605,7 @@ def follow(
             text=True,
             env=_server_env(),
         ) as reader:
-            yield from map(without_colour, reader.stdout)
+            yield from map(strip_colours, reader.stdout)
         return
     with open(job.log, errors="replace") as log:
         while True:

@@ -85,7 +85,8 @@ def check_sample(
         )
     if not set(sample.loss_mask) <= {0, 1}:
         raise DataError(
-            f"{name}: loss_mask holds more than 0 and 1", "Weights belong to the reducer."
+            f"{name}: loss_mask holds more than 0 and 1",
+            "Weights belong to the loss aggregation.",
         )
 
 # %% ../../nbs/data/00_sample.ipynb #007693e6

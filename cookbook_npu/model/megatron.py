@@ -51,12 +51,6 @@ def check_parallel(
     world_size: int,  # trainer processes
 ) -> int:  # DP, copies of the model
     "The data-parallel size; raises `ConfigError` for a layout that cannot be"
-    for name in ("pipeline", "context"):
-        if (size := getattr(parallel, name)) > 1:
-            raise ConfigError(
-                f"parallel.{name} is {size}",
-                f"This version trains with parallel.{name} 1; raise parallel.tensor instead.",
-            )
     if world_size % parallel.tensor:
         raise ConfigError(
             f"parallel.tensor is {parallel.tensor}, the trainer has {world_size} processes",

@@ -47,11 +47,11 @@ def trainer_state(
 ) -> list[Component]:  # held while the trainer is awake
     "Weights, gradients and optimizer state of one rank"
     p, w = (
-        per_rank(d, config.parallel.tensor, config.parallel.pipeline),
+        per_rank(d, config.parallel.tensor),
         WIDTH[config.model.dtype],
     )
     adam = (8 if w == 4 else 12) * p // config.data_parallel
-    model = ("parallel.tensor", "parallel.pipeline")
+    model = ("parallel.tensor",)
     return [
         Component("weights", w * p, model),
         Component("gradients", 4 * p, model),
@@ -83,7 +83,7 @@ def micro_batch(
 ]:  # tokens of the largest micro-batch of a rank, response tokens among them
     "T and R: the token budget, one sequence of full length, or all there is, whichever applies"
     prompt, response = config.data.max_prompt_tokens, config.sampling.max_response_tokens
-    everything = config.global_batch // config.data_parallel * (prompt + response)
+    everything = config.global_batch_size // config.data_parallel * (prompt + response)
     tokens = max(prompt + response, min(config.train.micro_batch_tokens, everything))
     return tokens, max(response, tokens * response // (prompt + response))
 

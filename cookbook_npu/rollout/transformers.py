@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..config import SamplingConfig
 from ..data.sample import FinishReason, Sample
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
@@ -24,6 +23,7 @@ from ..npu.device import accelerator
 from cookbook_npu.rollout.engine import (
     Engine,
     Request,
+    SamplingParams,
     sample_tokens,
     token_logprobs,
     uniforms,
@@ -192,7 +192,7 @@ class BatchDecoder:
         net: Any,  # transformers model
         device: torch.device,  # where it is
         responses: BatchResponses,  # what to sample
-        sampling: SamplingConfig,  # how
+        sampling: SamplingParams,  # how
         end_tokens: frozenset[int],  # tokens that end a response
     ):
         self.net = net
@@ -451,7 +451,7 @@ class TransformersEngine(Engine):
         return net.to(self.device).eval().requires_grad_(False)
 
     @torch.inference_mode()
-    def _generate(self, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
+    def _generate(self, requests: list[Request], sampling: SamplingParams) -> list[Sample]:
         samples: dict[int, Sample] = {}
         lengths = [len(r.prompt_ids) for r in requests]
         for batch in plan_batches(lengths, self.batch_size, self.mixed_lengths):
@@ -470,7 +470,7 @@ class TransformersEngine(Engine):
                 )
         return [samples[i] for i in range(len(requests))]
 
-    def _decode(self, responses: BatchResponses, sampling: SamplingConfig) -> bool:
+    def _decode(self, responses: BatchResponses, sampling: SamplingParams) -> bool:
         "Sample a batch to its end; False when it was aborted"
         decoder = BatchDecoder(self.net, self.device, responses, sampling, self.end_tokens)
         while not decoder.done:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..config import SamplingConfig, WeightUpdateMethod
+from ..config import WeightUpdateMethod
 from ..data.sample import FinishReason, Sample
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
@@ -40,7 +40,7 @@ from cookbook_npu.npu.shims.vllm_ascend import (
     updater,
     weight_paths,
 )
-from .engine import Engine, Request
+from .engine import Engine, Request, SamplingParams
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
@@ -499,7 +499,7 @@ class RequestBatch:
         self,
         llm_engine: Any,  # vllm.LLMEngine
         requests: Sequence[Request],  # what to sample
-        sampling: SamplingConfig,  # how
+        sampling: SamplingParams,  # how
         stop_token_ids: Sequence[int],  # end tokens beyond the model's own
         first_id: int,  # vLLM's number of the first request; never used twice
     ):
@@ -535,13 +535,13 @@ class RequestBatch:
 
 
 def _sampling_params(
-    request: Request, sampling: SamplingConfig, stop_token_ids: Sequence[int]
+    request: Request, sampling: SamplingParams, stop_token_ids: Sequence[int]
 ) -> Any:  # vllm.SamplingParams
-    from vllm import SamplingParams
+    import vllm
     from vllm.sampling_params import RequestOutputKind
 
     greedy = sampling.temperature == 0
-    return SamplingParams(
+    return vllm.SamplingParams(
         temperature=sampling.temperature,
         top_p=1.0 if greedy else sampling.top_p,
         top_k=-1 if greedy else sampling.top_k,
@@ -654,7 +654,7 @@ class VllmEngine(Engine):
         self.can_sleep = not on_cpu and current_platform.is_sleep_mode_available()
         return LLM, EngineArgs
 
-    def _generate(self, requests: list[Request], sampling: SamplingConfig) -> list[Sample]:
+    def _generate(self, requests: list[Request], sampling: SamplingParams) -> list[Sample]:
         batch = RequestBatch(
             self.llm.llm_engine, requests, sampling, self.stop_token_ids, self._next_id
         )

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import SamplingConfig
 from ..data.sample import Sample
 from ..errors import CookbookError, EngineError, WeightUpdateError
-from ..rollout.engine import Engine, Request, derive_seed
+from ..rollout.engine import Engine, Request, SamplingParams, derive_seed
 from ..rollout.transformers import model_class
 from ..weights.checksum import checksum
 
@@ -125,16 +124,16 @@ class Case:
 
     def sampling(
         self,
-        **changes: Any,  # fields of SamplingConfig
-    ) -> SamplingConfig:
+        **changes: Any,  # fields of SamplingParams
+    ) -> SamplingParams:
         "Temperature 0.8, short responses"
-        return SamplingConfig(
+        return SamplingParams(
             **{"temperature": 0.8, "max_response_tokens": self.limit} | changes
         )
 
     def ask(
         self,
-        **changes: Any,  # fields of SamplingConfig
+        **changes: Any,  # fields of SamplingParams
     ) -> list[Sample]:
         "The responses to all requests"
         return self.engine.generate(self.requests, self.sampling(**changes))

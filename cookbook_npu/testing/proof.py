@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from ..errors import ShimError
-from ..npu.shims import registry
+from ..npu.shims.registry import registry
 from .ranks import run_ranks
 
 # %% ../../nbs/testing/02_proof.ipynb #7eb06f06

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import AlgorithmConfig
 from ..data.sample import Sample
-from ..rl.algorithms import policy_terms, token_advantages
+from ..rl.algorithms import compute_policy_loss, compute_advantages
 from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
@@ -82,8 +82,8 @@ def loss_masks(
 def step_weights(
     samples: Sequence[Sample],  # the whole rollout
     steps: list[list[int]],  # rows of each optimizer step
-    algorithm: AlgorithmConfig,  # reducer and mask
-    max_tokens: int,  # longest response, the constant of fixed_sum, tokens
+    algorithm: AlgorithmConfig,  # loss aggregation and mask
+    max_tokens: int,  # longest response, the constant of seq-mean-token-sum-norm, tokens
 ) -> Rows:  # weight of each response token
     "Weights of every token, normalised over its optimizer step"
     weights, masks = (
@@ -93,7 +93,7 @@ def step_weights(
     for rows in steps:
         of_step = token_weights(
             [masks[i] for i in rows],
-            algorithm.reducer,
+            algorithm.loss_agg_mode,
             max_tokens,
             [samples[i].group_id for i in rows],
         )
@@ -116,10 +116,10 @@ def advantage_rows(
     rewards_B += overlong_penalty(
         lengths_B,
         max_tokens,
-        algorithm.overlong_share * max_tokens,
+        algorithm.overlong_buffer_share * max_tokens,
         algorithm.overlong_penalty,
     )
-    rows = token_advantages(
+    rows = compute_advantages(
         algorithm,
         rewards_B,
         [s.group_id for s in samples],
@@ -133,8 +133,8 @@ def advantage_rows(
 def make_batch(
     samples: Sequence[Sample],  # graded samples; groups by group_id
     group_size: int,  # G, samples of a group
-    algorithm: AlgorithmConfig,  # advantage and reducer
-    global_batch: int,  # samples of one optimizer step
+    algorithm: AlgorithmConfig,  # advantage and loss aggregation
+    global_batch_size: int,  # samples of one optimizer step
     max_tokens: int,  # longest response, tokens
 ) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
     "Advantages (unless they need log-probs, see `finish`) and weights of a rollout"
@@ -144,8 +144,8 @@ def make_batch(
         else advantage_rows(samples, group_size, algorithm, max_tokens)
     )
     steps = [
-        list(range(i, min(i + global_batch, len(samples))))
-        for i in range(0, len(samples), global_batch)
+        list(range(i, min(i + global_batch_size, len(samples))))
+        for i in range(0, len(samples), global_batch_size)
     ]
     return Batch(
         tokens=[
@@ -271,20 +271,22 @@ def objective(
     proximal_T = (
         c.rollout_logp_T if algorithm.old_logprob_source == "rollout" else c.old_logp_T
     )
-    pg_T, clipped_T = policy_terms(algorithm, logp_T, proximal_T, c.adv_T, c.seqs, c.name)
+    pg_T, clipped_T = compute_policy_loss(
+        algorithm, logp_T, proximal_T, c.adv_T, c.seqs, c.name
+    )
     if c.correction_T is not None:
         pg_T = pg_T * c.correction_T
     sampled_T = proximal_T if algorithm.kl_unbiased else None
     kl_T = (
         None
         if c.ref_logp_T is None
-        else kl_estimate(logp_T, c.ref_logp_T, algorithm.kl_estimator, sampled_T, c.name)
+        else kl_estimate(logp_T, c.ref_logp_T, algorithm.kl_loss_type, sampled_T, c.name)
     )
     loss_T = pg_T
     if algorithm.entropy_coef:
         loss_T = loss_T - algorithm.entropy_coef * entropy_T
-    if algorithm.kl_coef:
-        loss_T = loss_T + algorithm.kl_coef * kl_T
+    if algorithm.kl_loss_coef:
+        loss_T = loss_T + algorithm.kl_loss_coef * kl_T
     parts = {
         "pg_loss": pg_T,
         "pg_clipfrac": clipped_T,

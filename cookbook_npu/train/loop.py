@@ -33,7 +33,7 @@ from .batch import Batch, finish, make_batch, rollout_metrics
 from .checkpointing import RunSaver, due, rewind
 from .rollout_worker import Engines
 from .workers import Workers
-from ..weights.transport import Manifest, merge
+from ..weights.manifest import Manifest, merge_manifests
 
 # %% ../../nbs/train/08_loop.ipynb #2bf3829a
 @dataclass
@@ -102,7 +102,7 @@ def update_weights(
     "Move the trainer's weights to the engines and swap who is awake; raises `WeightUpdateError` when an engine holds anything else"
     span = run.tracker.span
     with span("update_weights"):
-        manifest = merge(run.trainer.call("write_weights", version))
+        manifest = merge_manifests(run.trainer.call("write_weights", version))
     with span("sleep"):
         memory = run.trainer.call("sleep")[0]
     try:
@@ -257,7 +257,7 @@ def roll_out(
     wanted, size, attempts = (
         c.rollout.prompts_per_step,
         c.rollout.samples_per_prompt,
-        c.algorithm.dynamic_attempts,
+        c.algorithm.dynamic_sampling_attempts,
     )
     if attempts == 1:
         asked = run.prompts.next_batch(wanted)
@@ -375,7 +375,7 @@ def prepare(
         samples,
         c.rollout.samples_per_prompt,
         c.algorithm,
-        c.global_batch,
+        c.global_batch_size,
         c.sampling.max_response_tokens,
     )
     waking.result()

@@ -15,8 +15,9 @@ from ..config import RunConfig, SamplingConfig
 from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import accelerator
-from ..rollout.engine import Engine, Request
-from ..weights.transport import Manifest, handles, read
+from ..rollout.engine import Engine, Request, SamplingParams
+from ..weights.manifest import Manifest
+from ..weights.transport import read_buckets, tensor_handles
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #36ad3349
 def make_engine(
@@ -60,7 +61,7 @@ class EngineRole:
         sampling: SamplingConfig,  # how
     ) -> list[Sample]:  # one for each request, in their order
         "Sample a response to each request"
-        return self.engine.generate(requests, sampling)
+        return self.engine.generate(requests, SamplingParams.of(sampling))
 
     def update_weights(
         self,
@@ -69,7 +70,10 @@ class EngineRole:
         "Load published weights and compare; raises `WeightUpdateError` when the engine holds anything else, and it serves nothing until a publish succeeds"
         acc = accelerator()
         self.engine.update_weights(
-            manifest.version, read(manifest, acc), manifest.expected, handles(manifest, acc)
+            manifest.version,
+            read_buckets(manifest, acc),
+            manifest.expected,
+            tensor_handles(manifest, acc),
         )
         return len(manifest.expected)
 

@@ -19,6 +19,7 @@ from ..data.prompts import PromptDataset, eval_prompts, load_prompts
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..npu.device import CUDA, NPU
+from ..plan.preflight import check_machine
 from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, live_view
 from ..runs.metrics import Tracker
@@ -27,7 +28,7 @@ from .checkpointing import RunSaver, open_folder
 from .loop import Parts, bring_back, loop, update_weights
 from .warm_start import needs_warm_start, warm_folder
 from .workers import SHARE, start_workers
-from ..weights.transport import sweep
+from ..weights.transport import remove_stale_names
 
 # %% ../../nbs/train/10_session.ipynb #c20af7a7
 def device_name(
@@ -70,6 +71,7 @@ def session(
     config: RunConfig,  # the run
 ) -> Iterator["Run"]:  # started: engines awake with the first weights, trainer asleep
     "Start everything a run needs; stop all of it at the end of the block, whatever ends it"
+    check_machine(config)
     with ExitStack() as stack:
         folder, checkpoint = open_folder(config)
         stack.enter_context(folder)
@@ -82,7 +84,7 @@ def session(
                 more=[view := live_view(config.num_steps)],
             )
         )
-        sweep()
+        remove_stale_names()
         cluster = stack.enter_context(start_cluster(config, folder))
         if isinstance(view, NotebookView):
             cluster.on_wait = lambda: view.say(cluster.status())
@@ -181,7 +183,7 @@ class Run:
         return loop(self.parts)
 
     def status(self) -> list[str]:  # one line for each process
-        "What every role is doing, and since when it has shown no sign of work; from another thread while a step is under way"
+        "What every worker is doing and how long ago it made progress; from another thread while a step is under way"
         return self.parts.workers.cluster.status()
 
     def result(self) -> list[tuple[str, str | None]]:  # (what, value); None: not measured

@@ -29,7 +29,7 @@ from cookbook_npu.model.micro_batching import (
 from ..model.optimizer import build_optimizer
 from ..model.packing import LAYOUTS
 from ..npu.device import accelerator
-from ..npu.shims import registry
+from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
 from .batch import Batch, columns, objective
 from cookbook_npu.train.offload import (
@@ -43,13 +43,13 @@ from cookbook_npu.train.offload import (
     make_offloader,
     memory_table,
 )
+from ..weights.manifest import Manifest
 from cookbook_npu.weights.transport import (
-    Manifest,
     SharedMemory,
     count_failing_ranks,
     make_transport,
     raise_on_all_ranks,
-    write,
+    write_buckets,
 )
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Trainer:
             self.optimizer = build_optimizer(
                 self.model,
                 config.optim,
-                config.num_steps * (config.rollout_batch // config.global_batch),
+                config.num_steps * (config.rollout_batch // config.global_batch_size),
             )
         self.reference = (
             HostCopy(self.model.state_tensors()) if config.algorithm.use_reference else None
@@ -105,7 +105,7 @@ class Trainer:
         table = memory_table(
             component_bytes(parts, self.acc.type.name), self.acc.max_memory_allocated(0)
         )
-        return {**table, "communicators": process_groups.held_bytes()}
+        return {**table, "communicators": process_groups.total_communicator_bytes()}
 
     def shims(
         self,
@@ -343,7 +343,7 @@ class Trainer:
         (before, total), table = self.acc.mem_get_info(0), self.memory()
         self._whole(self.offloader.sleep, self.offloader.wake)
         if self.config.placement.destroy_process_groups:
-            process_groups.destroy()
+            process_groups.destroy_process_groups()
         free = self._engine_room()
         after = {
             "memory/free_before_sleep": before,
@@ -360,7 +360,8 @@ class Trainer:
     def groups_destroyed(self) -> bool:
         "Whether communicators have to be made again before this rank can take part in anything on the device"
         return any(
-            process_groups.state(g) == "destroyed" for g in process_groups.device_groups()
+            process_groups.group_state(g) == "destroyed"
+            for g in process_groups.device_groups()
         )
 
     def wake(self) -> None:
@@ -368,7 +369,7 @@ class Trainer:
         if self.offloader.asleep or not self.groups_destroyed:
             self._whole(self.offloader.wake, self.offloader.sleep)
         if self.groups_destroyed:
-            process_groups.reload()
+            process_groups.reload_process_groups()
         self.acc.reset_peak(0)
 
     def _check_publish(self) -> None:
@@ -409,13 +410,13 @@ class Trainer:
         "Write all weights, under their Hugging Face names, for the engines to read; raises `WeightUpdateError` on every rank when one cannot"
         self._whole(self._check_publish, bool)
         place = self.config.placement
-        manifest = write(
+        manifest = write_buckets(
             version,
             export_weights(self.model),
             place.bucket_bytes,
             self.transport,
             place.verify_every,
-            agree=lambda error: raise_on_all_ranks(error, self.device),
+            raise_error=lambda error: raise_on_all_ranks(error, self.device),
         )
         return manifest if self.transport else None
 
@@ -473,10 +474,10 @@ class Trainer:
         "Wait until everything is written and complete the checkpoint; also asleep: then the communicators it needs are made for that long"
         asleep = self.saver.request is not None and self.groups_destroyed
         if asleep:
-            process_groups.reload()
+            process_groups.reload_process_groups()
         self.saver.finish()
         if asleep:
-            process_groups.destroy()
+            process_groups.destroy_process_groups()
 
     def load_state(
         self,

@@ -30,7 +30,7 @@ class Roles:
 
     def __init__(self):
         self.seconds, self.began, self.running = 0.0, 0.0, set()
-        start, result = RayWorkerGroup._start_each, RayFuture.result
+        start, result = RayWorkerGroup._start_on, RayFuture.result
 
         def started(*args, **kwargs):
             call = start(*args, **kwargs)
@@ -45,7 +45,7 @@ class Roles:
                 self.running.discard(id(call))
                 self.seconds += 0.0 if self.running else time.perf_counter() - self.began
 
-        RayWorkerGroup._start_each, RayFuture.result = started, ended
+        RayWorkerGroup._start_on, RayFuture.result = started, ended
 
     def take(self) -> float:
         seconds, self.seconds = self.seconds, 0.0

@@ -38,11 +38,11 @@ def main() -> None:
     bootstrap("rollout")
     import torch
 
-    from cookbook_npu.config import SamplingConfig, TinyConfig
+    from cookbook_npu.config import TinyConfig
     from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.npu.device import accelerator
-    from cookbook_npu.rollout.engine import Request, derive_seed
+    from cookbook_npu.rollout.engine import Request, SamplingParams, derive_seed
     from cookbook_npu.rollout.transformers import TransformersEngine, pad_left
 
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def main() -> None:
     }
     engine.net.generation_config.eos_token_id = None
 
-    sampling = SamplingConfig(max_response_tokens=args.response)
+    sampling = SamplingParams(max_response_tokens=args.response)
 
     def run_engine():
         return engine.generate(requests, sampling)

@@ -165,11 +165,11 @@ def gate_ours(task: Task) -> dict[str, Any]:
     from cookbook_npu.train.loop import gather_rows, generate
 
     run = start_ours(task)
-    c, trainer = run.config, run.trainer.members[0]
+    c, trainer = run.config, run.trainer.workers[0]
     samples = generate(run, run.prompts.next_batch(PROMPTS), SAMPLES, 0)
     run.engines.call("sleep")
     run.trainer.call("wake")
-    batch = make_batch(samples, SAMPLES, c.algorithm, c.global_batch, task["tokens"])
+    batch = make_batch(samples, SAMPLES, c.algorithm, c.global_batch_size, task["tokens"])
     batch.old_logprobs = gather_rows(run.trainer.call("logprobs", batch), len(batch))
     trainer.forward_backward(batch, batch.steps[0])
     weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}

@@ -129,7 +129,7 @@ def main() -> None:
     import torch
 
     from cookbook_npu.npu.device import accelerator
-    from cookbook_npu.weights.transport import SharedMemory, read, write
+    from cookbook_npu.weights.transport import SharedMemory, read_buckets, write_buckets
 
     torch.set_num_threads(1)
     device = (
@@ -152,9 +152,9 @@ def main() -> None:
         start = time.perf_counter()
         target.copy_(source)
         copied = time.perf_counter()
-        manifest = write(version, tensors.items(), 512 << 20, memory, args.every)
+        manifest = write_buckets(version, tensors.items(), 512 << 20, memory, args.every)
         written = time.perf_counter()
-        engine.update_weights(version, read(manifest), manifest.expected)
+        engine.update_weights(version, read_buckets(manifest), manifest.expected)
         done = time.perf_counter()
         memory.release()
         read_compare = done - written - seconds["load"]

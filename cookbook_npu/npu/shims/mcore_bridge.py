@@ -28,7 +28,7 @@ from cookbook_npu.npu.shims.megatron_core.built_model import (
     tensor_ranks,
 )
 from .megatron_core.imports import module_file
-from .registry import Patches, Shim, expect, register
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
 from .transformer_engine.package import importable
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b87be44c
@@ -113,15 +113,15 @@ def _triton_needed() -> tuple[bool, str]:
     return bool(names), f"{len(names)} modules import triton without a guard"
 
 
-def _triton_install(patches: Patches) -> None:
+def _triton_install(patch: MonkeyPatch) -> None:
     with shown_triton():
         for name in TRITON_MODULES:
             file = module_file(name)
             if file is not None and name not in sys.modules:
-                patches.item(sys.modules, name, load_file(name, file))
+                patch.setitem(sys.modules, name, load_file(name, file))
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #3fef721d
-TRITON = register(
+TRITON = registry.register(
     Shim(
         name="bridge.triton_modules",
         target="mcore_bridge.model.modules.kernels.qsa_block_sparse_attn",
@@ -178,7 +178,7 @@ def _rope_needed() -> tuple[bool, str]:
     function = module.EXTENDED_ROPE_INIT_FUNCTIONS.get("default")
     if function is None:
         return False, "mcore-bridge adds no default initialiser"
-    expect(function, "config device seq_len")
+    expect_parameters(function, "config device seq_len")
     config = SimpleNamespace(
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, head_dim=8
     )
@@ -189,18 +189,18 @@ def _rope_needed() -> tuple[bool, str]:
     return False, "a transformers 5 configuration works"
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b16a920c
-def _rope_install(patches: Patches) -> None:
+def _rope_install(patch: MonkeyPatch) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     module = _rope()
     fixed = fixed_rope(module._compute_default_rope_parameters)
-    patches.set(module, "_compute_default_rope_parameters", fixed)
-    patches.item(module.EXTENDED_ROPE_INIT_FUNCTIONS, "default", fixed)
+    patch.setattr(module, "_compute_default_rope_parameters", fixed)
+    patch.setitem(module.EXTENDED_ROPE_INIT_FUNCTIONS, "default", fixed)
     if "default" in ROPE_INIT_FUNCTIONS:
-        patches.item(ROPE_INIT_FUNCTIONS, "default", fixed)
+        patch.setitem(ROPE_INIT_FUNCTIONS, "default", fixed)
 
 
-ROPE = register(
+ROPE = registry.register(
     Shim(
         name="bridge.rope_initialiser",
         target="mcore_bridge.model.rope._compute_default_rope_parameters",
@@ -255,7 +255,9 @@ def _sums_delta_nets() -> bool:
 
 
 def _sums_needed() -> tuple[bool, str]:
-    expect(_finalize()._allreduce_non_tensor_model_parallel_grads, "model config tp_group")
+    expect_parameters(
+        _finalize()._allreduce_non_tensor_model_parallel_grads, "model config tp_group"
+    )
     if tensor_ranks() == 1 or not delta_nets():
         return False, "no gated delta net over several tensor-parallel ranks"
     over, under = (
@@ -267,9 +269,9 @@ def _sums_needed() -> tuple[bool, str]:
     ), f"{over} gradients would be summed twice and {under} not at all"
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9e5e64cc
-def _sums_install(patches: Patches) -> None:
+def _sums_install(patch: MonkeyPatch) -> None:
     for weight in oversummed_weights():
-        patches.item(Marks(weight), "sequence_parallel", False)
+        patch.setitem(Marks(weight), "sequence_parallel", False)
     if _sums_delta_nets() or not unsummed_weights():
         return
     original = _finalize()._allreduce_non_tensor_model_parallel_grads
@@ -289,14 +291,14 @@ def _sums_install(patches: Patches) -> None:
             dist.all_reduce(weight.main_grad, group=group)
 
     _allreduce_non_tensor_model_parallel_grads.sums_delta_nets = True
-    patches.set(
+    patch.setattr(
         _finalize(),
         "_allreduce_non_tensor_model_parallel_grads",
         _allreduce_non_tensor_model_parallel_grads,
     )
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9123168d
-SUMS = register(
+SUMS = registry.register(
     Shim(
         name="bridge.gated_delta_sums",
         target="mcore_bridge.model.modules.gated_delta_net.GatedDeltaNet",
@@ -337,15 +339,15 @@ def _marks_needed() -> tuple[bool, str]:
     return bool(count), f"{count} slices are not marked as such"
 
 
-def _marks_install(patches: Patches) -> None:
+def _marks_install(patch: MonkeyPatch) -> None:
     for weight in unmarked_slices():
         for name, value in dict(
             tensor_model_parallel=True, partition_dim=0, partition_stride=1
         ).items():
-            patches.item(Marks(weight), name, value)
+            patch.setitem(Marks(weight), name, value)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #61912431
-MARKS = register(
+MARKS = registry.register(
     Shim(
         name="bridge.vocabulary_marks",
         target="megatron.core.tensor_parallel.layers.VocabParallelEmbedding",
@@ -387,7 +389,7 @@ def asks_for() -> list[str]:
 def _head_needed() -> tuple[bool, str]:
     if _bridge_class() is None:
         return False, "no model was built with mcore-bridge"
-    expect(
+    expect_parameters(
         _bridge_class()._convert_post_process,
         "self mg_model hf_state_dict hf_prefix to_mcore",
     )
@@ -398,7 +400,7 @@ def _head_needed() -> tuple[bool, str]:
     )
 
 
-def _head_install(patches: Patches) -> None:
+def _head_install(patch: MonkeyPatch) -> None:
     original = _bridge_class()._convert_post_process
 
     @functools.wraps(original)
@@ -412,10 +414,10 @@ def _head_install(patches: Patches) -> None:
         finally:
             config.untie_embeddings_and_output_weights = untied
 
-    patches.set(_bridge_class(), "_convert_post_process", _convert_post_process)
+    patch.setattr(_bridge_class(), "_convert_post_process", _convert_post_process)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #e748efc0
-HEAD = register(
+HEAD = registry.register(
     Shim(
         name="bridge.value_head",
         target="mcore_bridge.bridge.gpt_bridge.GPTBridge._convert_post_process",

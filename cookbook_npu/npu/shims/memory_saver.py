@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError, ShimError
 from ..device import Accelerator
-from .registry import Patches, Shim, expect, register
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #de85b420
 ALLOC_ENVS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -316,7 +316,7 @@ def _empties(function: Callable) -> bool:
 def _disable_needed() -> tuple[bool, str]:
     if why := _absent():
         return False, why
-    expect(_saver_class().disable, "self")
+    expect_parameters(_saver_class().disable, "self")
     inner = importlib.import_module(
         "torch_memory_saver.entrypoint"
     )._TorchMemorySaverImpl.disable
@@ -324,7 +324,7 @@ def _disable_needed() -> tuple[bool, str]:
     return not done, f"disable() {'empties' if done else 'does not empty'} the cache"
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #40056b1b
-def _disable_install(patches: Patches) -> None:
+def _disable_install(patch: MonkeyPatch) -> None:
     original, module = _saver_class().disable, importlib.import_module("torch").npu
 
     @functools.wraps(original)
@@ -337,10 +337,10 @@ def _disable_install(patches: Patches) -> None:
             module.empty_cache()
 
     disable.empties = True
-    patches.set(_saver_class(), "disable", disable)
+    patch.setattr(_saver_class(), "disable", disable)
 
 
-DISABLE = register(
+DISABLE = registry.register(
     Shim(
         name="tms.disable_empties_cache",
         target="torch_memory_saver.entrypoint.TorchMemorySaver.disable",
@@ -370,13 +370,13 @@ def _margin_needed() -> tuple[bool, str]:
     )
 
 
-MARGIN = register(
+MARGIN = registry.register(
     Shim(
         name="tms.margin",
         target="torch_memory_saver.entrypoint.TorchMemorySaver.memory_margin_bytes",
         phase="device",
         needed=_margin_needed,
-        install=lambda patches: patches.set(
+        install=lambda patch: patch.setattr(
             _saver_class(), "memory_margin_bytes", property(lambda self: 0, _margin)
         ),
         verify=lambda: not _margin_needed()[0],

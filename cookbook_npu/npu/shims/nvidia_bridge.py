@@ -22,8 +22,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...errors import ConfigError, MissingError, ShimError, nearest
-from . import registry
-from .registry import Patches, Shim, ShimState, expect, register
+from cookbook_npu.npu.shims.registry import (
+    MonkeyPatch,
+    Shim,
+    ShimState,
+    expect_parameters,
+    registry,
+)
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #c9cc4774
 BRIDGE = "megatron.bridge"
@@ -40,9 +45,7 @@ def part(
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #ee5e1c83
 def enter_bridge() -> list[ShimState]:
     "Apply the shims of Megatron-Bridge to what of it is imported; raises `ShimError` when one refuses"
-    names = [
-        name for name in registry.registry.entries if name.startswith("megatron_bridge.")
-    ]
+    names = [name for name in registry.entries if name.startswith("megatron_bridge.")]
     states = [registry.apply(name) for name in names]
     if refused := [s for s in states if s.state == "refused"]:
         raise ShimError(
@@ -106,7 +109,7 @@ def unknown_layers() -> dict[str, set[str]]:  # kind -> class names
 def _names_needed() -> tuple[bool, str]:
     if _auto() is None:
         return NOT_IMPORTED
-    expect(_auto().register_module_type, "module_name parallelism_type")
+    expect_parameters(_auto().register_module_type, "module_name parallelism_type")
     missing = sorted(name for names in unknown_layers().values() for name in names)
     return (
         bool(missing),
@@ -116,13 +119,13 @@ def _names_needed() -> tuple[bool, str]:
     )
 
 
-def _names_install(patches: Patches) -> None:
+def _names_install(patch: MonkeyPatch) -> None:
     known = _auto()._MODULE_TYPE_REGISTRY
     for kind, names in unknown_layers().items():
-        patches.item(known, kind, known[kind] | names)
+        patch.setitem(known, kind, known[kind] | names)
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #77468b2b
-NAMES = register(
+NAMES = registry.register(
     Shim(
         name="megatron_bridge.layer_names",
         target=f"{BRIDGE}.models.conversion.param_mapping.AutoMapping",
@@ -150,7 +153,7 @@ def detected(
         return ""
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #1ee7852c
-def _decide_before(patches: Patches, decide: Callable[[str, Any], str]) -> None:
+def _decide_before(patch: MonkeyPatch, decide: Callable[[str, Any], str]) -> None:
     "Ask `decide` first and upstream when it answers with nothing"
     original = _auto()._detect_parallelism_type
 
@@ -158,7 +161,7 @@ def _decide_before(patches: Patches, decide: Callable[[str, Any], str]) -> None:
     def _detect_parallelism_type(self: Any, module: Any) -> str:
         return decide(self.megatron_param, module) or original(self, module)
 
-    patches.set(_auto(), "_detect_parallelism_type", _detect_parallelism_type)
+    patch.setattr(_auto(), "_detect_parallelism_type", _detect_parallelism_type)
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #9dabb537
 def _decide_fused(parameter: str, module: Any) -> str:
@@ -174,7 +177,7 @@ def _decide_fused(parameter: str, module: Any) -> str:
 def _fused_needed() -> tuple[bool, str]:
     if _auto() is None:
         return NOT_IMPORTED
-    expect(_auto()._detect_parallelism_type, "self module")
+    expect_parameters(_auto()._detect_parallelism_type, "self module")
     name = bound_name(TE_LAYERS, "TELayerNormColumnParallelLinear")
     seen = (
         detected("linear_qkv.layer_norm_weight", name),
@@ -186,13 +189,13 @@ def _fused_needed() -> tuple[bool, str]:
     ), f"norm and weight of a {name} are {seen[0] or 'unknown'} and {seen[1] or 'unknown'}"
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #c4f731aa
-FUSED = register(
+FUSED = registry.register(
     Shim(
         name="megatron_bridge.fused_norm",
         target=f"{BRIDGE}.models.conversion.param_mapping.AutoMapping._detect_parallelism_type",
         phase="after_megatron",
         needed=_fused_needed,
-        install=lambda patches: _decide_before(patches, _decide_fused),
+        install=lambda patch: _decide_before(patch, _decide_fused),
         verify=lambda: not _fused_needed()[0],
         reason="the norm inside a fused norm-and-linear layer is taken for a split weight when the layer has MindSpeed's class name",
         link=f"{LINKS}/models/conversion/param_mapping.py#L1158",
@@ -216,7 +219,7 @@ def _decide_linear(parameter: str, module: Any) -> str:
 def _linear_needed() -> tuple[bool, str]:
     if _auto() is None:
         return NOT_IMPORTED
-    expect(_auto()._detect_parallelism_type, "self module")
+    expect_parameters(_auto()._detect_parallelism_type, "self module")
     name = bound_name(TE_LAYERS, "TELinear")
     seen = [
         detected("linear.weight", name, parallel_mode=mode)
@@ -229,13 +232,13 @@ def _linear_needed() -> tuple[bool, str]:
     ], f"{name} is {', '.join(mode or 'unknown' for mode in seen)} for its three modes"
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #afa8d4a5
-LINEAR = register(
+LINEAR = registry.register(
     Shim(
         name="megatron_bridge.te_linear",
         target=f"{BRIDGE}.models.conversion.param_mapping.AutoMapping._detect_parallelism_type",
         phase="after_megatron",
         needed=_linear_needed,
-        install=lambda patches: _decide_before(patches, _decide_linear),
+        install=lambda patch: _decide_before(patch, _decide_linear),
         verify=lambda: not _linear_needed()[0],
         reason="TELinear is split as its parallel_mode says, which upstream reads only from a class of exactly that name",
         link=f"{LINKS}/models/conversion/param_mapping.py#L1189",
@@ -314,18 +317,18 @@ def _lists_needed() -> tuple[bool, str]:
     ), f"{count} calls hand the deepstack features to a recomputation as one list"
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #71d1a6bd
-def _lists_install(patches: Patches) -> None:
+def _lists_install(patch: MonkeyPatch) -> None:
     module = _vl_block()
     parallel = SimpleNamespace(**vars(module.tensor_parallel))
     parallel.checkpoint = flat_checkpoint(parallel.checkpoint, leading=1)
-    patches.set(module, "tensor_parallel", parallel)
+    patch.setattr(module, "tensor_parallel", parallel)
     if getattr(module, "te_checkpoint", None):
-        patches.set(
+        patch.setattr(
             module, "te_checkpoint", flat_checkpoint(module.te_checkpoint, leading=3)
         )
 
 
-LISTS = register(
+LISTS = registry.register(
     Shim(
         name="megatron_bridge.deepstack",
         target=f"{BRIDGE}.models.qwen_vl.modelling_qwen3_vl.transformer_block.tensor_parallel",
@@ -394,12 +397,12 @@ def _narrow_needed() -> tuple[bool, str]:
     return bool(found), "; ".join(found) or "every forward takes what it is called with"
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #06c23a48
-def _narrow_install(patches: Patches) -> None:
+def _narrow_install(patch: MonkeyPatch) -> None:
     for owner, argument in narrow_forwards():
-        patches.set(owner, "forward", without(owner.forward, argument))
+        patch.setattr(owner, "forward", without(owner.forward, argument))
 
 
-NARROW = register(
+NARROW = registry.register(
     Shim(
         name="megatron_bridge.forward_arguments",
         target=f"{BRIDGE}.{QWEN_VL}.model.Qwen3VLModel.forward",
@@ -433,7 +436,7 @@ def _pickle_needed() -> tuple[bool, str]:
     module = part(PICKLING[0])
     if module is None:
         return NOT_IMPORTED
-    expect(module.remove_non_pickleables, "obj max_depth current_depth")
+    expect_parameters(module.remove_non_pickleables, "obj max_depth current_depth")
     try:
         module.remove_non_pickleables(_Fixed())
     except ValueError as error:
@@ -441,7 +444,7 @@ def _pickle_needed() -> tuple[bool, str]:
     return False, "objects that cannot be written to are left alone"
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #5d960619
-def _pickle_install(patches: Patches) -> None:
+def _pickle_install(patch: MonkeyPatch) -> None:
     original = part(PICKLING[0]).remove_non_pickleables
 
     @functools.wraps(original)
@@ -453,10 +456,10 @@ def _pickle_install(patches: Patches) -> None:
 
     for name in PICKLING:
         if hasattr(part(name), "remove_non_pickleables"):
-            patches.set(part(name), "remove_non_pickleables", remove_non_pickleables)
+            patch.setattr(part(name), "remove_non_pickleables", remove_non_pickleables)
 
 
-PICKLE = register(
+PICKLE = registry.register(
     Shim(
         name="megatron_bridge.pickling",
         target=f"{BRIDGE}.{PICKLING[0]}.remove_non_pickleables",
@@ -499,7 +502,7 @@ def _tasks_needed() -> tuple[bool, str]:
     )
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #d54ca9c9
-def _tasks_install(patches: Patches) -> None:
+def _tasks_install(patch: MonkeyPatch) -> None:
     original = _model_bridge().build_conversion_tasks
 
     @functools.wraps(original)
@@ -509,10 +512,10 @@ def _tasks_install(patches: Patches) -> None:
     build_conversion_tasks.__signature__ = inspect.signature(original).replace(
         return_annotation=list
     )
-    patches.set(_model_bridge(), "build_conversion_tasks", build_conversion_tasks)
+    patch.setattr(_model_bridge(), "build_conversion_tasks", build_conversion_tasks)
 
 
-TASKS = register(
+TASKS = registry.register(
     Shim(
         name="megatron_bridge.empty_tasks",
         target=f"{BRIDGE}.models.conversion.model_bridge.MegatronModelBridge.build_conversion_tasks",
@@ -554,7 +557,7 @@ def _head_needed() -> tuple[bool, str]:
     )
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #fec59c84
-def _head_install(patches: Patches) -> None:
+def _head_install(patch: MonkeyPatch) -> None:
     original = _model_bridge().load_weights_hf_to_megatron
 
     @functools.wraps(original)
@@ -576,10 +579,12 @@ def _head_install(patches: Patches) -> None:
     load_weights_hf_to_megatron.__signature__ = inspect.signature(
         load_weights_hf_to_megatron, follow_wrapped=False
     )
-    patches.set(_model_bridge(), "load_weights_hf_to_megatron", load_weights_hf_to_megatron)
+    patch.setattr(
+        _model_bridge(), "load_weights_hf_to_megatron", load_weights_hf_to_megatron
+    )
 
 
-HEAD = register(
+HEAD = registry.register(
     Shim(
         name="megatron_bridge.value_head",
         phase="after_megatron",
@@ -648,7 +653,7 @@ def _provider_needed() -> tuple[bool, str]:
     fusions = part("utils.fusions")
     if _auto_bridge() is None or fusions is None:
         return NOT_IMPORTED
-    expect(_auto_bridge().to_megatron_provider, "self load_weights hf_path")
+    expect_parameters(_auto_bridge().to_megatron_provider, "self load_weights hf_path")
     if getattr(_auto_bridge().to_megatron_provider, "sets_fusion", False):
         return False, "providers have the fusion that Megatron has"
     default, has = fusions.can_enable_gradient_accumulation_fusion(), _kernel()
@@ -658,7 +663,7 @@ def _provider_needed() -> tuple[bool, str]:
     )
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #1464d5d4
-def _provider_install(patches: Patches) -> None:
+def _provider_install(patch: MonkeyPatch) -> None:
     original = _auto_bridge().to_megatron_provider
 
     @functools.wraps(original)
@@ -673,10 +678,10 @@ def _provider_install(patches: Patches) -> None:
         )
 
     to_megatron_provider.sets_fusion = True
-    patches.set(_auto_bridge(), "to_megatron_provider", to_megatron_provider)
+    patch.setattr(_auto_bridge(), "to_megatron_provider", to_megatron_provider)
 
 
-PROVIDER = register(
+PROVIDER = registry.register(
     Shim(
         name="megatron_bridge.fusion_default",
         target=f"{BRIDGE}.models.conversion.auto_bridge.AutoBridge.to_megatron_provider",

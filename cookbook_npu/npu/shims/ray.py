@@ -15,8 +15,13 @@ from typing import Any
 
 from ...errors import ConfigError, DeviceError, ShimError
 from ..device import CUDA, NPU, probe_cuda
-from . import registry
-from .registry import Patches, Shim, ShimState, expect, register
+from cookbook_npu.npu.shims.registry import (
+    MonkeyPatch,
+    Shim,
+    ShimState,
+    expect_parameters,
+    registry,
+)
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #79678bf1
 def device_ids(
@@ -169,21 +174,23 @@ def _remotes() -> list[type]:
 
 def _options_needed() -> tuple[bool, str]:
     actor, task = _remotes()
-    expect(actor._remote, "self args kwargs actor_options")
-    expect(task._remote, "self args kwargs serialized_runtime_env_info task_options")
+    expect_parameters(actor._remote, "self args kwargs actor_options")
+    expect_parameters(
+        task._remote, "self args kwargs serialized_runtime_env_info task_options"
+    )
     return _wanted("Ray books num_gpus as GPU")
 
 
-def _options_install(patches: Patches) -> None:
+def _options_install(patch: MonkeyPatch) -> None:
     for kind in _remotes():
-        patches.set(
+        patch.setattr(
             kind,
             "_remote",
             _translation(kind._remote, lambda args, kwargs: (args, npu_options(kwargs))),
         )
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #eba22c20
-OPTIONS = register(
+OPTIONS = registry.register(
     Shim(
         name="ray.num_gpus",
         target="ray.actor.ActorClass._remote",
@@ -223,21 +230,21 @@ def _bundle_owners() -> list[Any]:
 
 def _bundles_needed() -> tuple[bool, str]:
     function = _bundle_owners()[0].placement_group
-    expect(
+    expect_parameters(
         function,
         "bundles strategy name lifetime _soft_target_node_id bundle_label_selector topology_strategy",
     )
     return _wanted("bundles of GPU are reserved as GPU")
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #06aa36f4
-def _bundles_install(patches: Patches) -> None:
+def _bundles_install(patch: MonkeyPatch) -> None:
     module, package = _bundle_owners()
     translated = _translation(module.placement_group, _bundle_arguments)
     for owner in (module, package):
-        patches.set(owner, "placement_group", translated)
+        patch.setattr(owner, "placement_group", translated)
 
 
-BUNDLES = register(
+BUNDLES = registry.register(
     Shim(
         name="ray.gpu_bundles",
         target="ray.util.placement_group.placement_group",
@@ -256,12 +263,12 @@ def _context() -> type:
 
 
 def _ids_needed() -> tuple[bool, str]:
-    expect(importlib.import_module("ray").get_gpu_ids, "")
-    expect(_context().get_accelerator_ids, "self")
+    expect_parameters(importlib.import_module("ray").get_gpu_ids, "")
+    expect_parameters(_context().get_accelerator_ids, "self")
     return _wanted("get_gpu_ids looks for GPU")
 
 
-def _ids_install(patches: Patches) -> None:
+def _ids_install(patch: MonkeyPatch) -> None:
     original = _context().get_accelerator_ids
 
     @functools.wraps(original)
@@ -269,9 +276,9 @@ def _ids_install(patches: Patches) -> None:
         found = original(self)
         return found | {CUDA.resource: list(found.get(NPU.resource, []))}
 
-    patches.set(_context(), "get_accelerator_ids", get_accelerator_ids)
+    patch.setattr(_context(), "get_accelerator_ids", get_accelerator_ids)
     for name in ("ray", "ray._private.worker"):
-        patches.set(importlib.import_module(name), "get_gpu_ids", get_gpu_ids)
+        patch.setattr(importlib.import_module(name), "get_gpu_ids", get_gpu_ids)
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #b252eda2
 def get_gpu_ids() -> list[
@@ -281,7 +288,7 @@ def get_gpu_ids() -> list[
     return device_ids(NPU.resource)
 
 
-GPU_IDS = register(
+GPU_IDS = registry.register(
     Shim(
         name="ray.get_gpu_ids",
         target="ray.get_gpu_ids",

@@ -28,8 +28,7 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ...errors import ShimError
-from . import registry
-from .registry import Patches, Shim, expect, register
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #f1757b8d
 def installed(
@@ -87,12 +86,12 @@ def _environment_needed() -> tuple[bool, str]:
     return bool(names), ", ".join(names) or "no LD_PRELOAD, no TMS_*"
 
 
-def _environment_install(patches: Patches) -> None:
+def _environment_install(patch: MonkeyPatch) -> None:
     for name in _stripped(os.environ):
-        patches.drop(os.environ, name)
+        patch.delitem(os.environ, name)
 
 
-ENVIRONMENT = register(
+ENVIRONMENT = registry.register(
     Shim(
         name="vllm.environment",
         target="os.environ",
@@ -124,13 +123,13 @@ def _nz_needed() -> tuple[bool, str]:
     )
 
 
-NZ = register(
+NZ = registry.register(
     Shim(
         name="vllm_ascend.nz_weights",
         target="vllm_ascend.envs.VLLM_ASCEND_ENABLE_NZ",
         phase="on_request",
         needed=_nz_needed,
-        install=lambda patches: patches.item(os.environ, NZ_ENV, "0"),
+        install=lambda patch: patch.setitem(os.environ, NZ_ENV, "0"),
         verify=lambda: os.environ.get(NZ_ENV) == "0",
         reason="weights in the NZ format cannot be overwritten in place: after a publish the engine computes with garbage, or refuses to wake",
         link="https://github.com/vllm-project/vllm-ascend/issues/10014",
@@ -154,11 +153,11 @@ def _logprobs_needed() -> tuple[bool, str]:
             "vllm.EngineArgs has no logprobs_mode",
             "Use a vLLM that has it (0.20 and later do).",
         )
-    expect(_engine_args().__post_init__, "self")
+    expect_parameters(_engine_args().__post_init__, "self")
     return field.default != PROCESSED, f"the default of logprobs_mode is {field.default}"
 
 
-def _logprobs_install(patches: Patches) -> None:
+def _logprobs_install(patch: MonkeyPatch) -> None:
     original = _engine_args().__post_init__
 
     @functools.wraps(original)
@@ -167,10 +166,10 @@ def _logprobs_install(patches: Patches) -> None:
         original(self)
 
     __post_init__.processed = True
-    patches.set(_engine_args(), "__post_init__", __post_init__)
+    patch.setattr(_engine_args(), "__post_init__", __post_init__)
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #19253d10
-LOGPROBS = register(
+LOGPROBS = registry.register(
     Shim(
         name="vllm.processed_logprobs",
         target="vllm.engine.arg_utils.EngineArgs.__post_init__",
@@ -208,7 +207,7 @@ def _core() -> type:
 def _wake_needed() -> tuple[bool, str]:
     if not installed("vllm"):
         return False, "vllm is not installed"
-    expect(_core().wake_up, "self tags")
+    expect_parameters(_core().wake_up, "self tags")
     half = HalfAwake()
     _core().wake_up(half, ["weights"])
     return (
@@ -231,13 +230,13 @@ def wake_up(
     return awake
 
 
-WAKE = register(
+WAKE = registry.register(
     Shim(
         name="vllm.partial_wake",
         target="vllm.v1.engine.core.EngineCore.wake_up",
         phase="before_engine",
         needed=_wake_needed,
-        install=lambda patches: patches.set(_core(), "wake_up", wake_up),
+        install=lambda patch: patch.setattr(_core(), "wake_up", wake_up),
         verify=lambda: not _wake_needed()[0],
         reason="waking only the weights resumes the scheduler: requests run on a key/value cache that has no memory yet",
         link="https://github.com/vllm-project/vllm/blob/v0.20.2/vllm/v1/engine/core.py",
@@ -265,7 +264,7 @@ def _loops_ask() -> bool:
 def _dummy_needed() -> tuple[bool, str]:
     if not installed("vllm"):
         return False, "vllm is not installed"
-    expect(_core().execute_dummy_batch, "self")
+    expect_parameters(_core().execute_dummy_batch, "self")
     half = HalfAwake()
     _core().execute_dummy_batch(half)
     if half.ran and _loops_ask():
@@ -275,7 +274,7 @@ def _dummy_needed() -> tuple[bool, str]:
     )
 
 
-def _dummy_install(patches: Patches) -> None:
+def _dummy_install(patch: MonkeyPatch) -> None:
     original = _core().execute_dummy_batch
 
     @functools.wraps(original)
@@ -283,10 +282,10 @@ def _dummy_install(patches: Patches) -> None:
         if not self.model_executor.is_sleeping:
             original(self)
 
-    patches.set(_core(), "execute_dummy_batch", execute_dummy_batch)
+    patch.setattr(_core(), "execute_dummy_batch", execute_dummy_batch)
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #d3a7cada
-DUMMY = register(
+DUMMY = registry.register(
     Shim(
         name="vllm.dummy_batch",
         target="vllm.v1.engine.core.EngineCore.execute_dummy_batch",
@@ -307,7 +306,7 @@ def pack_is_stale() -> bool:  # the packed copy keeps its old values
     dispatch = importlib.import_module(
         "vllm.model_executor.layers.utils"
     ).dispatch_cpu_unquantized_gemm
-    expect(dispatch, "layer remove_weight")
+    expect_parameters(dispatch, "layer remove_weight")
     layer = torch.nn.Module()
     layer.weight = torch.nn.Parameter(torch.zeros(32, 32), requires_grad=False)
     dispatch(layer, False)
@@ -342,7 +341,7 @@ def repack(
             module.quant_method.process_weights_after_loading(module)
 
 
-def _head_install(patches: Patches) -> None:
+def _head_install(patch: MonkeyPatch) -> None:
     original = _runner().reload_weights
 
     @functools.wraps(original)
@@ -351,10 +350,10 @@ def _head_install(patches: Patches) -> None:
         repack(self.model)
 
     reload_weights.repacks = True
-    patches.set(_runner(), "reload_weights", reload_weights)
+    patch.setattr(_runner(), "reload_weights", reload_weights)
 
 
-HEAD = register(
+HEAD = registry.register(
     Shim(
         name="vllm.tied_head",
         target="vllm.v1.worker.gpu_model_runner.GPUModelRunner.reload_weights",
@@ -380,14 +379,14 @@ def _worker_needed(method: str, parameters: str, text: str) -> tuple[bool, str]:
     if not installed("vllm_ascend"):
         return False, "vllm_ascend is not installed"
     function = getattr(_worker().NPUWorker, method)
-    expect(function, parameters)
+    expect_parameters(function, parameters)
     here = says(function, text)
     return here, f"NPUWorker.{method} {'says' if here else 'does not say'} {text!r}"
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #14f47825
-def _replace(patches: Patches, method: str, repaired: Callable) -> None:
+def _replace(patch: MonkeyPatch, method: str, repaired: Callable) -> None:
     repaired.mended = True
-    patches.set(
+    patch.setattr(
         _worker().NPUWorker,
         method,
         functools.wraps(getattr(_worker().NPUWorker, method))(repaired),
@@ -398,7 +397,7 @@ def _mended(method: str) -> bool:
     return getattr(getattr(_worker().NPUWorker, method), "mended", False)
 
 
-def _startup_install(patches: Patches) -> None:
+def _startup_install(patch: MonkeyPatch) -> None:
     original = _worker().NPUWorker._init_device
 
     def _init_device(self: Any) -> Any:
@@ -412,10 +411,10 @@ def _startup_install(patches: Patches) -> None:
             time.sleep(STARTUP_POLL)
             vars(self).update(before)
 
-    _replace(patches, "_init_device", _init_device)
+    _replace(patch, "_init_device", _init_device)
 
 
-STARTUP = register(
+STARTUP = registry.register(
     Shim(
         name="vllm_ascend.startup_memory",
         target="vllm_ascend.worker.worker.NPUWorker._init_device",
@@ -442,7 +441,7 @@ def empty_device(
     return empty
 
 
-def _profiling_install(patches: Patches) -> None:
+def _profiling_install(patch: MonkeyPatch) -> None:
     original = _worker().NPUWorker.determine_available_memory
 
     def determine_available_memory(self: Any) -> int:
@@ -457,10 +456,10 @@ def _profiling_install(patches: Patches) -> None:
         finally:
             self.init_snapshot = kept
 
-    _replace(patches, "determine_available_memory", determine_available_memory)
+    _replace(patch, "determine_available_memory", determine_available_memory)
 
 
-MEASURE = register(
+MEASURE = registry.register(
     Shim(
         name="vllm_ascend.profiling_memory",
         target="vllm_ascend.worker.worker.NPUWorker.determine_available_memory",
@@ -477,7 +476,7 @@ MEASURE = register(
 GREW = "Memory usage increased after sleeping."
 
 
-def _sleep_install(patches: Patches) -> None:
+def _sleep_install(patch: MonkeyPatch) -> None:
     original = _worker().NPUWorker.sleep
 
     def sleep(self: Any, level: int = 1) -> None:
@@ -492,10 +491,10 @@ def _sleep_install(patches: Patches) -> None:
                 stacklevel=2,
             )
 
-    _replace(patches, "sleep", sleep)
+    _replace(patch, "sleep", sleep)
 
 
-SLEEP = register(
+SLEEP = registry.register(
     Shim(
         name="vllm_ascend.sleep_memory",
         target="vllm_ascend.worker.worker.NPUWorker.sleep",
@@ -533,10 +532,10 @@ def packed_loads(
     direct = (
         (loaded.append,) if "load_weights" in inspect.signature(receive).parameters else ()
     )
-    stubs = Patches()
+    stubs = MonkeyPatch()
     (
-        stubs.set(module, "packed_npu_ipc_consumer", lambda **_: [("w", 0)]),
-        stubs.set(module, "npu_generate_uuid", lambda: "here"),
+        stubs.setattr(module, "packed_npu_ipc_consumer", lambda **_: [("w", 0)]),
+        stubs.setattr(module, "npu_generate_uuid", lambda: "here"),
     )
     try:
         receive(engine, info, *direct)
@@ -562,7 +561,7 @@ def _packed_needed() -> tuple[bool, str]:
     return not loads, f"packed weights are {'' if loads else 'never '}loaded"
 
 
-def _packed_install(patches: Patches) -> None:
+def _packed_install(patch: MonkeyPatch) -> None:
     engine = _ipc().NPUIPCWeightTransferEngine
     original = engine.receive_weights
 
@@ -575,10 +574,10 @@ def _packed_install(patches: Patches) -> None:
         original(self, *args, **kwargs)
 
     receive_weights.refuses = True
-    patches.set(engine, "receive_weights", receive_weights)
+    patch.setattr(engine, "receive_weights", receive_weights)
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #5cc23d94
-PACKED = register(
+PACKED = registry.register(
     Shim(
         name="vllm_ascend.packed_npu_ipc",
         target=f"{IPC_MODULE}.NPUIPCWeightTransferEngine.receive_weights",

@@ -134,7 +134,24 @@ def _load_extension(path: Path) -> ModuleType:
     return module
 
 
+def _register(extension: Path) -> None:
+    # a torch_npu without a device must not load itself on `import torch`
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    import torch
+
+    if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+        raise DeviceError(
+            f"another backend ({taken}) already fills PyTorch's slot for such a device",
+            "Use a fresh process.",
+        )
+    _configure(_load_extension(extension))
+    from cookbook_npu.npu.simulator import stubs
+
+    stubs.register()
+
+
 def _configure(device: ModuleType) -> None:
+    global _configured_in
     ids = visible_ids()
     if not ids:
         chosen = os.environ.get(NPU.visible_env)
@@ -145,30 +162,26 @@ def _configure(device: ModuleType) -> None:
     if session_file():
         sweep()
     device.configure(tuple(ids), memory_bytes(), str(session_file() or ""))
+    _configured_in = os.getpid()
+    from cookbook_npu.npu.simulator import faults
+
+    faults.arm_from_environment()
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #7ee61005
+_configured_in = 0  # process id
+
+
 def install() -> None:
-    "Give this process the simulated NPU: `torch.npu`, `torch_npu`, `acl`, the `hccl` backend. Calling it again changes nothing"
-    if is_installed():
-        return
-    _refuse_a_real_one()
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = (
-        "0"  # a torch_npu without a device must not load itself on `import torch`
-    )
-    path = build()
-    import torch
+    """Give this process the simulated NPU: `torch.npu`, `torch_npu`, `acl`, the `hccl` backend.
 
-    if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
-        raise DeviceError(
-            f"another backend ({taken}) already fills PyTorch's slot for such a device",
-            "Use a fresh process.",
-        )
-    _configure(_load_extension(path))
-    from cookbook_npu.npu.simulator import faults
-    from cookbook_npu.npu.simulator import stubs as stubs
-
-    stubs.register()
-    faults.arm_from_environment()
+    Calling it again changes nothing, but in a fork it reads the environment anew.
+    """
+    if not is_installed():
+        _refuse_a_real_one()
+        _register(build())
+    extension = sys.modules[_EXTENSION]
+    if _configured_in != os.getpid() and not extension.devices_used():
+        _configure(extension)
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #e8f2e60a
 def register_acl() -> None:

@@ -42,12 +42,12 @@ def need_of(
     family = "qwen3_5" if "qwen3_5" in config.recipe else config.model.tiny.family
     return Need(
         min(config.placement.devices, 8),
-        config.placement.mode == "colocate",
+        True,
         config.rollout.engine == "vllm",
         config.rollout.enforce_eager,
         model_bytes or Need.model_bytes,
         config.parallel.tensor,
-        config.parallel.context,
+        1,
         family,
         -(-config.placement.devices // 8),
     )

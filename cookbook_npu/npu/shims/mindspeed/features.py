@@ -24,7 +24,7 @@ import torch
 
 from .. import fla
 from .adaptor import MindSpeed, current
-from ..registry import Patches, Shim, expect, register
+from ..registry import MonkeyPatch, Shim, expect_parameters, registry
 from ..torch.device_api import uncompiled
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #e58e8ae9
@@ -96,13 +96,13 @@ def _scan_needed() -> tuple[bool, str]:
     )
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #756b8745
-SCAN = register(
+SCAN = registry.register(
     Shim(
         name="mindspeed.module_scan",
         target="mindspeed.patch_utils.Patch.apply_patch",
         phase="before_megatron",
         needed=_scan_needed,
-        install=lambda patches: patches.set(part("patch_utils"), "hasattr", shy_hasattr),
+        install=lambda patch: patch.setattr(part("patch_utils"), "hasattr", shy_hasattr),
         verify=lambda: not _scan_needed()[0],
         reason="MindSpeed asks every module of the process for every name it patches; transformers answers by importing all it has and fails "
         "where a package is missing",
@@ -122,13 +122,13 @@ def _compile_needed() -> tuple[bool, str]:
     )
 
 
-COMPILE = register(
+COMPILE = registry.register(
     Shim(
         name="mindspeed.compile",
         target=f"mindspeed.{PATCHES}.dummy_compile",
         phase="before_megatron",
         needed=_compile_needed,
-        install=lambda patches: patches.set(part(PATCHES), "dummy_compile", uncompiled),
+        install=lambda patch: patch.setattr(part(PATCHES), "dummy_compile", uncompiled),
         verify=lambda: not _compile_needed()[0],
         reason="MindSpeed's torch.compile returns a nameless function, for a module one without parameters",
         link="https://gitcode.com/Ascend/MindSpeed/blob/core_r0.16.0/mindspeed/core/megatron_basic/requirements_basic.py",
@@ -180,14 +180,14 @@ def _reduce_needed() -> tuple[bool, str]:
     return x.item() != 2, f"a sum of 2 in float64 is {x.item():g}"
 
 
-REDUCE = register(
+REDUCE = registry.register(
     Shim(
         name="mindspeed.all_reduce",
         target=f"mindspeed.{PATCHES}.torch_all_reduce_double_dtype_bypass_wrapper",
         phase="before_megatron",
         needed=_reduce_needed,
         verify=lambda: not _reduce_needed()[0],
-        install=lambda patches: patches.set(
+        install=lambda patch: patch.setattr(
             part(PATCHES),
             "torch_all_reduce_double_dtype_bypass_wrapper",
             torch_all_reduce_double_dtype_bypass_wrapper,
@@ -240,14 +240,14 @@ def _view_needed() -> tuple[bool, str]:
     return lost, f"writing to a view of a column is {'lost' if lost else 'kept'}"
 
 
-VIEW = register(
+VIEW = registry.register(
     Shim(
         name="mindspeed.view",
         target=f"mindspeed.{PATCHES}.ensure_contiguous_wrapper",
         phase="before_megatron",
         needed=_view_needed,
         verify=lambda: not _view_needed()[0],
-        install=lambda patches: patches.set(
+        install=lambda patch: patch.setattr(
             part(PATCHES), "ensure_contiguous_wrapper", ensure_contiguous_wrapper
         ),
         reason="MindSpeed makes view() of a tensor that is not contiguous a copy: what is written to it is lost, without an error",
@@ -271,7 +271,7 @@ def npu_triton() -> bool:
 
 
 def _held(name: str) -> bool:
-    return getattr(sys.modules.get(f"mindspeed.{name}"), "__stand_in__", False)
+    return getattr(sys.modules.get(f"mindspeed.{name}"), "__stub__", False)
 
 
 def _triton_needed() -> tuple[bool, str]:
@@ -289,17 +289,17 @@ def _triton_needed() -> tuple[bool, str]:
     ), f"{len(wanted)} modules need a Triton that knows the NPU, which is not here"
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #8b6dcc3f
-def _triton_install(patches: Patches) -> None:
+def _triton_install(patch: MonkeyPatch) -> None:
     for name, function in KERNELS.items():
         module = ModuleType(
             f"mindspeed.{name}", "Plain torch in place of Triton kernels, by cookbook_npu"
         )
-        module.__stand_in__ = True
+        module.__stub__ = True
         setattr(module, function, getattr(fla, function))
-        patches.item(sys.modules, module.__name__, module)
+        patch.setitem(sys.modules, module.__name__, module)
 
 
-TRITON = register(
+TRITON = registry.register(
     Shim(
         name="mindspeed.triton",
         target="mindspeed.core.ssm.chunk_gated_delta_rule",
@@ -322,7 +322,7 @@ def _options_needed() -> tuple[bool, str]:
     features = _features()
     if features is None:
         return lacks("features_manager.features_manager")
-    expect(features.register_features_args, "parser")
+    expect_parameters(features.register_features_args, "parser")
     parser = argparse.ArgumentParser(add_help=False)
     features.register_features_args(parser)
     try:
@@ -332,7 +332,7 @@ def _options_needed() -> tuple[bool, str]:
     return False, "options that exist already are replaced"
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #6368e907
-def _options_install(patches: Patches) -> None:
+def _options_install(patch: MonkeyPatch) -> None:
     original = _features().register_features_args.__func__
 
     @functools.wraps(original)
@@ -343,10 +343,12 @@ def _options_install(patches: Patches) -> None:
         finally:
             parser.conflict_handler = kept
 
-    patches.set(_features(), "register_features_args", classmethod(register_features_args))
+    patch.setattr(
+        _features(), "register_features_args", classmethod(register_features_args)
+    )
 
 
-OPTIONS = register(
+OPTIONS = registry.register(
     Shim(
         name="mindspeed.argument_conflicts",
         phase="after_megatron",
@@ -404,12 +406,12 @@ def _defaults_needed() -> tuple[bool, str]:
     )
 
 
-def _defaults_install(patches: Patches) -> None:
+def _defaults_install(patch: MonkeyPatch) -> None:
     for name, value in missing_arguments().items():
-        patches.set(part("args_utils").get_full_args(), name, value)
+        patch.setattr(part("args_utils").get_full_args(), name, value)
 
 
-DEFAULTS = register(
+DEFAULTS = registry.register(
     Shim(
         name="mindspeed.argument_defaults",
         target="mindspeed.args_utils.get_full_args",
@@ -449,7 +451,7 @@ def _rope_needed() -> tuple[bool, str]:
         return lacks("core.fusions.fused_rope")
     if not _from_mindspeed(_rope()):
         return False, "the rotary embedding is not MindSpeed's"
-    expect(_rope(), "t freqs config cu_seqlens mscale cp_group")
+    expect_parameters(_rope(), "t freqs config cu_seqlens mscale cp_group")
     config = SimpleNamespace(
         apply_rope_fusion=False, rotary_interleaved=False, multi_latent_attention=False
     )
@@ -468,7 +470,7 @@ def _rope_needed() -> tuple[bool, str]:
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #e2bdd023
 def everywhere(
-    patches: Patches,  # notes what is replaced
+    patch: MonkeyPatch,  # notes what is replaced
     name: str,  # attribute
     old: Any,  # the value to replace
     make: Callable[[Any], Any],  # makes the new value of the old
@@ -481,7 +483,7 @@ def everywhere(
     ]
     source, bound = make(old), make(old)
     for module in holders:
-        patches.set(
+        patch.setattr(
             module, name, source if module.__name__.startswith("mindspeed.") else bound
         )
 
@@ -521,11 +523,11 @@ def passes_group(
     return apply_rotary_pos_emb
 
 
-def _rope_install(patches: Patches) -> None:
-    everywhere(patches, "apply_rotary_pos_emb", _rope(), passes_group)
+def _rope_install(patch: MonkeyPatch) -> None:
+    everywhere(patch, "apply_rotary_pos_emb", _rope(), passes_group)
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #67b920da
-ROTARY = register(
+ROTARY = registry.register(
     Shim(
         name="mindspeed.rope_cp_group",
         target=f"{ROPE}.apply_rotary_pos_emb",
@@ -612,13 +614,13 @@ def zero_centered(
     return norm
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #33334005
-def _norm_install(patches: Patches) -> None:
+def _norm_install(patch: MonkeyPatch) -> None:
     for kind, method in _wrong_norms():
         weight = "weight" if method == "forward" else "layer_norm_weight"
-        patches.set(kind, method, zero_centered(getattr(kind, method), weight))
+        patch.setattr(kind, method, zero_centered(getattr(kind, method), weight))
 
 
-NORM = register(
+NORM = registry.register(
     Shim(
         name="mindspeed.zero_centered_norm",
         target="mindspeed.core.fusions.fused_rms_norm.RMSNorm",

@@ -20,7 +20,7 @@ import torch
 
 from ....errors import ShimError
 from .features import LAYERS, lacks, part
-from ..registry import Patches, Shim, register
+from ..registry import MonkeyPatch, Shim, registry
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #d1f64898
 GENERATE = "core.transformer.flash_attention.generate_mask.generate_mask"
@@ -168,9 +168,11 @@ def _fields_needed() -> tuple[bool, str]:
     )
 
 
-def _fields_install(patches: Patches) -> None:
+def _fields_install(patch: MonkeyPatch) -> None:
     below = _below(attention_class())
-    patches.set(below, "forward", without(below.forward, unknown_fields(attention_class())))
+    patch.setattr(
+        below, "forward", without(below.forward, unknown_fields(attention_class()))
+    )
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #bfddc537
 def _fields_verify() -> bool:
@@ -187,7 +189,7 @@ def _fields_verify() -> bool:
     )
 
 
-FIELDS = register(
+FIELDS = registry.register(
     Shim(
         name="mindspeed.packed_fields",
         phase="after_repatch",
@@ -265,7 +267,7 @@ def said(
         setattr(owner, name, kept)
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #ca2c532d
-def _mask_install(patches: Patches) -> None:
+def _mask_install(patch: MonkeyPatch) -> None:
     kind = attention_class()
     original, masks, types = kind.forward, part(GENERATE), _enum()
 
@@ -298,10 +300,10 @@ def _mask_install(patches: Patches) -> None:
         ):
             return original(self, query, key, value, mask, attn_mask_type, **rest)
 
-    patches.set(kind, "forward", forward)
+    patch.setattr(kind, "forward", forward)
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #a8c4b87a
-MASK = register(
+MASK = registry.register(
     Shim(
         name="mindspeed.causal_mask",
         target=f"{LAYERS}.TEDotProductAttention.forward",

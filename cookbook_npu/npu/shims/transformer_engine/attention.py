@@ -331,7 +331,7 @@ def attend_each(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_attention.ipynb #b109f888
 class DotProductAttention(TransformerEngineBaseModule):
-    "Stand-in for `transformer_engine.pytorch.DotProductAttention`"
+    "Stub of `transformer_engine.pytorch.DotProductAttention`"
 
     def __init__(
         self,

@@ -97,13 +97,13 @@ class _Norm(nn.Module):
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #4b07386b
 class RMSNorm(_Norm):
-    "Stand-in for `transformer_engine.pytorch.RMSNorm`"
+    "Stub of `transformer_engine.pytorch.RMSNorm`"
 
     kind = "RMSNorm"
 
 
 class LayerNorm(_Norm):
-    "Stand-in for `transformer_engine.pytorch.LayerNorm`"
+    "Stub of `transformer_engine.pytorch.LayerNorm`"
 
     kind = "LayerNorm"
 
@@ -331,7 +331,7 @@ def init_weight(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #09370e11
 class Linear(TransformerEngineBaseModule):
-    "Stand-in for `transformer_engine.pytorch.Linear`"
+    "Stub of `transformer_engine.pytorch.Linear`"
 
     def __init__(
         self,
@@ -438,7 +438,7 @@ class Linear(TransformerEngineBaseModule):
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #351ce4ea
 class LayerNormLinear(Linear):
-    "Stand-in for `transformer_engine.pytorch.LayerNormLinear`"
+    "Stub of `transformer_engine.pytorch.LayerNormLinear`"
 
     def __init__(
         self,
@@ -534,7 +534,7 @@ class GatherSequence(torch.autograd.Function):
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #8927a403
 class GroupedLinear(TransformerEngineBaseModule):
-    "Stand-in for `transformer_engine.pytorch.GroupedLinear`"
+    "Stub of `transformer_engine.pytorch.GroupedLinear`"
 
     def __init__(
         self,
@@ -665,7 +665,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #297cc3e7
 class LayerNormMLP(TransformerEngineBaseModule):
-    "Stand-in for `transformer_engine.pytorch.LayerNormMLP`"
+    "Stub of `transformer_engine.pytorch.LayerNormMLP`"
 
     def __init__(
         self,

@@ -38,8 +38,12 @@ PyObject* py_configure(PyObject*, PyObject* args) {
   settings.session_file = session_file;
   return guarded([&] {
     configure(std::move(settings));
-    register_hooks();
-    take_composite_operators();
+    static bool registered = false;
+    if (!registered) {
+      register_hooks();
+      take_composite_operators();
+      registered = true;
+    }
     return none();
   });
 }
@@ -51,6 +55,7 @@ PyObject* py_add_process_group(PyObject* module, PyObject*) {
   });
 }
 
+PyObject* py_devices_used(PyObject*, PyObject*) { return PyBool_FromLong(devices_used()); }
 PyObject* py_device_count(PyObject*, PyObject*) { return PyLong_FromLong(device_count()); }
 PyObject* py_current_device(PyObject*, PyObject*) { return PyLong_FromLong(current_device()); }
 PyObject* py_fallback_count(PyObject*, PyObject*) { return PyLong_FromLongLong(fallback_count()); }
@@ -152,7 +157,8 @@ PyObject* py_clear_faults(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"configure", py_configure, METH_VARARGS, "configure(physical_ids, memory_bytes, session_file): once, before the first tensor"},
+    {"configure", py_configure, METH_VARARGS, "configure(physical_ids, memory_bytes, session_file): before the devices are used"},
+    {"devices_used", py_devices_used, METH_NOARGS, "whether this process, or the one it was forked from, has used the devices"},
     {"add_process_group", py_add_process_group, METH_NOARGS, "define ProcessGroupHCCL in this module"},
     {"device_count", py_device_count, METH_NOARGS, "number of visible devices"},
     {"current_device", py_current_device, METH_NOARGS, "index of the current device"},

@@ -12,14 +12,19 @@ namespace npusim {
 constexpr auto kNpu = c10::DeviceType::PrivateUse1;
 constexpr int kMaxDevices = 64;
 
-// What the Python side decides once, before the first tensor is made.
+// What the Python side decides before the devices are used: once, or again in a fork of a process that had not used them.
 struct Settings {
   std::vector<int> physical_ids;  // logical index -> id on the machine; ASCEND_RT_VISIBLE_DEVICES re-numbers devices this way
   size_t memory_bytes = 0;        // capacity of each device
   std::string session_file;       // shared accounting table; empty: this process only
 };
-void configure(Settings settings);
+void configure(Settings settings);  // raises once the devices are used
 const Settings& settings();
+
+// Every use of a device (memory, a generator, making it current) says so. After a fork the child may use the devices only if the parent had
+// not: what PyTorch asks of CUDA.
+void use_devices();
+bool devices_used() noexcept;
 
 int device_count() noexcept;
 int current_device() noexcept;

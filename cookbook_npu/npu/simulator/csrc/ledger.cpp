@@ -121,6 +121,11 @@ uint64_t Ledger::reserved_by_all(int physical_device) {
 
 bool Ledger::reserve(int physical_device, uint64_t bytes, uint64_t capacity) {
   table();
+  if (fd_ >= 0 && owner_ != getpid()) {  // a fork of a process that had not used the devices: it gets a row, and a lock, of its own
+    munmap(table_, sizeof(Table));
+    ::close(fd_);
+    open(file_);
+  }
   FileLock lock(fd_);
   uint64_t sum = 0;
   for (auto& row : table_->rows) sum += row.reserved[physical_device];
@@ -140,6 +145,16 @@ void Ledger::give_back(int physical_device, uint64_t bytes) {
 }
 
 void Ledger::close() {
+  if (fd_ < 0) return;
+  leave();
+  munmap(table_, sizeof(Table));
+  ::close(fd_);
+  table_ = nullptr;
+  own_ = nullptr;
+  fd_ = -1;
+}
+
+void Ledger::leave() {
   if (fd_ < 0 || owner_ != getpid()) return;  // a forked child must not clear its parent's row
   FileLock lock(fd_);
   *own_ = Row{};

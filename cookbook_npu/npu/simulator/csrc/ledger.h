@@ -16,7 +16,8 @@ class Ledger {
   bool reserve(int physical_device, uint64_t bytes, uint64_t capacity);  // false: no room, nothing changed
   void give_back(int physical_device, uint64_t bytes);
   uint64_t reserved_by_all(int physical_device);
-  void close();
+  void leave();  // gives the row back; the table stays, for what is freed later
+  void close();  // leaves, and goes on with a private table
 
  private:
   struct Row;

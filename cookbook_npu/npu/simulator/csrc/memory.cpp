@@ -33,7 +33,7 @@ Ledger& ledger() {
   static Ledger* instance = new Ledger();  // never destroyed: tensors may outlive every static
   return *instance;
 }
-void close_ledger() { ledger().close(); }
+void leave_ledger() { ledger().leave(); }
 
 std::string mebibytes(uint64_t bytes) { return c10::str(static_cast<double>(bytes * 100 / (1u << 20)) / 100.0, " MiB"); }
 
@@ -67,6 +67,7 @@ void grow_reservation(int device, uint64_t bytes, uint64_t wanted) {
 uint64_t charge(int device, uint64_t bytes) {
   const auto charged = round_up(bytes, kBlock);
   auto& memory = devices[device];
+  use_devices();
   faults::check_device(device);
   std::lock_guard<std::mutex> guard(memory.mutex);
   auto& stats = memory.stats;
@@ -220,9 +221,10 @@ REGISTER_HOST_ALLOCATOR(at::kPrivateUse1, &the_pinned_allocator);
 
 void open_memory() {
   for (auto& memory : devices) memory.total = settings().memory_bytes;
+  ledger().close();  // of an earlier configuration
   if (settings().session_file.empty()) return;
   ledger().open(settings().session_file);
-  std::atexit(&close_ledger);
+  [[maybe_unused]] static const int once = std::atexit(&leave_ledger);
 }
 
 MemoryStats memory_stats(int device) {

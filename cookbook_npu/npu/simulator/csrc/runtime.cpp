@@ -21,21 +21,30 @@ namespace {
 Settings the_settings;
 thread_local int the_current_device = 0;
 thread_local int64_t current_streams[kMaxDevices] = {};
-std::atomic<bool> forked{false};
+std::atomic<bool> used{false};    // by this process, or by the one it was forked from
+std::atomic<bool> forked{false};  // from a process that had used the devices
 
 void check_index(int index) {
   TORCH_CHECK(index < device_count(), "NPU error: invalid device ordinal ", index, " (", device_count(), " simulated NPUs are visible; "
               "COOKBOOK_NPU_SIM_DEVICES sets how many exist, ASCEND_RT_VISIBLE_DEVICES narrows them)");
-  TORCH_CHECK(!forked.load(std::memory_order_relaxed),
-              "Cannot use the NPU in a forked process: use the 'spawn' start method (simulated NPU; a real one has the same limit)");
+  use_devices();
   faults::check_device(index);
 }
 }  // namespace
 
+void use_devices() {
+  TORCH_CHECK(!forked.load(std::memory_order_relaxed),
+              "Cannot re-initialize the NPU in a forked process: the devices were used before the fork. Use the 'spawn' start method "
+              "(simulated NPU; a real one has the same limit)");
+  if (!used.load(std::memory_order_relaxed)) used = true;
+}
+bool devices_used() noexcept { return used; }
+
 void configure(Settings settings) {
+  TORCH_CHECK(!used, "simulated NPU: the devices are in use, they cannot be configured any more");
   the_settings = std::move(settings);
   open_memory();
-  pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  [[maybe_unused]] static const int once = pthread_atfork(nullptr, nullptr, [] { forked = used.load(); });
 }
 const Settings& settings() { return the_settings; }
 int device_count() noexcept { return static_cast<int>(the_settings.physical_ids.size()); }

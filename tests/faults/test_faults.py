@@ -1,0 +1,116 @@
+"""Roles that die, hang or compute nonsense in the middle of a run: it goes on by itself where it may, and says why where not."""
+
+from pathlib import Path
+
+import pytest
+from whole_runs import STEPS, Driver, configure, events, rows, weights
+
+from cookbook_npu.runs.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.slow
+
+
+def disturbed(root: Path, faults: str, **settings) -> tuple[Driver, Path]:
+    "A run whose devices fail as told, after its end; its folder"
+    driver = Driver(configure(root, "run", **settings), faults)
+    driver.end()
+    return driver, root / "run"
+
+
+def same(folder: Path, undisturbed: Path) -> bool:
+    """The same learning. Memory is left out: processes that came later start with other caches."""
+
+    def learned(path):
+        return [
+            {k: v for k, v in row.items() if not k.startswith("memory/")}
+            for row in rows(path)
+        ]
+
+    return learned(folder) == learned(undisturbed) and weights(folder) == weights(
+        undisturbed
+    )
+
+
+def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
+    "An engine dies, the other one hangs, a trainer rank loses its device: the numbers are those of a quiet run"
+    faults = "rollout0/generate#3/die; rollout1/generate#5/stall; trainer/1/train#4/lost:0"
+    driver, folder = disturbed(tmp_path, faults, **{"faults.hang_timeout_s": 30})
+    assert driver.end() == 0, driver.text()
+    roles = {line.split(":")[0] for line in driver.pids["status"]}
+    assert roles == {
+        "trainer rank 0",
+        "trainer rank 1",
+        "rollout0 rank 0",
+        "rollout1 rank 0",
+    }
+    failures, restarts = events(folder, "failure"), events(folder, "restart")
+    told = [
+        "rollout0 rank 0 of 1: generate(): the process died",
+        "rollout1 rank 0 of 1: generate() made no progress for 30 s",
+        "npu:0 is lost",
+    ]
+    assert all(
+        words in failure["error"] for words, failure in zip(told, failures, strict=True)
+    ), failures
+    assert [(e.get("trainer", False), e["engines"]) for e in restarts] == [
+        (False, [0]),
+        (False, [1]),
+        (True, []),
+    ]
+    hung = "\n".join(failures[1]["notes"])
+    assert (
+        "rollout1 rank 0: generate() for" in hung
+        and "trainer rank 1: idle" in hung
+        and "in stall" in hung
+    )
+    assert same(folder, undisturbed)
+    assert not list(Path("/dev/shm").glob(f"cookbook_npu_*cbn{driver.process.pid}x*")), (
+        "tables of simulated devices outlive the run"
+    )
+
+
+def test_a_run_goes_on_without_what_it_may_leave_out(tmp_path):
+    "The groups of a dead engine, an optimizer step that is not finite; and a slow rank is waited for"
+    faults = "rollout0/generate#3/die; trainer/0/train#3/nan:3; trainer/1/slow:0.01"
+    driver, folder = disturbed(
+        tmp_path, faults, **{"faults.min_groups": 0.5, "faults.nonfinite": "skip"}
+    )
+    assert driver.end() == 0, driver.text()
+    assert len(rows(folder)) == STEPS + 1 and [
+        e.get("trainer", False) for e in events(folder, "restart")
+    ] == [False]
+    assert [(e["kept"], e["groups"]) for e in events(folder, "groups_dropped")] == [(2, 4)]
+    assert [
+        len(f.read_text().splitlines())
+        for f in sorted((folder / "samples").glob("*.jsonl"))
+    ] == [16, 8, 16, 16, 16]
+    (nan,) = events(folder, "not_finite")
+    assert nan["step"] == 2 and Path(nan["samples"]).is_file()
+    assert [row["step"] for row in rows(folder) if row.get("skipped_steps")] == [3]
+
+
+def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
+    "The policy is to fail: a hung collective is found and named. Out of memory always ends a run: it says what took it"
+    settings = {"faults.on_failure": "fail", "faults.hang_timeout_s": 30}
+    driver, folder = disturbed(tmp_path, "trainer/1/train#2/hang:all_reduce", **settings)
+    assert driver.end() != 0
+    assert (
+        "trainer rank 0 of 2: train() made no progress for 30 s (late ranks: 0, 1)"
+        in driver.text()
+    ), driver.text()
+    assert (
+        "trainer rank 1: train() for" in driver.text()
+        and "most recent call first" in (folder / "logs/trainer-1.log").read_text()
+    )
+    assert events(folder, "failure") and not events(folder, "restart")
+
+    driver, folder = disturbed(
+        tmp_path, "trainer/0/train#2/oom:40", resume=True, **settings
+    )
+    assert driver.end() != 0
+    assert (
+        "ran out of simulated NPU memory" in driver.text() and "optimizer" in driver.text()
+    ), driver.text()
+    assert Checkpoints(folder / "checkpoints").last_good().step == 2 and [
+        row["step"] for row in rows(folder)
+    ] == [0, 1, 2]

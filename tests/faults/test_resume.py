@@ -1,0 +1,124 @@
+"""A run that is killed, anywhere, goes on as if nothing had happened: same metrics, same weights, each prompt trained once."""
+
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from whole_runs import (
+    STEPS,
+    Driver,
+    configure,
+    events,
+    prompts,
+    rows,
+    run,
+    tell,
+    wait_for,
+    weights,
+)
+
+POINTS = int(
+    os.environ.get("COOKBOOK_KILL_POINTS", "2")
+)  # random moments besides the two chosen ones
+VICTIMS = ("driver", "trainer", "engine", "raylet")
+pytestmark = pytest.mark.slow
+
+
+def in_save(folder: Path, driver: Driver, chance: random.Random) -> None:
+    "While the files of a checkpoint are being written, after the first step"
+    wait_for(lambda: any(folder.glob("checkpoints/.step_00000[2-9]*/state/*")), driver)
+
+
+def in_publish(folder: Path, driver: Driver, chance: random.Random) -> None:
+    "While the new weights lie in shared memory, after the first step"
+    wait_for(lambda: (folder / "checkpoints" / "step_000001").exists(), driver)
+    buckets = f"cookbook_npu_weights_{driver.pids['trainer'][0]}_*"
+    wait_for(lambda: any(Path("/dev/shm").glob(buckets)), driver)
+
+
+def anywhere(folder: Path, driver: Driver, chance: random.Random) -> None:
+    "Some time after a step, reproducibly chosen, with another still to come"
+    done = f'{{"step": {chance.randrange(STEPS)},'
+    wait_for(lambda: any(line.startswith(done) for line in driver.lines), driver)
+    time.sleep(chance.uniform(0.0, 0.5))
+
+
+CASES = [("driver", in_save), ("trainer", in_publish)] + [
+    (VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)
+]
+
+
+@pytest.mark.parametrize(
+    "number", range(len(CASES)), ids=lambda n: f"{n}-{CASES[n][0]}-{CASES[n][1].__name__}"
+)
+def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
+    victim, moment = CASES[number]
+    folder = tmp_path / "run"
+    for _ in range(
+        3
+    ):  # a moment is short: a busy machine may miss it, and the run ends by itself
+        shutil.rmtree(folder, ignore_errors=True)
+        driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
+        assert driver.started.wait(600) and driver.pids, driver.text()
+        moment(folder, driver, random.Random(number))
+        if driver.strike(victim):
+            break
+    assert driver.end() != 0, driver.text()
+    run(configure(tmp_path, "run", resume=True))
+    resumed = [
+        event["seconds"] for event in events(folder, "resumed")
+    ]  # none: killed before the first checkpoint
+    assert all(seconds < 20 for seconds in resumed), (
+        resumed
+    )  # beside the start of the processes
+    assert resumed or moment is anywhere
+    assert rows(folder) == rows(undisturbed)
+    assert prompts(folder) == prompts(undisturbed)
+    assert weights(folder) == weights(undisturbed)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
+    "It names the machine; resumed with another one, it ends as the run on one machine does"
+    found = tell("two_nodes_train.py", str(tmp_path))
+    assert found["code"] != 0 and "the process died" in found["text"], found["text"]
+    assert f"(Ray node {found['killed'][:8]})" in found["text"], found["text"]
+    learned = [
+        [{k: v for k, v in row.items() if not k.startswith("memory/")} for row in rows(f)]
+        for f in (tmp_path / "run", undisturbed)
+    ]
+    assert (
+        learned[0] == learned[1]
+    )  # memory apart: both machines are this one, where their first devices share one account
+    assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
+    "The one before it is taken, the event says why, and the result is the same"
+    shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
+    for step in (STEPS, STEPS - 1):
+        victim = next(
+            (tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "state").glob(
+                "__0_*.distcp"
+            )
+        )
+        victim.write_bytes(victim.read_bytes()[:-7])
+    run(configure(tmp_path, "run", resume=True))
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert events.count("checkpoint_passed_over") == 2 and '"resume"' in events
+    assert rows(tmp_path / "run") == rows(undisturbed) and weights(
+        tmp_path / "run"
+    ) == weights(undisturbed)
+
+
+def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    driver = Driver(
+        configure(tmp_path, "run", resume=True, **{"algorithm.clip_ratio_high": 0.3})
+    )
+    assert driver.end() != 0 and "algorithm.clip_ratio_high 0.28 -> 0.3" in driver.text()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

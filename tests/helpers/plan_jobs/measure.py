@@ -1,0 +1,66 @@
+"""A real trainer on simulated NPUs: what it holds and what it needs at its peaks, bytes."""
+
+import os
+from dataclasses import replace
+
+SHAPE = {
+    "rollout.prompts_per_step": 16,
+    "rollout.samples_per_prompt": 2,
+    "sampling.max_response_tokens": 116,
+    "data.max_prompt_tokens": 12,
+}
+
+
+def config_of(overrides, world):
+    from cookbook_npu.presets import qwen3_4b_colocate
+
+    return qwen3_4b_colocate(overrides={"placement.devices": world} | SHAPE | overrides)
+
+
+def sample(i, prompt=12, response=116):
+    from cookbook_npu.data.sample import Sample
+
+    ids, ones = [51 + i % 4] * response, [1] * response
+    return Sample(
+        group_id=str(i // 2),
+        index=i % 2,
+        prompt_ids=[50] * prompt,
+        response_ids=ids,
+        logprobs=[-5.0] * response,
+        loss_mask=ones,
+        versions=[0] * response,
+        finish_reason="stop",
+        reward=float(i % 2),
+    )
+
+
+def measure(rank, world_size, hf_path, overrides):
+    "Held after a training step, and the peak of the next; as under Ray, a rank sees its own device only"
+    os.environ |= {"ASCEND_RT_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0"}
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
+
+    bootstrap("trainer")
+    import numpy as np
+
+    from cookbook_npu.train.batch import make_batch
+    from cookbook_npu.train.trainer import Trainer
+
+    config = config_of(overrides, world_size)
+    trainer = Trainer(rank, world_size, config, hf_path)
+    n = config.rollout_batch
+    batch = make_batch(
+        [sample(i) for i in range(n)],
+        2,
+        config.algorithm,
+        global_batch_size=n,
+        max_tokens=116,
+    )
+    scores = [np.full(116, -5.0, dtype=np.float32)] * n
+    batch = replace(batch, old_logprobs=scores, ref_logprobs=scores)
+    trainer.train(batch)
+    held = trainer.acc.memory_allocated(0)
+    trainer.acc.reset_peak(0)
+    trainer.train(batch)
+    peak = trainer.acc.max_memory_allocated(0)
+    trainer.sleep()
+    return dict(held=held, peak=peak, asleep=trainer.acc.memory_allocated(0))

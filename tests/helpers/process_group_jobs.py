@@ -1,0 +1,176 @@
+"""What the ranks of test_process_groups.py run."""
+
+import gc
+import os
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import shims_targets
+import torch
+import torch.distributed as dist
+from simulator_jobs import collectives, run_checks
+
+from cookbook_npu.errors import DeviceError
+from cookbook_npu.npu.shims.torch import process_groups
+
+
+def cycle():
+    names = process_groups.destroy_process_groups()
+    assert names and all(
+        process_groups.group_state(group) == "destroyed"
+        for group in process_groups.device_groups()
+    )
+    return process_groups.reload_process_groups()
+
+
+def train(rank, world_size, tensor, cycles):
+    """As `shims_targets.train`, with a sleep of the process groups after every optimizer step."""
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    slept = []
+    step = ChainedOptimizer.step
+
+    def step_then_sleep(self):
+        result = step(self)
+        slept.append(cycle())
+        return result
+
+    if cycles:
+        ChainedOptimizer.step = step_then_sleep
+    history, _ = shims_targets.train(rank, world_size, tensor=tensor, sequence=tensor > 1)
+    return history, len(slept), sorted({len(names) for names in slept})
+
+
+def everything(rank, world_size):
+    """Every check of the simulator's collectives, on groups that were destroyed and reloaded."""
+    from cookbook_npu.npu.shims.registry import registry
+
+    assert registry.apply("torch.process_groups").state == "applied"
+    torch.npu.set_device(rank)
+    dist.init_process_group("hccl", timeout=timedelta(seconds=60))
+    dist.all_reduce(torch.ones(1, device="npu"))
+    cycle()
+    results = run_checks(
+        [
+            getattr(collectives, name)
+            for name in dir(collectives)
+            if name.startswith("check_")
+        ]
+    )
+    cycle()
+    dist.destroy_process_group()
+    return results
+
+
+class Poor:
+    "A offloader's host without pinned memory"
+
+    block_bytes = 1 << 20
+
+    def reserve(self, pieces):
+        raise DeviceError("no memory could be pinned", "Give the host more.")
+
+
+def fails(call, text):
+    try:
+        call()
+    except DeviceError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"{text} was not raised")
+
+
+def disturb(trainer):
+    "Everything that can go wrong between two steps, and what is left of it: nothing"
+    from cookbook_npu.npu.simulator import faults
+
+    host, rank = trainer.offloader.host, trainer.rank
+    trainer.offloader.host = Poor() if rank == 0 else host
+    fails(trainer.sleep, "pinned" if rank == 0 else "1 other ranks could not")
+    assert not trainer.offloader.asleep and process_groups.total_communicator_bytes() > 0
+    trainer.offloader.host = host
+    process_groups.destroy_process_groups()  # a save may have done that already
+    trainer.sleep()
+    if rank == 1:
+        faults.out_of_memory()
+    fails(trainer.wake, "half-way" if rank == 1 else "1 other ranks could not")
+    assert trainer.offloader.asleep and process_groups.destroy_process_groups() == []
+    reload, process_groups.reload_process_groups = (
+        process_groups.reload_process_groups,
+        partial(process_groups.reload_process_groups, attempts=1),
+    )
+    faults.fail_collective("all_reduce")
+    fails(trainer.wake, "could not be made again in 1 attempts")
+    assert not trainer.offloader.asleep and process_groups.total_communicator_bytes() == 0
+    faults.clear()
+    process_groups.reload_process_groups = reload
+    trainer.wake()
+
+
+def learn(rank, world_size, config, hf_path, between=None, folder=None):
+    "Metrics and log-probs of a real trainer that sleeps after each step; memory of its last sleep, and of its groups then"
+    from plan_jobs.measure import sample
+
+    from cookbook_npu.model.megatron import destroy_parallel
+    from cookbook_npu.train.batch import make_batch
+    from cookbook_npu.train.trainer import Trainer
+
+    trainer, n = Trainer(rank, world_size, config, hf_path), config.rollout_batch
+    batch = make_batch(
+        [sample(i) for i in range(n)],
+        2,
+        config.algorithm,
+        global_batch_size=n,
+        max_tokens=116,
+    )
+    rows = []
+    for step in range(3):
+        everywhere = [None] * world_size
+        dist.all_gather_object(everywhere, trainer.logprobs(batch))
+        by_row = {i: values for part in everywhere for i, values in part.items()}
+        scores = [by_row[i] for i in range(n)]
+        metrics = trainer.train(replace(batch, old_logprobs=scores, ref_logprobs=scores))
+        rows.append((metrics, [s.tolist() for s in scores]))
+        if step == 1 and between:
+            between(trainer)
+        if step == 2 and between:
+            trainer.save_state(folder)
+        memory = trainer.sleep()
+        fails(trainer.sleep, "asleep already")
+        if (
+            between and step == 2
+        ):  # the last checkpoint of a run is finished when the trainer sleeps already
+            trainer.finish_state()
+            assert trainer.groups_destroyed and not trainer.saver.busy()
+        process_groups.destroy_process_groups()
+        kept = trainer.acc.mem_get_info(0)[0] - memory["memory/free_after_sleep"]
+        trainer.wake()
+    destroy_parallel()
+    del trainer
+    gc.collect()  # its methods hold it in circles, and it holds the device's memory
+    return rows, memory, kept
+
+
+def sleep_between_steps(rank, world_size, hf_path, state, ways):
+    "The same trainer with several ways to sleep"
+    os.environ |= {"ASCEND_RT_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0"}
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
+
+    bootstrap("trainer")
+    from plan_jobs.measure import config_of
+
+    found = {}
+    for name, settings in ways.items():
+        config = config_of(
+            {f"placement.{k}": v for k, v in settings.items()} | {"parallel.tensor": 1},
+            world_size,
+        )
+        found[name] = learn(
+            rank,
+            world_size,
+            config,
+            hf_path,
+            *((disturb, state) if name == "destroy" else ()),
+        )
+    return found

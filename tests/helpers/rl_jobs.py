@@ -1,0 +1,136 @@
+"""What tests/unit/test_rl_ranks.py compares: functions on one process, and on several in a group."""
+
+import torch
+import torch.distributed as dist
+
+from cookbook_npu.errors import CookbookError
+from cookbook_npu.rl.advantages import whiten
+from cookbook_npu.rl.importance_sampling import importance_weights
+from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES, token_weights, weighted_sum
+from cookbook_npu.rl.losses import gspo_loss
+from cookbook_npu.rl.sequences import sequences
+
+LENGTHS, IDS = [5, 1, 8, 3, 2, 6], ["a", "b", "a", "b", "c", "c"]
+# Micro-batches of each rank, for each number of ranks; two of four have nothing to do in their second one.
+SPLITS = {
+    1: [[range(6)]],
+    2: [[[0, 3], [5]], [[1], [2, 4]]],
+    4: [[[0], [1]], [[2], [3]], [[4], []], [[5], []]],
+}
+
+
+def data():
+    "The same step on every rank: features, masks, advantages, log-probs of the other policies, in float64"
+    g = torch.Generator().manual_seed(3)
+
+    def rand(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    x = [rand(n, 4) for n in LENGTHS]
+    masks = [(torch.arange(n) % 3 != 1).double() for n in LENGTHS]
+    return (
+        x,
+        masks,
+        rand(len(LENGTHS)),
+        [0.3 * rand(n) - 1 for n in LENGTHS],
+        [0.3 * rand(n) - 1 for n in LENGTHS],
+    )
+
+
+def policy(x, theta):
+    return torch.nn.functional.logsigmoid(x @ theta)
+
+
+def add_up(value, group):
+    if group is not None:
+        dist.all_reduce(value, group=group)
+    return value.tolist()
+
+
+def data_parallel(rank, world_size, group):
+    "Gradient of the whole step with each loss aggregation, summed over micro-batches and ranks"
+    x, masks, adv_B, old, _ = data()
+    found = {}
+    for loss_agg_mode in LOSS_AGG_MODES:
+        weights = token_weights(masks, loss_agg_mode, 8, IDS)
+        theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+        for rows in SPLITS[world_size][rank]:
+            if not rows:
+                continue
+
+            def cat(parts, rows=rows):
+                return torch.cat([parts[i] for i in rows])
+
+            seqs = sequences([LENGTHS[i] for i in rows], cat(masks))
+            loss_T, _ = gspo_loss(
+                policy(cat(x), theta),
+                cat(old),
+                seqs.expand_to_tokens(adv_B[list(rows)]),
+                seqs,
+                0.2,
+                0.28,
+            )
+            weighted_sum(loss_T, cat(weights)).backward()
+        grad = theta.grad if theta.grad is not None else torch.zeros_like(theta)
+        found[loss_agg_mode] = add_up(grad, group)
+    return found
+
+
+def context_parallel(rank, world_size, group):
+    "The same with each sequence cut into parts, one for each rank; also sequence-level importance weights"
+    x, masks, adv_B, old, rollout = data()
+
+    def part(rows):
+        return torch.cat([torch.tensor_split(row, world_size)[rank] for row in rows])
+
+    lengths = [len(torch.tensor_split(m, world_size)[rank]) for m in masks]
+    seqs = sequences(lengths, part(masks), group)
+    theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+    weight_T = importance_weights(
+        part(old), part(rollout), seqs, "truncate", "sequence", 0.1, 4.0, veto_threshold=0.5
+    )
+    loss_T, _ = gspo_loss(
+        policy(part(x), theta), part(old), seqs.expand_to_tokens(adv_B), seqs, 0.2, 0.28
+    )
+    weighted_sum(
+        loss_T * weight_T, part(token_weights(masks, "seq-mean-token-mean"))
+    ).backward()
+    return add_up(theta.grad, group), [row.tolist() for row in weight_T.split(lengths)]
+
+
+def whitening(rank, world_size, kind):
+    "Whitened values of this rank's part (rank 0 has none), or the error that it raised"
+    values = (
+        torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        + 100
+    )
+    mine = (
+        values[:0]
+        if rank == 0
+        else torch.tensor_split(values, world_size - 1)[rank - 1].clone()
+    )
+    if kind == "nan" and rank == world_size - 1:
+        mine[0] = float("nan")
+    mask = (
+        torch.zeros(len(mine))
+        if kind == "masked"
+        else torch.ones(len(mine) + (kind == "shape" and rank == 1))
+    )
+    try:
+        return whiten(mine, mask, dist.group.WORLD).tolist()
+    except CookbookError as e:
+        return f"{type(e).__name__}: {e}"
+
+
+def everything(rank, world_size):
+    "All of it in one job: starting processes takes longer than the work"
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD
+    return {
+        "data_parallel": data_parallel(rank, world_size, group),
+        "context_parallel": context_parallel(rank, world_size, group),
+        **{
+            kind: whitening(rank, world_size, kind)
+            for kind in ("fine", "nan", "masked", "shape")
+        },
+    }

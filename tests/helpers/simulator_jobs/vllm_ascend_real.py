@@ -1,0 +1,374 @@
+"""The records of shims.vllm on the real code of vllm-ascend, which cannot be imported as a whole without CANN.
+
+The class NPUWorker is compiled from the real file with the methods in question and nothing else. What those methods call around
+the memory questions (profiler, configuration, allocator) are stubs; what they measure is scripted. The engine for weights over
+IPC is the real module, with the base classes of the installed vLLM.
+"""
+
+import ast
+import builtins
+import contextlib
+import inspect
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+METHODS = ("sleep", "_init_device", "determine_available_memory")
+GIB = 2**30
+
+
+class Anything:
+    "Stands for what does not matter to the question: can be called and asked, does nothing, is false"
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __call__(self, *args, **kwargs):
+        return Anything()
+
+    def __bool__(self):
+        return False
+
+
+class Snapshot:
+    "vLLM's MemorySnapshot with a scripted device"
+
+    free = [0]  # GiB, one for each reading; the last one stays
+
+    def __init__(self, device=None):
+        free = Snapshot.free.pop(0) if len(Snapshot.free) > 1 else Snapshot.free[0]
+        self.free_memory, self.total_memory, self.torch_memory = free * GIB, 64 * GIB, 0
+        self.cuda_memory = self.non_torch_memory = self.total_memory - self.free_memory
+
+
+@contextlib.contextmanager
+def profiling(baseline, weights_memory):
+    "vLLM's memory_profiling, as far as NPUWorker uses it"
+    result = SimpleNamespace(
+        before_profile=SimpleNamespace(torch_peak=0), weights_memory=weights_memory
+    )
+    yield result
+    result.after_profile = Snapshot()
+    result.non_torch_increase = (
+        result.after_profile.non_torch_memory - baseline.non_torch_memory
+    )
+
+
+class Allocator:
+    "CaMemAllocator that released everything it held"
+
+    held = 0
+    get_instance = classmethod(lambda cls: cls)
+    get_current_usage = classmethod(lambda cls: cls.held)
+    sleep = classmethod(lambda cls, offload_tags: None)
+
+
+def fake(path: str, **names) -> types.ModuleType:
+    "Put a module with these names where a package would be"
+    parts = path.split(".")
+    for n in range(1, len(parts) + 1):
+        module = sys.modules.setdefault(
+            ".".join(parts[:n]), types.ModuleType(".".join(parts[:n]))
+        )
+        module.__path__ = []
+        if n > 1:
+            setattr(sys.modules[".".join(parts[: n - 1])], parts[n - 1], module)
+    vars(module).update(names)
+    return module
+
+
+def real_worker(checkout: Path):
+    "NPUWorker of a checkout with METHODS, and the module that holds it"
+    import gc
+
+    import torch
+
+    file = checkout / "vllm_ascend/worker/worker.py"
+    tree = ast.parse(file.read_text())
+    (worker,) = [
+        n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "NPUWorker"
+    ]
+    worker.bases, worker.body = (
+        [],
+        [n for n in worker.body if isinstance(n, ast.FunctionDef) and n.name in METHODS],
+    )
+    assert {n.name for n in worker.body} == set(METHODS), f"{file} lacks one of {METHODS}"
+    module = fake("vllm_ascend.worker.worker")
+    names = {n.id for n in ast.walk(worker) if isinstance(n, ast.Name)} - set(dir(builtins))
+    vars(module).update({name: Anything() for name in names})
+    vars(module).update(
+        torch=torch,
+        gc=gc,
+        GiB_bytes=GIB,
+        MemorySnapshot=Snapshot,
+        memory_profiling=profiling,
+    )
+    vars(module).update(
+        CaMemAllocator=Allocator,
+        get_gva_layerwise_config=lambda config: None,
+        vllm_version_is=lambda version: True,
+    )
+    platform = SimpleNamespace(
+        device_type="npu", logical_device_id_to_visible_device_id=lambda index: index
+    )
+    vars(module).update(current_platform=platform)
+    exec(compile(ast.Module([worker], []), str(file), "exec"), vars(module))
+    fake("vllm.triton_utils", HAS_TRITON=False)
+    return module
+
+
+def worker_of(module):
+    "An instance ready for its start"
+    made = object.__new__(module.NPUWorker)
+    parallel = SimpleNamespace(
+        distributed_executor_backend="mp",
+        data_parallel_backend="mp",
+        nnodes_within_dp=1,
+        assigned_physical_gpu_ids=None,
+        data_parallel_rank_local=1,
+        data_parallel_index=1,
+        pipeline_parallel_size=1,
+        tensor_parallel_size=1,
+        data_parallel_size=2,
+        data_parallel_size_local=0,
+        local_world_size=1,
+    )
+    made.local_rank, made.parallel_config = 0, parallel
+    made.cache_config = SimpleNamespace(
+        gpu_memory_utilization=0.5, kv_cache_memory_bytes=None
+    )
+    made.vllm_config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
+    made.model_config, made.device = SimpleNamespace(seed=0), "npu:0"
+    made._init_worker_distributed_environment = lambda: None
+    made.update_available_memory_for_sparse_kv_offload = lambda planned: (
+        planned
+    )  # main only, off by default
+    made.model_runner = SimpleNamespace(
+        model_memory_usage=6 * GIB, profile_run=lambda: None
+    )
+    return made
+
+
+def cycle(name: str, check) -> dict:
+    "Probe, apply, verify, use, undo, and what the defect looks like"
+    from cookbook_npu.npu.shims.registry import registry
+
+    entry = registry[name]
+    needed, seen = entry.shim.needed()
+    if not needed:
+        return {"state": "not needed", "seen": seen}
+    state = registry.apply(name)
+    assert state.state == "applied", state
+    assert entry.shim.verify() and check() is True
+    assert registry.apply(name).state == "applied"
+    assert registry.undo(name).state == "undone"
+    try:
+        failed = f"check() returned {check()!r}"
+    except (AssertionError, ValueError) as error:
+        failed = str(error)
+    return {"state": "applied", "seen": seen, "without": failed}
+
+
+def startup(module):
+    "The trainer falls asleep while the engine starts"
+    Snapshot.free = [10, 12, 60]
+    worker = worker_of(module)
+    where = worker._init_device()
+    return where.type == "npu" and worker.local_rank in (0, 1)
+
+
+def measuring(module):
+    "The trainer gives memory back while the engine measures itself"
+    worker = worker_of(module)
+    worker.requested_memory, Snapshot.free = 32 * GIB, [44]
+    worker.init_snapshot = Snapshot()
+    worker.model_runner.profile_run = lambda: setattr(Snapshot, "free", [50])
+    planned = worker.determine_available_memory()
+    return (
+        planned == (32 - 6 - (64 - 50)) * GIB
+    )  # everything in use outside of torch counts
+
+
+def sleeping(module):
+    "The trainer takes memory while the engine falls asleep"
+    import torch
+
+    readings = iter([(30 * GIB, 64 * GIB), (10 * GIB, 64 * GIB)])
+    Allocator.held, real = 5 * GIB, torch.npu.mem_get_info
+    torch.npu.mem_get_info = lambda *args: next(readings)
+    try:
+        worker_of(module).sleep(level=1)
+    finally:
+        torch.npu.mem_get_info = real
+    return True
+
+
+def memory_records(rank, world_size, checkout):
+    "The three memory records on one checkout"
+    import warnings
+
+    from cookbook_npu.npu.shims import vllm_ascend as vllm
+
+    warnings.simplefilter("ignore")
+    vllm.STARTUP_POLL, module = 0.05, real_worker(Path(checkout))
+    checks = {
+        "startup_memory": startup,
+        "profiling_memory": measuring,
+        "sleep_memory": sleeping,
+    }
+    return {
+        name: cycle(f"vllm_ascend.{name}", lambda check=check: check(module))
+        for name, check in checks.items()
+    }
+
+
+def load_file(name: str, file: Path) -> types.ModuleType:
+    "Import one real file under its name, its package being a stub"
+    fake(name.rpartition(".")[0])
+    module = types.ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module
+    exec(compile(file.read_text(), str(file), "exec"), vars(module))
+    setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+    return module
+
+
+def ipc_record(rank, world_size, checkout):
+    "packed_npu_ipc on the real engine of one checkout; what it needs of other vLLM versions is made up"
+    import vllm.distributed.weight_transfer.base as base
+    import vllm.distributed.weight_transfer.ipc_engine as ipc
+
+    from cookbook_npu.npu.shims import vllm_ascend as vllm
+
+    folder = Path(checkout) / "vllm_ascend/distributed/weight_transfer"
+    if not (folder / "npu_ipc_engine.py").is_file():
+        fake("vllm_ascend")
+        return {"state": "not needed", "seen": vllm.PACKED.needed()[1], "paths": {}}
+    tree = ast.parse((folder / "npu_ipc_engine.py").read_text())
+    for module in (base, ipc):  # names that this version of vLLM does not have any more
+        imports = [
+            n
+            for n in tree.body
+            if isinstance(n, ast.ImportFrom) and n.module == module.__name__
+        ]
+        for name in (alias.name for node in imports for alias in node.names):
+            if not hasattr(module, name):
+                setattr(module, name, type(name, (), {}))
+    load_file(
+        "vllm_ascend.distributed.weight_transfer.packed_tensor", folder / "packed_tensor.py"
+    )
+    module = load_file(vllm.IPC_MODULE, folder / "npu_ipc_engine.py")
+
+    def check():
+        engine = object.__new__(module.NPUIPCWeightTransferEngine)
+        engine.packed, engine.device = True, SimpleNamespace(index=0)
+        module.packed_npu_ipc_consumer, module.npu_generate_uuid = (
+            (lambda **buffer: [("w", 0)]),
+            (lambda: "here"),
+        )
+        fields = dict(
+            tensor_sizes=[1],
+            ipc_handles={},
+            names=["w"],
+            shapes=[[1]],
+            dtype_names=["float32"],
+        )
+        try:
+            engine.receive_weights(SimpleNamespace(**fields))
+        except vllm.ShimError as error:
+            return "never loads them" in str(error)
+        return False  # it came back as if all were well
+
+    worker = built_with_npu_ipc(module)
+    opened = open_handles(vllm, module, worker)
+    return cycle("vllm_ascend.packed_npu_ipc", check) | {
+        "paths": vllm.weight_paths(worker, ["npu_ipc"]),
+        "opened": opened,
+    }
+
+
+def built_with_npu_ipc(module):
+    "A worker that hands everything to the real engine, as the worker of vllm-ascend does"
+    module.NPUIPCWeightTransferEngine.__abstractmethods__ = (
+        frozenset()
+    )  # of the installed vLLM, which is newer
+    engine = object.__new__(module.NPUIPCWeightTransferEngine)
+    engine.packed, engine.device, engine.model, loaded = (
+        False,
+        SimpleNamespace(index=0),
+        SimpleNamespace(),
+        [],
+    )
+    engine.model.load_weights = loaded.extend
+    direct = (
+        [loaded.extend]
+        if "load_weights" in inspect.signature(engine.receive_weights).parameters
+        else []
+    )
+    return SimpleNamespace(
+        weight_transfer_engine=engine, loaded=loaded, model_runner=SimpleNamespace(),
+        vllm_config=SimpleNamespace(weight_transfer_config=SimpleNamespace(backend="npu_ipc")),
+        init_weight_transfer_engine=lambda info: engine.init_transfer_engine(engine.init_info_cls(**info)),
+        start_weight_update=lambda: None, finish_weight_update=lambda: None,
+        update_weights=lambda info: engine.receive_weights(unpacked(engine.parse_update_info(info)), *direct),
+    )  # fmt: skip
+
+
+def unpacked(info):
+    "Update info with the field that the base class of older versions has, at its default"
+    info.packed = False
+    return info
+
+
+def open_handles(vllm, module, worker):
+    "What the real engine asks torch_npu to open, and loads, for one published tensor"
+    import torch
+
+    module.npu_generate_uuid = lambda: "here"
+    reductions = fake("torch_npu.multiprocessing.reductions")
+    reductions.rebuild_npu_tensor = lambda *args: args
+    args = (
+        torch.Tensor,
+        torch.Size([2, 3]),
+        (3, 1),
+        16,
+        torch.UntypedStorage,
+        torch.bfloat16,
+        0,
+        b"handle",
+        64,
+        0,
+        False,
+        b"",
+        0,
+        b"",
+        False,
+    )
+    vllm.opener(worker, "npu_ipc")([("w", args)])
+    ((name, opened),) = worker.loaded
+    return name == "w" and opened == (*args[:6], 0, *args[7:])
+
+
+def real_vllm(rank, world_size):
+    "What the records say about the installed vLLM, and that each can be applied to it and undone"
+    import vllm.engine.arg_utils as arguments
+
+    from cookbook_npu.npu.shims import vllm_ascend as vllm
+    from cookbook_npu.npu.shims.registry import registry
+
+    vllm.enter_rollout()
+    before = arguments.EngineArgs(model="m").logprobs_mode
+    report = {row["name"]: (row["state"], row["detail"]) for row in vllm.enter_engine()}
+    during = arguments.EngineArgs(model="m").logprobs_mode
+    registry.undo_all()
+    half = vllm.HalfAwake()
+    vllm._core().wake_up(half, ["weights"])
+    return (
+        report,
+        (before, during, arguments.EngineArgs(model="m").logprobs_mode),
+        half.resumed,
+        vllm.transfer_engines(),
+    )

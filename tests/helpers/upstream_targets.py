@@ -1,0 +1,36 @@
+"""What the processes of test_upstream.py run: every record against the checkouts on their PYTHONPATH."""
+
+import importlib
+
+from shims_targets import train
+
+from cookbook_npu.errors import ShimError
+from cookbook_npu.npu.shims.registry import registry
+
+
+def back(entry):
+    "Take a shim back: whether every place holds again what it held, and what the probe sees then"
+    changes = [change for change in entry.patch.changes if entry.patch.holds(change)]
+    left = registry.undo(
+        entry.shim.name, leave=True
+    ).detail  # MindSpeed has replaced it since: theirs stays
+    # of several changes to one place the first one knows what was there
+    first = {change.where: change for change in reversed(changes)}
+    restored = all(change.get() is change.old for change in first.values())
+    try:
+        needed, seen = entry.shim.needed()
+    except ShimError as error:  # some can only be probed before megatron is imported
+        needed, seen = True, str(error)
+    return {"restored": restored, "needed_again": needed, "seen_again": seen, "left": left}
+
+
+def contract(rank, world_size, tensor):
+    "A training step on these sources, the report of every record, and each of them undone in reverse order"
+    history, _ = train(rank, world_size, tensor=tensor, sequence=tensor > 1, steps=2)
+    report = registry.report()
+    entries = [registry[name] for name in reversed(registry.applied())]
+    undone = {e.shim.name: back(e) for e in entries}
+    sources = {
+        name: importlib.import_module(name).__path__[0] for name in ("megatron.core",)
+    }
+    return {"history": history, "report": report, "undone": undone, "sources": sources}

@@ -1,0 +1,160 @@
+"""Whole runs in processes of their own, to be disturbed: used by test_resume.py and test_faults.py."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from safetensors import safe_open
+
+from cookbook_npu.config import save_config
+from cookbook_npu.presets import qwen3_4b_colocate
+
+HERE = Path(__file__).parent
+STEPS = 5
+RAY_AGENTS = (
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+)  # notice only after a minute that they are alone
+
+
+def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
+    "The configuration file of a run"
+    overrides = {
+        "output.root": str(root),
+        "output.name": name,
+        "output.resume": resume,
+        "output.tensorboard": False,
+        "rollout.eval_every": 2,
+        "data.eval_prompts": 8,
+        "warm_start.steps": 20,
+        "warm_start.noisy_steps": 2,
+        "reward.scorers": {"run_driver:spread": 1.0},
+        "train.save_every": 1,
+        "train.keep_last": 9,
+        **more,
+    }
+    config = qwen3_4b_colocate(
+        num_steps=STEPS, prompts_per_step=4, samples_per_prompt=4, overrides=overrides
+    )
+    save_config(config, root / f"{name}.json")
+    return root / f"{name}.json"
+
+
+class Driver:
+    "A run under way: its lines as they come, and the process ids it announced"
+
+    def __init__(self, config: Path, faults: str = ""):
+        path = os.pathsep.join(
+            [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "run_driver.py"), str(config)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ
+            | {
+                "PYTHONPATH": path,
+                "OMP_NUM_THREADS": "1",
+                "COOKBOOK_NPU_SIM_FAULTS": faults,
+            },
+        )
+        self.lines, self.pids, self.started = [], {}, threading.Event()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith('{"driver"'):
+                self.pids = json.loads(line)
+                self.started.set()
+        self.started.set()
+
+    def end(self, timeout=900) -> int:
+        code = self.process.wait(timeout)
+        self.reader.join(10)
+        return code
+
+    def strike(self, victim: str) -> bool:
+        "Kill a process of the run at once and wait for the others; false: the run had ended by itself"
+        try:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            waits = [p for p in below if p.name() not in RAY_AGENTS]
+            os.kill(self.pids[victim][0], signal.SIGKILL)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            return False
+        _, left = psutil.wait_procs(waits, timeout=150)
+        assert not left, f"processes that outlive their run: {left}"
+        return self.end() != 0
+
+    def text(self) -> str:
+        return "".join(self.lines)[-6000:]
+
+
+def run(config: Path) -> None:
+    "A run that nobody disturbs"
+    driver = Driver(config)
+    assert driver.end() == 0, driver.text()
+
+
+def rows(folder: Path) -> list[dict]:
+    "The metrics without what a clock measured"
+    lines = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k}
+        for row in lines
+    ]
+
+
+def weights(folder: Path) -> dict[str, list]:
+    with safe_open(
+        folder / "checkpoints" / f"step_{STEPS:06d}" / "hf" / "model.safetensors", "np"
+    ) as file:
+        return {name: file.get_tensor(name).tobytes() for name in file.keys()}
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    "What happened in a run, of one kind"
+    lines = (
+        (folder / "events.jsonl").read_text().splitlines()
+        if (folder / "events.jsonl").exists()
+        else []
+    )
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def prompts(folder: Path) -> list[list[str]]:
+    "The prompts of each step"
+    files = sorted((folder / "samples").glob("step_*.jsonl"))
+    return [
+        [
+            json.loads(line)["metadata"]["prompt_id"]
+            for line in file.read_text().splitlines()
+        ]
+        for file in files
+    ]
+
+
+def tell(script: str, *words: str) -> dict:
+    "What a script of launch_jobs found"
+    command = [sys.executable, str(HERE / "launch_jobs" / script), *words]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=850)
+    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, out.stdout[-3000:] + out.stderr[-3000:]
+    return json.loads(lines[0][7:])
+
+
+def wait_for(what, driver: Driver, timeout=200) -> None:
+    "Poll until a thing happens or the run ends"
+    deadline = time.monotonic() + timeout
+    while not what() and driver.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)

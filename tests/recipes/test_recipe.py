@@ -1,0 +1,200 @@
+"""The recipe from the command line to the report, with tiny settings: it runs, repeats, and refuses mistakes early."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+PHASES = (
+    "rollout",
+    "ref_logprobs",
+    "logprobs",
+    "actor_train",
+    "sleep",
+    "wake_up",
+    "update_weights",
+    "step",
+)
+SEED_METRICS = (
+    "raw_reward response_length_mean response_length_max truncated_ratio zero_std_groups pg_loss kl_loss entropy_loss "
+    "pg_clipfrac grad_norm lr train_rollout_logprob_abs_diff tokens_per_s_per_device"
+).split()
+TINY = {
+    "rollout.eval_every": 1,
+    "data.eval_prompts": 16,
+    "warm_start.steps": 20,
+    "warm_start.noisy_steps": 2,
+}
+
+
+def command(*args: str, timeout: float = 400) -> subprocess.CompletedProcess:
+    "Run `cookbook-npu` as a person would"
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = [str(Path(sys.executable).parent / "cookbook-npu"), *args]
+    return subprocess.run(
+        run, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=env
+    )
+
+
+def tiny_run(root: Path, *args: str, **overrides) -> Path:
+    "A run with tiny settings; its folder"
+    values = {**TINY, "output.root": str(root), **overrides}
+    settings = [
+        "-p",
+        "num_steps",
+        "2",
+        "-p",
+        "prompts_per_step",
+        "4",
+        "-p",
+        "samples_per_prompt",
+        "4",
+    ]
+    done = command(
+        "run", "qwen3_4b_colocate", *settings, *args, "-p", "overrides", json.dumps(values)
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (folder,) = root.iterdir()
+    assert "reward, first" in done.stdout and str(folder / "report.html") in done.stdout
+    return folder
+
+
+def records(folder: Path) -> list[dict]:
+    return [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tiny_run(tmp_path_factory.mktemp("first") / "runs")
+
+
+def test_a_run_leaves_everything_behind(folder):
+    rows = records(folder)
+    assert [r["step"] for r in rows] == [0, 1, 2]
+    assert all(name in rows[1] for name in SEED_METRICS), sorted(
+        set(SEED_METRICS) - set(rows[1])
+    )
+    assert all(f"time/{phase}" in rows[1] for phase in PHASES), sorted(rows[1])
+    assert rows[1]["kl_loss"] == 0 and rows[1]["ppo_kl"] == 0, (
+        "on the first step actor and reference are the same weights"
+    )
+    assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
+    assert rows[2]["memory/free_after_sleep"] > rows[2]["memory/free_before_sleep"]
+    assert rows[2]["memory/engine_weights"] > 0 and "memory/communicators" in rows[1]
+    assert len((folder / "samples/step_000000.jsonl").read_text().splitlines()) == 16
+    checkpoint = folder / "checkpoints/step_000002"
+    assert (checkpoint / "hf/model.safetensors").is_file()
+    assert {"hf/model.safetensors", "state/common.pt"} <= set(
+        json.loads((checkpoint / "manifest.json").read_text())["files"]
+    )
+
+
+def test_the_report_says_simulated_and_lists_every_shim(folder):
+    page = (folder / "report.html").read_text()
+    stack = json.loads((folder / "stack.json").read_text())
+    assert (
+        "simulated NPU" in page
+        and "reported by vime #255" in page
+        and "device memory in each step" in page
+    )
+    assert stack["device"]["simulated"] is True
+    states = {s["name"]: s["state"] for s in stack["shims"]}
+    assert len(states) >= 8 and set(states.values()) <= {"applied", "not needed"}, states
+    assert all(name in page for name in states)
+
+
+def test_the_notebook_keeps_its_result(folder):
+    notebook = json.loads((folder / "notebook.ipynb").read_text())
+    outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+    results = [
+        o["data"]["application/json"]
+        for o in outputs
+        if "application/json" in o.get("data", {})
+    ]
+    assert len(results) == 1 and results[0]["steps"] == "2 of 2"
+
+
+def test_the_same_seed_repeats_bitwise(folder, tmp_path):
+    again = tiny_run(tmp_path / "runs")
+
+    def steady(rows):
+        return [
+            {k: v for k, v in r.items() if not k.startswith("time/") and "per_s" not in k}
+            for r in rows
+        ]
+
+    assert steady(records(again)) == steady(records(folder))
+    for name in ("step_000000.jsonl", "step_000001.jsonl"):
+        assert (again / "samples" / name).read_bytes() == (
+            folder / "samples" / name
+        ).read_bytes()
+
+
+def test_gsm8k_records_run_through(tmp_path):
+    lines = [
+        {
+            "question": f"Tom has {n} apples and buys {n}. How many?",
+            "answer": f"{n}+{n}.\n#### {2 * n}",
+        }
+        for n in range(1, 9)
+    ]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder = tiny_run(tmp_path / "runs", "-p", "prompt_data", str(data))
+    samples = [
+        json.loads(line)
+        for line in (folder / "samples/step_000000.jsonl").read_text().splitlines()
+    ]
+    assert {s["label"] for s in samples} <= {str(2 * n) for n in range(1, 9)}
+    assert records(folder)[-1]["step"] == 2
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="the vllm extra has no wheel here"
+)
+def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
+    folder = tiny_run(tmp_path / "runs", "-p", "engine", "vllm")
+    rows = records(folder)
+    assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
+
+
+MISTAKES = [
+    (["-p", "learning_rat", "1e-3"], "Did you mean 'learning_rate'?"),
+    (["-p", "overrides", '{"samples_per_promt": 4}'], "Did you mean 'samples_per_prompt'?"),
+    (["-p", "prompts_per_step", "-4"], "rollout.prompts_per_step is -4"),
+    (["-p", "overrides", '{"train.global_batch_size": 100}'], "does not divide"),
+    (["-p", "prompt_data", "/no/such.jsonl"], "/no/such.jsonl does not exist"),
+    (["-p", "overrides", '{"parallel.tensor": 4}'], "but the trainer has 2 devices"),
+    (["-p", "scale", "910b"], "model is not given at scale 910b"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), MISTAKES, ids=[m[1] for m in MISTAKES])
+def test_mistakes_are_refused_within_seconds(args, words, tmp_path):
+    before = set(ROOT.iterdir())
+    began = time.monotonic()
+    done = command("run", "qwen3_4b_colocate", *args)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+    assert time.monotonic() - began < 5 * (1 + os.getloadavg()[0]), (
+        "on an idle machine: 5 s"
+    )
+    assert "Traceback" not in done.stderr
+    assert set(ROOT.iterdir()) == before
+
+
+def test_a_taken_run_folder_is_refused(folder, tmp_path):
+    root = tmp_path / "runs"
+    shutil.copytree(folder, root / "mine")
+    values = {"output.root": str(root), "output.name": "mine"}
+    done = command("run", "qwen3_4b_colocate", "-p", "overrides", json.dumps(values))
+    assert done.returncode == 2 and "run folder" in done.stderr, done.stderr
+    assert sorted(p.name for p in root.iterdir()) == ["mine"]

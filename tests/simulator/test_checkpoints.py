@@ -1,0 +1,59 @@
+"""A whole checkpoint of Megatron loads with weights_only on everywhere, by allow-lists that hold what it contains."""
+
+import torch
+from places import HELPERS
+
+from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
+from cookbook_npu.testing.ranks import run_ranks
+
+# what the weights-only unpickler of PyTorch knows without a list
+KNOWN = {
+    "collections.OrderedDict",
+    "torch._utils._rebuild_tensor_v2",
+    "_codecs.encode",
+    "torch.Size",
+    "torch.device",
+}
+
+
+def strangers(names, allowed):
+    dtypes = {
+        f"torch.{name}"
+        for name in dir(torch)
+        if isinstance(getattr(torch, name), torch.dtype) or name.endswith("Storage")
+    }
+    return (
+        set(names)
+        - KNOWN
+        - dtypes
+        - {name.replace("numpy.core", "numpy._core") for name in allowed}
+    )
+
+
+def test_a_whole_checkpoint_loads_by_the_allow_lists():
+    env = {"PYTHONPATH": str(HELPERS)}
+    seen, states = run_ranks(
+        "checkpoint_jobs:whole_checkpoint", 1, bootstrap="trainer", env=env, timeout=300
+    )[0]
+    assert (
+        dict(states)["megatron.safe_objects"]
+        == dict(states)["megatron.safe_metadata"]
+        == "applied"
+    )
+    expected = {
+        "argparse.Namespace",
+        "signal.Signals",
+        "megatron.core.optimizer.optimizer_config.OptimizerConfig",
+    }
+    assert expected <= set(seen["common"])
+    resolved = {
+        f"{c.__module__}.{c.__qualname__}" for c in checkpoints.allowed_classes()
+    } | set(checkpoints.ALLOWED_CLASSES)
+    assert (
+        strangers(seen["common"], resolved) == strangers(seen["objects"], resolved) == set()
+    )
+    assert "numpy._core.multiarray._reconstruct" in seen["objects"]
+    assert (
+        strangers(seen["metadata"], checkpoints.METADATA_CLASSES) == set()
+        and seen["metadata"]
+    )

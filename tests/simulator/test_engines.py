@@ -1,0 +1,188 @@
+"""Both engines pass one conformance suite, each in a process of its own, as in a run."""
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.rollout.vllm import missing_reason
+from cookbook_npu.testing.conformance import ENGINE_CHECKS
+from cookbook_npu.testing.ranks import run_ranks
+
+TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
+
+
+def build_engine(engine: str, folder: Path, **settings):
+    if engine == "vllm":
+        from cookbook_npu.rollout.vllm import VllmEngine
+
+        return VllmEngine(
+            folder, dtype="float32", max_tokens=64, kv_cache_bytes=16 << 20, **settings
+        )
+    from cookbook_npu.rollout.transformers import TransformersEngine
+
+    return TransformersEngine(folder, dtype="float32", **settings)
+
+
+def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]:
+    """Every check of the suite on one engine: name -> what went wrong, or none. Runs in a worker process."""
+    import torch
+
+    torch.set_num_threads(1)
+    if engine == "transformers":
+        from cookbook_npu.npu.shims.bootstrap import bootstrap
+
+        bootstrap("rollout")
+    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.testing.conformance import Case, sharpen_model
+
+    results: dict[str, str | None] = {}
+    before = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory() as tmp:
+        folder, other = (
+            sharpen_model(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed))
+            for seed in (0, 1)
+        )
+        case = Case(functools.partial(build_engine, engine), folder, other)
+        checks = ENGINE_CHECKS + (VLLM_CHECKS if engine == "vllm" else [])
+        for check in checks:
+            try:
+                check(case)
+                results[check.__name__] = None
+            except Exception as e:  # the report of a check, whatever it raised
+                results[check.__name__] = f"{type(e).__name__}: {e}"
+        case.close()
+    left = sorted(n for n in set(os.listdir("/dev/shm")) - before if "vllm" in n)
+    results["nothing_left_in_shared_memory"] = f"left behind: {left}" if left else None
+    return results
+
+
+def update_in_pieces(case) -> None:
+    """Through start, update in pieces, finish, with the transfer engine that we register with vLLM"""
+    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
+    from cookbook_npu.weights.checksum import checksum
+
+    weights = case.engine.weights
+    require(weights.method == "reload_weights", f"method: {weights.method}")
+    require(weights.methods["update_weights"] == "", f"methods: {weights.methods}")
+    new = folder_weights(case.other)
+    old = response_tokens(case.ask())
+    case.update_weights(case.other)
+    want = response_tokens(case.ask())
+    case.update_weights(case.folder)
+    weights.method = "update_weights"
+    case.engine.update_weights(
+        case.engine.version + 1, new.items(), {n: checksum(t) for n, t in new.items()}
+    )
+    got = response_tokens(case.ask())
+    require(got == want, "the responses are not those of the new weights")
+    require(got != old, "the responses are still those of the old weights")
+
+
+def update_by_handles(case) -> None:
+    """Through vLLM's own engine for memory of the same device; a stub opens the handles"""
+    from types import SimpleNamespace
+    from unittest import mock
+
+    import torch
+    import vllm.distributed.weight_transfer.ipc_engine as native
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    from cookbook_npu.errors import WeightUpdateError
+    from cookbook_npu.npu.shims.vllm_ascend import NATIVE
+    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
+    from cookbook_npu.weights.checksum import checksum
+    from cookbook_npu.weights.manifest import pack_bucket
+    from cookbook_npu.weights.transport import entry_handle
+
+    def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):
+        return blocks[handle].view(dtype).as_strided(size, stride, offset)
+
+    case.close()
+    new = folder_weights(case.other)
+    size = sum(t.nbytes + 64 for t in new.values()) // 64 * 64
+    blocks = [torch.zeros(size, dtype=torch.uint8)]
+    entries = pack_bucket(list(new.items()), 0, blocks[0], 1, 1, 0)
+    bucket = (
+        torch.Tensor,
+        blocks[0].shape,
+        (1,),
+        0,
+        torch.UntypedStorage,
+        torch.uint8,
+        0,
+        0,
+        blocks[0].nbytes,
+        0,
+        False,
+        b"",
+        0,
+        b"",
+        False,
+    )
+    handles = {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
+    device = mock.patch.object(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1")
+    )
+    with (
+        mock.patch.dict(NATIVE, cpu="ipc"),
+        device,
+        mock.patch.object(native, "rebuild_cuda_tensor", opened),
+    ):
+        case.built = build_engine("vllm", case.folder, weight_update_method="native")
+        weights = case.engine.weights
+        require(weights.method == "ipc", f"method: {weights.method}")
+        require(
+            weights.methods["update_weights"] == "the worker was built with ipc",
+            f"methods: {weights.methods}",
+        )
+        old = response_tokens(case.ask())
+        sums = {n: checksum(t) for n, t in new.items()}
+        case.engine.update_weights(1, new.items(), sums, handles)
+        got = response_tokens(case.ask())
+        with pytest.raises(WeightUpdateError, match="takes device handles"):
+            case.engine.update_weights(2, new.items())
+        require(
+            case.engine.state == "awaiting weights",
+            f"after an update without handles the engine is {case.engine.state}",
+        )
+        case.close()
+    case.update_weights(case.other)
+    want = response_tokens(case.ask())
+    require(got == want, "the responses are not those of the new weights")
+    require(got != old, "the responses are still those of the old weights")
+
+
+VLLM_CHECKS = [update_in_pieces, update_by_handles]
+
+
+@functools.cache
+def results_of(engine: str) -> dict[str, str | None]:
+    env = {"COOKBOOK_NPU_SIMULATE": "1"}
+    return run_ranks(
+        f"{__file__}:run_checks", 1, kwargs={"engine": engine}, env=env, timeout=240
+    )[0]
+
+
+NAMES = [c.__name__ for c in ENGINE_CHECKS] + ["nothing_left_in_shared_memory"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_engine(name):
+    assert results_of("transformers")[name] is None
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+@pytest.mark.parametrize("name", NAMES)
+def test_vllm_engine(name):
+    assert results_of("vllm")[name] is None
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+@pytest.mark.parametrize("name", [c.__name__ for c in VLLM_CHECKS])
+def test_vllm_takes_weights_by_every_method(name):
+    assert results_of("vllm")[name] is None

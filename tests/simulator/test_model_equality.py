@@ -1,0 +1,389 @@
+"""Megatron models on the simulated NPU against plain Hugging Face: logits, gradients, names, packing, training.
+
+One job of two processes checks everything: first as one model at TP 2 with sequence parallelism, then as two copies at
+TP 1. The references are made here, in a process that knows no accelerator.
+"""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
+from cookbook_npu.testing.ranks import run_ranks
+
+FAMILIES = ("qwen3", "qwen3_vl", "qwen3_5")
+LAYOUTS = ("TP2", "TP1")
+TOLERANCE = 1e-5
+TEMPERATURE = 0.8
+OPTIM = OptimConfig(learning_rate=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)
+STEPS = 2
+
+
+def sample(prompt: list[int], response: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(prompt_ids=prompt, response_ids=response)
+
+
+SAMPLES = [
+    sample([2, 3, 4], [5, 6]),
+    sample([7], [8, 9, 10, 11]),
+    sample([3, 4], [5]),
+    sample([12, 13, 14, 2, 3], [4, 5, 6, 7, 8, 9]),
+    sample([6, 5], [4, 3, 2]),
+    sample([9, 9, 9], [9]),
+]
+
+
+# ---------------------------------------------------------------- references, on the host
+
+
+def tokenizer():
+    "15 tokens: a vocabulary that TP 2 does not divide"
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(
+        models.WordLevel(
+            {t: i for i, t in enumerate(["<pad>", "<eos>", *"0123456789+*="])}, "<pad>"
+        )
+    )
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"
+    )
+
+
+def hf_model(folder: Path):
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto = AutoModelForCausalLM if folder.name == "qwen3" else AutoModelForImageTextToText
+    return auto.from_pretrained(folder)
+
+
+def hf_logprobs(hf, s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
+    "Log-probs and entropies of the response of one sample, by itself"
+    ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
+    logp = torch.log_softmax(
+        hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE, -1
+    )
+    return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0], -(
+        logp.exp() * logp
+    ).sum(-1)
+
+
+def objective(logps: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
+    "A loss that weighs every sample differently; a sum, so it can be split anywhere"
+    return -sum((1 + i) * logp.sum() for i, logp in zip(numbers, logps, strict=True)) / 10
+
+
+def hf_train(hf) -> tuple[dict[str, torch.Tensor], list[float]]:
+    "Weights after some steps of plain AdamW, and the gradient norms"
+    decays = [p for p in hf.parameters() if p.dim() > 1]
+    rest = [p for p in hf.parameters() if p.dim() == 1]
+    groups = [
+        {"params": decays, "weight_decay": OPTIM.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(
+        groups, lr=OPTIM.learning_rate, betas=(OPTIM.beta1, OPTIM.beta2), eps=OPTIM.eps
+    )
+    norms = []
+    for _ in range(STEPS):
+        hf.zero_grad()
+        objective([hf_logprobs(hf, s)[0] for s in SAMPLES], range(len(SAMPLES))).backward()
+        norms.append(
+            torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad).item()
+        )
+        adam.step()
+    return {n: p.detach().clone() for n, p in hf.state_dict().items()}, norms
+
+
+def reference(folder: Path) -> dict:
+    hf = hf_model(folder)
+    ids = torch.randint(2, 15, (2, 8), generator=torch.Generator().manual_seed(0))
+    logits = hf(input_ids=ids).logits
+    logits.logsumexp(-1).mean().backward()
+    grads = {
+        n: torch.zeros_like(p) if p.grad is None else p.grad
+        for n, p in hf.named_parameters()
+    }
+    with torch.no_grad():
+        logps = [hf_logprobs(hf, s) for s in SAMPLES]
+    out = {"ids": ids, "logits": logits.detach(), "grads": grads, "logps": logps}
+    return out | ({"trained": hf_train(hf)} if folder.name == "qwen3" else {})
+
+
+# ---------------------------------------------------------------- what the two processes do
+
+
+def hf_named_gradients(model) -> dict[str, torch.Tensor]:
+    "The gradient buffer under Hugging Face names: exported as if it were the weights"
+    from cookbook_npu.model.megatron import export_weights
+
+    params = list(model.module.parameters())
+    weights = [p.data for p in params]
+    for p in params:
+        p.data = p.main_grad.clone()
+    grads = {n: t.cpu().clone() for n, t in export_weights(model)}
+    for p, w in zip(params, weights, strict=True):
+        p.data = w
+    return grads
+
+
+def far(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a.detach().cpu().float() - b.float()).abs().max().item()
+
+
+def whole_gradient(model, ids) -> dict[str, torch.Tensor]:
+    "One micro-batch; at TP 1 nothing is summed over ranks, so that every copy keeps its own gradient"
+    model.zero_grad()
+    model.logits(ids).logsumexp(-1).mean().backward()
+    if model.layout.tensor_size > 1:
+        model.finish_gradients()
+    return hf_named_gradients(model)
+
+
+def whole_norm(model) -> float:
+    "The gradient norm as the optimizer sees it: slices of all ranks, each parameter once"
+    from cookbook_npu.model.optimizer import build_optimizer
+
+    megatron = build_optimizer(model, OPTIM, num_steps=10).megatron
+    megatron.prepare_grads()
+    return float(megatron.get_grad_norm())
+
+
+def check_packed(model, want: dict) -> dict[str, float]:
+    from cookbook_npu.model.logprobs import packed_logprobs
+    from cookbook_npu.model.packing import pack, pad
+
+    batch = pack(SAMPLES, model.layout.row_multiple)
+    result = {"one_by_one": 0.0, "chunked": 0.0}
+    with torch.no_grad():
+        full = packed_logprobs(model, batch, TEMPERATURE, 10_000)
+        small = packed_logprobs(model, batch, TEMPERATURE, 3)
+        padded = packed_logprobs(
+            model, pad(SAMPLES, model.layout.row_multiple), TEMPERATURE, 10_000
+        )
+    result["chunked"] = max(far(a, b.cpu()) for a, b in zip(small, full, strict=True))
+    result["padded"] = max(far(a, b.cpu()) for a, b in zip(padded, full, strict=True))
+    for got, references in zip(full, zip(*want["logps"], strict=True), strict=True):
+        pairs = zip(batch.split(got), references, strict=True)
+        result["one_by_one"] = max(result["one_by_one"], *(far(a, b) for a, b in pairs))
+    return result
+
+
+def check_training(model, want: dict) -> dict[str, float]:
+    from cookbook_npu.model.logprobs import packed_logprobs
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.model.micro_batching import plan_micro_batches
+    from cookbook_npu.model.optimizer import build_optimizer
+    from cookbook_npu.model.packing import pack
+
+    optimizer = build_optimizer(model, OPTIM, num_steps=100)
+    lengths = [len(s.prompt_ids) + len(s.response_ids) for s in SAMPLES]
+    mine = plan_micro_batches(lengths, 12, model.layout.data_size)[model.layout.data_rank]
+    norms = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for numbers in mine:
+            batch = pack([SAMPLES[i] for i in numbers], model.layout.row_multiple)
+            logp, _ = packed_logprobs(model, batch, TEMPERATURE, 5)
+            objective(batch.split(logp), numbers).backward()
+        norms.append(optimizer.step()[1])
+    weights, reference_norms = want["trained"]
+    differences = [abs(a - b) for a, b in zip(norms, reference_norms, strict=True)]
+    return {
+        "micro_batches": len(mine),
+        "norm": max(differences),
+        "weights": max(far(t, weights[n]) for n, t in export_weights(model)),
+    }
+
+
+def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
+    "All ranks join every bucket, rank 0 writes; the first time it fails half-way, and every rank must hear of it"
+    from cookbook_npu.errors import WeightUpdateError
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.weights.transport import (
+        SharedMemory,
+        raise_on_all_ranks,
+        read_buckets,
+        write_buckets,
+    )
+
+    class Full(SharedMemory):
+        "The third bucket finds no memory"
+
+        def allocate(self, index, nbytes):
+            if index == 2:
+                raise OSError(28, "No space left on device")
+            return super().allocate(index, nbytes)
+
+    def attempt(kind):
+        memory = kind() if model.layout.rank == 0 else None
+        raise_error = functools.partial(raise_on_all_ranks, device=model.layout.device)
+        named = export_weights(model)
+        return write_buckets(1, named, 2**14, memory, raise_error=raise_error), memory
+
+    try:
+        attempt(Full)
+        heard = "nothing"
+    except WeightUpdateError as error:
+        heard = error.what
+    manifest, memory = attempt(SharedMemory)
+    if memory is None:
+        return {"heard": heard}
+    arrived = {n: t.clone() for n, t in read_buckets(manifest)}
+    memory.release()
+    wrong = [
+        n
+        for n in saved | arrived
+        if n not in saved or n not in arrived or not torch.equal(saved[n], arrived[n])
+    ]
+    return {"heard": heard, "wrong": wrong, "buckets": len(manifest.buckets)}
+
+
+def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
+    from cookbook_npu.model.megatron import export_weights, load_model
+
+    model = load_model(folder, ModelConfig(dtype="float32"), parallel)
+    saved = load_file(folder / "model.safetensors")
+    exported = {n: t.cpu() for n, t in export_weights(model)}
+    result = {
+        "missing": sorted(set(saved) ^ set(exported)),
+        "changed": [n for n in saved if not torch.equal(saved[n], exported[n])],
+        "logits": far(model.logits(want["ids"]), want["logits"]),
+        "published": check_publish(model, saved),
+    }
+    grads = whole_gradient(model, want["ids"])
+    result["grads"] = {n: far(g, want["grads"][n]) for n, g in grads.items()}
+    result["largest_grad"] = max(g.abs().max().item() for n, g in grads.items())
+    if model.layout.tensor_size > 1:
+        result["norms"] = (
+            whole_norm(model),
+            torch.stack([g.norm() for g in want["grads"].values()]).norm().item(),
+        )
+    if folder.name == "qwen3":
+        again = load_model(folder, ModelConfig(dtype="float32", recompute="full"), parallel)
+        result["recomputed"] = max(
+            far(g, grads[n]) for n, g in whole_gradient(again, want["ids"]).items()
+        )
+    result |= check_packed(model, want)
+    return result | ({"trained": check_training(model, want)} if "trained" in want else {})
+
+
+def both_layouts(rank: int, world_size: int, root: str) -> dict:
+    from cookbook_npu.model.megatron import destroy_parallel, init_parallel
+
+    results = {}
+    for name, tensor in zip(LAYOUTS, (2, 1), strict=True):
+        parallel = ParallelConfig(tensor=tensor)
+        layout = init_parallel(parallel, seed=0, timeout_s=60)
+        assert (layout.data_size, layout.sequence) == (world_size // tensor, tensor > 1)
+        for family in FAMILIES:
+            want = torch.load(Path(root, f"{family}.pt"), weights_only=False)
+            results[name, family] = check(Path(root, family), parallel, want)
+        destroy_parallel()
+    return results
+
+
+# ---------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> list[dict]:
+    from cookbook_npu.model.tiny import build_tiny
+
+    root = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        layers = (
+            4 if family == "qwen3_5" else 2
+        )  # three gated delta nets and one attention layer
+        shape = TinyConfig(family=family, hidden_size=64, num_layers=layers, ffn_size=128)
+        torch.save(
+            reference(build_tiny(shape, tokenizer(), root / family, seed=0)),
+            root / f"{family}.pt",
+        )
+    return run_ranks(
+        f"{__file__}:both_layouts", 2, {"root": str(root)}, timeout=300, bootstrap="trainer"
+    )
+
+
+cases = pytest.mark.parametrize(
+    "case",
+    [(layout, family) for layout in LAYOUTS for family in FAMILIES],
+    ids=lambda c: "-".join(c),
+)
+
+
+@cases
+def test_logits_equal_hugging_face(results, case):
+    for rank in results:
+        assert rank[case]["logits"] <= TOLERANCE
+
+
+@cases
+def test_gradients_equal_hugging_face(results, case):
+    for rank in results:
+        assert {n: d for n, d in rank[case]["grads"].items() if d > TOLERANCE} == {}
+        assert rank[case]["largest_grad"] > 1e-2  # the comparison is of something
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_norm_counts_every_parameter_once(results, family):
+    for rank in results:
+        ours, theirs = rank["TP2", family]["norms"]
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@cases
+def test_a_publish_carries_every_weight_and_a_failed_one_stops_all_ranks(results, case):
+    "Tied and untied heads, a padded vocabulary; the ranks leave the gathers at the same bucket"
+    first, second = (rank[case]["published"] for rank in results)
+    assert first["wrong"] == [] and first["buckets"] > 3
+    assert "bucket 2 could not be written" in first["heard"]
+    assert second == {"heard": "1 other ranks could not write a bucket"}
+
+
+@cases
+def test_every_weight_survives_load_and_export_bit_for_bit(results, case):
+    "The tied head of qwen3 is not in the file either: the embedding is the head"
+    for rank in results:
+        assert rank[case]["missing"] == []
+        assert rank[case]["changed"] == []
+
+
+@cases
+def test_a_packed_row_equals_its_samples_one_by_one(results, case):
+    for rank in results:
+        assert rank[case]["one_by_one"] <= TOLERANCE
+
+
+@cases
+def test_padded_rows_equal_the_packed_row(results, case):
+    for rank in results:
+        assert rank[case]["padded"] <= TOLERANCE
+
+
+@cases
+def test_chunked_logprobs_equal_unchunked(results, case):
+    for rank in results:
+        assert rank[case]["chunked"] <= 1e-6
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_recomputed_gradients_are_the_same(results, layout):
+    for rank in results:
+        assert rank[layout, "qwen3"]["recomputed"] <= 1e-6
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_training_steps_equal_plain_adamw(results, layout):
+    "TP 2 and DP 2 (two copies at TP 1, half the samples each) against one plain process; so they equal each other"
+    for rank in results:
+        trained = rank[layout, "qwen3"]["trained"]
+        assert trained["micro_batches"] >= 2
+        assert trained["norm"] <= TOLERANCE
+        assert trained["weights"] <= TOLERANCE

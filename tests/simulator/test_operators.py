@@ -1,0 +1,29 @@
+"""Operators on the simulated NPU: one process runs the checks of simulator_jobs/operators.py, each is a test here."""
+
+import re
+
+import pytest
+from places import HELPERS
+
+from cookbook_npu.testing.ranks import run_ranks
+
+JOBS = HELPERS / "simulator_jobs"
+
+
+@pytest.fixture(scope="module")
+def results():
+    env = {"PYTHONPATH": str(HELPERS)}
+    return run_ranks(
+        "simulator_jobs.operators:everything",
+        1,
+        bootstrap="simulator",
+        env=env,
+        timeout=300,
+    )[0]
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r"^def (check_\w+)", (JOBS / "operators.py").read_text(), re.M)
+)
+def test_operators(results, name):
+    assert results[name] == ""

@@ -1,0 +1,222 @@
+"""The doctor on machines that people reported: tables of npu-smi, version files and variables as printed in public issues."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from places import FIXTURES
+
+from cookbook_npu.npu.stack.doctor import examine
+from cookbook_npu.npu.stack.machine import Machine, read_machine
+from cookbook_npu.npu.stack.settings import COMPLAINTS
+from cookbook_npu.npu.stack.stacks import Package
+
+RECORDED = {
+    p.stem: json.loads(p.read_text())
+    for p in sorted((FIXTURES / "machines").glob("*.json"))
+}
+
+
+def recorded(name: str, folder: Path) -> Machine:
+    "The machine record of a report"
+    one = RECORDED[name]
+    for path, text in one["files"].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+    def run(argv):
+        if argv[0] == "npu-smi":
+            return one.get("npu_smi_code", 0), "\n".join(one["npu_smi"]) + "\n"
+        size = one.get("df", {}).get(argv[-1])
+        return (
+            (0, f" 1B-blocks Avail\n{size[0]} {size[1]}\n")
+            if size
+            else (1, "df: no such folder")
+        )
+
+    packages = {n: Package(*v.split(" @ ")) for n, v in one["packages"].items()}
+    return read_machine(
+        folder, run, one["env"], packages, arch=one["arch"], python=one["python"]
+    )
+
+
+def states(name: str, folder: Path) -> dict[str, str]:
+    return {f.check: f.state for f in examine(recorded(name, folder)).findings}
+
+
+def test_every_recording_has_a_source():
+    assert len(RECORDED) >= 7
+    assert all(
+        one["source"].startswith("https://github.com/") and one["note"]
+        for one in RECORDED.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "free_gib", "slots", "holders"),
+    [
+        ("910b1_idle_old", 8, 60.7, [0, 1, 2, 3, 4, 5, 6, 7], 0),
+        ("910b3_busy", 8, 23.9, [0, 1, 2, 3, 4, 5, 6, 7], 1),
+        ("a3_busy", 16, 11.8, list(range(16)), 14),
+        ("a3_slime_scripts", 8, 60.9, list(range(4, 12)), 0),
+        ("a3_wide_table", 2, 60.7, [0, 1], 0),
+        ("container_occupied", 0, None, [], 0),
+    ],
+)
+def test_tables_of_npu_smi(name, devices, free_gib, slots, holders, tmp_path):
+    machine = recorded(name, tmp_path)
+    assert len(machine.devices) == devices and [d.slot for d in machine.devices] == slots
+    assert sum(len(d.processes) for d in machine.devices) == holders
+    assert [d.index for d in machine.devices] == list(range(devices))
+    if devices:
+        assert round(min(d.free_mb for d in machine.devices) / 1024, 1) == free_gib
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest", "part", "want", "fails"),
+    [
+        ("910b1_idle_old", None, None, None, {"cann-sourced", "ray"}),
+        (
+            "910b3_busy",
+            "slime",
+            "driver",
+            "25.3.RC1",
+            {
+                "expandable-segments",
+                "nz-format",
+                "versions",
+                "device-memory",
+                "leftover-processes",
+            },
+        ),
+        (
+            "a3_busy",
+            "slime",
+            "driver",
+            "25.3.RC1",
+            {"device-memory", "leftover-processes", "versions"},
+        ),
+        (
+            "a3_slime_scripts",
+            "slime",
+            "driver",
+            "25.3.RC1",
+            {"alloc-conf", "expandable-segments", "noset", "visible-order", "versions"},
+        ),
+        ("a3_wide_table", None, None, None, {"device-count"}),
+        ("container_occupied", None, None, None, {"npu-smi"}),
+    ],
+)
+def test_sick_machines(name, nearest, part, want, fails, tmp_path):
+    report = examine(recorded(name, tmp_path))
+    assert report.exit_code == 1
+    assert fails <= {f.check for f in report.failed}
+    assert report.stack and report.differs, (
+        "every one of these differs from all known stacks"
+    )
+    if nearest:
+        assert (report.stack.name, report.differs[0].part, report.differs[0].want) == (
+            nearest,
+            part,
+            want,
+        )
+    text = report.as_text()
+    assert "mend" in text and all(f.saw in text for f in report.failed)
+
+
+def test_the_seed_passes(tmp_path):
+    report = examine(recorded("910b1_seed", tmp_path))
+    assert report.stack.name == "vime" and not report.differs
+    assert {
+        f.check: f.state for f in report.findings if f.state != "ok"
+    } == {} and report.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (dict(env={"ASCEND_RT_VISIBLE_DEVICES": "7,6,5,4"}), "visible-order"),
+        (dict(env={"HCCL_CONNECT_TIMEOUT": "9999"}), "hccl-timeouts"),
+        (dict(env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}), "alloc-conf"),
+        (dict(env={"VLLM_ASCEND_ENABLE_NZ": "2"}), "nz-format"),
+        (dict(env={"RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1"}), "noset"),
+        (dict(packages={"transformer-engine": Package("2.1")}), "training-stack"),
+        (dict(packages={"ray": Package("2.9.3")}), "ray"),
+        (dict(packages={"torch": Package("2.9.0")}), "versions"),
+        (dict(listening=frozenset({60003})), "hccl-ports"),
+        (dict(shm=None), None),
+    ],
+)
+def test_one_sickness_at_a_time(change, check, tmp_path):
+    healthy = recorded("910b1_seed", tmp_path)
+    sick = {
+        k: {**getattr(healthy, k), **v} if k in ("env", "packages") else v
+        for k, v in change.items()
+    }
+    report = examine(replace(healthy, **sick))
+    assert {f.check for f in report.failed} >= ({check} if check else set()), [
+        (f.check, f.state) for f in report.findings
+    ]
+    assert (report.exit_code == 1) is (check is not None)
+
+
+def test_every_complaint_is_seen_somewhere(tmp_path):
+    "Each recurring complaint has a check, and each check of it exists"
+    names = {f.check for f in examine(recorded("910b1_seed", tmp_path)).findings}
+    assert {check for checks in COMPLAINTS.values() for check in checks} <= names
+
+
+def command(*argv, **env):
+    import os
+
+    code = "import sys; from cookbook_npu.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=60,
+    )
+
+
+def test_command_on_the_simulated_npu(tmp_path):
+    "The laptop passes or fails for reasons of the host only, and the lock can be compared"
+    lock = tmp_path / "lock.json"
+    out = command(
+        "doctor",
+        "--scale",
+        "laptop",
+        "--json",
+        "--lock",
+        str(lock),
+        COOKBOOK_NPU_SIM_DEVICES="2",
+    )
+    record = json.loads(out.stdout)
+    assert record["simulated"] and len(record["devices"]) == 2 and record["stack"] is None
+    hardware = {
+        f["check"]: f["state"]
+        for f in record["findings"]
+        if f["check"] in ("npu-smi", "cann-sourced", "torch-npu", "device-files")
+    }
+    assert set(hardware.values()) == {"simulated"}
+    assert {f["check"] for f in record["findings"] if f["state"] == "fail"} <= {
+        "host-memory",
+        "shared-memory",
+        "disk",
+    }
+    again = command("doctor", "--scale", "laptop", "--compare", str(lock))
+    assert "nothing changed" in again.stdout
+    assert command("doctor", "--compare", str(tmp_path / "none")).returncode == 2
+
+
+def test_command_without_an_npu():
+    "Here there is no NPU: exit code 1, and what to do"
+    if Path("/dev/davinci_manager").exists():
+        pytest.skip("this machine has an NPU")
+    out = command("doctor", COOKBOOK_NPU_SIMULATE="0")
+    assert (
+        out.returncode == 1 and "no NPU here: the laptop scale simulates one" in out.stdout
+    )

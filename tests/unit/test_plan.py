@@ -1,0 +1,139 @@
+"""The plan against the real things: Megatron at the true TP on the meta device, vLLM's configuration, memory of simulated NPUs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from places import HELPERS
+
+from cookbook_npu.cli import planned
+from cookbook_npu.plan.dimensions import PUBLISHED, of_tiny, per_rank, published
+from cookbook_npu.plan.memory import micro_batch, trainer_state, training
+from cookbook_npu.plan.plan import groups, make_plan
+from cookbook_npu.plan.roles import architecture
+from cookbook_npu.presets import PRESETS
+from cookbook_npu.testing.ranks import run_ranks
+
+JOBS = HELPERS / "plan_jobs"
+
+
+def fresh(*argv) -> dict:
+    "The JSON that a script prints in a fresh process"
+    out = subprocess.run(
+        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=300
+    )
+    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, out.stderr[-3000:]
+    return json.loads(lines[0][7:])
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "rank"),
+    [("Qwen3-4B", 2, 3), ("Qwen3-VL-8B", 4, 1), ("Qwen3.5-9B", 4, 6)],
+)
+def test_real_dimensions_on_the_meta_device(name, tensor, rank):
+    "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
+    got = fresh(JOBS / "meta.py", name, tensor, rank, 8)
+    assert got["devices"] == ["meta"]
+    assert got["parameters"] == per_rank(published(name), tensor)
+    assert got["exported"] == got["hf"]
+    assert {k: got["config"][k] for k in architecture(published(name))} == architecture(
+        published(name)
+    )
+    assert (
+        got["config"]["tensor_model_parallel_size"] == tensor
+        and got["config"]["recompute_granularity"] == "full"
+    )
+    config = planned(
+        "qwen3_4b_colocate", "910b", {"overrides": {"parallel.tensor": tensor}}
+    )
+    assert got["tp"] == next(g for g in groups(config)["TP"] if rank in g)
+    assert got["dp"] == next(g for g in groups(config)["DP"] if rank in g)
+
+
+@pytest.mark.parametrize("recipe", sorted(PRESETS))
+def test_every_910b_preset_fits(recipe):
+    plan = make_plan(planned(recipe, "910b", {}))
+    assert plan.model.name in PUBLISHED and all(
+        p.nbytes <= plan.capacity for p in plan.phases
+    )
+
+
+VLLM = """
+import json, sys, tempfile
+from pathlib import Path
+from cookbook_npu.cli import planned
+from cookbook_npu.plan.dimensions import PUBLISHED
+from cookbook_npu.plan.roles import vllm_arguments
+from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
+prepare_environment("cpu")
+from vllm.engine.arg_utils import EngineArgs
+config = planned(sys.argv[1], "910b", {})
+name = Path(config.model.path).name
+folder = Path(tempfile.mkdtemp())
+kind = {"qwen3": "Qwen3ForCausalLM", "qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen3_5": "Qwen3_5ForConditionalGeneration"}
+values = PUBLISHED[name] | {"architectures": [kind[PUBLISHED[name]["model_type"]]], "dtype": "bfloat16"}
+(folder / "config.json").write_text(json.dumps(values))
+known = engine_settings(vllm_arguments(config) | {"model": str(folder)}, EngineArgs.__dataclass_fields__)
+known = {k: v for k, v in known.items() if k not in ("use_tqdm_on_load", "enable_sleep_mode")}  # a CPU cannot sleep
+made = EngineArgs(**known, skip_tokenizer_init=True).create_engine_config()
+got = dict(
+    tensor=made.parallel_config.tensor_parallel_size,
+    length=made.model_config.max_model_len,
+    eager=made.model_config.enforce_eager,
+    logprobs=made.model_config.logprobs_mode,
+)
+print("RESULT", json.dumps(got))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe", sorted(r for r in PRESETS if planned(r, "910b", {}).rollout.engine == "vllm")
+)
+def test_vllm_accepts_the_arguments(recipe):
+    "vLLM builds its whole configuration from what the plan lists; no weights, no engine"
+    pytest.importorskip("vllm", reason="the vllm extra is not installed")
+    config = planned(recipe, "910b", {})
+    got = fresh("-c", VLLM, recipe)
+    longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    assert (got["tensor"], got["length"], got["eager"]) == (
+        config.rollout.devices_per_engine,
+        longest,
+        config.rollout.enforce_eager,
+    )
+    assert got["logprobs"] == "processed_logprobs"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"parallel.tensor": 2}, {"parallel.tensor": 1, "model.recompute": "full"}],
+)
+def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
+    "TP 2 divides what the plan says it divides, DP 2 shares the optimizer"
+    from plan_jobs.measure import config_of
+
+    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+
+    config = config_of(overrides, 2)
+    folder = build_tiny(config.model.tiny, build_tokenizer(), tmp_path / "tiny", seed=0)
+    env = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "2"}
+    got = run_ranks(
+        f"{JOBS}/measure.py:measure",
+        2,
+        dict(hf_path=str(folder), overrides=overrides),
+        env=env,
+        bootstrap="trainer",
+        timeout=200,
+    )
+    d = of_tiny(config.model.tiny, 264)
+    tokens, response = micro_batch(config)
+    tokens = tokens // 128 * 128
+    held = sum(c.nbytes for c in trainer_state(d, config))
+    peak = held + sum(c.nbytes for c in training(d, config, tokens, tokens * 116 // 128))
+    for rank in got:
+        assert abs(held / rank["held"] - 1) < 0.10, (held, rank)
+        assert abs(peak / rank["peak"] - 1) < 0.10, (peak, rank)
+        assert rank["asleep"] < 0.05 * rank["held"], rank

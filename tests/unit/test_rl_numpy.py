@@ -1,0 +1,379 @@
+"""float64 results of the rl functions against implementations in numpy that share only the formula."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cookbook_npu.errors import ConfigError, NumericsError
+from cookbook_npu.rl.advantages import (
+    discounted_returns,
+    gae,
+    gae_chunked,
+    grpo,
+    rloo,
+    token_rewards,
+    whiten,
+)
+from cookbook_npu.rl.filters import DynamicSampling, overlong_penalty
+from cookbook_npu.rl.importance_sampling import importance_weights, mismatch_metrics
+from cookbook_npu.rl.kl import kl_estimate
+from cookbook_npu.rl.losses import (
+    cispo_loss,
+    gspo_loss,
+    policy_loss,
+    token_entropy,
+    value_loss,
+)
+from cookbook_npu.rl.sequences import sequences
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
+settings.load_profile("repeatable")
+CLOSE = dict(rtol=1e-9, atol=1e-9)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), **CLOSE)
+
+
+@st.composite
+def step(draw):
+    "Packed responses: lengths, mask, and random values with a drawn seed"
+    lengths = draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n = sum(lengths)
+    draws = dict(
+        logp=rng.normal(-1, 0.7, n),
+        old=rng.normal(-1, 0.7, n),
+        rollout=rng.normal(-1, 0.7, n),
+        adv=rng.normal(0, 2, n),
+        mask=rng.integers(0, 2, n).astype(float),
+    )
+    return lengths, {name: torch.from_numpy(x) for name, x in draws.items()}, draws
+
+
+def parts(x, lengths):
+    return np.split(x, np.cumsum(lengths)[:-1])
+
+
+def masked(f, x, mask):
+    "f of the values where the mask is 1; 0 when there are none"
+    return f(x[mask == 1]) if (mask == 1).any() else 0.0
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_group_advantages(size, count, seed):
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(0, 3, size * count)
+    owner = rng.permutation(np.repeat(np.arange(count), size))
+    ids = [f"p{k}" for k in owner]
+    expected = {
+        "grpo": np.zeros(len(ids)),
+        "dr_grpo": np.zeros(len(ids)),
+        "rloo": np.zeros(len(ids)),
+    }
+    for i, k in enumerate(owner):
+        group = rewards[owner == k]
+        expected["dr_grpo"][i] = rewards[i] - group.sum() / size
+        expected["grpo"][i] = (rewards[i] - group.mean()) / (group.std(ddof=1) + 1e-6)
+        expected["rloo"][i] = rewards[i] - (group.sum() - rewards[i]) / (size - 1)
+    r_B = torch.from_numpy(rewards)
+    close(grpo(r_B, ids, size), expected["grpo"])
+    close(grpo(r_B, ids, size, normalize_std=False), expected["dr_grpo"])
+    close(rloo(r_B, ids, size), expected["rloo"])
+
+
+def gae_by_hand(reward, value, mask, gamma, lam):
+    "One response, over the list of its policy tokens; gamma and lam for each token"
+    adv = np.zeros(len(reward))
+    returns = np.zeros(len(reward))
+    after = 0.0
+    next_value = 0.0
+    for t in reversed(np.flatnonzero(mask)):
+        after = reward[t] + gamma[t] * next_value - value[t] + gamma[t] * lam[t] * after
+        adv[t] = after
+        returns[t] = after + value[t]
+        next_value = value[t]
+    return adv, returns
+
+
+@given(st.integers(1, 4), st.integers(0, 40), st.integers(1, 50), st.integers(0, 2**32 - 1))
+def test_gae_serial_and_chunked(rows, tokens, chunk, seed):
+    rng = np.random.default_rng(seed)
+    reward, value = rng.normal(size=(2, rows, tokens))
+    mask = rng.integers(0, 2, (rows, tokens))
+    gamma = rng.uniform(0, 1, (rows, tokens))
+    lam = rng.uniform(0, 1, (rows, tokens))
+    expected = [np.zeros((rows, tokens)), np.zeros((rows, tokens))]
+    for i in range(rows):
+        expected[0][i], expected[1][i] = gae_by_hand(
+            reward[i], value[i], mask[i], gamma[i], lam[i]
+        )
+    arguments = [torch.from_numpy(x) for x in (reward, value, mask, gamma, lam)]
+    for found in (gae(*arguments), gae_chunked(*arguments, chunk=chunk)):
+        close(found[0], expected[0])
+        close(found[1], expected[1])
+    single = [torch.from_numpy(x).float() for x in (reward, value, mask, gamma, lam)]
+    for serial, chunked in zip(
+        gae(*single), gae_chunked(*single, chunk=chunk), strict=True
+    ):
+        assert (serial - chunked).abs().max() < 1e-5 if tokens else serial.numel() == 0
+
+
+@given(st.integers(1, 4), st.integers(1, 12), st.floats(0.5, 1), st.integers(0, 2**32 - 1))
+def test_rewards_on_tokens_and_returns(rows, tokens, gamma, seed):
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(size=rows)
+    kl = rng.normal(size=(rows, tokens))
+    mask = rng.integers(0, 2, (rows, tokens))
+    expected = np.zeros((rows, tokens))
+    for i in range(rows):
+        at = np.flatnonzero(mask[i])
+        for n, t in enumerate(at):
+            later = -0.3 * kl[i, at[n:]] + np.eye(len(at))[-1][n:] * rewards[i]
+            expected[i, t] = (later * gamma ** np.arange(len(later))).sum()
+    mask_BT = torch.from_numpy(mask)
+    reward_BT = token_rewards(torch.from_numpy(rewards), mask_BT, torch.from_numpy(kl), 0.3)
+    close(discounted_returns(reward_BT, mask_BT, gamma), expected)
+
+
+@given(step(), st.one_of(st.none(), st.floats(1.5, 4)))
+def test_policy_losses(drawn, clip_ratio_c):
+    lengths, t, x = drawn
+    ratio = np.exp(x["logp"] - x["old"])
+
+    def clipped(r):
+        best = np.minimum(r * x["adv"], np.clip(r, 0.8, 1.28) * x["adv"])
+        if clip_ratio_c is None:
+            return -best
+        return -np.where(x["adv"] < 0, np.maximum(best, clip_ratio_c * x["adv"]), best)
+
+    close(
+        policy_loss(t["logp"], t["old"], t["adv"], 0.2, 0.28, clip_ratio_c)[0],
+        clipped(ratio),
+    )
+    pairs = zip(
+        parts(x["logp"] - x["old"], lengths), parts(x["mask"], lengths), strict=True
+    )
+    of_sequence = [np.exp(masked(np.mean, d, m)) for d, m in pairs]
+    found, _ = gspo_loss(
+        t["logp"],
+        t["old"],
+        t["adv"],
+        sequences(lengths, t["mask"]),
+        0.2,
+        0.28,
+        clip_ratio_c,
+    )
+    close(found, clipped(np.repeat(of_sequence, lengths)))
+    close(
+        cispo_loss(t["logp"], t["old"], t["adv"], 0.5, 1.0)[0],
+        -np.clip(ratio, 0.5, 2.0) * x["adv"] * x["logp"],
+    )
+    close(
+        value_loss(t["logp"], t["old"], t["rollout"], 0.2)[0],
+        np.maximum(
+            (x["logp"] - x["rollout"]) ** 2,
+            (np.clip(x["logp"], x["old"] - 0.2, x["old"] + 0.2) - x["rollout"]) ** 2,
+        ),
+    )
+
+
+@given(step())
+def test_kl(drawn):
+    _, t, x = drawn
+    d = x["logp"] - x["rollout"]
+    expected = {
+        "k1": d,
+        "k2": 0.5 * d * d,
+        "k3": np.exp(-d) - 1 + d,
+        "low_var_kl": np.exp(-d) - 1 + d,
+    }
+    for estimator, k in expected.items():
+        bound = 10 if estimator == "low_var_kl" else np.inf
+        before = t["logp"].clone()
+        close(kl_estimate(t["logp"], t["rollout"], estimator), np.clip(k, -bound, bound))
+        close(
+            kl_estimate(t["logp"], t["rollout"], estimator, t["old"]),
+            np.clip(np.exp(x["logp"] - x["old"]) * k, -bound, bound),
+        )
+        assert torch.equal(before, t["logp"])
+
+
+LEVELS = {
+    "token": lambda d, m: np.exp(d),
+    "sequence": lambda d, m: np.full(len(d), np.exp(masked(np.sum, d, m))),
+    "geometric": lambda d, m: np.full(len(d), np.exp(masked(np.mean, d, m))),
+}
+BOUNDS = {
+    "truncate": lambda r: np.clip(r, 0.6, 1.9),
+    "mask": lambda r: np.where((0.6 <= r) & (r <= 1.9), r, 0),
+    "reject": lambda r: np.where((0.6 <= r) & (r <= 1.9), 1.0, 0),
+}
+
+
+@given(
+    step(),
+    st.sampled_from(sorted(LEVELS)),
+    st.sampled_from(sorted(BOUNDS)),
+    st.sampled_from([None, 0.3]),
+)
+def test_importance_weights(drawn, level, rollout_is, veto_threshold):
+    lengths, t, x = drawn
+    seqs = sequences(lengths, t["mask"])
+    expected = []
+    ratios = []
+    log_ratios = parts(x["old"] - x["rollout"], lengths)
+    for d, m in zip(log_ratios, parts(x["mask"], lengths), strict=True):
+        ratios.append(LEVELS[level](d, m))
+        vetoed = False
+        if veto_threshold is not None:
+            vetoed = (np.exp(d)[m == 1] < veto_threshold).any()
+        bounded = BOUNDS[rollout_is](ratios[-1])
+        expected.append(np.where((m == 1) & (not vetoed), bounded, 0.0))
+    found = importance_weights(
+        t["old"], t["rollout"], seqs, rollout_is, level, 0.6, 1.9, veto_threshold
+    )
+    close(found, np.concatenate(expected))
+    kept = x["mask"] == 1
+    w = np.concatenate(expected)
+    r = np.concatenate(ratios)
+    if not kept.any():
+        return
+    metrics = mismatch_metrics(t["old"], t["rollout"], seqs, found, rollout_is, level)
+    token = np.exp(x["old"] - x["rollout"])[kept]
+    close(metrics["tis"], r[kept].mean())
+    close(metrics["mismatch_kl"], (x["rollout"] - x["old"])[kept].mean())
+    if veto_threshold is None:
+        close(metrics["tis_clipfrac"], ((r < 0.6) | (r > 1.9))[kept].mean())
+    close(metrics["mismatch_k3"], (token - 1 - np.log(token)).mean())
+    close(
+        metrics["ess"],
+        w[kept].sum() ** 2 / (kept.sum() * (w[kept] ** 2).sum()) if w[kept].any() else 0.0,
+    )
+
+
+@given(st.integers(2, 30), st.booleans(), st.integers(0, 2**32 - 1))
+def test_whitening(count, shift, seed):
+    rng = np.random.default_rng(seed)
+    x, mask = rng.normal(20, 3, count), rng.integers(0, 2, count)
+    mask[:2] = 1
+    kept = x[mask == 1]
+    expected = np.where(
+        mask == 1,
+        (x - kept.mean()) / np.sqrt(kept.var(ddof=1) + 1e-8)
+        + (0 if shift else kept.mean()),
+        0,
+    )
+    close(whiten(torch.from_numpy(x), torch.from_numpy(mask), shift_mean=shift), expected)
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(2, 9),
+    st.floats(0.3, 2),
+    st.integers(1, 7),
+    st.integers(0, 2**32 - 1),
+)
+def test_entropy_is_that_of_the_fused_log_probs(tokens, vocab, temperature, chunk, seed):
+    from cookbook_npu.model.logprobs import Slice, head_logprobs
+
+    g = torch.Generator().manual_seed(seed)
+    hidden, head = torch.randn(tokens, 5, generator=g), torch.randn(vocab, 5, generator=g)
+    _, fused = head_logprobs(
+        hidden,
+        head,
+        torch.zeros(tokens, dtype=torch.long),
+        Slice(0, vocab),
+        temperature,
+        chunk,
+    )
+    logits = hidden @ head.t()
+    assert torch.allclose(token_entropy(logits, temperature, chunk), fused, atol=1e-5)
+    p = np.exp(logits.double().numpy() / temperature)
+    p /= p.sum(1, keepdims=True)
+    close(token_entropy(logits.double(), temperature, chunk), -(p * np.log(p)).sum(1))
+
+
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=10),
+    st.integers(1, 100),
+    st.floats(0.1, 3),
+)
+def test_overlong_penalty(lengths, buffer, factor):
+    def penalty(n):
+        if n <= 200 - buffer:
+            return 0
+        if n > 200:
+            return -factor
+        return factor * (200 - buffer - n) / buffer
+
+    lengths_B = torch.tensor(lengths, dtype=torch.float64)
+    found = overlong_penalty(lengths_B, 200, buffer, factor)
+    close(found, [penalty(n) for n in lengths])
+
+
+class Graded:
+    def __init__(self, group_id, reward):
+        self.group_id = group_id
+        self.reward = reward
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 4), st.lists(st.booleans(), min_size=20, max_size=20)
+)
+def test_dynamic_sampling_ends_and_gives_a_full_step(wanted, attempts, solved):
+    policy = DynamicSampling(wanted, attempts)
+    number = 0
+    while policy.missing:
+        names = range(number, number + policy.missing)
+        rollout = []
+        for k in range(2):
+            for n in names:
+                rollout.append(Graded(f"p{n}", 1.0 if solved[n] else float(k)))
+        policy.add(rollout)
+        number += len(names)
+    samples = policy.take()
+    assert policy.tried <= attempts and len(samples) == 2 * wanted
+    assert len({s.group_id for s in samples}) == wanted
+    useful = [n for n in range(number) if not solved[n]]
+    assert [s.group_id for s in samples[::2]][: len(useful)] == [
+        f"p{n}" for n in useful[:wanted]
+    ]
+    assert policy.metrics()["dynamic/filled_groups"] == max(wanted - len(useful), 0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_named(bad):
+    fine, broken, seqs = torch.zeros(3), torch.tensor([0.0, bad, 0.0]), sequences([3])
+    calls = [
+        lambda: policy_loss(fine, broken, fine),
+        lambda: gspo_loss(broken, fine, fine, seqs),
+        lambda: cispo_loss(fine, fine, broken),
+        lambda: value_loss(fine, fine, broken),
+        lambda: kl_estimate(fine, broken),
+        lambda: importance_weights(fine, broken, seqs),
+        lambda: gae(broken[None], fine[None], torch.ones(1, 3)),
+        lambda: gae_chunked(fine[None], broken[None], torch.ones(1, 3)),
+        lambda: whiten(broken, torch.ones(3)),
+        lambda: rloo(broken, ["p"] * 3, 3),
+    ]
+    for call in calls:
+        with pytest.raises(NumericsError):
+            call()
+
+
+def test_what_the_mask_leaves_out_may_be_anything():
+    fine, mask = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1, 0, 1])
+    odd = torch.tensor([0.1, float("nan"), 0.3])
+    seqs = sequences([3], mask)
+    calls = [
+        lambda x: importance_weights(x, fine, seqs, level="sequence"),
+        lambda x: whiten(x, mask),
+        lambda x: gae(fine[None], x[None], mask[None])[0],
+    ]
+    for call in calls:
+        assert call(odd).tolist() == call(fine).tolist()
+    with pytest.raises(ConfigError):
+        importance_weights(fine, fine, seqs, level="word")

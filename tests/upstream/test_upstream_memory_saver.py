@@ -1,0 +1,118 @@
+"""The memory saver's records on the real Python code of its NPU build, and how the CUDA build of PyPI is told from it."""
+
+import ast
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from places import HELPERS
+
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.errors import ShimError
+from cookbook_npu.model.tiny import build_tiny
+from cookbook_npu.npu.shims.memory_saver import build, libraries, library, mode
+from cookbook_npu.testing.ranks import run_ranks
+
+JOBS = HELPERS / "simulator_jobs" / "memory_saver_real.py"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+SOURCES = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
+
+
+@pytest.fixture
+def python():
+    folder = os.environ.get("COOKBOOK_UPSTREAM")
+    if not folder:
+        pytest.skip(REASON)
+    path = Path(folder) / SOURCES
+    if not path.is_dir():
+        pytest.skip(f"{folder} holds no {SOURCES}")
+    return path
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    "PyPI's wheel, unpacked: COOKBOOK_UPSTREAM may hold it beside the checkouts"
+    folder = os.environ.get("COOKBOOK_UPSTREAM")
+    if not folder:
+        pytest.skip(REASON)
+    found = sorted(Path(folder).glob("torch_memory_saver-*.whl"))
+    if not found:
+        pytest.skip(
+            f"{folder} holds no torch_memory_saver-*.whl (pip download --no-deps torch_memory_saver)"
+        )
+    zipfile.ZipFile(found[-1]).extractall(tmp_path)
+    return tmp_path / "torch_memory_saver"
+
+
+def members(file: Path, owner: str) -> set[str]:
+    "Names defined in a class, from the source"
+    (node,) = [
+        n
+        for n in ast.parse(file.read_text()).body
+        if isinstance(n, ast.ClassDef) and n.name == owner
+    ]
+    return {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+
+
+def test_records_on_the_real_npu_build(python):
+    found = run_ranks(
+        f"{JOBS}:records",
+        1,
+        kwargs={"python": str(python)},
+        bootstrap="simulator",
+        timeout=120,
+    )[0]
+    assert found["build"] == "npu"
+    left = [0, 16]  # MiB that a publish leaves, with and without the shim
+    assert found["tms.disable_empties_cache"] == (["applied", "undone"], left)
+    assert found["tms.margin"] == (["applied", "undone"], ["refused", "an attribute"])
+
+
+def test_a_trainer_sleeps_by_the_real_python_code(python, tmp_path):
+    hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
+    env = {"PYTHONPATH": str(HELPERS)}
+    kwargs = {"python": str(python), "hf_path": hf_path}
+    ((same, freed),) = run_ranks(f"{JOBS}:sleeps", 1, kwargs=kwargs, env=env, timeout=400)
+    assert same and freed > 0
+
+
+def test_what_the_npu_build_looks_for(python, tmp_path):
+    package = shutil.copytree(
+        python / "torch_memory_saver", tmp_path / "torch_memory_saver"
+    )
+    with pytest.raises(ShimError, match="no torch_memory_saver_hook_mode_torch"):
+        mode({}, package)
+    (package / "torch_memory_saver_hook_mode_torch.abi3.so").touch()
+    assert mode({}, package).hook == "region"
+    (tmp_path / "torch_memory_saver_hook_mode_torch.abi3.so").touch()
+    with pytest.raises(
+        ShimError, match="2 libraries for one mode"
+    ):  # its own search asserts exactly one in both places
+        library(package, "region")
+    assert '"PYTORCH_CUDA_ALLOC_CONF"' in (package / "entrypoint.py").read_text(), (
+        "its sanity check reads this name"
+    )
+    assert "PYTORCH_NPU_ALLOC_CONF" not in (package / "entrypoint.py").read_text(), (
+        "and not the one of torch_npu"
+    )
+    assert 'get("TMS_HOOK_MODE", "torch")' in (package / "entrypoint.py").read_text(), (
+        "unset means region"
+    )
+    preload = (package / "hooks/mode_preload.py").read_text()
+    assert "return env_ld_preload" in preload, "the whole variable is taken for one path"
+
+
+def test_the_cuda_build_has_what_the_npu_build_lacks(wheel, python):
+    cuda, npu = (
+        members(folder / "entrypoint.py", "TorchMemorySaver")
+        for folder in (wheel, python / "torch_memory_saver")
+    )
+    assert {"region", "disable", "pause", "resume", "hook_mode"} <= cuda & npu
+    assert {"memory_margin_bytes", "get_cpu_backup"} <= cuda - npu
+    assert build(wheel) == "cuda" and mode({}, wheel).hook is None
+    assert (
+        len(libraries(wheel, "preload")) > 1
+    )  # one for each CUDA version, beside the package

@@ -1,0 +1,360 @@
+"""The real MindSpeed on the simulated NPU: bootstrap, patching, and models that equal the ones of our own stubs.
+
+Needs COOKBOOK_UPSTREAM, a folder of checkouts named Project@ref. Some branches import scipy.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from places import HELPERS
+
+from cookbook_npu.config import ParallelConfig, TinyConfig
+from cookbook_npu.testing.ranks import run_ranks
+
+UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
+PAIRS = [
+    ("core_r0.15.3", "core_v0.15.3"),
+    ("core_r0.16.0", "core_v0.16.1"),
+    ("fc63de5c", "3714d81d"),
+    ("dev", "3714d81d"),
+]
+TOLERANCE = 1e-5
+LENGTHS = [5, 8, 3]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not UPSTREAM,
+        reason="set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)",
+    ),
+]
+
+
+def environment(
+    adaptor: str, mindspeed: str | None, megatron: str | None
+) -> dict[str, str]:
+    "Of ranks that see these checkouts; without a Megatron checkout they see the installed one"
+    folders = [
+        f"MindSpeed@{mindspeed}" if mindspeed else None,
+        f"Megatron-LM@{megatron}" if megatron else None,
+    ]
+    paths = [Path(UPSTREAM, name) for name in folders if name]
+    if missing := [path.name for path in paths if not path.is_dir()]:
+        pytest.skip(f"{', '.join(missing)} is not in COOKBOOK_UPSTREAM")
+    if (
+        mindspeed not in (None, "core_r0.15.3")
+        and importlib.util.find_spec("scipy") is None
+    ):
+        pytest.skip(f"MindSpeed@{mindspeed} imports scipy, which is not installed")
+    inherited = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {
+        "COOKBOOK_ADAPTOR": adaptor,
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), str(HELPERS), *inherited]),
+    }
+
+
+# ---------------------------------------------------------------- what the ranks do
+
+
+def gathered(logits):
+    from megatron.core.tensor_parallel.mappings import (
+        gather_from_tensor_model_parallel_region,
+    )
+
+    return gather_from_tensor_model_parallel_region(logits).detach().float().cpu()
+
+
+def gpt_logits(tensor: int, sequence: bool) -> dict[str, torch.Tensor]:
+    "Logits of a tiny Qwen3-like GPT: sequences one by one, and the same packed into a row"
+    import shims_targets
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    config = shims_targets._config(tensor, sequence, False, torch.float32, 0.0, False)
+    model = shims_targets.fill(shims_targets._model(config, "transformer_engine"))
+    ids = torch.randint(
+        0, 64, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(2)
+    ).cuda()
+    ends = torch.tensor(
+        [0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32, device="cuda"
+    )
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None].cuda()
+    longest = max(LENGTHS)
+    packed = PackedSeqParams("thd", ends, ends, max_seqlen_q=longest, max_seqlen_kv=longest)
+    row = gathered(model(ids, positions, None, packed_seq_params=packed))
+    if sequence:  # needs lengths that tensor parallelism divides
+        return {"packed": row[0], "row": gathered(model(ids, positions, None))[0]}
+    alone = [
+        gathered(model(i[None], p[None], None))[0]
+        for i, p in zip(ids[0].split(LENGTHS), positions[0].split(LENGTHS), strict=True)
+    ]
+    return {
+        "packed": row[0],
+        "alone": torch.cat(alone),
+        "row": gathered(model(ids, positions, None))[0],
+    }
+
+
+def gpt(rank: int, world_size: int, tensor: int, sequence: bool) -> dict:
+    "Logits, three training steps, and what became of the shims"
+    import shims_targets
+    from megatron.core.extensions import transformer_engine
+    from megatron.core.transformer import TransformerConfig
+
+    from cookbook_npu.npu.shims.mindspeed.adaptor import current, false_flags
+    from cookbook_npu.npu.shims.registry import registry
+
+    history, _ = shims_targets.train(
+        rank, world_size, tensor=tensor, sequence=sequence, filled=True
+    )
+    names = ("TEDotProductAttention", "TELayerNormColumnParallelLinear", "TENorm")
+    second = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2)
+    return {
+        "adaptor": current().name,
+        "history": history,
+        "logits": gpt_logits(tensor, sequence),
+        "modules": [
+            getattr(transformer_engine, name).__module__.partition(".")[0] for name in names
+        ],
+        "inherited": (
+            second.num_moe_experts,
+            second.qk_layernorm,
+            second.num_query_groups,
+            second.normalization,
+        ),
+        "false_flags": false_flags(),
+        "shims": {row["name"]: (row["state"], row["detail"]) for row in registry.report()},
+    }
+
+
+def records(rank: int, world_size: int) -> dict[str, tuple[str, bool, str]]:
+    "Every applied record of MindSpeed: taken back (does its probe ask for it again?) and applied once more"
+    import contextlib
+
+    from cookbook_npu.npu.shims.bootstrap import parallel_ready
+    from cookbook_npu.npu.shims.registry import registry
+
+    parallel_ready({"tensor_model_parallel_size": 1})
+    names = [
+        n
+        for n, e in registry.entries.items()
+        if n.startswith("mindspeed.") and e.state.state == "applied"
+    ]
+    result = {}
+    for name in names:
+        with contextlib.redirect_stdout(None):
+            registry.undo(name)
+            asked = registry[name].shim.needed()[0]
+            state = registry.apply(name)
+        result[name] = (state.state, asked, state.detail)
+    return result
+
+
+def dropped(rank: int, world_size: int) -> dict[str, object]:
+    "What a repatch of MindSpeed does to others: to a wrapper put on top of its own, and to our shims"
+    import torch.distributed as dist
+    from megatron.core.models.common.embeddings import rope_utils
+
+    from cookbook_npu.npu.shims.bootstrap import model_ready, parallel_ready
+    from cookbook_npu.npu.shims.mindspeed.adaptor import current
+
+    parallel_ready({"tensor_model_parallel_size": 1})
+    theirs = dist.all_reduce
+
+    def foreign(*args, **kwargs):
+        return theirs(*args, **kwargs)
+
+    dist.all_reduce = foreign
+    current().reset()
+    current().repatch(current().arguments({"tensor_model_parallel_size": 1}))
+    x, y = torch.ones(1, dtype=torch.float64), torch.ones(4, 6)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    dist.all_reduce(x), dist.all_reduce(tensor=torch.ones(1))
+    y[:, :3].view(4, 3, 1).fill_(0)
+    states = {row["name"]: row["state"] for row in model_ready()}
+    return {
+        "foreign": dist.all_reduce is foreign,
+        "sum": x.item(),
+        "written": y.sum().item(),
+        "compiled": torch.compile(len) is len,
+        "rope": rope_utils.apply_rotary_pos_emb.__module__,
+        "refused": [name for name, state in states.items() if state == "refused"],
+    }
+
+
+def bridge_models(
+    rank: int, world_size: int, root: str, families: list[str], tensor: int
+) -> dict:
+    "The checks of test_model_equality, in a process that has MindSpeed"
+    import test_model_equality as models
+
+    from cookbook_npu.model.megatron import init_parallel
+
+    parallel = ParallelConfig(tensor=tensor)
+    init_parallel(parallel, seed=0, timeout_s=60)
+    wants = {
+        family: torch.load(Path(root, f"{family}.pt"), weights_only=False)
+        for family in families
+    }
+    return {
+        family: models.check(Path(root, family), parallel, want)
+        for family, want in wants.items()
+    }
+
+
+# ---------------------------------------------------------------- the tests
+
+ROPE = "mindspeed.core.fusions.fused_rope"
+EVERY = {
+    "module_scan",
+    "compile",
+    "all_reduce",
+    "view",
+    "argument_conflicts",
+    "argument_defaults",
+    "causal_mask",
+}
+OLD = EVERY | {"rope_cp_group", "zero_centered_norm"}
+APPLIED = {  # which records each branch needs
+    "core_r0.15.3": OLD,  # its Megatron has no newer fields of PackedSeqParams
+    "core_r0.16.0": EVERY | {"triton"},
+    "fc63de5c": OLD | {"packed_fields"},
+    "dev": EVERY | {"packed_fields"},
+}
+
+
+def run_gpt(adaptor: str, mindspeed: str | None, megatron: str, tensor: int) -> dict:
+    kwargs = {"tensor": tensor, "sequence": tensor > 1}
+    env = environment(adaptor, mindspeed, megatron)
+    ranks = run_ranks(
+        f"{__file__}:gpt", tensor, kwargs, env=env, timeout=400, bootstrap="trainer"
+    )
+    assert all(r["history"] == ranks[0]["history"] for r in ranks)
+    return ranks[0]
+
+
+@pytest.fixture(scope="module")
+def stand_in():
+    "Results of our own TransformerEngine stub, by checkout of Megatron and tensor parallelism"
+    known: dict[tuple, dict] = {}
+
+    def get(megatron: str, tensor: int) -> dict:
+        if (megatron, tensor) not in known:
+            known[megatron, tensor] = run_gpt("none", None, megatron, tensor)
+        return known[megatron, tensor]
+
+    return get
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize(("mindspeed", "megatron"), PAIRS)
+def test_its_layers_equal_our_stand_in(stand_in, mindspeed, megatron, tensor):
+    got, want = (
+        run_gpt("mindspeed", mindspeed, megatron, tensor),
+        stand_in(megatron, tensor),
+    )
+    assert (got["adaptor"], set(got["modules"])) == ("mindspeed", {"mindspeed"})
+    for name, logits in got["logits"].items():
+        assert (logits - want["logits"][name]).abs().max() <= TOLERANCE, name
+    if tensor == 1:
+        assert (got["logits"]["packed"] - got["logits"]["alone"]).abs().max() <= TOLERANCE
+    assert (got["logits"]["packed"] - got["logits"]["row"]).abs().max() > 1e-2, (
+        "packing made no difference"
+    )
+    for (loss, norm), (loss_1, norm_1) in zip(got["history"], want["history"], strict=True):
+        assert loss == pytest.approx(loss_1, abs=TOLERANCE) and norm == pytest.approx(
+            norm_1, rel=1e-4
+        )
+    assert got["history"][-1][0] < got["history"][0][0] - 0.3
+    assert got["inherited"] == (None, False, 2, "LayerNorm"), (
+        "a second configuration starts from the first model's values"
+    )
+    assert not any(state == "refused" for state, _ in got["shims"].values())
+    assert {
+        n.removeprefix("mindspeed.")
+        for n, (s, _) in got["shims"].items()
+        if n[:9] == "mindspeed" and s == "applied"
+    } == APPLIED[mindspeed]
+
+
+@pytest.mark.parametrize(("mindspeed", "megatron"), PAIRS)
+def test_every_record_can_be_undone(mindspeed, megatron):
+    env = environment("mindspeed", mindspeed, megatron)
+    (result,) = run_ranks(
+        f"{__file__}:records", 1, env=env, timeout=300, bootstrap="trainer"
+    )
+    assert {name.removeprefix("mindspeed.") for name in result} == APPLIED[mindspeed]
+    assert {name: value[:2] for name, value in result.items()} == dict.fromkeys(
+        result, ("applied", True)
+    )
+
+
+@pytest.mark.parametrize(("mindspeed", "megatron"), PAIRS)
+def test_a_repatch_drops_the_wrappers_of_others_and_keeps_ours(mindspeed, megatron):
+    env = environment("mindspeed", mindspeed, megatron)
+    ranks = run_ranks(f"{__file__}:dropped", 2, env=env, timeout=300, bootstrap="trainer")
+    want = {
+        "foreign": False,
+        "sum": 2.0,
+        "written": 12.0,
+        "compiled": True,
+        "rope": ROPE,
+        "refused": [],
+    }
+    assert ranks == [want, want]
+
+
+FAMILIES = ("qwen3", "qwen3_vl", "qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def tiny_models(tmp_path_factory) -> Path:
+    from test_model_equality import reference, tokenizer
+
+    from cookbook_npu.model.tiny import build_tiny
+
+    root = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        shape = TinyConfig(
+            family=family,
+            hidden_size=64,
+            num_layers=4 if family == "qwen3_5" else 2,
+            ffn_size=128,
+        )
+        torch.save(
+            reference(build_tiny(shape, tokenizer(), root / family, seed=0)),
+            root / f"{family}.pt",
+        )
+    return root
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_models_of_the_bridge_equal_hugging_face(tiny_models, tensor):
+    "mcore-bridge on the installed megatron-core with MindSpeed: logits, gradients, packing, names, training"
+    env = environment("mindspeed", "core_r0.16.0", None)
+    kwargs = {"root": str(tiny_models), "families": FAMILIES, "tensor": tensor}
+    for rank in run_ranks(
+        f"{__file__}:bridge_models", 2, kwargs, env=env, timeout=500, bootstrap="trainer"
+    ):
+        for family, result in rank.items():
+            assert (result["missing"], result["changed"]) == ([], []), family
+            assert (
+                max(
+                    result["logits"],
+                    *result["grads"].values(),
+                    result["one_by_one"],
+                    result["chunked"],
+                )
+                <= TOLERANCE
+            ), family
+            if family == "qwen3":
+                assert (
+                    max(
+                        result["recomputed"],
+                        result["trained"]["norm"],
+                        result["trained"]["weights"],
+                    )
+                    <= TOLERANCE
+                )

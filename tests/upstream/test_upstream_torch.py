@@ -1,0 +1,87 @@
+"""The records of shims.torch, shims.distributed and shims.checkpoints against the real sources of slime and Megatron-LM."""
+
+import os
+from pathlib import Path
+
+import pytest
+from places import HELPERS
+
+from cookbook_npu.testing.ranks import run_ranks
+
+UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+pytestmark = pytest.mark.skipif(not UPSTREAM, reason=REASON)
+
+
+def checkout(name):
+    folder = Path(UPSTREAM, name)
+    if not folder.is_dir():
+        pytest.skip(f"{UPSTREAM} has no {name}")
+    return folder
+
+
+def run(
+    function,
+    ranks=1,
+    bootstrap="cookbook_npu.npu.shims.torch.device_api:simulated_cuda",
+    first="",
+    **kwargs,
+):
+    env = {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(first), str(HELPERS), os.environ.get("PYTHONPATH", "")])
+        )
+    }
+    return run_ranks(
+        f"upstream_torch_jobs:{function}",
+        ranks,
+        bootstrap=bootstrap,
+        kwargs=kwargs,
+        env=env,
+        timeout=300,
+    )
+
+
+def test_slime_builds_its_private_group_with_nccl():
+    assert (
+        run("slime_private_group", 2, checkout=str(checkout("slime@v0.2.2")))
+        == [(2.0, "hccl")] * 2
+    )
+
+
+def test_slime_fingerprints_its_backups():
+    assert run("slime_fingerprints", checkout=str(checkout("slime@v0.2.2"))) == [
+        (True, True)
+    ]
+
+
+def test_slime_gives_pinned_memory_back():
+    ((before, after),) = run("slime_clear_memory", checkout=str(checkout("slime@v0.2.2")))
+    assert before >= 8 << 20 and after == 0
+
+
+@pytest.mark.parametrize(
+    "ref, lacking", [("core_v0.15.3", "Signals"), ("core_v0.16.1", ""), ("3714d81d", "")]
+)
+def test_checkpoint_records(ref, lacking):
+    core = checkout(f"Megatron-LM@{ref}")
+    found = run(
+        "checkpoint_records", bootstrap="upstream_torch_jobs:bootstrap_core", first=core
+    )[0]
+    where, states, verified, refused, (absent, reshaped, values), undone = found
+    assert where.startswith(str(core)), (
+        "the installed Megatron was imported instead of the checkout"
+    )
+    state, detail = states["megatron.safe_globals"]
+    assert (state, lacking in detail) == ("applied" if lacking else "not needed", True), (
+        detail
+    )
+    assert (
+        states["megatron.safe_objects"][0]
+        == states["megatron.safe_metadata"][0]
+        == "applied"
+        and verified
+    )
+    assert "lacks bias" in refused and (absent, reshaped) == (["bias"], ["head"])
+    assert values == {"norm": 2.0, "head": 7.0, "bias": 1.0}
+    assert undone["megatron.safe_objects"] == undone["megatron.safe_metadata"] == "undone"

@@ -1,0 +1,145 @@
+"""The vLLM records on real code: the installed vLLM, and three versions of vllm-ascend in their sources."""
+
+import ast
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from places import HELPERS
+
+from cookbook_npu.testing.ranks import run_ranks
+
+JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+VERSIONS = ("v0.20.2rc1", "v0.23.0", "main")
+needs_vllm = pytest.mark.skipif(
+    not find_spec("vllm"), reason="vLLM is not installed (pip install 'cookbook-npu[vllm]')"
+)
+
+
+def checkout(version: str) -> Path:
+    "The sources of one version of vllm-ascend"
+    folder = os.environ.get("COOKBOOK_UPSTREAM")
+    if not folder:
+        pytest.skip(REASON)
+    path = Path(folder) / f"vllm-ascend@{version}"
+    if not path.is_dir():
+        pytest.skip(f"{folder} holds no vllm-ascend@{version}")
+    return path
+
+
+def job(function: str, bootstrap: str | None = "simulator", **kwargs):
+    env = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    return run_ranks(
+        f"{JOBS}:{function}", 1, kwargs=kwargs, bootstrap=bootstrap, env=env, timeout=300
+    )[0]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_memory_checks_of_the_worker(version):
+    found = job("memory_records", checkout=str(checkout(version)))
+    assert found["startup_memory"]["without"].startswith("Free memory on device")
+    assert found["profiling_memory"]["without"].startswith("Error in memory profiling")
+    assert found["sleep_memory"]["without"] == "Memory usage increased after sleeping."
+
+
+@needs_vllm
+@pytest.mark.parametrize("version", VERSIONS)
+def test_weights_by_handle(version):
+    found = job("ipc_record", checkout=str(checkout(version)))
+    if version == "main":
+        assert (found["state"], found["seen"]) == (
+            "applied",
+            "packed weights are never loaded",
+        )
+        assert found["without"] == "check() returned False"
+        assert (
+            found["paths"]["npu_ipc packed"] == "what is received is never loaded"
+            and found["paths"]["npu_ipc"] == ""
+        )
+    else:
+        assert found["state"] == "not needed"
+    if version == "v0.23.0":
+        assert found["paths"]["npu_ipc packed"] == ""
+    if version != "v0.20.2rc1":  # which has no such engine
+        assert found["opened"], "the engine does not open the handles that we give it"
+
+
+def functions(file: Path, owner: str) -> dict[str, list[str]]:
+    "Methods of a class and their parameters, from the source"
+    (node,) = [
+        n
+        for n in ast.parse(file.read_text()).body
+        if isinstance(n, ast.ClassDef) and n.name == owner
+    ]
+    return {
+        f.name: [a.arg for a in f.args.args]
+        for f in node.body
+        if isinstance(f, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_names_the_records_rely_on(version):
+    root = checkout(version) / "vllm_ascend"
+    worker = functions(root / "worker/worker.py", "NPUWorker")
+    assert worker["_init_device"] == worker["determine_available_memory"] == [
+        "self"
+    ] and worker["sleep"] == ["self", "level"]
+    assert {"get_instance", "get_current_usage", "sleep"} <= set(
+        functions(root / "device_allocator/camem.py", "CaMemAllocator")
+    )
+    assert 'os.getenv("VLLM_ASCEND_ENABLE_NZ", 1)' in (root / "envs.py").read_text(), (
+        "unset must still mean 1"
+    )
+    loop = (root / "patch/platform/patch_balance_schedule.py").read_text()
+    assert "is_sleeping" not in loop, "the balanced loop still does not ask"
+    assert ("self.execute_dummy_batch()" in loop) == (version != "main"), (
+        "main runs vLLM's own loop"
+    )
+
+
+@pytest.mark.parametrize(
+    "version, reload, update, checkpoint",
+    [("v0.20.2rc1", 0, 0, 0), ("v0.23.0", 0, 1, 1), ("main", 1, 1, 0)],
+)
+def test_ways_of_weights_by_version(version, reload, update, checkpoint):
+    worker = functions(checkout(version) / "vllm_ascend/worker/worker.py", "NPUWorker")
+    assert ("reload_weights" in worker) == bool(reload), (
+        "before main only the model runner has it: see shims.vllm.reloader"
+    )
+    assert (
+        {"start_weight_update", "update_weights", "finish_weight_update"} <= set(worker)
+    ) == bool(update)
+    assert ("is_checkpoint_format" in worker.get("start_weight_update", [])) == bool(
+        checkpoint
+    )
+
+
+@needs_vllm
+def test_installed_vllm():
+    report, modes, resumed, engines = job("real_vllm", bootstrap=None)
+    assert report["vllm.processed_logprobs"][0] == "applied" and modes == (
+        "raw_logprobs",
+        "processed_logprobs",
+        "raw_logprobs",
+    )
+    assert (
+        report["vllm.partial_wake"]
+        == ("not needed", "waking the weights does not resume the scheduler")
+        and not resumed
+    )
+    assert report["vllm.dummy_batch"] == (
+        "not needed",
+        "the loops of the engine ask whether it sleeps",
+    )
+    assert report["vllm.tied_head"] == ("applied", "a packed head keeps its old values")
+    assert {
+        state for name, (state, _) in report.items() if name.startswith("vllm_ascend.")
+    } == {"not needed"}
+    assert {"nccl", "ipc"} <= set(engines)
