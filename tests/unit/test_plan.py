@@ -7,7 +7,7 @@ import sys
 import pytest
 from places import HELPERS
 
-from cookbook_npu.cli import planned
+from cookbook_npu.cli import planned_config
 from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     dimensions_of_tiny,
@@ -50,7 +50,7 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
         got["config"]["tensor_model_parallel_size"] == tensor
         and got["config"]["recompute_granularity"] == "full"
     )
-    config = planned(
+    config = planned_config(
         "qwen3_4b_colocate", "910b", {"overrides": {"parallel.tensor": tensor}}
     )
     assert got["tp"] == next(g for g in process_groups(config)["TP"] if rank in g)
@@ -59,7 +59,7 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
 
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
 def test_every_910b_preset_fits(recipe):
-    plan = make_plan(planned(recipe, "910b", {}))
+    plan = make_plan(planned_config(recipe, "910b", {}))
     assert plan.model.name in PUBLISHED and all(
         p.nbytes <= plan.capacity for p in plan.phases
     )
@@ -68,13 +68,13 @@ def test_every_910b_preset_fits(recipe):
 VLLM = """
 import json, sys, tempfile
 from pathlib import Path
-from cookbook_npu.cli import planned
+from cookbook_npu.cli import planned_config
 from cookbook_npu.plan.dimensions import PUBLISHED
 from cookbook_npu.plan.roles import vllm_arguments
 from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
 prepare_environment("cpu")
 from vllm.engine.arg_utils import EngineArgs
-config = planned(sys.argv[1], "910b", {})
+config = planned_config(sys.argv[1], "910b", {})
 name = Path(config.model.path).name
 folder = Path(tempfile.mkdtemp())
 architectures = {
@@ -102,12 +102,13 @@ print("RESULT", json.dumps(got))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", sorted(r for r in PRESETS if planned(r, "910b", {}).rollout.engine == "vllm")
+    "recipe",
+    sorted(r for r in PRESETS if planned_config(r, "910b", {}).rollout.engine == "vllm"),
 )
 def test_vllm_accepts_the_arguments(recipe):
     "vLLM builds its whole configuration from what the plan lists; no weights, no engine"
     pytest.importorskip("vllm", reason="the vllm extra is not installed")
-    config = planned(recipe, "910b", {})
+    config = planned_config(recipe, "910b", {})
     got = fresh("-c", VLLM, recipe)
     longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
     assert (got["tensor"], got["length"], got["eager"]) == (
