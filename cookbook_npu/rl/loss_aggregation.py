@@ -14,23 +14,23 @@ from torch import Tensor
 
 from ..config import LossAggMode
 from ..errors import ConfigError, DataError, NumericsError, nearest
-from .sequences import wide
+from .sequences import upcast
 
 # %% ../../nbs/rl/05_loss_aggregation.ipynb #a90bd261
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 
 
 def token_weights(
-    masks: Sequence[
-        Tensor
-    ],  # loss mask of each response of the whole step, B tensors of shape (T,)
-    loss_agg_mode: LossAggMode,  # how the step is reduced
+    masks: Sequence[Tensor],  # loss masks of all B responses of the step, shape (T,) each
+    loss_agg_mode: LossAggMode,  # see the table above
     max_tokens: int | None = None,  # L of `seq-mean-token-sum-norm`, tokens
     group_ids: Sequence[str] | None = None,  # group of each response, for `group-mean`
 ) -> list[
     Tensor
 ]:  # weight of each token, float32 at least, shaped and placed like the masks
-    "Weights with which a sum over all tokens of the step is the reduced loss"
+    """Weights with which a sum over all tokens of the step is the aggregated loss.
+
+    Raises `NumericsError` when no token carries loss, `ConfigError` on an unknown mode."""
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ConfigError(
             f"loss_agg_mode is {loss_agg_mode!r}", nearest(loss_agg_mode, LOSS_AGG_MODES)
@@ -41,12 +41,8 @@ def token_weights(
             f"no token of the step carries loss ({len(masks)} responses)",
             "Look at the rollout: were all responses aborted or masked?",
         )
-    return [
-        wide(m) / d
-        for m, d in zip(
-            masks, _denominators(counts, loss_agg_mode, max_tokens, group_ids), strict=True
-        )
-    ]
+    denominators = _denominators(counts, loss_agg_mode, max_tokens, group_ids)
+    return [upcast(m) / d for m, d in zip(masks, denominators, strict=True)]
 
 # %% ../../nbs/rl/05_loss_aggregation.ipynb #573761a8
 def _denominators(
@@ -64,7 +60,8 @@ def _denominators(
         return [max(n, 1) * len(counts) for n in counts]
     if max_tokens is None or max_tokens < max(counts):
         raise ConfigError(
-            f"seq-mean-token-sum-norm with max_tokens {max_tokens}, the longest response has {int(max(counts))} tokens",
+            f"seq-mean-token-sum-norm with max_tokens {max_tokens}, "
+            f"the longest response has {int(max(counts))} tokens",
             "Give sampling.max_response_tokens.",
         )
     return [max_tokens * len(counts)] * len(counts)
@@ -80,7 +77,7 @@ def _group_denominators(
             "Name the group of each response.",
         )
     tokens: dict[str, float] = {}
-    for name, n in zip(group_ids, counts):
+    for name, n in zip(group_ids, counts, strict=True):
         tokens[name] = tokens.get(name, 0) + n
     return [max(tokens[name], 1) * len(tokens) for name in group_ids]
 
@@ -89,6 +86,7 @@ def weighted_sum(
     value_T: Tensor,  # per-token values of a packed micro-batch
     weight_T: Tensor,  # weights of the same tokens, from `token_weights`
 ) -> Tensor:  # scalar, float32 at least
-    "This micro-batch's share of the step's reduced value; shares are added, never averaged"
-    # Where a weight is 0 the value may be anything, also the infinity of a token nobody sampled: 0 x inf would be NaN.
-    return torch.where(weight_T != 0, wide(value_T) * weight_T, 0.0).sum()
+    "This micro-batch's share of the step's aggregated value; shares are added, never averaged"
+    # Where a weight is 0 the value may be anything, also the infinity of a token that nobody
+    # sampled: 0 x inf would be NaN.
+    return torch.where(weight_T != 0, upcast(value_T) * weight_T, 0.0).sum()

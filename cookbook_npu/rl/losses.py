@@ -6,19 +6,17 @@
 __all__ = ['policy_loss', 'gspo_loss', 'cispo_loss', 'value_loss', 'token_entropy']
 
 # %% ../../nbs/rl/03_losses.ipynb #08963476
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from .sequences import Sequences, check_aligned, wide
+from .sequences import Sequences, TokenName, check_aligned, upcast
 
 # %% ../../nbs/rl/03_losses.ipynb #94385313
 def _ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-20, 20).exp()
 
 
-def _clipped(
+def _clipped_surrogate(
     ratio_T: Tensor,
     adv_T: Tensor,
     clip_ratio_low: float,
@@ -26,79 +24,65 @@ def _clipped(
     clip_ratio_c: float | None,
 ) -> tuple[Tensor, Tensor]:
     "The pessimistic surrogate, and where a clip acts"
-    free_T, held_T = (
-        -ratio_T * adv_T,
-        -ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * adv_T,
-    )
-    loss_T, clipped_T = torch.maximum(free_T, held_T), held_T > free_T
-    if clip_ratio_c is None:
-        return loss_T, clipped_T.to(loss_T.dtype).detach()
-    bound_T = -clip_ratio_c * adv_T
-    capped_T = (adv_T < 0) & (loss_T > bound_T)
-    return torch.where(capped_T, bound_T, loss_T), (clipped_T | capped_T).to(
-        loss_T.dtype
-    ).detach()
+    unclipped_loss_T = -ratio_T * adv_T
+    clipped_loss_T = -ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * adv_T
+    loss_T = torch.maximum(unclipped_loss_T, clipped_loss_T)
+    clipped_T = clipped_loss_T > unclipped_loss_T
+    if clip_ratio_c is not None:
+        bound_T = -clip_ratio_c * adv_T
+        bounded_T = (adv_T < 0) & (loss_T > bound_T)
+        loss_T = torch.where(bounded_T, bound_T, loss_T)
+        clipped_T = clipped_T | bounded_T
+    return loss_T, clipped_T.to(loss_T.dtype).detach()
 
 # %% ../../nbs/rl/03_losses.ipynb #1b2a1688
 def policy_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
-    old_logp_T: Tensor,  # log-probs under the proximal policy
+    old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token
     clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
     clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
     clip_ratio_c: float
-    | None = None,  # dual clip: the loss of a bad token is at most clip_ratio_c x |advantage|; none: no bound
-    name: Callable[[int], str]
-    | None = None,  # token position -> sample, for error messages
-) -> tuple[
-    Tensor, Tensor
-]:  # (loss_T, clipped_T), float32 at least; clipped_T has no gradient
+    | None = None,  # dual clip: loss <= clip_ratio_c x |advantage|; none: no bound
+    name: TokenName | None = None,  # token position -> sample, for error messages
+) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
-    return _clipped(
-        _ratio(wide(logp_T) - wide(old_logp_T)),
-        adv_T,
-        clip_ratio_low,
-        clip_ratio_high,
-        clip_ratio_c,
-    )
+    ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T))
+    return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
 
 # %% ../../nbs/rl/03_losses.ipynb #b6c0fc24
 def gspo_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
-    old_logp_T: Tensor,  # log-probs under the proximal policy
+    old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token, the same for all tokens of a sequence
     seqs: Sequences,  # which tokens are a sequence
     clip_ratio_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_ratio_low
     clip_ratio_high: float = 4e-4,  # and above 1 + clip_ratio_high
     clip_ratio_c: float | None = None,  # dual clip, as for `policy_loss`
-    name: Callable[[int], str]
-    | None = None,  # token position -> sample, for error messages
+    name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "Clipped surrogate with the length-normalised sequence ratio (arXiv 2507.18071)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
-    ratio_B = _ratio(seqs.mean(wide(logp_T) - wide(old_logp_T)))
-    return _clipped(
-        seqs.spread(ratio_B), adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c
-    )
+    ratio_B = _ratio(seqs.mean(upcast(logp_T) - upcast(old_logp_T)))
+    ratio_T = seqs.expand_to_tokens(ratio_B)
+    return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
 
 # %% ../../nbs/rl/03_losses.ipynb #028de603
 def cispo_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
-    old_logp_T: Tensor,  # log-probs under the proximal policy
+    old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token
     clip_ratio_low: float = 1.0,  # the weight is at least 1 - clip_ratio_low
     clip_ratio_high: float = 4.0,  # and at most 1 + clip_ratio_high
-    name: Callable[[int], str]
-    | None = None,  # token position -> sample, for error messages
-) -> tuple[
-    Tensor, Tensor
-]:  # (loss_T, clipped_T: where the weight was clipped), float32 at least
+    name: TokenName | None = None,  # token position -> sample, for error messages
+) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: where the weight was clipped)
     "REINFORCE with a clipped importance weight (arXiv 2506.13585)"
     check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
-    ratio_T = _ratio(wide(logp_T) - wide(old_logp_T)).detach()
+    ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T)).detach()
     weight_T = ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
-    return -weight_T * adv_T * wide(logp_T), (weight_T != ratio_T).to(ratio_T.dtype)
+    clipped_T = (weight_T != ratio_T).to(ratio_T.dtype)
+    return -weight_T * adv_T * upcast(logp_T), clipped_T
 
 # %% ../../nbs/rl/03_losses.ipynb #9ad16fe1
 def value_loss(
@@ -106,17 +90,20 @@ def value_loss(
     old_value_T: Tensor,  # values before the update
     return_T: Tensor,  # returns to learn
     clip: float = 0.2,  # values may move this far from the old ones
-    name: Callable[[int], str]
-    | None = None,  # token position -> sample, for error messages
+    name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
-    "PPO's clipped squared error for each token; clipped_T is 1 where the clipped term is strictly larger"
+    """PPO's clipped squared error for each token (arXiv 2005.12729, section 3).
+
+    clipped_T is 1 where the clipped term is strictly larger."""
     check_aligned(name, value=value_T, old_value=old_value_T, returns=return_T)
-    v, old, target = wide(value_T), wide(old_value_T), wide(return_T)
-    free_T, held_T = (
-        (v - target).square(),
-        (old + (v - old).clamp(-clip, clip) - target).square(),
-    )
-    return torch.maximum(free_T, held_T), (held_T > free_T).to(free_T.dtype).detach()
+    value_T = upcast(value_T)
+    old_value_T = upcast(old_value_T)
+    return_T = upcast(return_T)
+    limited_T = old_value_T + (value_T - old_value_T).clamp(-clip, clip)
+    unclipped_loss_T = (value_T - return_T).square()
+    clipped_loss_T = (limited_T - return_T).square()
+    clipped_T = (clipped_loss_T > unclipped_loss_T).to(unclipped_loss_T.dtype).detach()
+    return torch.maximum(unclipped_loss_T, clipped_loss_T), clipped_T
 
 # %% ../../nbs/rl/03_losses.ipynb #03f048e8
 def token_entropy(
@@ -125,14 +112,14 @@ def token_entropy(
     chunk_tokens: int = 1024,  # tokens whose float32 probabilities exist at once
 ) -> Tensor:  # entropy_T, float32 at least, nats
     "Entropy of each distribution, differentiable"
+    chunks = logits_TV.split(chunk_tokens)
+    return torch.cat([_entropy(chunk_CV, temperature) for chunk_CV in chunks])
 
-    def of(x_CV: Tensor) -> Tensor:
-        logp_CV = (wide(x_CV) / temperature).log_softmax(-1)
-        # 0 x log 0 is 0: a token ruled out by a logit of -inf adds nothing.
-        return -torch.where(
-            logp_CV == -torch.inf,
-            0.0,
-            logp_CV.exp() * logp_CV.clamp(min=torch.finfo(logp_CV.dtype).min),
-        ).sum(-1)
 
-    return torch.cat([of(part) for part in logits_TV.split(chunk_tokens)])
+def _entropy(logits_CV: Tensor, temperature: float) -> Tensor:
+    "Entropy of each row"
+    logp_CV = (upcast(logits_CV) / temperature).log_softmax(-1)
+    finite_CV = logp_CV.clamp(min=torch.finfo(logp_CV.dtype).min)
+    # 0 x log 0 is 0: a token ruled out by a logit of -inf adds nothing.
+    terms_CV = torch.where(logp_CV == -torch.inf, 0.0, logp_CV.exp() * finite_CV)
+    return -terms_CV.sum(-1)

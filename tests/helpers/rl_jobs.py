@@ -1,4 +1,4 @@
-"""What tests/unit/test_rl_ranks.py compares: the same functions on one process without a group, and on several over gloo."""
+"""What tests/unit/test_rl_ranks.py compares: functions on one process, and on several in a group."""
 
 import torch
 import torch.distributed as dist
@@ -65,7 +65,7 @@ def data_parallel(rank, world_size, group):
             loss_T, _ = gspo_loss(
                 policy(cat(x), theta),
                 cat(old),
-                seqs.spread(adv_B[list(rows)]),
+                seqs.expand_to_tokens(adv_B[list(rows)]),
                 seqs,
                 0.2,
                 0.28,
@@ -87,10 +87,10 @@ def context_parallel(rank, world_size, group):
     seqs = sequences(lengths, part(masks), group)
     theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
     weight_T = importance_weights(
-        part(old), part(rollout), seqs, "truncate", "sequence", 0.1, 4.0, veto=0.5
+        part(old), part(rollout), seqs, "truncate", "sequence", 0.1, 4.0, veto_threshold=0.5
     )
     loss_T, _ = gspo_loss(
-        policy(part(x), theta), part(old), seqs.spread(adv_B), seqs, 0.2, 0.28
+        policy(part(x), theta), part(old), seqs.expand_to_tokens(adv_B), seqs, 0.2, 0.28
     )
     weighted_sum(
         loss_T * weight_T, part(token_weights(masks, "seq-mean-token-mean"))

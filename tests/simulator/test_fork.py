@@ -1,4 +1,4 @@
-"""Forks of a process with the simulated NPU: refused where it had used a device, else processes of their own."""
+"""Forks of a process with the simulated NPU: refused where it had used a device."""
 
 import os
 import subprocess

@@ -21,7 +21,8 @@ log_probs = st.lists(st.floats(-30, 0, width=32), min_size=1, max_size=20)
 @st.composite
 def groups(draw):
     "Rewards of some groups, in a drawn order of samples"
-    size, count = draw(st.integers(2, 8)), draw(st.integers(1, 5))
+    size = draw(st.integers(2, 8))
+    count = draw(st.integers(1, 5))
     order = draw(st.permutations(range(size * count)))
     values = draw(st.lists(rewards, min_size=size * count, max_size=size * count))
     return (
@@ -37,7 +38,7 @@ def test_advantages_follow_the_sample_not_its_position(drawn):
     rewards_B, ids, size, order = drawn
     adv_B = grpo(rewards_B, ids, size)
     moved_B = grpo(rewards_B[order], [ids[i] for i in order], size)
-    # A group's mean may round differently in another order: compare relative to the largest advantage possible.
+    # A group's mean may round differently in another order: compare with the largest advantage possible.
     assert torch.allclose(moved_B, adv_B[order], atol=1e-3)
 
 
@@ -69,8 +70,8 @@ def test_the_clip_is_pessimistic_and_stops_the_gradient(old, shift, advantage):
     loss_T, clipped_T = policy_loss(
         logp_T, old_T, torch.full_like(old_T, advantage), 0.2, 0.28
     )
-    free_T = -(logp_T - old_T).exp() * advantage
-    assert (loss_T >= free_T - 1e-5 * free_T.abs()).all()
+    unclipped_T = -(logp_T - old_T).exp() * advantage
+    assert (loss_T >= unclipped_T - 1e-5 * unclipped_T.abs()).all()
     loss_T.sum().backward()
     assert (logp_T.grad[clipped_T == 1] == 0).all()
     # At ratio 1 nothing is clipped, whatever the advantage.
@@ -79,11 +80,11 @@ def test_the_clip_is_pessimistic_and_stops_the_gradient(old, shift, advantage):
 
 
 @given(log_probs, st.floats(-25, 25), st.sampled_from(["k2", "k3", "low_var_kl"]))
-def test_kl_estimates_are_finite_and_not_negative(logp, gap, kind):
+def test_kl_estimates_are_finite_and_not_negative(logp, gap, estimator):
     logp_T = torch.tensor(logp)
-    kl_T = kl_estimate(logp_T, logp_T - gap, kind)
+    kl_T = kl_estimate(logp_T, logp_T - gap, estimator)
     assert torch.isfinite(kl_T).all() and (kl_T >= -1e-5).all()
-    if kind == "low_var_kl":
+    if estimator == "low_var_kl":
         assert (kl_T <= 10).all()
 
 

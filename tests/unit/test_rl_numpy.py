@@ -1,4 +1,4 @@
-"""float64 results of the rl functions against implementations in numpy that share nothing with them but the formula."""
+"""float64 results of the rl functions against implementations in numpy that share only the formula."""
 
 import numpy as np
 import pytest
@@ -86,22 +86,25 @@ def test_group_advantages(size, count, seed):
 
 def gae_by_hand(reward, value, mask, gamma, lam):
     "One response, over the list of its policy tokens; gamma and lam for each token"
-    adv, ret, after, next_value = np.zeros(len(reward)), np.zeros(len(reward)), 0.0, 0.0
+    adv = np.zeros(len(reward))
+    returns = np.zeros(len(reward))
+    after = 0.0
+    next_value = 0.0
     for t in reversed(np.flatnonzero(mask)):
         after = reward[t] + gamma[t] * next_value - value[t] + gamma[t] * lam[t] * after
-        adv[t], ret[t], next_value = after, after + value[t], value[t]
-    return adv, ret
+        adv[t] = after
+        returns[t] = after + value[t]
+        next_value = value[t]
+    return adv, returns
 
 
 @given(st.integers(1, 4), st.integers(0, 40), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_gae_serial_and_chunked(rows, tokens, chunk, seed):
     rng = np.random.default_rng(seed)
     reward, value = rng.normal(size=(2, rows, tokens))
-    mask, gamma, lam = (
-        rng.integers(0, 2, (rows, tokens)),
-        rng.uniform(0, 1, (rows, tokens)),
-        rng.uniform(0, 1, (rows, tokens)),
-    )
+    mask = rng.integers(0, 2, (rows, tokens))
+    gamma = rng.uniform(0, 1, (rows, tokens))
+    lam = rng.uniform(0, 1, (rows, tokens))
     expected = [np.zeros((rows, tokens)), np.zeros((rows, tokens))]
     for i in range(rows):
         expected[0][i], expected[1][i] = gae_by_hand(
@@ -121,11 +124,9 @@ def test_gae_serial_and_chunked(rows, tokens, chunk, seed):
 @given(st.integers(1, 4), st.integers(1, 12), st.floats(0.5, 1), st.integers(0, 2**32 - 1))
 def test_rewards_on_tokens_and_returns(rows, tokens, gamma, seed):
     rng = np.random.default_rng(seed)
-    rewards, kl, mask = (
-        rng.normal(size=rows),
-        rng.normal(size=(rows, tokens)),
-        rng.integers(0, 2, (rows, tokens)),
-    )
+    rewards = rng.normal(size=rows)
+    kl = rng.normal(size=(rows, tokens))
+    mask = rng.integers(0, 2, (rows, tokens))
     expected = np.zeros((rows, tokens))
     for i in range(rows):
         at = np.flatnonzero(mask[i])
@@ -144,11 +145,9 @@ def test_policy_losses(drawn, clip_ratio_c):
 
     def clipped(r):
         best = np.minimum(r * x["adv"], np.clip(r, 0.8, 1.28) * x["adv"])
-        return -(
-            best
-            if clip_ratio_c is None
-            else np.where(x["adv"] < 0, np.maximum(best, clip_ratio_c * x["adv"]), best)
-        )
+        if clip_ratio_c is None:
+            return -best
+        return -np.where(x["adv"] < 0, np.maximum(best, clip_ratio_c * x["adv"]), best)
 
     close(
         policy_loss(t["logp"], t["old"], t["adv"], 0.2, 0.28, clip_ratio_c)[0],
@@ -191,12 +190,12 @@ def test_kl(drawn):
         "k3": np.exp(-d) - 1 + d,
         "low_var_kl": np.exp(-d) - 1 + d,
     }
-    for kind, k in expected.items():
-        bound = 10 if kind == "low_var_kl" else np.inf
+    for estimator, k in expected.items():
+        bound = 10 if estimator == "low_var_kl" else np.inf
         before = t["logp"].clone()
-        close(kl_estimate(t["logp"], t["rollout"], kind), np.clip(k, -bound, bound))
+        close(kl_estimate(t["logp"], t["rollout"], estimator), np.clip(k, -bound, bound))
         close(
-            kl_estimate(t["logp"], t["rollout"], kind, t["old"]),
+            kl_estimate(t["logp"], t["rollout"], estimator, t["old"]),
             np.clip(np.exp(x["logp"] - x["old"]) * k, -bound, bound),
         )
         assert torch.equal(before, t["logp"])
@@ -220,31 +219,33 @@ BOUNDS = {
     st.sampled_from(sorted(BOUNDS)),
     st.sampled_from([None, 0.3]),
 )
-def test_importance_weights(drawn, level, correction, veto):
+def test_importance_weights(drawn, level, rollout_is, veto_threshold):
     lengths, t, x = drawn
-    seqs, expected, ratios = sequences(lengths, t["mask"]), [], []
-    for d, m in zip(
-        parts(x["old"] - x["rollout"], lengths), parts(x["mask"], lengths), strict=True
-    ):
+    seqs = sequences(lengths, t["mask"])
+    expected = []
+    ratios = []
+    log_ratios = parts(x["old"] - x["rollout"], lengths)
+    for d, m in zip(log_ratios, parts(x["mask"], lengths), strict=True):
         ratios.append(LEVELS[level](d, m))
-        vetoed = veto is not None and (np.exp(d)[m == 1] < veto).any()
-        expected.append(
-            np.where((m == 1) & (not vetoed), BOUNDS[correction](ratios[-1]), 0.0)
-        )
+        vetoed = False
+        if veto_threshold is not None:
+            vetoed = (np.exp(d)[m == 1] < veto_threshold).any()
+        bounded = BOUNDS[rollout_is](ratios[-1])
+        expected.append(np.where((m == 1) & (not vetoed), bounded, 0.0))
     found = importance_weights(
-        t["old"], t["rollout"], seqs, correction, level, 0.6, 1.9, veto
+        t["old"], t["rollout"], seqs, rollout_is, level, 0.6, 1.9, veto_threshold
     )
     close(found, np.concatenate(expected))
-    kept, w, r = x["mask"] == 1, np.concatenate(expected), np.concatenate(ratios)
+    kept = x["mask"] == 1
+    w = np.concatenate(expected)
+    r = np.concatenate(ratios)
     if not kept.any():
         return
-    metrics, token = (
-        mismatch_metrics(t["old"], t["rollout"], seqs, found, correction, level),
-        np.exp(x["old"] - x["rollout"])[kept],
-    )
+    metrics = mismatch_metrics(t["old"], t["rollout"], seqs, found, rollout_is, level)
+    token = np.exp(x["old"] - x["rollout"])[kept]
     close(metrics["tis"], r[kept].mean())
     close(metrics["mismatch_kl"], (x["rollout"] - x["old"])[kept].mean())
-    if veto is None:
+    if veto_threshold is None:
         close(metrics["tis_clipfrac"], ((r < 0.6) | (r > 1.9))[kept].mean())
     close(metrics["mismatch_k3"], (token - 1 - np.log(token)).mean())
     close(
@@ -301,39 +302,37 @@ def test_entropy_is_that_of_the_fused_log_probs(tokens, vocab, temperature, chun
     st.floats(0.1, 3),
 )
 def test_overlong_penalty(lengths, buffer, factor):
-    expected = [
-        0
-        if n <= 200 - buffer
-        else -factor
-        if n > 200
-        else factor * (200 - buffer - n) / buffer
-        for n in lengths
-    ]
-    close(
-        overlong_penalty(torch.tensor(lengths, dtype=torch.float64), 200, buffer, factor),
-        expected,
-    )
+    def penalty(n):
+        if n <= 200 - buffer:
+            return 0
+        if n > 200:
+            return -factor
+        return factor * (200 - buffer - n) / buffer
+
+    lengths_B = torch.tensor(lengths, dtype=torch.float64)
+    found = overlong_penalty(lengths_B, 200, buffer, factor)
+    close(found, [penalty(n) for n in lengths])
 
 
 class Graded:
     def __init__(self, group_id, reward):
-        self.group_id, self.reward = group_id, reward
+        self.group_id = group_id
+        self.reward = reward
 
 
 @given(
     st.integers(1, 5), st.integers(1, 4), st.lists(st.booleans(), min_size=20, max_size=20)
 )
 def test_dynamic_sampling_ends_and_gives_a_full_step(wanted, attempts, solved):
-    policy, number = DynamicSampling(wanted, attempts), 0
+    policy = DynamicSampling(wanted, attempts)
+    number = 0
     while policy.missing:
         names = range(number, number + policy.missing)
-        policy.add(
-            [
-                Graded(f"p{n}", 1.0 if solved[n] else float(k))
-                for k in range(2)
-                for n in names
-            ]
-        )
+        rollout = []
+        for k in range(2):
+            for n in names:
+                rollout.append(Graded(f"p{n}", 1.0 if solved[n] else float(k)))
+        policy.add(rollout)
         number += len(names)
     samples = policy.take()
     assert policy.tried <= attempts and len(samples) == 2 * wanted

@@ -1,4 +1,4 @@
-"""The same rollout gives the same gradient as TRL's published loss (`GRPOTrainer._compute_loss`), within 1e-6."""
+"""The same rollout gives the gradient of TRL's published loss (`GRPOTrainer._compute_loss`), within 1e-6."""
 
 import warnings
 from collections import defaultdict
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cookbook_npu.config import AlgorithmConfig
-from cookbook_npu.rl.algorithms import policy_terms, token_advantages
+from cookbook_npu.rl.algorithms import compute_advantages, compute_policy_loss
 from cookbook_npu.rl.kl import kl_estimate
 from cookbook_npu.rl.loss_aggregation import token_weights, weighted_sum
 from cookbook_npu.rl.sequences import sequences
@@ -35,7 +35,7 @@ class Policy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def rollout():
-    "Ragged responses with an observation, rewards, and the log-probs of three policies; one group has equal rewards"
+    "Ragged responses, one observation, rewards (equal in one group), log-probs of three policies"
     g = torch.Generator().manual_seed(1)
     rows = PROMPTS * GROUP
     lengths = torch.randint(1, TOKENS + 1, (rows,), generator=g)
@@ -48,7 +48,7 @@ def rollout():
     rewards[:GROUP] = 1.0
     ids, old, ref = torch.cat([prompts, answers], 1), Policy(0), Policy(7)
     with torch.no_grad():
-        # The old policy is near the one that is trained, so that some ratios are inside the clip and some outside.
+        # The old policy is near the one that is trained: some ratios are inside the clip, some outside.
         for p, q in zip(old.parameters(), Policy(0).parameters(), strict=True):
             p.copy_(q + 0.15 * torch.randn(p.shape, generator=g))
         ratio = (torch.randn(rows, TOKENS, generator=g) * 0.2).exp()
@@ -126,10 +126,10 @@ def our_gradient(r, algorithm, beta, correct):
     policy, inside = Policy(0), r.written.bool()
     masks = [(r.written * r.tool)[i, :n].float() for i, n in enumerate(r.lengths)]
     ids = [f"p{i // GROUP}" for i in range(r.rows)]
-    adv_T = torch.cat(token_advantages(algorithm, r.rewards, ids, GROUP, masks))
+    adv_T = torch.cat(compute_advantages(algorithm, r.rewards, ids, GROUP, masks))
     seqs = sequences(r.lengths, torch.cat(masks))
     logp_T = policy.logprobs(r.ids, TOKENS)[inside]
-    loss_T, clipped_T = policy_terms(algorithm, logp_T, r.old[inside], adv_T, seqs)
+    loss_T, clipped_T = compute_policy_loss(algorithm, logp_T, r.old[inside], adv_T, seqs)
     if correct:
         loss_T = loss_T * r.engine_ratio[inside]
     kl_T = kl_estimate(
@@ -184,7 +184,11 @@ CASES = {
         dict(clip_ratio_c=1.3, loss_agg_mode="token-mean"),
         dict(delta=1.3),
     ),
-    "engine correction": ("dapo", dict(loss_agg_mode="token-mean"), dict(correct=True)),
+    "rollout importance sampling": (
+        "dapo",
+        dict(loss_agg_mode="token-mean"),
+        dict(correct=True),
+    ),
 }
 
 
@@ -194,7 +198,7 @@ def test_gradient_equals_trl(rollout, name):
     how = dict(beta=0.0, level="token", correct=False, low=0.2, high=0.28, delta=None) | how
     algorithm = AlgorithmConfig(**knobs)
     ids = [f"p{i // GROUP}" for i in range(rollout.rows)]
-    rows = token_advantages(
+    rows = compute_advantages(
         algorithm, rollout.rewards, ids, GROUP, [torch.ones(1)] * rollout.rows
     )
     theirs = their_gradient(
@@ -202,7 +206,7 @@ def test_gradient_equals_trl(rollout, name):
     )
     ours, clipped_T = our_gradient(rollout, algorithm, how["beta"], how["correct"])
     assert 0 < clipped_T.sum() < len(clipped_T), (
-        "the comparison should see clipped and free tokens"
+        "the comparison should see clipped and unclipped tokens"
     )
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert other.grad.abs().max() > 1e-3
