@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import RunConfig, override
 from ..npu.device import SIMULATE_ENV
-from ..plan.dimensions import of_folder
+from ..plan.dimensions import dimensions_of_folder
 from ..plan.roles import REHEARSE_ENV
 
 # %% ../../nbs/train/13_rehearsal.ipynb #9215175c
@@ -53,7 +53,7 @@ def rehearsal(
     kv_heads = max(2, config.parallel.tensor)
     family = config.model.tiny.family
     if config.model.path:
-        family = of_folder(config.model.path).family
+        family = dimensions_of_folder(config.model.path).family
     model = {
         "model.tiny.family": family,
         "model.tiny.num_kv_heads": kv_heads,
