@@ -139,14 +139,14 @@ def start_ours(task: Task) -> Any:
 
 
 def time_ours(task: Task) -> dict[str, Any]:
-    from cookbook_npu.runs.metrics import TIME
+    from cookbook_npu.runs.metrics import TIME_PREFIX
     from cookbook_npu.train.loop import one_step
 
     run, marks, phases = start_ours(task), [used()], []
     for step in range(task["steps"]):
         row = one_step(run, step)
         phases.append(
-            {name.removeprefix(TIME): t for name, t in run.tracker.spans.take().items()}
+            {name.removeprefix(TIME_PREFIX): t for name, t in run.tracker.spans.take().items()}
         )
         marks.append(used())
         if row["response_length_mean"] != task["tokens"]:
