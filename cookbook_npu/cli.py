@@ -712,13 +712,13 @@ def show_rehearsal(
     runs: Path,  # folder of the run folders
 ) -> None:
     "Rehearse a run and print the step"
-    from cookbook_npu.plan.plan import picture
+    from cookbook_npu.plan.plan import device_map
     from cookbook_npu.runs.metrics import step_line
     from cookbook_npu.train.rehearsal import rehearsal, rehearse
 
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
-    typer.echo(picture(rehearsal(config)))
+    typer.echo(device_map(rehearsal(config)))
     for row in rehearse(config, str(runs)):
         typer.echo(step_line(row, steps=1))
 

@@ -24,7 +24,7 @@ from ..errors import ConfigError, DeviceError, ShimError
 from ..npu.device import Accelerator
 from ..npu.shims import memory_saver
 from ..npu.shims.memory_saver import HookMode
-from ..plan.memory import engine, model_of
+from ..plan.memory import engine_components, model_of
 from ..runs.metrics import format_bytes
 
 # %% ../../nbs/train/01_offload.ipynb #21c0f739
@@ -398,7 +398,7 @@ def engine_bytes(
         model = model_of(config)
     except ConfigError:
         return 0
-    return sum(part.nbytes for part in engine(model, config, capacity))
+    return sum(part.nbytes for part in engine_components(model, config, capacity))
 
 # %% ../../nbs/train/01_offload.ipynb #1ea67c76
 def component_bytes(
