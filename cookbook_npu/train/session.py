@@ -24,7 +24,7 @@ from ..plan.preflight import check_machine
 from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, live_view
 from ..runs.metrics import Tracker
-from ..runs.report import result_of
+from ..runs.report import run_result
 from .checkpointing import DriverState, open_folder
 from .loop import Driver
 from .warm_start import needs_warm_start, warm_folder
@@ -148,7 +148,7 @@ class Run:
 
     def result(self) -> list[tuple[str, str | None]]:  # (what, value); None: not measured
         "The result so far, in a few lines"
-        return result_of(self.folder)
+        return run_result(self.folder)
 
 # %% ../../nbs/train/11_session.ipynb #e0d6e644
 @contextmanager
@@ -162,18 +162,18 @@ def session(
         stack.enter_context(folder)
         view = live_view(config.num_steps)
         tracker = stack.enter_context(
-            Tracker.of(
+            Tracker.for_run(
                 folder,
                 config.num_steps,
                 config.output.tensorboard,
                 console=False,
-                more=[view],
+                extra_sinks=[view],
             )
         )
         remove_stale_names()
         cluster = stack.enter_context(start_cluster(config, folder))
         if isinstance(view, NotebookView):
-            cluster.on_wait = lambda: view.say(cluster.status())
+            cluster.on_wait = lambda: view.show_notes(cluster.status())
         hf_path = first_weights(cluster, config)
         prompts, held_out = load_data(config, hf_path)
         rewards = stack.enter_context(RewardPool(config.reward))

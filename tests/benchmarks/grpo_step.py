@@ -151,7 +151,7 @@ def start_ours(task: Task) -> Any:
 
 
 def time_ours(task: Task) -> dict[str, Any]:
-    from cookbook_npu.runs.metrics import TIME
+    from cookbook_npu.runs.metrics import TIME_PREFIX
 
     driver = start_ours(task)
     marks = [used()]
@@ -159,7 +159,7 @@ def time_ours(task: Task) -> dict[str, Any]:
     for step in range(task["steps"]):
         row = driver.step(step)
         times = driver.state.tracker.spans.take()
-        phases.append({name.removeprefix(TIME): t for name, t in times.items()})
+        phases.append({name.removeprefix(TIME_PREFIX): t for name, t in times.items()})
         marks.append(used())
         if row["response_length_mean"] != task["tokens"]:
             raise SystemExit(
