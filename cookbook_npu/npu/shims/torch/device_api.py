@@ -40,10 +40,13 @@ def redirected() -> bool:
         return False  # what torch raises for a device type it was not built with
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #3e9ddfad
-_REDIRECTED_MODULES = """torch torch.amp torch.amp.autocast_mode torch.cuda torch.cuda.amp
-torch.cuda.amp.common torch.cuda.memory torch.cuda.random torch.cuda.streams torch.distributed torch.distributed.device_mesh
-torch.distributed.distributed_c10d torch.jit torch.nn.parallel torch.nn.parameter torch.profiler
-torch.serialization torch.utils._device torch.utils.data torch.utils.data.dataloader""".split()
+_REDIRECTED_MODULES = """
+torch torch.amp torch.amp.autocast_mode torch.cuda torch.cuda.amp torch.cuda.amp.common
+torch.cuda.memory torch.cuda.random torch.cuda.streams torch.distributed
+torch.distributed.device_mesh torch.distributed.distributed_c10d torch.jit
+torch.nn.parallel torch.nn.parameter torch.profiler torch.serialization
+torch.utils._device torch.utils.data torch.utils.data.dataloader
+""".split()
 
 
 def redirected_owners() -> list[Any]:
