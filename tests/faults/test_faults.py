@@ -36,8 +36,8 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
     faults = "rollout0/generate#3/die; rollout1/generate#5/stall; trainer/1/train#4/lost:0"
     driver, folder = disturbed(tmp_path, faults, **{"faults.hang_timeout_s": 30})
     assert driver.end() == 0, driver.text()
-    roles = {line.split(":")[0] for line in driver.pids["status"]}
-    assert roles == {
+    workers = {line.split(":")[0] for line in driver.pids["status"]}
+    assert workers == {
         "trainer rank 0",
         "trainer rank 1",
         "rollout0 rank 0",
@@ -111,6 +111,6 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     assert (
         "ran out of simulated NPU memory" in driver.text() and "optimizer" in driver.text()
     ), driver.text()
-    assert Checkpoints(folder / "checkpoints").last_good().step == 2 and [
+    assert Checkpoints(folder / "checkpoints").newest_valid().step == 2 and [
         row["step"] for row in rows(folder)
     ] == [0, 1, 2]

@@ -39,11 +39,15 @@ VERBS = {
     },
     "TransformersEngine": {
         "generate": "requests, sampling",
+        "generate_text": "prompts, n=1, max_response_tokens=128, temperature=1.0, seed=0",
+        "update_weights": "version, named_tensors, expected=None, handles=None",
+        "checksums": "names=None",
         "pause": "mode='keep'",
         "resume": "",
         "sleep": "level=2",
         "wake": "tags=...",
         "health": "",
+        "close": "",
     },
 }
 
