@@ -3124,6 +3124,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'cookbook_npu.presets._for_prompts': ('presets.html#_for_prompts', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets._given': ('presets.html#_given', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets._merge': ('presets.html#_merge', 'cookbook_npu/presets.py'),
+                                      'cookbook_npu.presets._puzzle': ('presets.html#_puzzle', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets._required': ('presets.html#_required', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets._resolve': ('presets.html#_resolve', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets.preset': ('presets.html#preset', 'cookbook_npu/presets.py'),
