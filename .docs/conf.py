@@ -1,4 +1,4 @@
-"""The documentation site: every notebook as it stands in the tree, without running it, and without what only nbdev reads."""
+"""The documentation site: every notebook as it stands in the tree, not run, without what only nbdev reads"""
 
 import json
 
@@ -15,7 +15,8 @@ nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "amsmath", "html_image"]
 html_theme = "furo"
 html_title = "cookbook_npu"
-html_math_renderer = "mathml"  # what the browser itself knows: the site is also read where no other site can be reached
+# what the browser itself knows: the site is also read where no other site can be reached
+html_math_renderer = "mathml"
 suppress_warnings = ["myst.header"]
 
 
@@ -24,26 +25,30 @@ def without_directives(app, docname: str, source: list[str]) -> None:
     if not source[0].lstrip().startswith("{"):
         return
     notebook = json.loads(source[0])
-    notebook["cells"] = [
-        cell for cell in notebook["cells"] if "#| hide\n" not in cell["source"]
-    ]
+    shown = []
     for cell in notebook["cells"]:
+        if "#| hide\n" in cell["source"]:
+            continue
         cell["source"] = [line for line in cell["source"] if not line.startswith("#|")]
-    notebook["cells"] = [
-        cell for cell in notebook["cells"] if any(line.strip() for line in cell["source"])
-    ]
+        if any(line.strip() for line in cell["source"]):
+            shown.append(cell)
+    notebook["cells"] = shown
     source[0] = json.dumps(notebook)
 
 
 def write_math(translator, node: nodes.Element) -> None:
-    block = isinstance(node, nodes.math_block)
-    markup = convert(node.astext(), display="block" if block else "inline")
-    translator.body.append(
-        f'<div style="padding: 0.4em 0">{markup}</div>' if block else markup
-    )  # room for tall signs, else it scrolls
+    "A formula as MathML"
+    if isinstance(node, nodes.math_block):
+        markup = convert(node.astext(), display="block")
+        # room for tall signs, else it scrolls
+        markup = f'<div style="padding: 0.4em 0">{markup}</div>'
+    else:
+        markup = convert(node.astext(), display="inline")
+    translator.body.append(markup)
     raise nodes.SkipNode
 
 
 def setup(app) -> None:
+    "Called by Sphinx"
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.connect("source-read", without_directives)

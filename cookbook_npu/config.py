@@ -51,16 +51,18 @@ Family = Literal["qwen3", "qwen3_vl", "qwen3_5"]
 class TinyConfig(Config):
     "Shape of the tiny model of laptop scale: the same architecture, random weights"
 
-    family: Family = Field("qwen3", description="architecture")
-    hidden_size: int = Field(96, gt=0, description="width of the residual stream, H")
-    num_layers: int = Field(3, gt=0, description="decoder layers")
-    num_heads: int = Field(4, gt=0, description="query heads")
-    num_kv_heads: int = Field(
-        2, gt=0, description="key/value heads (grouped-query attention)"
+    family: Family = Field(default="qwen3", description="architecture")
+    hidden_size: int = Field(
+        default=96, gt=0, description="width of the residual stream, H"
     )
-    ffn_size: int = Field(288, gt=0, description="inner width of the SwiGLU block")
+    num_layers: int = Field(default=3, gt=0, description="decoder layers")
+    num_heads: int = Field(default=4, gt=0, description="query heads")
+    num_kv_heads: int = Field(
+        default=2, gt=0, description="key/value heads (grouped-query attention)"
+    )
+    ffn_size: int = Field(default=288, gt=0, description="inner width of the SwiGLU block")
     init_std: float = Field(
-        0.02, gt=0, description="standard deviation of the random first weights"
+        default=0.02, gt=0, description="standard deviation of the random first weights"
     )
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
@@ -68,21 +70,21 @@ class ModelConfig(Config):
     "The policy model"
 
     path: str | None = Field(
-        None,
+        default=None,
         description="Hugging Face folder; none: the tiny model below is built",
         json_schema_extra=BASIC,
     )
     tiny: TinyConfig = Field(
-        TinyConfig(), description="shape of the tiny model, used when path is none"
+        default=TinyConfig(), description="shape of the tiny model, used when path is none"
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="parameter and compute type"
+        default="bfloat16", description="parameter and compute type"
     )
     recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="activation recomputation"
+        default="none", description="activation recomputation"
     )
     attention_softmax_fp32: bool = Field(
-        True, description="softmax of attention in float32"
+        default=True, description="softmax of attention in float32"
     )
 
 # %% ../nbs/01_config.ipynb #3800f504
@@ -90,10 +92,10 @@ class ParallelConfig(Config):
     "How one trainer model is split; data parallelism is what is left of the trainer devices"
 
     tensor: int = Field(
-        1, gt=0, description="tensor-parallel size (TP)", json_schema_extra=BASIC
+        default=1, gt=0, description="tensor-parallel size (TP)", json_schema_extra=BASIC
     )
     sequence: bool = Field(
-        True, description="sequence parallelism of norms; only acts when tensor > 1"
+        default=True, description="sequence parallelism of norms; only acts when tensor > 1"
     )
 
 # %% ../nbs/01_config.ipynb #23eb8ae4
@@ -106,73 +108,78 @@ class DataConfig(Config):
     "Prompts and their labels"
 
     prompt_data: str = Field(
-        "arithmetic",
+        default="arithmetic",
         description="arithmetic, countdown, sorting, counting (generated); a file or folder; hf://... or modelscope://...",
         json_schema_extra=BASIC,
     )
     mixture: dict[str, float] = Field(
-        {}, description="several of those with their weights; used in place of prompt_data"
+        default={},
+        description="several of those with their weights; used in place of prompt_data",
     )
-    record_format: RecordFormat = Field("auto", description="layout of a record")
+    record_format: RecordFormat = Field(default="auto", description="layout of a record")
     eval_format: RecordFormat | None = Field(
-        None, description="layout of a record of eval_data; none: record_format"
+        default=None, description="layout of a record of eval_data; none: record_format"
     )
     input_key: str | None = Field(
-        None, description="key of the prompt in a record; none: by record_format"
+        default=None, description="key of the prompt in a record; none: by record_format"
     )
     label_key: str | None = Field(
-        None, description="key of the label in a record; none: by record_format"
+        default=None, description="key of the label in a record; none: by record_format"
     )
     metadata_keys: tuple[str, ...] = Field(
-        (), description="further keys of a record that scorers and reports need"
+        default=(), description="further keys of a record that scorers and reports need"
     )
     deduplicate: bool = Field(
-        True,
+        default=True,
         description="leave out a record whose prompt and label stood before; other label: an error",
     )
     apply_chat_template: bool = Field(
-        False,
+        default=False,
         description="wrap the prompt with the tokenizer's chat template",
         json_schema_extra=BASIC,
     )
     max_prompt_tokens: int = Field(
-        1024,
+        default=1024,
         gt=0,
         description="longer prompts are filtered out and counted, tokens",
         json_schema_extra=BASIC,
     )
-    shuffle: bool = Field(True, description="shuffle each epoch with the run's seed")
-    eval_prompts: int = Field(256, ge=0, description="held-out prompts per evaluation")
+    shuffle: bool = Field(
+        default=True, description="shuffle each epoch with the run's seed"
+    )
+    eval_prompts: int = Field(
+        default=256, ge=0, description="held-out prompts per evaluation"
+    )
     eval_data: str | None = Field(
-        None,
+        default=None,
         description="file of held-out prompts; none: the held-out split of the generated task",
     )
-    task: dict[str, Any] = Field({}, description="arguments of the generated task")
+    task: dict[str, Any] = Field(default={}, description="arguments of the generated task")
 
 # %% ../nbs/01_config.ipynb #f4fe4f9f
 class RewardConfig(Config):
     "How a response is graded: a weighted sum of named scorers"
 
     scorers: dict[str, float] = Field(
-        {"exact": 1.0}, description="scorer name -> weight", json_schema_extra=BASIC
+        default={"exact": 1.0}, description="scorer name -> weight", json_schema_extra=BASIC
     )
     by_source: dict[str, dict[str, float]] = Field(
-        {},
+        default={},
         description="source of a mixture -> scorers used for its prompts in place of those",
     )
-    timeout_s: float = Field(5.0, gt=0, description="time limit of one answer, s")
+    timeout_s: float = Field(default=5.0, gt=0, description="time limit of one answer, s")
     memory_mb: int = Field(
-        1024, gt=0, description="address-space limit of one verifier process, MiB"
+        default=1024, gt=0, description="address-space limit of one verifier process, MiB"
     )
-    workers: int = Field(2, gt=0, description="verifier processes")
+    workers: int = Field(default=2, gt=0, description="verifier processes")
     arguments: dict[str, dict[str, Any]] = Field(
-        {}, description="scorer name -> keyword arguments"
+        default={}, description="scorer name -> keyword arguments"
     )
     batch_size: int = Field(
-        32, gt=0, description="answers of one call of a batched or async scorer"
+        default=32, gt=0, description="answers of one call of a batched or async scorer"
     )
     retries: int = Field(
-        2,
+        default=2,
         ge=0,
         description="calls of an async scorer (a reward server) after one that failed or hit the time limit",
     )
@@ -185,10 +192,10 @@ class SamplingConfig(Config):
     """
 
     temperature: float = Field(
-        1.0, ge=0, description="softmax temperature", json_schema_extra=BASIC
+        default=1.0, ge=0, description="softmax temperature", json_schema_extra=BASIC
     )
     max_response_tokens: int = Field(
-        8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
+        default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
 # %% ../nbs/01_config.ipynb #d13f9411
@@ -199,39 +206,47 @@ class RolloutConfig(Config):
     "The engines that sample"
 
     engine: Literal["transformers", "vllm"] = Field(
-        "vllm", description="engine implementation", json_schema_extra=BASIC
+        default="vllm", description="engine implementation", json_schema_extra=BASIC
     )
     devices_per_engine: int = Field(
-        1, gt=0, description="devices of one engine (its TP size)", json_schema_extra=BASIC
+        default=1,
+        gt=0,
+        description="devices of one engine (its TP size)",
+        json_schema_extra=BASIC,
     )
     prompts_per_step: int = Field(
-        32, gt=0, description="P, prompts of one rollout", json_schema_extra=BASIC
+        default=32, gt=0, description="P, prompts of one rollout", json_schema_extra=BASIC
     )
     samples_per_prompt: int = Field(
-        8, gt=1, description="G, samples of one prompt (one group)", json_schema_extra=BASIC
+        default=8,
+        gt=1,
+        description="G, samples of one prompt (one group)",
+        json_schema_extra=BASIC,
     )
     memory_utilization: float = Field(
-        0.35,
+        default=0.35,
         gt=0,
         le=1,
         description="share of a device's memory the engine may take",
         json_schema_extra=BASIC,
     )
-    enforce_eager: bool = Field(True, description="no graph capture in the engine")
+    enforce_eager: bool = Field(default=True, description="no graph capture in the engine")
     weight_update_method: WeightUpdateMethod = Field(
-        "auto",
+        default="auto",
         description="vllm: how new weights enter; native: vLLM opens device memory itself (npu_ipc, ipc)",
     )
     batch_size: int = Field(
-        128, gt=0, description="sequences decoded at once by the transformers engine"
+        default=128,
+        gt=0,
+        description="sequences decoded at once by the transformers engine",
     )
     eval_every: int = Field(
-        20,
+        default=20,
         ge=0,
         description="evaluate every so many steps and at both ends; 0: never",
         json_schema_extra=BASIC,
     )
-    eval_samples: int = Field(1, gt=0, description="samples per held-out prompt")
+    eval_samples: int = Field(default=1, gt=0, description="samples per held-out prompt")
 
 # %% ../nbs/01_config.ipynb #600c5f1f
 AdvantageEstimator = Literal[
@@ -243,31 +258,32 @@ class AdvantageConfig(Config):
     "What a response or token is worth (rl.advantages)"
 
     advantage_estimator: AdvantageEstimator = Field(
-        "grpo", description="advantage estimator", json_schema_extra=BASIC
+        default="grpo", description="advantage estimator", json_schema_extra=BASIC
     )
     normalize_std: bool = Field(
-        True, description="grpo: divide the centred group reward by its standard deviation"
+        default=True,
+        description="grpo: divide the centred group reward by its standard deviation",
     )
     whiten: bool = Field(
-        False,
+        default=False,
         description="rescale advantages to mean 0 and variance 1 over all tokens of the rollout",
     )
     gamma: float = Field(
-        1.0, gt=0, le=1, description="reinforce_plus_plus: discount of a token"
+        default=1.0, gt=0, le=1, description="reinforce_plus_plus: discount of a token"
     )
     kl_in_reward: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description="weight of the KL penalty (k1) in the reward; not together with kl_loss_coef",
     )
     overlong_buffer_share: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         le=1,
         description="last share of the response limit in which the reward falls (DAPO: 0.2)",
     )
     overlong_penalty: float = Field(
-        1.0, gt=0, description="reward taken away at max_response_tokens"
+        default=1.0, gt=0, description="reward taken away at max_response_tokens"
     )
 
 # %% ../nbs/01_config.ipynb #1c9e3780
@@ -280,24 +296,26 @@ class PolicyLossConfig(Config):
     "The policy loss and what it divides by (rl.losses, rl.loss_aggregation)"
 
     loss: Literal["ppo", "gspo", "cispo"] = Field(
-        "ppo", description="policy loss: token ratios, sequence ratios, or clipped weights"
+        default="ppo",
+        description="policy loss: token ratios, sequence ratios, or clipped weights",
     )
     clip_ratio_low: float = Field(
-        0.2, gt=0, le=1, description="lower clip: ratio >= 1 - clip_ratio_low"
+        default=0.2, gt=0, le=1, description="lower clip: ratio >= 1 - clip_ratio_low"
     )
     clip_ratio_high: float = Field(
-        0.28, gt=0, description="upper clip: ratio <= 1 + clip_ratio_high"
+        default=0.28, gt=0, description="upper clip: ratio <= 1 + clip_ratio_high"
     )
     clip_ratio_c: float | None = Field(
-        None,
+        default=None,
         gt=1,
         description="dual clip: bound on the loss of a bad token, in advantages; none: no bound",
     )
     loss_agg_mode: LossAggMode = Field(
-        "seq-mean-token-mean", description="loss reduction over a step"
+        default="seq-mean-token-mean", description="loss reduction over a step"
     )
     mask_truncated: bool = Field(
-        False, description="leave responses that hit the length limit out of the loss"
+        default=False,
+        description="leave responses that hit the length limit out of the loss",
     )
 
 # %% ../nbs/01_config.ipynb #812db718
@@ -305,19 +323,23 @@ class RegularizerConfig(Config):
     "What keeps the policy near the reference, or exploring (rl.kl)"
 
     kl_loss_coef: float = Field(
-        0.0, ge=0, description="weight of the KL term in the loss", json_schema_extra=BASIC
+        default=0.0,
+        ge=0,
+        description="weight of the KL term in the loss",
+        json_schema_extra=BASIC,
     )
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
-        "low_var_kl", description="KL estimator"
+        default="low_var_kl", description="KL estimator"
     )
     kl_unbiased: bool = Field(
-        False, description="weight the KL term by the ratio to the policy before the update"
+        default=False,
+        description="weight the KL term by the ratio to the policy before the update",
     )
     use_reference: bool = Field(
-        True,
+        default=True,
         description="compute reference log-probs (KL is then logged even with kl_loss_coef 0)",
     )
-    entropy_coef: float = Field(0.0, description="weight of the entropy bonus")
+    entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
 
 # %% ../nbs/01_config.ipynb #7a024d90
 class RolloutISConfig(Config):
@@ -327,28 +349,28 @@ class RolloutISConfig(Config):
     """
 
     old_logprob_source: Literal["trainer", "rollout"] = Field(
-        "trainer", description="whose log-probs the clip compares with"
+        default="trainer", description="whose log-probs the clip compares with"
     )
     rollout_is: Literal["none", "truncate", "mask", "reject"] = Field(
-        "none", description="weight trainer/engine (TIS: truncate)"
+        default="none", description="weight trainer/engine (TIS: truncate)"
     )
     rollout_is_level: Literal["token", "sequence", "geometric"] = Field(
-        "token", description="what has one importance ratio"
+        default="token", description="what has one importance ratio"
     )
     rollout_is_threshold_lower: float = Field(
-        0.0, ge=0, description="lower bound of the importance ratio"
+        default=0.0, ge=0, description="lower bound of the importance ratio"
     )
     rollout_is_threshold: float = Field(
-        2.0, gt=0, description="upper bound of the importance ratio"
+        default=2.0, gt=0, description="upper bound of the importance ratio"
     )
     rollout_is_veto_threshold: float | None = Field(
-        None,
+        default=None,
         gt=0,
         lt=1,
         description="drop a response with a token ratio below this; none: never",
     )
     dynamic_sampling_attempts: int = Field(
-        1,
+        default=1,
         gt=0,
         description="rollouts of a step at most, to replace groups of equal rewards (DAPO)",
     )
@@ -364,68 +386,72 @@ class OptimConfig(Config):
     "Adam, and its schedule in optimizer steps"
 
     learning_rate: float = Field(
-        1e-6, gt=0, description="peak learning rate", json_schema_extra=BASIC
+        default=1e-6, gt=0, description="peak learning rate", json_schema_extra=BASIC
     )
-    warmup_steps: int = Field(0, ge=0, description="linear warm-up, optimizer steps")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="linear warm-up, optimizer steps"
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="decay after warm-up"
+        default="constant", description="decay after warm-up"
     )
     min_learning_rate: float = Field(
-        0.0, ge=0, description="learning rate at the end of the decay"
+        default=0.0, ge=0, description="learning rate at the end of the decay"
     )
-    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay")
-    beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay")
-    beta2: float = Field(0.98, ge=0, lt=1, description="second-moment decay")
-    eps: float = Field(1e-8, gt=0, description="Adam epsilon")
-    clip_grad: float = Field(1.0, ge=0, description="global gradient-norm clip; 0 is off")
+    weight_decay: float = Field(default=0.1, ge=0, description="decoupled weight decay")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="first-moment decay")
+    beta2: float = Field(default=0.98, ge=0, lt=1, description="second-moment decay")
+    eps: float = Field(default=1e-8, gt=0, description="Adam epsilon")
+    clip_grad: float = Field(
+        default=1.0, ge=0, description="global gradient-norm clip; 0 is off"
+    )
 
 # %% ../nbs/01_config.ipynb #e803112c
 class TrainConfig(Config):
     "The optimizer step and its memory"
 
     global_batch_size: int | None = Field(
-        None,
+        default=None,
         gt=0,
         description="samples of one optimizer step; none: the whole rollout",
         json_schema_extra=BASIC,
     )
     micro_batch_tokens: int = Field(
-        9216,
+        default=9216,
         gt=0,
         description="token budget of one micro-batch, tokens; a longer sequence is alone",
         json_schema_extra=BASIC,
     )
     sequence_limit: int | None = Field(
-        None,
+        default=None,
         gt=0,
         description="longest sequence that may be trained, tokens; none: longest prompt + longest response",
     )
     layout: Literal["thd", "bshd"] = Field(
-        "thd",
+        default="thd",
         description="micro-batches packed into one row, or padded (gated delta nets need bshd)",
     )
     logprob_chunk_tokens: int = Field(
-        1024, gt=0, description="tokens whose logits exist at once, tokens"
+        default=1024, gt=0, description="tokens whose logits exist at once, tokens"
     )
     logprob_diff_alarm: float = Field(
-        0.05,
+        default=0.05,
         gt=0,
         description="train_rollout_logprob_abs_diff above this is an alarm event",
     )
     save_every: int = Field(
-        0,
+        default=0,
         ge=0,
         description="save a checkpoint every so many steps; 0: only at the end",
         json_schema_extra=BASIC,
     )
-    keep_last: int = Field(2, gt=0, description="newest checkpoints that are kept")
+    keep_last: int = Field(default=2, gt=0, description="newest checkpoints that are kept")
     keep_best: int = Field(
-        0,
+        default=0,
         ge=0,
         description="checkpoints of highest held-out accuracy (else reward) kept besides",
     )
     export_hf: bool = Field(
-        True,
+        default=True,
         description="every checkpoint also holds the model as a Hugging Face folder, for serving",
     )
 
@@ -434,26 +460,28 @@ class WarmStartConfig(Config):
     "Supervised phase that gives the tiny model a skill worth reinforcing; cached by its settings"
 
     steps: int = Field(
-        0, ge=0, description="supervised steps on right answers; 0: no warm start"
+        default=0, ge=0, description="supervised steps on right answers; 0: no warm start"
     )
-    batch: int = Field(64, gt=0, description="demonstrations of one step")
+    batch: int = Field(default=64, gt=0, description="demonstrations of one step")
     learning_rate: float = Field(
-        5e-3, gt=0, description="peak learning rate of those steps, decaying to zero"
+        default=5e-3,
+        gt=0,
+        description="peak learning rate of those steps, decaying to zero",
     )
     noisy_steps: int = Field(
-        30, ge=0, description="steps after them on demonstrations of mixed quality"
+        default=30, ge=0, description="steps after them on demonstrations of mixed quality"
     )
     noisy_learning_rate: float = Field(
-        3e-4, gt=0, description="learning rate of the mixed-quality steps"
+        default=3e-4, gt=0, description="learning rate of the mixed-quality steps"
     )
     corrupt: float = Field(
-        0.7,
+        default=0.7,
         ge=0,
         lt=1,
         description="share of mixed-quality demonstrations whose answer is random digits",
     )
     seed: int = Field(
-        0,
+        default=0,
         ge=0,
         description="seed of the tiny model and its demonstrations; not the run's: all runs share one start",
     )
@@ -462,36 +490,40 @@ class WarmStartConfig(Config):
 class PlacementConfig(Config):
     "Devices, and how trainer and engines take turns on them"
 
-    devices: int = Field(8, gt=0, description="devices of the run", json_schema_extra=BASIC)
+    devices: int = Field(
+        default=8, gt=0, description="devices of the run", json_schema_extra=BASIC
+    )
     trainer_devices: int | None = Field(
-        None,
+        default=None,
         gt=0,
         description="devices of the trainer, which it shares with engines; none: all",
     )
     sleep: Literal["offload", "torch_memory_saver"] = Field(
-        "offload",
+        default="offload",
         description="how a sleeping trainer gives its memory back: copies on the host, or unmapped pages",
     )
     destroy_process_groups: bool = Field(
-        False,
+        default=False,
         description="destroy the communicators of a sleeping trainer and make them again at each wake",
     )
     bucket_bytes: int = Field(
-        512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes"
+        default=512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes"
     )
     transfer_backend: Literal["auto", "shm", "ipc"] = Field(
-        "auto", description="how published weights travel; auto: what works here"
+        default="auto", description="how published weights travel; auto: what works here"
     )
     verify_every: int = Field(
-        8,
+        default=8,
         gt=0,
         description="each publish compares every n-th tensor, the next one another n-th; 1: every tensor",
     )
     simulated_memory_bytes: int = Field(
-        2**30, gt=0, description="memory of one simulated NPU, bytes (laptop scale only)"
+        default=2**30,
+        gt=0,
+        description="memory of one simulated NPU, bytes (laptop scale only)",
     )
     call_timeout_s: float = Field(
-        7200.0, gt=0, description="deadline of one call on a role, s"
+        default=7200.0, gt=0, description="deadline of one call on a role, s"
     )
 
 # %% ../nbs/01_config.ipynb #36f696b7
@@ -499,23 +531,23 @@ class FaultConfig(Config):
     "What to do when something breaks"
 
     on_failure: Literal["restart", "fail"] = Field(
-        "restart", description="start a lost role again, or end the run"
+        default="restart", description="start a lost role again, or end the run"
     )
     max_restarts: int = Field(
-        3, ge=0, description="restarts of one run before a failure ends it"
+        default=3, ge=0, description="restarts of one run before a failure ends it"
     )
     min_groups: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         le=1,
         description="share of the groups with which a rollout that lost an engine goes on; 1: it is repeated",
     )
     nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
+        default="stop",
         description="a loss or gradient that is not finite ends the run, or skips the optimizer step",
     )
     hang_timeout_s: float = Field(
-        600.0,
+        default=600.0,
         gt=0,
         description="a call in which no rank has made progress for so long hangs, s",
     )
@@ -524,20 +556,22 @@ class FaultConfig(Config):
 class OutputConfig(Config):
     "The run folder"
 
-    root: str = Field("runs", description="folder that holds the run folders")
+    root: str = Field(default="runs", description="folder that holds the run folders")
     name: str | None = Field(
-        None,
+        default=None,
         description="name of this run's folder; none: recipe, scale and a time stamp",
         json_schema_extra=BASIC,
     )
     resume: bool = Field(
-        False, description="go on from the newest good checkpoint of the run folder `name`"
+        default=False,
+        description="go on from the newest good checkpoint of the run folder `name`",
     )
     save_samples: bool = Field(
-        True, description="write each rollout to samples/, replayable without an engine"
+        default=True,
+        description="write each rollout to samples/, replayable without an engine",
     )
     tensorboard: bool = Field(
-        True, description="write TensorBoard events beside metrics.jsonl"
+        default=True, description="write TensorBoard events beside metrics.jsonl"
     )
 
 # %% ../nbs/01_config.ipynb #032f2a0b
@@ -546,13 +580,16 @@ class RunConfig(Config):
 
     recipe: str = Field(description="name of the recipe")
     scale: Scale = Field(
-        "laptop", description="laptop, cuda or 910b", json_schema_extra=BASIC
+        default="laptop", description="laptop, cuda or 910b", json_schema_extra=BASIC
     )
     num_steps: int = Field(
-        100, gt=0, description="rollout-train steps", json_schema_extra=BASIC
+        default=100, gt=0, description="rollout-train steps", json_schema_extra=BASIC
     )
     seed: int = Field(
-        0, ge=0, description="seed of everything random in the run", json_schema_extra=BASIC
+        default=0,
+        ge=0,
+        description="seed of everything random in the run",
+        json_schema_extra=BASIC,
     )
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()

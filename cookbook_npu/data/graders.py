@@ -6,7 +6,8 @@
 __all__ = ['ANSWER_WINDOW', 'DAPO_WINDOW', 'ANSWER_LIMIT', 'DEEPSCALER_WINDOW', 'ScorerFunction', 'SCORERS', 'CallMode',
            'last_boxed', 'plain_answer', 'find_answer', 'as_latex', 'find_choice', 'gpqa', 'normalized_words', 'f1',
            'countdown', 'length', 'repetition', 'exact', 'format_think', 'dapo', 'numbers_without_eval', 'math',
-           'same_answer', 'deepscaler', 'Scorer', 'find_scorer', 'batched', 'call_mode', 'load_function']
+           'same_answer', 'deepscaler', 'Scorer', 'find_scorer', 'batched', 'call_mode', 'load_function',
+           'register_reward']
 
 # %% ../../nbs/data/04_graders.ipynb #64d5a52e
 import importlib
@@ -462,3 +463,18 @@ def load_function(
             "Check the module's path and name.",
         ) from None
     return _bind(name, found, arguments)
+
+# %% ../../nbs/data/04_graders.ipynb #517679d2
+def register_reward(
+    function: ScorerFunction,  # (text, label, metadata) -> score, in an importable module
+) -> str:  # its name for `reward.scorers`: package.module:function
+    "Name a function of one's own as a scorer; raises `ConfigError` for one that other processes cannot import"
+    module = importlib.import_module(function.__module__)
+    name = f"{function.__module__}:{function.__qualname__}"
+    found = getattr(module, function.__qualname__, None)
+    if module.__name__ == "__main__" or found is not function:
+        raise ConfigError(
+            f"reward.scorers: {name} is known to this process alone",
+            "Write the function into a file, at the top level of a module, and import it.",
+        )
+    return name

@@ -19,8 +19,15 @@ from ..errors import DataError
 class Tokens(Protocol):
     "What packing needs of a sample"
 
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        "Token ids of the prompt"
+        ...
+
+    @property
+    def response_ids(self) -> Sequence[int]:
+        "Token ids of the response"
+        ...
 
 
 @dataclass(frozen=True)

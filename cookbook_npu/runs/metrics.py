@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError, DataError
-from .folder import RunFolder, append_line, finite, read_lines
+from .folder import RunFolder, append_line, replace_nonfinite, read_lines
 
 # %% ../../nbs/runs/01_metrics.ipynb #c13a5c34
 PHASES = (
@@ -216,7 +216,7 @@ class Tracker:
                 f"step {step} is logged after step {self.last}",
                 "Log every step once, in order.",
             )
-        record = finite({"step": step, **_numbers(metrics), **self.spans.take()})
+        record = replace_nonfinite({"step": step, **_numbers(metrics), **self.spans.take()})
         self.last = step
         for sink in self.sinks:
             sink.write(record)

@@ -174,11 +174,11 @@ def rewind(
 ) -> Checkpoint | None:  # none: no checkpoint is good, begin at the first step
     "Forget everything after the newest good checkpoint"
     store = Checkpoints(folder.checkpoints)
-    store.sweep()
-    checkpoint = store.last_good(
+    store.remove_partial()
+    checkpoint = store.newest_valid(
         lambda path, why: folder.event("checkpoint_passed_over", path=str(path), why=why)
     )
-    folder.rewind(checkpoint.step if checkpoint else -1)
+    folder.truncate_after(checkpoint.step if checkpoint else -1)
     folder.event(
         "resume",
         step=checkpoint.step if checkpoint else 0,

@@ -29,7 +29,7 @@ from ..rollout.engine import Request, derive_seed
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
-from .batch import Batch, finish, make_batch, rollout_metrics
+from .batch import Batch, complete_batch, make_batch, rollout_metrics
 from .checkpointing import RunSaver, due, rewind
 from .rollout_worker import Engines
 from .workers import Workers
@@ -302,7 +302,7 @@ def learn(
             )
     with run.tracker.span("logprobs"):
         batch.old_logprobs = gather_rows(run.trainer.call("logprobs", batch), len(batch))
-    mismatch = finish(
+    mismatch = complete_batch(
         batch,
         samples,
         c.rollout.samples_per_prompt,
@@ -511,7 +511,7 @@ def go_on(
     | None,  # where the run folder was rewound to; none: the beginning
 ) -> None:
     "Put trainer and driver where they were; the publish that follows brings the engines along"
-    facts = checkpoint.facts if checkpoint else {"prompts": run.origin, "version": -1}
+    facts = checkpoint.driver_state if checkpoint else {"prompts": run.origin, "version": -1}
     if checkpoint:
         run.trainer.call("load_state", str(checkpoint.path / "state"))
     run.prompts.load_state(facts["prompts"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import RunConfig, override
 from ..npu.device import SIMULATE_ENV
-from ..plan.dimensions import of_folder
+from ..plan.dimensions import dimensions_of_folder
 from ..plan.roles import REHEARSE_ENV
 
 # %% ../../nbs/train/12_rehearsal.ipynb #9215175c
@@ -52,7 +52,7 @@ def rehearsal(
     "The configuration of a rehearsal"
     kv = max(2, config.parallel.tensor)
     family = (
-        of_folder(config.model.path).family
+        dimensions_of_folder(config.model.path).family
         if config.model.path
         else config.model.tiny.family
     )

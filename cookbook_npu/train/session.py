@@ -19,6 +19,7 @@ from ..data.prompts import PromptDataset, eval_prompts, load_prompts
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..npu.device import CUDA, NPU
+from ..plan.preflight import check_machine
 from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, live_view
 from ..runs.metrics import Tracker
@@ -70,6 +71,7 @@ def session(
     config: RunConfig,  # the run
 ) -> Iterator["Run"]:  # started: engines awake with the first weights, trainer asleep
     "Start everything a run needs; stop all of it at the end of the block, whatever ends it"
+    check_machine(config)
     with ExitStack() as stack:
         folder, checkpoint = open_folder(config)
         stack.enter_context(folder)

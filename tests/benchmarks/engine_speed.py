@@ -1,11 +1,11 @@
-"""Tokens per second of the transformers engine against `generate` of transformers, on the same device and model.
+"""Tokens per second of the transformers engine against `generate` of transformers, same device and model.
 
     python tests/benchmarks/engine_speed.py [--response 5] [--prompts 16] [--samples 8] [--rounds 7]
 
-Both sample the same number of tokens for the same prompts (no end token), A and B in turns, so that a busy machine
-slows both. `generate` gets what it needs and no more: left-padded prompts, one call, no scores; the engine also
-delivers the log-probability of each token. Printed: ratios of the medians, by the clock and by processor time (one
-thread; the figure to trust on the simulated NPU of a busy machine).
+Both sample the same number of tokens for the same prompts (no end token), in turns, so that a busy machine
+slows both. `generate` gets what it needs and no more: left-padded prompts, one call, no scores; the engine
+also delivers the log-probability of each token. Printed: ratios of the medians, by the clock and by
+processor time (one thread; the figure to trust on the simulated NPU of a busy machine).
 """
 
 import argparse
@@ -19,7 +19,8 @@ os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
 
 def timed(function) -> tuple[float, float]:
     """Seconds by the clock, seconds of processor time."""
-    clock, processor = time.perf_counter(), time.process_time()
+    clock = time.perf_counter()
+    processor = time.process_time()
     function()
     return time.perf_counter() - clock, time.process_time() - processor
 
@@ -49,7 +50,7 @@ def main() -> None:
         engine = TransformersEngine(
             build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0), dtype="float32"
         )
-    engine.stops = frozenset()
+    engine.end_tokens = frozenset()
     prompts = [list(f"{7 * i % 90 + 5}*{i + 3}=".encode()) for i in range(args.prompts)]
     requests = [
         Request(group_id=str(p), index=i, prompt_ids=ids, seed=derive_seed(0, p, i))
@@ -68,20 +69,30 @@ def main() -> None:
     engine.net.generation_config.eos_token_id = None
 
     sampling = SamplingParams(max_response_tokens=args.response)
-    ours = lambda: engine.generate(requests, sampling)  # noqa: E731
-    theirs = lambda: engine.net.generate(**inputs, **settings, pad_token_id=0)  # noqa: E731
-    want = (len(requests), args.response)
-    assert (len(ours()), len(ours()[0].response_ids)) == want, "the engine stopped early"
-    assert tuple(theirs()[:, ids.shape[1] :].shape) == want, "generate stopped early"
-    times = [(timed(ours), timed(theirs)) for _ in range(args.rounds)]
-    tokens = want[0] * want[1]
+
+    def run_engine():
+        return engine.generate(requests, sampling)
+
+    def run_generate():
+        return engine.net.generate(**inputs, **settings, pad_token_id=0)
+
+    samples = run_engine()
+    assert len(samples) == len(requests), "the engine lost requests"
+    assert len(samples[0].response_ids) == args.response, "the engine stopped early"
+    generated = run_generate()[:, ids.shape[1] :]
+    assert generated.shape == (len(requests), args.response), "generate stopped early"
+    times = [(timed(run_engine), timed(run_generate)) for _ in range(args.rounds)]
+    tokens = len(requests) * args.response
     print(
-        f"device: {accelerator().name}, one thread; {len(requests)} sequences x {args.response} tokens"
+        f"device: {accelerator().name}, one thread; "
+        f"{len(requests)} sequences x {args.response} tokens"
     )
     for k, kind in enumerate(("clock", "processor time")):
-        a, b = (statistics.median(t[k] for t in side) for side in zip(*times, strict=True))
+        ours = statistics.median(engine_times[k] for engine_times, _ in times)
+        theirs = statistics.median(generate_times[k] for _, generate_times in times)
         print(
-            f"{kind}: engine {tokens / a:,.0f} tokens/s, generate {tokens / b:,.0f} tokens/s: {b / a:.2f}x"
+            f"{kind}: engine {tokens / ours:,.0f} tokens/s, "
+            f"generate {tokens / theirs:,.0f} tokens/s: {theirs / ours:.2f}x"
         )
 
 

@@ -95,7 +95,8 @@ def build(engine: str, folder: Path):
 
 def apart(engine, seconds: dict[str, float]) -> None:
     """Time the two hooks of an engine's publish: loading, and the checksums of what it holds."""
-    load, sums = engine._publish, engine._checksums
+    load = engine._load_weights
+    sums = engine._weight_checksums
 
     def timed(name, work):
         def call(*args):
@@ -107,10 +108,8 @@ def apart(engine, seconds: dict[str, float]) -> None:
 
         return call
 
-    engine._publish, engine._checksums = (
-        timed("load", load),
-        timed("engine checksums", sums),
-    )
+    engine._load_weights = timed("load", load)
+    engine._weight_checksums = timed("engine checksums", sums)
 
 
 def main() -> None:

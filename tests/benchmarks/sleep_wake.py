@@ -18,7 +18,7 @@ import torch
 
 from cookbook_npu.npu.device import accelerator
 from cookbook_npu.npu.shims.bootstrap import bootstrap
-from cookbook_npu.train.offload import BLOCK, Offload
+from cookbook_npu.train.offload import PINNED_BLOCK_BYTES, HostOffloader
 
 HIDDEN, FFN, QUERY, KEY, HEAD, VOCAB, LAYERS = 1024, 3072, 2048, 1024, 128, 151936, 28
 
@@ -58,23 +58,25 @@ def main() -> None:
     ]
     nbytes = sum(w.nbytes for w in weights)
     here, there = (torch.ones(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
-    ways = {
-        f"blocks of {block >> 20} MiB": Offload(
+    offloaders = {
+        f"blocks of {block >> 20} MiB": HostOffloader(
             accelerator(), lambda: weights, lambda: [], block
         )
-        for block in (BLOCK, 16 << 20)
+        for block in (PINNED_BLOCK_BYTES, 16 << 20)
     }
 
     def plain() -> None:
         there.copy_(here)
         here.copy_(there)
 
-    best = {name: [float("inf")] * 2 for name in ("plain", *ways)}
-    for offloader in ways.values():  # the first sleep allocates the blocks
-        offloader.sleep(), offloader.wake()
+    best = {name: [float("inf")] * 2 for name in ("plain", *offloaders)}
+    for offloader in offloaders.values():
+        # the first sleep allocates the blocks
+        offloader.sleep()
+        offloader.wake()
     for _ in range(options.rounds):
         rows = {"plain": (seconds(plain), 0.0)} | {
-            name: (seconds(s.sleep), seconds(s.wake)) for name, s in ways.items()
+            name: (seconds(s.sleep), seconds(s.wake)) for name, s in offloaders.items()
         }
         for name, row in rows.items():
             best[name] = [min(old, new) for old, new in zip(best[name], row, strict=True)]
@@ -85,7 +87,7 @@ def main() -> None:
     print(
         f"{'plain, there and back':24} {whole:6.3f} s  {2 * nbytes / 1e9 / whole:5.2f} GB/s"
     )
-    for name in ways:
+    for name in offloaders:
         away, back = best[name]
         rate = f"{2 * nbytes / 1e9 / (away + back):5.2f} GB/s"
         print(

@@ -111,6 +111,6 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     assert (
         "ran out of simulated NPU memory" in driver.text() and "optimizer" in driver.text()
     ), driver.text()
-    assert Checkpoints(folder / "checkpoints").last_good().step == 2 and [
+    assert Checkpoints(folder / "checkpoints").newest_valid().step == 2 and [
         row["step"] for row in rows(folder)
     ] == [0, 1, 2]

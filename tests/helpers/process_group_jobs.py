@@ -64,7 +64,7 @@ def everything(rank, world_size):
 
 
 class Poor:
-    "A offloader's host without pinned memory"
+    "An offloader's host without pinned memory"
 
     block_bytes = 1 << 20
 
@@ -138,11 +138,11 @@ def learn(rank, world_size, config, hf_path, between=None, folder=None):
             trainer.save_state(folder)
         memory = trainer.sleep()
         fails(trainer.sleep, "asleep already")
-        if (
-            between and step == 2
-        ):  # the last checkpoint of a run is finished when the trainer sleeps already
+        # the last checkpoint of a run is finished when the trainer sleeps already
+        if between and step == 2:
             trainer.finish_state()
-            assert trainer.groups_destroyed and not trainer.saver.busy()
+            assert trainer.sleeping.groups_destroyed
+            assert not trainer.health()["saving"]
         process_groups.destroy_process_groups()
         kept = trainer.acc.mem_get_info(0)[0] - memory["memory/free_after_sleep"]
         trainer.wake()

@@ -9,7 +9,7 @@ import pytest
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.conformance import CHECKS
+from cookbook_npu.testing.conformance import ENGINE_CHECKS
 from cookbook_npu.testing.ranks import run_ranks
 
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
@@ -38,19 +38,18 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
         bootstrap("rollout")
     from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
-    from cookbook_npu.testing.conformance import Case, sharpen
+    from cookbook_npu.testing.conformance import Case, sharpen_model
 
     results: dict[str, str | None] = {}
     before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as tmp:
         folder, other = (
-            sharpen(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed))
+            sharpen_model(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed))
             for seed in (0, 1)
         )
         case = Case(functools.partial(build_engine, engine), folder, other)
-        for check in CHECKS + [publish_the_other_way, publish_by_handles] * (
-            engine == "vllm"
-        ):
+        checks = ENGINE_CHECKS + (VLLM_CHECKS if engine == "vllm" else [])
+        for check in checks:
             try:
                 check(case)
                 results[check.__name__] = None
@@ -62,30 +61,30 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
     return results
 
 
-def publish_the_other_way(case) -> None:
+def update_in_pieces(case) -> None:
     """Through start, update in pieces, finish, with the transfer engine that we register with vLLM"""
-    from cookbook_npu.testing.conformance import require, tokens, weights_of
+    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
     from cookbook_npu.weights.checksum import checksum
 
-    require(
-        (case.engine.way, case.engine.ways["update_weights"]) == ("reload_weights", ""),
-        f"ways: {case.engine.ways}",
-    )
-    new, old = weights_of(case.other), tokens(case.ask())
+    weights = case.engine.weights
+    require(weights.method == "reload_weights", f"method: {weights.method}")
+    require(weights.methods["update_weights"] == "", f"methods: {weights.methods}")
+    new = folder_weights(case.other)
+    old = response_tokens(case.ask())
     case.update_weights(case.other)
-    want = tokens(case.ask())
+    want = response_tokens(case.ask())
     case.update_weights(case.folder)
-    case.engine.way = "update_weights"
+    weights.method = "update_weights"
     case.engine.update_weights(
         case.engine.version + 1, new.items(), {n: checksum(t) for n, t in new.items()}
     )
-    require(
-        tokens(case.ask()) == want != old, "the responses are not those of the new weights"
-    )
+    got = response_tokens(case.ask())
+    require(got == want, "the responses are not those of the new weights")
+    require(got != old, "the responses are still those of the old weights")
 
 
-def publish_by_handles(case) -> None:
-    """Through vLLM's own engine for memory of the same device. Opening a handle is made up: it takes a device"""
+def update_by_handles(case) -> None:
+    """Through vLLM's own engine for memory of the same device; a stub opens the handles"""
     from types import SimpleNamespace
     from unittest import mock
 
@@ -95,7 +94,7 @@ def publish_by_handles(case) -> None:
 
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.npu.shims.vllm_ascend import NATIVE
-    from cookbook_npu.testing.conformance import require, tokens, weights_of
+    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
     from cookbook_npu.weights.checksum import checksum
     from cookbook_npu.weights.manifest import pack_bucket
     from cookbook_npu.weights.transport import entry_handle
@@ -104,10 +103,9 @@ def publish_by_handles(case) -> None:
         return blocks[handle].view(dtype).as_strided(size, stride, offset)
 
     case.close()
-    new = weights_of(case.other)
-    blocks = [
-        torch.zeros(sum(t.nbytes + 64 for t in new.values()) // 64 * 64, dtype=torch.uint8)
-    ]
+    new = folder_weights(case.other)
+    size = sum(t.nbytes + 64 for t in new.values()) // 64 * 64
+    blocks = [torch.zeros(size, dtype=torch.uint8)]
     entries = pack_bucket(list(new.items()), 0, blocks[0], 1, 1, 0)
     bucket = (
         torch.Tensor,
@@ -136,27 +134,30 @@ def publish_by_handles(case) -> None:
         mock.patch.object(native, "rebuild_cuda_tensor", opened),
     ):
         case.built = build_engine("vllm", case.folder, weight_update_method="native")
+        weights = case.engine.weights
+        require(weights.method == "ipc", f"method: {weights.method}")
         require(
-            (case.engine.way, case.engine.ways["update_weights"])
-            == ("ipc", "the worker was built with ipc"),
-            f"ways: {case.engine.ways}",
+            weights.methods["update_weights"] == "the worker was built with ipc",
+            f"methods: {weights.methods}",
         )
-        old = tokens(case.ask())
-        case.engine.update_weights(
-            1, new.items(), {n: checksum(t) for n, t in new.items()}, handles
-        )
-        got = tokens(case.ask())
+        old = response_tokens(case.ask())
+        sums = {n: checksum(t) for n, t in new.items()}
+        case.engine.update_weights(1, new.items(), sums, handles)
+        got = response_tokens(case.ask())
         with pytest.raises(WeightUpdateError, match="takes device handles"):
             case.engine.update_weights(2, new.items())
         require(
-            case.engine.state == "unpublished",
-            f"after a publish without handles the engine is {case.engine.state}",
+            case.engine.state == "awaiting weights",
+            f"after an update without handles the engine is {case.engine.state}",
         )
         case.close()
     case.update_weights(case.other)
-    require(
-        got == tokens(case.ask()) != old, "the responses are not those of the new weights"
-    )
+    want = response_tokens(case.ask())
+    require(got == want, "the responses are not those of the new weights")
+    require(got != old, "the responses are still those of the old weights")
+
+
+VLLM_CHECKS = [update_in_pieces, update_by_handles]
 
 
 @functools.cache
@@ -167,7 +168,7 @@ def results_of(engine: str) -> dict[str, str | None]:
     )[0]
 
 
-NAMES = [c.__name__ for c in CHECKS] + ["nothing_left_in_shared_memory"]
+NAMES = [c.__name__ for c in ENGINE_CHECKS] + ["nothing_left_in_shared_memory"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,6 +183,6 @@ def test_vllm_engine(name):
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
-@pytest.mark.parametrize("check", ["publish_the_other_way", "publish_by_handles"])
-def test_vllm_takes_weights_in_every_way(check):
-    assert results_of("vllm")[check] is None
+@pytest.mark.parametrize("name", [c.__name__ for c in VLLM_CHECKS])
+def test_vllm_takes_weights_by_every_method(name):
+    assert results_of("vllm")[name] is None

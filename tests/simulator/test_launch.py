@@ -13,17 +13,17 @@ from whole_runs import tell
 from cookbook_npu.cluster.launch import (
     RAY_ENV,
     Node,
-    again,
-    end,
-    family_env,
-    follow,
+    address_env,
+    end_process,
+    follow_log,
     head_command,
-    launch,
+    job_state,
+    launch_job,
     make_job,
+    prepare_relaunch,
     started_at,
-    state,
-    stop,
-    wait_for,
+    stop_job,
+    wait_for_head,
     worker_command,
 )
 from cookbook_npu.cluster.ray_cluster import ensure_token, session_folder
@@ -42,12 +42,12 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
     node = Node(
         get_node_ip_address(), 2, free_port()
     )  # Ray admits no second node on the loopback interface
-    job = launch(
+    job = launch_job(
         make_job(tmp_path, "test-laptop", [sys.executable, "-c", code], None, node, nodes=2)
     )
     text, other = "", None
     try:
-        for piece in follow(job):
+        for piece in follow_log(job):
             text += piece
             if other is None and "2 of 4 NPUs have joined" in text:
                 with open(tmp_path / "other.log", "wb") as log:
@@ -61,10 +61,10 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
                     )
     finally:
         assert other is not None, text[-3000:]
-        end(other.pid, started_at(other.pid))
+        end_process(other.pid, started_at(other.pid))
         other.wait()
     assert "NPUs 4.0" in text, text[-2000:] + (tmp_path / "other.log").read_text()[-2000:]
-    assert (job.exit_code(), state(job)) == (0, "succeeded")
+    assert (job.exit_code(), job_state(job)) == (0, "succeeded")
     alive = subprocess.run(
         ["ps", "-eo", "stat=,args="], capture_output=True, text=True
     ).stdout
@@ -83,7 +83,7 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
 )
 def test_a_job_server(tmp_path, monkeypatch):
     "Submitted, followed, refused the second time, stopped, launched again under its id"
-    for name, value in (RAY_ENV | family_env("127.0.0.1")).items():
+    for name, value in (RAY_ENV | address_env("127.0.0.1")).items():
         monkeypatch.setenv(name, value)
     ensure_token()
     node, folder, url = (
@@ -99,8 +99,8 @@ def test_a_job_server(tmp_path, monkeypatch):
     with open(tmp_path / "ray.log", "wb") as log:
         head = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_for(folder, head)
-        job = launch(
+        wait_for_head(folder, head)
+        job = launch_job(
             make_job(
                 tmp_path,
                 "test-910b",
@@ -110,16 +110,16 @@ def test_a_job_server(tmp_path, monkeypatch):
             ),
             {"HCCL_BUFFSIZE": "200"},
         )
-        assert f"127.0.0.1:{node.port}\n200\n" in "".join(follow(job))
-        assert state(job) == "succeeded"
+        assert f"127.0.0.1:{node.port}\n200\n" in "".join(follow_log(job))
+        assert job_state(job) == "succeeded"
         with pytest.raises(RoleError, match="already exists"):
-            launch(job)
-        other = launch(make_job(tmp_path, "test-910b", ["sleep", "300"], url, node))
-        assert stop(other) and state(other) == "stopped"
-        launch(again(other, ["echo", "going-on"]))
-        assert "going-on" in "".join(follow(other)) and state(other) == "succeeded"
+            launch_job(job)
+        other = launch_job(make_job(tmp_path, "test-910b", ["sleep", "300"], url, node))
+        assert stop_job(other) and job_state(other) == "stopped"
+        launch_job(prepare_relaunch(other, ["echo", "going-on"]))
+        assert "going-on" in "".join(follow_log(other)) and job_state(other) == "succeeded"
     finally:
-        end(head.pid, started_at(head.pid))
+        end_process(head.pid, started_at(head.pid))
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""The plan against the real things: Megatron at the true TP on the meta device, vLLM's configuration, memory of simulated NPUs."""
+"""The plan against Megatron at the true TP (meta device), vLLM's configuration, memory of simulated NPUs"""
 
 import json
 import subprocess
@@ -7,10 +7,15 @@ import sys
 import pytest
 from places import HELPERS
 
-from cookbook_npu.cli import planned
-from cookbook_npu.plan.dimensions import PUBLISHED, of_tiny, per_rank, published
+from cookbook_npu.cli import planned_config
+from cookbook_npu.plan.dimensions import (
+    PUBLISHED,
+    dimensions_of_tiny,
+    parameters_per_rank,
+    published_dimensions,
+)
 from cookbook_npu.plan.memory import micro_batch, trainer_state, training
-from cookbook_npu.plan.plan import groups, plan_of
+from cookbook_npu.plan.plan import make_plan, process_groups
 from cookbook_npu.plan.roles import architecture
 from cookbook_npu.presets import PRESETS
 from cookbook_npu.testing.ranks import run_ranks
@@ -36,25 +41,25 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
     "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
     got = fresh(JOBS / "meta.py", name, tensor, rank, 8)
     assert got["devices"] == ["meta"]
-    assert got["parameters"] == per_rank(published(name), tensor)
+    assert got["parameters"] == parameters_per_rank(published_dimensions(name), tensor)
     assert got["exported"] == got["hf"]
-    assert {k: got["config"][k] for k in architecture(published(name))} == architecture(
-        published(name)
-    )
+    assert {
+        k: got["config"][k] for k in architecture(published_dimensions(name))
+    } == architecture(published_dimensions(name))
     assert (
         got["config"]["tensor_model_parallel_size"] == tensor
         and got["config"]["recompute_granularity"] == "full"
     )
-    config = planned(
+    config = planned_config(
         "qwen3_4b_colocate", "910b", {"overrides": {"parallel.tensor": tensor}}
     )
-    assert got["tp"] == next(g for g in groups(config)["TP"] if rank in g)
-    assert got["dp"] == next(g for g in groups(config)["DP"] if rank in g)
+    assert got["tp"] == next(g for g in process_groups(config)["TP"] if rank in g)
+    assert got["dp"] == next(g for g in process_groups(config)["DP"] if rank in g)
 
 
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
 def test_every_910b_preset_fits(recipe):
-    plan = plan_of(planned(recipe, "910b", {}))
+    plan = make_plan(planned_config(recipe, "910b", {}))
     assert plan.model.name in PUBLISHED and all(
         p.nbytes <= plan.capacity for p in plan.phases
     )
@@ -63,20 +68,27 @@ def test_every_910b_preset_fits(recipe):
 VLLM = """
 import json, sys, tempfile
 from pathlib import Path
-from cookbook_npu.cli import planned
+from cookbook_npu.cli import planned_config
 from cookbook_npu.plan.dimensions import PUBLISHED
 from cookbook_npu.plan.roles import vllm_arguments
 from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
 prepare_environment("cpu")
 from vllm.engine.arg_utils import EngineArgs
-config = planned(sys.argv[1], "910b", {})
+config = planned_config(sys.argv[1], "910b", {})
 name = Path(config.model.path).name
 folder = Path(tempfile.mkdtemp())
-kind = {"qwen3": "Qwen3ForCausalLM", "qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen3_5": "Qwen3_5ForConditionalGeneration"}
-values = PUBLISHED[name] | {"architectures": [kind[PUBLISHED[name]["model_type"]]], "dtype": "bfloat16"}
+architectures = {
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+}
+model = PUBLISHED[name]
+values = model | {"architectures": [architectures[model["model_type"]]], "dtype": "bfloat16"}
 (folder / "config.json").write_text(json.dumps(values))
-known = engine_settings(vllm_arguments(config) | {"model": str(folder)}, EngineArgs.__dataclass_fields__)
-known = {k: v for k, v in known.items() if k not in ("use_tqdm_on_load", "enable_sleep_mode")}  # a CPU cannot sleep
+wanted = vllm_arguments(config) | {"model": str(folder)}
+known = engine_settings(wanted, EngineArgs.__dataclass_fields__)
+for name in ("use_tqdm_on_load", "enable_sleep_mode"):  # a CPU cannot sleep
+    known.pop(name, None)
 made = EngineArgs(**known, skip_tokenizer_init=True).create_engine_config()
 got = dict(
     tensor=made.parallel_config.tensor_parallel_size,
@@ -90,12 +102,13 @@ print("RESULT", json.dumps(got))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", sorted(r for r in PRESETS if planned(r, "910b", {}).rollout.engine == "vllm")
+    "recipe",
+    sorted(r for r in PRESETS if planned_config(r, "910b", {}).rollout.engine == "vllm"),
 )
 def test_vllm_accepts_the_arguments(recipe):
     "vLLM builds its whole configuration from what the plan lists; no weights, no engine"
     pytest.importorskip("vllm", reason="the vllm extra is not installed")
-    config = planned(recipe, "910b", {})
+    config = planned_config(recipe, "910b", {})
     got = fresh("-c", VLLM, recipe)
     longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
     assert (got["tensor"], got["length"], got["eager"]) == (
@@ -128,7 +141,7 @@ def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
         bootstrap="trainer",
         timeout=200,
     )
-    d = of_tiny(config.model.tiny, 264)
+    d = dimensions_of_tiny(config.model.tiny, 264)
     tokens, response = micro_batch(config)
     tokens = tokens // 128 * 128
     held = sum(c.nbytes for c in trainer_state(d, config))

@@ -33,6 +33,7 @@ LIGHT = [
             "npu.stack.settings",
             "npu.stack.doctor",
             "plan.plan",
+            "plan.preflight",
         )
     ),
 ]

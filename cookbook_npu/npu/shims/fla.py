@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ...errors import ShimError
 from .registry import MonkeyPatch, Shim, registry
-from cookbook_npu.npu.shims.transformer_engine.attention import (
-    Group,
-    plan_for,
-    put_together,
-    take_apart,
-)
 from .transformer_engine.package import importable, make_package
+from cookbook_npu.npu.shims.transformer_engine.packed import (
+    LengthGroup,
+    cached_plan,
+    pack_groups,
+    pad_group,
+)
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #75202341
 def l2norm(
@@ -38,9 +38,8 @@ def l2norm(
 def _decay(gamma: Tensor) -> Tensor:
     "exp(gamma_i - gamma_j) for j <= i, else 0; masked before the exponential, which would overflow"
     difference = gamma[..., :, None] - gamma[..., None, :]
-    later = torch.ones_like(
-        difference[(0,) * (difference.dim() - 2)], dtype=torch.bool
-    ).triu_(1)
+    size = gamma.shape[-1]
+    later = torch.ones(size, size, dtype=torch.bool, device=gamma.device).triu_(1)
     return difference.masked_fill(later, float("-inf")).exp()
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #c2e9818b
@@ -55,41 +54,113 @@ def solve_chunks(
     A = ((k * beta[..., None]) @ k.transpose(-1, -2) * decay).tril(-1)
     right = torch.cat((v * beta[..., None], k * (beta * gamma.exp())[..., None]), -1)
     solved = torch.linalg.solve_triangular(A, right, upper=False, unitriangular=True)
-    return solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    width = v.shape[-1]
+    return solved[..., :width], solved[..., width:]
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #5bba1350
+def _chunked(x: Tensor, chunk: int) -> Tensor:
+    "[B, H, T, ...] -> [B, H, N, C, ...]; padding with zeros neither decays nor writes"
+    missing = -x.shape[2] % chunk
+    padding = (0, missing) if x.dim() == 3 else (0, 0, 0, missing)
+    return F.pad(x, padding).unflatten(2, (-1, chunk))
+
+
 def _delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     "Outputs and last state for [B, H, T, ...] float32 inputs; q is scaled already"
     length = q.shape[2]
-    q, k, v = (
-        F.pad(t, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for t in (q, k, v)
-    )
-    g, beta = (
-        F.pad(t, (0, -length % chunk)).unflatten(2, (-1, chunk)) for t in (g, beta)
-    )  # padding neither decays nor writes
+    q, k, v, g, beta = (_chunked(t, chunk) for t in (q, k, v, g, beta))
     gamma = g.cumsum(-1)
     decay = _decay(gamma)
     own, through = solve_chunks(k, v, beta, gamma, decay)
-    inside, ahead, left = (
-        (q @ k.transpose(-1, -2)) * decay,
-        q * gamma.exp()[..., None],
-        k * (gamma[..., -1:] - gamma).exp()[..., None],
-    )
+    inside = (q @ k.transpose(-1, -2)) * decay
+    ahead = q * gamma.exp()[..., None]
+    left = k * (gamma[..., -1:] - gamma).exp()[..., None]
     outs = []
     for n in range(q.shape[2]):
         u = own[:, :, n] - through[:, :, n] @ state
         outs.append(ahead[:, :, n] @ state + inside[:, :, n] @ u)
-        state = (
-            state * gamma[:, :, n, -1, None, None].exp()
-            + left[:, :, n].transpose(-1, -2) @ u
-        )
+        written = left[:, :, n].transpose(-1, -2) @ u
+        state = state * gamma[:, :, n, -1, None, None].exp() + written
     return torch.stack(outs, 2).flatten(2, 3)[:, :, :length], state
 
+# %% ../../../nbs/npu/shims/03_fla.ipynb #79bb740e
+def _batched_rule(
+    inputs: tuple[Tensor, ...], state: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    "The rule on a batch of sequences of one length"
+    q, k, v, g, beta = (t.transpose(1, 2).float() for t in inputs)
+    if state is None:
+        state = v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])
+    chunk = min(chunk, 1 << (q.shape[2] - 1).bit_length())
+    out, state = _delta_rule(q, k, v, g, beta, state.float(), chunk)
+    return out.transpose(1, 2), state
+
+
+def _mute_padding(group: LengthGroup, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    "Padded cells neither decay nor write, so the last state of a sequence is that of its last token"
+    if group.valid_NL is None:
+        return g, beta
+    padded = ~group.valid_NL[..., None]
+    return g.masked_fill(padded, 0), beta.masked_fill(padded, 0)
+
+# %% ../../../nbs/npu/shims/03_fla.ipynb #26cfc8a5
+def _sequence_numbers(group: LengthGroup, cu_seqlens: Tensor) -> Tensor:
+    "[N] which sequences of the row a group holds"
+    first_N = group.index_NL[:, 0]
+    return torch.searchsorted(cu_seqlens.to(first_N.device), first_N, right=True) - 1
+
+
+def _packed_rule(
+    inputs: tuple[Tensor, ...], state: Tensor | None, chunk: int, cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    "The rule on the sequences of one packed row; an empty sequence keeps its state"
+    if inputs[0].shape[0] != 1:
+        raise ShimError(
+            f"packed sequences came in a batch of {inputs[0].shape[0]}",
+            "cu_seqlens needs batch size 1.",
+        )
+    rows = [t[0] for t in inputs]
+    plan = cached_plan(rows[0].shape[0], cu_seqlens, None, rows[0].device)
+    outs = []
+    states = []
+    order = []
+    for group in plan.groups:
+        q, k, v, g, beta = (pad_group(t, plan, group) for t in rows)
+        g, beta = _mute_padding(group, g, beta)
+        numbers = _sequence_numbers(group, cu_seqlens)
+        start = None if state is None else state[numbers]
+        out, last = _batched_rule((q, k, v, g, beta), start, chunk)
+        outs.append(out)
+        states.append(last)
+        order.append(numbers)
+    last = torch.cat(states)
+    if state is None:
+        all_states = last.new_zeros(len(cu_seqlens) - 1, *last.shape[1:])
+    else:
+        all_states = state.float()
+    all_states = all_states.index_copy(0, torch.cat(order), last)
+    return pack_groups(outs, plan)[None], all_states
+
 # %% ../../../nbs/npu/shims/03_fla.ipynb #1fcc08c4
+def _refuse_options(options: dict[str, Any]) -> None:
+    "Raise for options of fla that are set and not here"
+    asked = sorted(name for name, value in options.items() if value not in (None, False))
+    if asked:
+        raise ShimError(
+            f"the gated delta rule stub has no {', '.join(asked)}",
+            "Install flash-linear-attention for it.",
+        )
+
+
+def _share_heads(x: Tensor, heads: int) -> Tensor:
+    "[B, T, Hk, K] -> [B, T, H, K]"
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+
+
 def chunk_gated_delta_rule(
-    q: Tensor,
+    q: Tensor,  # [B, T, Hk, K]
     k: Tensor,  # [B, T, Hk, K]
     v: Tensor,  # [B, T, H, V]
     g: Tensor,  # [B, T, H] log decay
@@ -100,93 +171,35 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,  # normalise q and k first
     cu_seqlens: Tensor | None = None,  # borders of packed sequences
     chunk_size: int = 64,  # tokens per chunk
-    **rest: Any,  # fla's other options; must be unset
+    **options: Any,  # fla's other options; must be unset
 ) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
     "The gated delta rule over a batch or a packed row"
-    asked = sorted(name for name, value in rest.items() if value not in (None, False))
-    if asked:
-        raise ShimError(
-            f"the gated delta rule stub has no {', '.join(asked)}",
-            "Install flash-linear-attention for it.",
-        )
+    _refuse_options(options)
     if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
-    q, k = (
-        t.repeat_interleave(v.shape[2] // t.shape[2], 2) if t.shape[2] != v.shape[2] else t
-        for t in (q, k)
-    )
+        q = l2norm(q)
+        k = l2norm(k)
+    q = _share_heads(q, v.shape[2])
+    k = _share_heads(k, v.shape[2])
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-    run = _packed_rule if cu_seqlens is not None else _batched_rule
-    out, state = run((q, k, v, g, beta), initial_state, chunk_size, cu_seqlens)
+    inputs = (q, k, v, g, beta)
+    if cu_seqlens is None:
+        out, state = _batched_rule(inputs, initial_state, chunk_size)
+    else:
+        out, state = _packed_rule(inputs, initial_state, chunk_size, cu_seqlens)
     return out.to(v.dtype), state if output_final_state else None
-
-# %% ../../../nbs/npu/shims/03_fla.ipynb #79bb740e
-def _batched_rule(
-    inputs: tuple[Tensor, ...], state: Tensor | None, chunk: int, _: Any = None
-) -> tuple[Tensor, Tensor]:
-    q, k, v, g, beta = (t.transpose(1, 2).float() for t in inputs)
-    if state is None:
-        state = v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])
-    out, state = _delta_rule(
-        q, k, v, g, beta, state.float(), min(chunk, 1 << (q.shape[2] - 1).bit_length())
-    )
-    return out.transpose(1, 2), state
-
-
-def _silence(group: Group, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    "Padded cells neither decay nor write, so the last state of a sequence is that of its last token"
-    if group.valid_NL is None:
-        return g, beta
-    padded = ~group.valid_NL[..., None]
-    return g.masked_fill(padded, 0), beta.masked_fill(padded, 0)
-
-# %% ../../../nbs/npu/shims/03_fla.ipynb #26cfc8a5
-def _packed_rule(
-    inputs: tuple[Tensor, ...], state: Tensor | None, chunk: int, cu_seqlens: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    if inputs[0].shape[0] != 1:
-        raise ShimError(
-            f"packed sequences came in a batch of {inputs[0].shape[0]}",
-            "cu_seqlens needs batch size 1.",
-        )
-    rows = [t[0] for t in inputs]
-    plan = plan_for(rows[0].shape[0], cu_seqlens, None, rows[0].device)
-    outs, states, order = [], [], []
-    for group in plan.groups:
-        q, k, v, g, beta = (take_apart(t, plan, group) for t in rows)
-        numbers = (
-            torch.searchsorted(
-                cu_seqlens.to(group.index_NL.device), group.index_NL[:, 0], right=True
-            )
-            - 1
-        )
-        out, last = _batched_rule(
-            (q, k, v, *_silence(group, g, beta)),
-            None if state is None else state[numbers],
-            chunk,
-        )
-        outs.append(out), states.append(last), order.append(numbers)
-    last = torch.cat(states)
-    full = (
-        last.new_zeros(len(cu_seqlens) - 1, *last.shape[1:])
-        if state is None
-        else state.float()
-    )  # an empty sequence keeps its state
-    return put_together(outs, plan)[None], full.index_copy(0, torch.cat(order), last)
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #669b6f20
 def _convolve(
     x_BDT: Tensor, weight_DW: Tensor, bias: Tensor | None, state: Tensor | None = None
 ) -> Tensor:
-    width = weight_DW.shape[1]
-    past = (
-        F.pad(x_BDT, (width - 1, 0))
-        if state is None
-        else torch.cat((state[..., -(width - 1) :].to(x_BDT.dtype), x_BDT), -1)
-    )
-    return F.conv1d(
-        past.to(weight_DW.dtype), weight_DW[:, None], bias, groups=weight_DW.shape[0]
-    )
+    "The convolution of each channel with its taps; `state` holds the tokens before"
+    taps = weight_DW.shape[1]
+    if state is None:
+        past = F.pad(x_BDT, (taps - 1, 0))
+    else:
+        past = torch.cat((state[..., -(taps - 1) :].to(x_BDT.dtype), x_BDT), -1)
+    past = past.to(weight_DW.dtype)
+    return F.conv1d(past, weight_DW[:, None], bias, groups=weight_DW.shape[0])
 
 
 def _activate(x: Tensor, activation: str | None) -> Tensor:
@@ -197,6 +210,18 @@ def _activate(x: Tensor, activation: str | None) -> Tensor:
     return x if activation is None else F.silu(x)
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #9aecf8bd
+def _convolve_packed(
+    x_1TD: Tensor, weight_DW: Tensor, bias: Tensor | None, cu_seqlens: Tensor
+) -> Tensor:
+    "The convolution inside each sequence of a packed row"
+    plan = cached_plan(x_1TD.shape[1], cu_seqlens, None, x_1TD.device)
+    batches = []
+    for group in plan.groups:
+        x_NDL = pad_group(x_1TD[0], plan, group).transpose(1, 2)
+        batches.append(_convolve(x_NDL, weight_DW, bias).transpose(1, 2))
+    return pack_groups(batches, plan)[None]
+
+
 def causal_conv1d(
     x: Tensor,  # [B, T, D]
     weight: Tensor,  # [D, W]
@@ -214,20 +239,14 @@ def causal_conv1d(
             "the convolution stub keeps no state of packed sequences",
             "Run them one by one, or without a cache.",
         )
+    x_BDT = x.transpose(1, 2)
     if cu_seqlens is None:
-        y = _convolve(x.transpose(1, 2), weight, bias, initial_state).transpose(1, 2)
+        y = _convolve(x_BDT, weight, bias, initial_state).transpose(1, 2)
     else:
-        plan = plan_for(x.shape[1], cu_seqlens, None, x.device)
-        batches = [take_apart(x[0], plan, group).transpose(1, 2) for group in plan.groups]
-        y = put_together(
-            [_convolve(batch, weight, bias).transpose(1, 2) for batch in batches], plan
-        )[None]
+        y = _convolve_packed(x, weight, bias, cu_seqlens)
     y = _activate(y, activation).to(x.dtype)
-    last = (
-        F.pad(x.transpose(1, 2), (weight.shape[1], 0))[..., -weight.shape[1] :]
-        if output_final_state
-        else None
-    )
+    taps = weight.shape[1]
+    last = F.pad(x_BDT, (taps, 0))[..., -taps:] if output_final_state else None
     return (y if residual is None else y + residual), last
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #1b66183d
@@ -236,13 +255,8 @@ def borders_of(
 ) -> Tensor:  # cu_seqlens
     "Where the sequence number changes"
     row = seq_idx.reshape(-1)
-    return torch.cat(
-        (
-            row.new_zeros(1),
-            (row[1:] != row[:-1]).nonzero().flatten() + 1,
-            row.new_tensor([len(row)]),
-        )
-    ).long()
+    changes = (row[1:] != row[:-1]).nonzero().flatten() + 1
+    return torch.cat((row.new_zeros(1), changes, row.new_tensor([len(row)]))).long()
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #49493334
 def causal_conv1d_fn(
@@ -261,21 +275,18 @@ def causal_conv1d_fn(
         raise ShimError(
             "the convolution stub returns no states here", "Use fla's interface."
         )
-    cu = (
-        cu_seq_lens_q
-        if cu_seq_lens_q is not None
-        else None
-        if seq_idx is None
-        else borders_of(seq_idx)
-    )
-    return causal_conv1d(
+    borders = cu_seq_lens_q
+    if borders is None and seq_idx is not None:
+        borders = borders_of(seq_idx)
+    y, _ = causal_conv1d(
         x.transpose(1, 2),
         weight,
         bias,
         initial_state=initial_states,
         activation=activation,
-        cu_seqlens=cu,
-    )[0].transpose(1, 2)
+        cu_seqlens=borders,
+    )
+    return y.transpose(1, 2)
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e37ec872
 def causal_conv1d_update(
@@ -288,29 +299,26 @@ def causal_conv1d_update(
     "One step of decoding"
     new = x[..., None] if x.dim() == 2 else x
     past = torch.cat((conv_state, new), -1)
-    y = _activate(
-        F.conv1d(past.to(weight.dtype), weight[:, None], bias, groups=weight.shape[0])[
-            ..., -new.shape[-1] :
-        ],
-        activation,
-    ).to(x.dtype)
+    channels = weight.shape[0]
+    y = F.conv1d(past.to(weight.dtype), weight[:, None], bias, groups=channels)
+    y = _activate(y[..., -new.shape[-1] :], activation).to(x.dtype)
     conv_state.copy_(past[..., -conv_state.shape[-1] :])
     return y.squeeze(-1) if x.dim() == 2 else y
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #132c5a1b
 def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **rest: Any,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor,  # [B, T, Hk, K]
+    k: Tensor,  # [B, T, Hk, K]
+    v: Tensor,  # [B, T, H, V]
+    g: Tensor,  # [B, T, H] log decay
+    beta: Tensor,  # [B, T, H] write strength
+    scale: float | None = None,  # default: 1/sqrt(K)
+    initial_state: Tensor | None = None,  # [B, H, K, V]; packed: [sequences, H, K, V]
+    output_final_state: bool = False,  # whether to return the last state
+    use_qk_l2norm_in_kernel: bool = False,  # normalise q and k first
+    cu_seqlens: Tensor | None = None,  # borders of packed sequences
+    **options: Any,  # fla's other options; must be unset
+) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
     "The gated delta rule, for few tokens at a time"
     return chunk_gated_delta_rule(
         q,
@@ -318,12 +326,12 @@ def fused_recurrent_gated_delta_rule(
         v,
         g,
         beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        cu_seqlens,
-        **rest,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        **options,
     )
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #90f4bee5
@@ -332,34 +340,32 @@ class FusedRMSNormGated(torch.nn.Module):
 
     def __init__(
         self,
-        hidden_size: int,
-        eps: float = 1e-5,
-        activation: str = "swish",
-        device: Any = None,
-        dtype: Any = None,
-        **_: Any,
-    ):
+        hidden_size: int,  # features
+        eps: float = 1e-5,  # added to the mean square
+        activation: str = "swish",  # of the gate: swish or sigmoid
+        device: Any = None,  # None: the default
+        dtype: Any = None,  # None: the default
+        **_: Any,  # kernel choices
+    ) -> None:
         super().__init__()
-        self.eps, self.activation, self.weight = (
-            eps,
-            activation,
-            torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype)),
+        self.eps = eps
+        self.activation = activation
+        self.weight = torch.nn.Parameter(
+            torch.ones(hidden_size, device=device, dtype=dtype)
         )
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        "Normalize, then gate"
+    def forward(
+        self,
+        x: Tensor,  # [..., hidden_size]
+        gate: Tensor,  # like x
+    ) -> Tensor:  # like x
+        "Normalise, then gate"
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
-        return (
-            normed
-            * (
-                gate.float().sigmoid()
-                if self.activation == "sigmoid"
-                else F.silu(gate.float())
-            )
-        ).to(x.dtype)
+        activate = torch.sigmoid if self.activation == "sigmoid" else F.silu
+        return (normed * activate(gate.float())).to(x.dtype)
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #324da6f5
-def _tree() -> dict[str, dict[str, Any]]:
+def _fla_modules() -> dict[str, dict[str, Any]]:
     conv = dict(causal_conv1d=causal_conv1d)
     rule = dict(
         chunk_gated_delta_rule=chunk_gated_delta_rule,
@@ -377,27 +383,26 @@ def _tree() -> dict[str, dict[str, Any]]:
     }
 
 
-def _conv_tree() -> dict[str, dict[str, Any]]:
-    return {
-        "causal_conv1d": dict(
-            __version__="1.5.0",
-            causal_conv1d_fn=causal_conv1d_fn,
-            causal_conv1d_update=causal_conv1d_update,
-        )
-    }
+def _causal_conv1d_modules() -> dict[str, dict[str, Any]]:
+    names = dict(
+        __version__="1.5.0",
+        causal_conv1d_fn=causal_conv1d_fn,
+        causal_conv1d_update=causal_conv1d_update,
+    )
+    return {"causal_conv1d": names}
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e3cdd29b
+# they look for the packages when they are imported
+_CONSUMERS = (
+    "megatron.core.ssm.gated_delta_net",
+    "transformers.models.qwen3_5.modeling_qwen3_5",
+)
+
+
 def _needed(package: str) -> tuple[bool, str]:
     if importable(package):
         return False, f"{package} is installed"
-    late = [
-        name
-        for name in (
-            "megatron.core.ssm.gated_delta_net",
-            "transformers.models.qwen3_5.modeling_qwen3_5",
-        )
-        if name in sys.modules
-    ]
+    late = [name for name in _CONSUMERS if name in sys.modules]
     if late:
         raise ShimError(
             f"{', '.join(late)} was imported before the stub of {package}",
@@ -406,12 +411,12 @@ def _needed(package: str) -> tuple[bool, str]:
     return True, f"no {package} can be imported"
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #d5351000
-def _install(patch: MonkeyPatch, tree: dict[str, dict[str, Any]]) -> None:
-    for name, module in make_package(tree).items():
+def _install(patch: MonkeyPatch, modules: dict[str, dict[str, Any]]) -> None:
+    for name, module in make_package(modules).items():
         patch.setitem(sys.modules, name, module)
 
 
-def _ours(package: str) -> bool:
+def _is_stub(package: str) -> bool:
     return bool(getattr(sys.modules.get(package), "__stub__", False))
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #b74c4c67
@@ -421,9 +426,10 @@ FLA_SHIM = registry.register(
         target="fla",
         phase="before_megatron",
         needed=lambda: _needed("fla"),
-        install=lambda p: _install(p, _tree()),
-        verify=lambda: _ours("fla"),
-        reason="without flash-linear-attention mcore-bridge refuses packed sequences in Qwen3.5's gated delta nets",
+        install=lambda patch: _install(patch, _fla_modules()),
+        verify=lambda: _is_stub("fla"),
+        reason="without flash-linear-attention mcore-bridge refuses packed sequences in Qwen3.5's "
+        "gated delta nets",
         link="https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py",
     )
 )
@@ -433,10 +439,10 @@ CONV_SHIM = registry.register(
         target="causal_conv1d",
         phase="before_megatron",
         needed=lambda: _needed("causal_conv1d"),
-        install=lambda p: _install(p, _conv_tree()),
-        verify=lambda: _ours("causal_conv1d"),
-        reason="transformers' fallback convolution of Qwen3.5 ignores the borders of packed sequences: the first tokens of each see the end "
-        "of the one before",
+        install=lambda patch: _install(patch, _causal_conv1d_modules()),
+        verify=lambda: _is_stub("causal_conv1d"),
+        reason="transformers' fallback convolution of Qwen3.5 ignores the borders of packed sequences: "
+        "the first tokens of each see the end of the one before",
         link="https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen3_5/modeling_qwen3_5.py",
     )
 )

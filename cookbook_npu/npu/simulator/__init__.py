@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEMORY_ENV', 'SESSION_ENV', 'DEFAULT_MEMORY', 'visible_ids', 'memory_bytes', 'session_file', 'sweep', 'release',
-           'build', 'is_installed', 'install', 'register_acl']
+           'build', 'is_installed', 'install', 'reset_devices', 'register_acl']
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #6aa089a2
 import contextlib
@@ -182,6 +182,11 @@ def install() -> None:
     extension = sys.modules[_EXTENSION]
     if _configured_in != os.getpid() and not extension.devices_used():
         _configure(extension)
+
+# %% ../../../nbs/npu/simulator/00_simulator.ipynb #7af2d3a6
+def reset_devices() -> None:
+    "Make the devices as if this process had never used them; raises while a tensor lies in their memory"
+    sys.modules[_EXTENSION].reset_devices()
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #e8f2e60a
 def register_acl() -> None:

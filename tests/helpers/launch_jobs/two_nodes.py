@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 
 from cookbook_npu.cluster import launch
-from cookbook_npu.cluster.launch import Node, end, started_at
+from cookbook_npu.cluster.launch import Node, end_process, started_at
 from cookbook_npu.cluster.ray_cluster import Cluster, ensure_token, session_folder
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.errors import RoleError
@@ -44,7 +44,7 @@ def start(words, folder, up, attempts=3):
             if up():
                 return process, since
             time.sleep(0.3)
-        end(process.pid, since)
+        end_process(process.pid, since)
     raise AssertionError(
         f"a node did not come up in {attempts} attempts: {' '.join(words[3:])}"
     )
@@ -84,7 +84,7 @@ def begin(head, folder, running):
             (folder / "ray_current_cluster").is_file,
         )
     )
-    ray.init(address=launch.join(head.host, head.port), log_to_driver=False)
+    ray.init(address=launch.host_port(head.host, head.port), log_to_driver=False)
     running.append(join_node(head, folder))
 
 
@@ -92,7 +92,7 @@ def lose_node(running):
     "Kill the node that was started last; its id"
     process, since = running.pop()
     before = alive()
-    end(process.pid, since, grace=1)
+    end_process(process.pid, since, grace=1)
     return gone(before)
 
 
@@ -107,7 +107,7 @@ def failure_of(group):
 
 def play(head, folder, running) -> dict:
     "The story; nodes that run are in `running`, the last one started last"
-    address, found = launch.join(head.host, head.port), {}
+    address, found = launch.host_port(head.host, head.port), {}
     begin(head, folder, running)
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
         found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
@@ -134,13 +134,13 @@ def on_two_nodes(story, devices: int):
     host = (
         ray.util.get_node_ip_address()
     )  # Ray admits no second node on the loopback interface
-    os.environ |= launch.family_env(host)
+    os.environ |= launch.address_env(host)
     ensure_token()
     folder, running = session_folder(), []
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         undo.callback(
-            lambda: [end(process.pid, since) for process, since in reversed(running)]
+            lambda: [end_process(process.pid, since) for process, since in reversed(running)]
         )
         undo.callback(
             ray.shutdown
@@ -150,7 +150,7 @@ def on_two_nodes(story, devices: int):
         except BaseException:
             print(
                 (folder / "ray.log").read_text()[-3000:],
-                launch.ray_complaints(folder),
+                launch.ray_log_errors(folder),
                 sep="\n",
                 file=sys.stderr,
                 flush=True,

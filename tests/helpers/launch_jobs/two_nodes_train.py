@@ -16,7 +16,7 @@ def play(head, folder, running) -> dict:
     "The story; the run folder is `run` below the root"
     root = Path(sys.argv[1])
     begin(head, folder, running)
-    os.environ["RAY_ADDRESS"] = launch.join(head.host, head.port)
+    os.environ["RAY_ADDRESS"] = launch.host_port(head.host, head.port)
     driver = Driver(configure(root, "run", **{"faults.on_failure": "fail"}))
     wait_for(lambda: any(line.startswith('{"step": 2,') for line in driver.lines), driver)
     killed = lose_node(running)

@@ -1,0 +1,119 @@
+"""What this machine cannot run is refused by `run`, `plan` and `session` in seconds, and nothing is left"""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from cookbook_npu import override, qwen3_4b_colocate, session
+from cookbook_npu.errors import ConfigError
+from cookbook_npu.npu.device import probe_cuda, probe_npu
+from cookbook_npu.plan import preflight
+
+LIMIT_S = 5.0
+IPC = '{"placement.transfer_backend": "ipc"}'
+SAVER = '{"placement.sleep": "torch_memory_saver"}'
+NO_VLLM = (
+    "import sys; from cookbook_npu.plan import preflight;"
+    "preflight.installed = lambda package: package != 'vllm';"
+    "from cookbook_npu.cli import main; main()"
+)
+no_gpu = pytest.mark.skipif(probe_cuda().usable, reason="this machine has a GPU")
+no_npu = pytest.mark.skipif(probe_npu().state != "absent", reason="torch_npu is installed")
+
+
+def refused(tmp_path, *words, code="from cookbook_npu.cli import main; main()") -> str:
+    "The error of a command line that must end with exit code 2, in 5 s of CPU, and leave nothing"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=tmp_path,
+        env=os.environ | {"HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=6 * LIMIT_S,  # by the clock, on a machine with other work
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert done.returncode == 2, done.stderr
+    assert seconds < LIMIT_S
+    assert not list(tmp_path.iterdir())
+    return done.stderr
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "qwen3_4b_colocate", "-p", "scale", "cuda", "-p", "engine", "transformers"),
+        ("plan", "qwen3_4b_colocate", "--scale", "cuda"),
+        ("launch", "qwen3_4b_colocate", "--scale", "cuda", "--devices", "1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_scale_without_its_device(tmp_path, words):
+    assert "scale is 'cuda', but this machine cannot run it" in refused(tmp_path, *words)
+
+
+@no_npu
+def test_910b_without_an_npu(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = qwen3_4b_colocate(
+        "910b", model=str(tmp_path / "model"), prompt_data="arithmetic"
+    )
+    with (
+        pytest.raises(ConfigError, match="torch_npu is not installed"),
+        session(config),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_transfer_backend_that_a_laptop_has_not(tmp_path, command):
+    words = [command, "qwen3_4b_colocate", "-p", "overrides", IPC]
+    if command == "plan":
+        words += ["--scale", "laptop"]
+    assert "'ipc' at scale 'laptop'" in refused(tmp_path, *words)
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_engine_that_is_not_installed(tmp_path, command):
+    words = [command, "qwen3_4b_colocate", "-p", "engine", "vllm"]
+    if command == "plan":
+        words += ["--scale", "laptop"]
+    assert "but vllm is not installed" in refused(tmp_path, *words, code=NO_VLLM)
+
+
+def test_memory_saver_that_is_not_installed(tmp_path):
+    words = ("run", "qwen3_4b_colocate", "-p", "overrides", SAVER)
+    assert "torch_memory_saver', but it is not installed" in refused(tmp_path, *words)
+
+
+def test_session_starts_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "installed", lambda package: False)
+    config = override(
+        qwen3_4b_colocate(engine="vllm"), {"output.root": str(tmp_path / "runs")}
+    )
+    with pytest.raises(ConfigError, match="vllm is not installed"), session(config):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_910b_run_is_planned_anywhere():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "cookbook_npu.cli",
+            "plan",
+            "qwen3_4b_colocate",
+            "--no-roles",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "qwen3_4b_colocate at scale 910b" in done.stdout

@@ -1,0 +1,120 @@
+"""What a notebook user imports from the package: names and signatures, and that importing costs nothing"""
+
+import inspect
+import subprocess
+import sys
+import time
+
+import pytest
+
+import cookbook_npu
+
+SIGNATURES = {
+    "RunConfig": None,  # its keys are the configuration: `cookbook-npu config --all`
+    "config_keys": "model=RunConfig, prefix=''",
+    "load_config": "path",
+    "override": "config, overrides",
+    "preset": "name",
+    "qwen3_4b_colocate": "scale='laptop', model=None, prompt_data=None, engine=None, num_steps=None, "
+    "prompts_per_step=None, samples_per_prompt=None, learning_rate=None, seed=None, overrides=None",
+    "make_plan": "config, soc='Ascend910B1', check=True",
+    "check_machine": "config, environ=None, files=True",
+    "session": "config",
+    "write_report": "folder, references=(), title='', panels=...",
+    "register_reward": "function",
+    "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=()",
+    "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
+    "kv_cache_bytes=268435456, max_sequences=256, enforce_eager=True, tensor_parallel=1, "
+    "stop_token_ids=(), weight_update_method='auto'",
+    "Trainer": "rank, world_size, config, hf_path",
+}
+VERBS = {
+    "Trainer": {
+        "logprobs": "batch, policy='actor'",
+        "forward_backward": "batch, rows",
+        "optim_step": "",
+        "save": "folder, hf_path",
+        "sleep": "",
+        "wake": "",
+    },
+    "TransformersEngine": {
+        "generate": "requests, sampling",
+        "generate_text": "prompts, n=1, max_response_tokens=128, temperature=1.0, seed=0",
+        "update_weights": "version, named_tensors, expected=None, handles=None",
+        "checksums": "names=None",
+        "pause": "mode='keep'",
+        "resume": "",
+        "sleep": "level=2",
+        "wake": "tags=...",
+        "health": "",
+        "close": "",
+    },
+}
+
+
+def plain(default) -> str:
+    "A default as it stands in SIGNATURES"
+    if isinstance(default, type):
+        return default.__name__
+    text = repr(default)
+    return text if len(text) < 20 else "..."
+
+
+def signature(function) -> str:
+    "Parameters with their defaults, without types"
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "self":
+            continue
+        given = parameter.default is not inspect.Parameter.empty
+        found.append(f"{name}={plain(parameter.default)}" if given else name)
+    return ", ".join(found)
+
+
+def test_names():
+    assert sorted(cookbook_npu.__all__) == sorted(SIGNATURES)
+    assert set(SIGNATURES) <= set(dir(cookbook_npu))
+    with pytest.raises(AttributeError, match="has no attribute 'sesion'"):
+        cookbook_npu.sesion  # noqa: B018
+
+
+@pytest.mark.parametrize("name", [n for n, s in SIGNATURES.items() if s is not None])
+def test_signature(name):
+    assert signature(getattr(cookbook_npu, name)) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_verbs(name):
+    kind = getattr(cookbook_npu, name)
+    found = {verb: signature(getattr(kind, verb)) for verb in VERBS[name]}
+    assert found == VERBS[name]
+
+
+def test_engines_have_the_same_verbs():
+    engines = [cookbook_npu.TransformersEngine, cookbook_npu.VllmEngine]
+    for verb in VERBS["TransformersEngine"]:
+        first, second = (signature(getattr(engine, verb)) for engine in engines)
+        assert first == second, verb
+
+
+def fresh(code: str) -> tuple[str, float]:
+    "Output of a fresh process and the seconds it took"
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip(), time.monotonic() - began
+
+
+def test_import_is_light():
+    code = (
+        "import sys, cookbook_npu; print({'torch', 'pydantic', 'ray'} & set(sys.modules))"
+    )
+    printed, seconds = fresh(code)
+    assert printed == "set()" and seconds < 1
+
+
+def test_what_drives_a_run_needs_no_torch():
+    light = "RunConfig, load_config, override, preset, make_plan, check_machine"
+    code = f"import sys; from cookbook_npu import {light}; print('torch' in sys.modules)"
+    assert fresh(code)[0] == "False"
