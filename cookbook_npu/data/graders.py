@@ -468,7 +468,9 @@ def load_function(
 def register_reward(
     function: ScorerFunction,  # (text, label, metadata) -> score, in an importable module
 ) -> str:  # its name for `reward.scorers`: package.module:function
-    "Name a function of one's own as a scorer; raises `ConfigError` for one that other processes cannot import"
+    """Name a function of one's own as a scorer.
+
+    Raises `ConfigError` for one that other processes cannot import."""
     module = importlib.import_module(function.__module__)
     name = f"{function.__module__}:{function.__qualname__}"
     found = getattr(module, function.__qualname__, None)

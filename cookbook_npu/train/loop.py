@@ -321,7 +321,7 @@ def settle_prompts(
     "Settle the prompts of a rollout as trained, or dropped when no sample came of them"
     learned = {s.metadata["prompt_id"] for s in samples}
     for p in prompts:
-        feed.resolve([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
+        feed.mark_done([p.prompt_id], "trained" if p.prompt_id in learned else "dropped")
 
 # %% ../../nbs/train/08_loop.ipynb #5fefeba4
 def one_step(
@@ -511,7 +511,9 @@ def go_on(
     | None,  # where the run folder was rewound to; none: the beginning
 ) -> None:
     "Put trainer and driver where they were; the publish that follows brings the engines along"
-    facts = checkpoint.driver_state if checkpoint else {"prompts": run.origin, "version": -1}
+    facts = (
+        checkpoint.driver_state if checkpoint else {"prompts": run.origin, "version": -1}
+    )
     if checkpoint:
         run.trainer.call("load_state", str(checkpoint.path / "state"))
     run.prompts.load_state(facts["prompts"])
