@@ -18,9 +18,9 @@ from cookbook_npu.npu.device import (
     NPU,
     SIMULATED_DEVICES_ENV,
     Probe,
+    parse_visible_devices,
     probe_cuda,
     probe_npu,
-    visible,
 )
 from .roles import role_environment
 
@@ -37,7 +37,7 @@ def _simulated(
 ) -> Probe:
     "The NPUs that a run at laptop scale may simulate; no limit unless the environment sets one"
     total = int(environ.get(SIMULATED_DEVICES_ENV, 2**16))
-    count = len(visible(environ.get(NPU.visible_env), total))
+    count = len(parse_visible_devices(environ.get(NPU.visible_env), total))
     reason = f"{SIMULATED_DEVICES_ENV} and {NPU.visible_env} allow {count} simulated NPUs"
     return Probe(NPU, "usable", count, reason, simulated=True)
 

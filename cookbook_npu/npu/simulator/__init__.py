@@ -17,7 +17,12 @@ from pathlib import Path
 from types import ModuleType
 
 from ...errors import DeviceError
-from ..device import NPU, SIMULATED_DEVICES_ENV, probe_npu, visible
+from cookbook_npu.npu.device import (
+    NPU,
+    SIMULATED_DEVICES_ENV,
+    parse_visible_devices,
+    probe_npu,
+)
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #7be83d4e
 MEMORY_ENV, SESSION_ENV = "COOKBOOK_NPU_SIM_MEMORY", "COOKBOOK_NPU_SIM_SESSION"
@@ -28,7 +33,7 @@ def visible_ids() -> list[
     int
 ]:  # ids on the machine; the position is the index in this process
     "Simulated NPUs that this process sees"
-    return visible(
+    return parse_visible_devices(
         os.environ.get(NPU.visible_env), int(os.environ.get(SIMULATED_DEVICES_ENV, "8"))
     )
 

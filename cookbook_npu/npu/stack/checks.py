@@ -14,8 +14,7 @@ from typing import Literal
 
 from ...config import RunConfig
 from ...errors import MissingError, nearest
-from ..device import NPU
-from ..device import visible as visible_ids
+from ..device import NPU, parse_visible_devices
 from .machine import UNLIMITED, Device, Machine, Process, Space
 
 # %% ../../../nbs/npu/stack/02_checks.ipynb #7b93e334
@@ -309,7 +308,7 @@ def _visible_order(m: Machine, need: Need) -> Answer:
             f"export {NPU.visible_env}={','.join(map(str, order))}",
         )
     known = len(m.devices) or 10**6
-    if len(visible_ids(text, known)) < len(ids):
+    if len(parse_visible_devices(text, known)) < len(ids):
         return fail(
             f"{NPU.visible_env}={text}, but there are {known} devices",
             f"use 0 to {known - 1}: positions, not the slots that npu-smi shows",

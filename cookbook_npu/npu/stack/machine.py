@@ -15,8 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..device import NPU, SIMULATE_ENV, SIMULATED_DEVICES_ENV
-from ..device import visible as visible_ids
+from cookbook_npu.npu.device import (
+    NPU,
+    SIMULATE_ENV,
+    SIMULATED_DEVICES_ENV,
+    parse_visible_devices,
+)
 from .stacks import Package, installed, normal
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #12c801ac
@@ -311,7 +315,9 @@ class Machine:
     def visible(self) -> tuple[Device, ...]:
         "The devices that the environment selects, in order of their number"
         text = self.env.get(NPU.visible_env)
-        wanted = None if text is None else set(visible_ids(text, len(self.devices)))
+        wanted = (
+            None if text is None else set(parse_visible_devices(text, len(self.devices)))
+        )
         return tuple(d for d in self.devices if wanted is None or d.index in wanted)
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #cd0d8c5c
