@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'CHAT_TEMPLATE', 'LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING',
            'GENERATORS', 'GENERATED', 'byte_symbols', 'build_tokenizer', 'save_tokenizer', 'Problem', 'is_held_out',
-           'ArithmeticTask', 'max_answer_chars', 'Solved', 'GeneratedTask', 'demonstrations', 'Puzzle',
-           'expression_tokens', 'numbers_in', 'evaluate_expression', 'countdown_puzzle', 'sorting_puzzle',
-           'counting_puzzle', 'held_out_family', 'PuzzleTask', 'all_puzzles', 'generated_task']
+           'ArithmeticTask', 'max_answer_chars', 'Solved', 'demonstrations', 'Puzzle', 'expression_tokens',
+           'numbers_in', 'evaluate_expression', 'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle',
+           'held_out_family', 'PuzzleTask', 'all_puzzles', 'generated_task']
 
 # %% ../../nbs/data/01_tasks.ipynb #af35b9bc
 import hashlib
@@ -205,22 +205,15 @@ class Solved(Protocol):
     def answer(self) -> str: ...  # a right answer
 
 
-class GeneratedTask(Protocol):
-    "A task with training problems"
-
-    @property
-    def train(self) -> Sequence[Solved]: ...  # training problems
-
-
 def demonstrations(
-    task: GeneratedTask,  # whose training problems are shown
+    problems: Sequence[Solved],  # training problems, which are shown
     corrupt: float,  # share of answers replaced by random digits
     seed: int,  # seed of the stream
 ) -> Iterator[tuple[str, str]]:  # endless (prompt, answer) pairs
     "Mixed-quality demonstrations for a warm start"
     rng = random.Random(f"demonstrations/{seed}")
     while True:
-        problem = rng.choice(task.train)
+        problem = rng.choice(problems)
         random_digits = "".join(rng.choice("0123456789") for _ in problem.answer)
         answer = random_digits if rng.random() < corrupt else problem.answer
         yield problem.prompt, answer
