@@ -86,7 +86,7 @@ class Prompts:
         self.at += count
         return self.all[self.at - count : self.at]
 
-    def resolve(self, prompt_ids: list[str], outcome: str) -> None:
+    def mark_done(self, prompt_ids: list[str], outcome: str) -> None:
         "Nothing is resumed here"
 
     def state(self) -> dict[str, Any]:
