@@ -1,1 +1,54 @@
+"""RL post-training of Qwen3-family models on Ascend NPUs, as notebooks that run on a laptop first
+
+The names of a notebook user can be imported from here; each comes from its module when it is asked for,
+so that importing the package costs nothing. This is the one module of the package that no notebook writes.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cookbook_npu.config import RunConfig, config_keys, load_config, override
+    from cookbook_npu.data.graders import register_reward
+    from cookbook_npu.plan.plan import make_plan
+    from cookbook_npu.plan.preflight import check_machine
+    from cookbook_npu.presets import preset, qwen3_4b_colocate
+    from cookbook_npu.rollout.transformers import TransformersEngine
+    from cookbook_npu.rollout.vllm import VllmEngine
+    from cookbook_npu.runs.report import write_report
+    from cookbook_npu.train.session import session
+    from cookbook_npu.train.trainer import Trainer
+
 __version__ = "0.1.0"
+
+_HOMES = {  # name -> module
+    "RunConfig": "config",
+    "config_keys": "config",
+    "load_config": "config",
+    "override": "config",
+    "preset": "presets",
+    "qwen3_4b_colocate": "presets",
+    "make_plan": "plan.plan",
+    "check_machine": "plan.preflight",
+    "session": "train.session",
+    "write_report": "runs.report",
+    "register_reward": "data.graders",
+    "TransformersEngine": "rollout.transformers",
+    "VllmEngine": "rollout.vllm",
+    "Trainer": "train.trainer",
+}
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # read from the table
+
+
+def __getattr__(name: str) -> Any:
+    "Import a public name when it is asked for (PEP 562)"
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    "Public names, imported or not"
+    return sorted({*globals(), *_HOMES})

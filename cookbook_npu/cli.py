@@ -194,14 +194,14 @@ def print_progress(
 ) -> Iterator[None]:
     "Print each step of a run that another process writes, until the block ends"
     from cookbook_npu.runs.live import Follower
-    from cookbook_npu.runs.metrics import line
+    from cookbook_npu.runs.metrics import step_line
 
     follower = Follower(folder / "metrics.jsonl")
     ended = threading.Event()
 
     def print_new() -> None:
         for record in follower.new():
-            typer.echo(line(record, steps=steps))
+            typer.echo(step_line(record, steps=steps))
 
     def watch() -> None:
         while not ended.wait(0.5):
@@ -345,10 +345,10 @@ def print_result(
     seconds: float,  # wall time of the whole run, s
 ) -> None:
     "The result table and where to look"
-    from cookbook_npu.runs.report import as_text, result_of
+    from cookbook_npu.runs.report import result_text, run_result
 
-    rows = [*result_of(folder), ("wall time, start-up included", f"{seconds:.0f} s")]
-    typer.echo(f"\n{as_text(rows)}")
+    rows = [*run_result(folder), ("wall time, start-up included", f"{seconds:.0f} s")]
+    typer.echo(f"\n{result_text(rows)}")
     typer.echo(f"\nnotebook  {folder / 'notebook.ipynb'}")
     typer.echo(f"report    {folder / 'report.html'}")
 
@@ -713,14 +713,14 @@ def show_rehearsal(
 ) -> None:
     "Rehearse a run and print the step"
     from cookbook_npu.plan.plan import device_map
-    from cookbook_npu.runs.metrics import line
+    from cookbook_npu.runs.metrics import step_line
     from cookbook_npu.train.rehearsal import rehearsal, rehearse
 
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
     typer.echo(device_map(rehearsal(config)))
     for row in rehearse(config, str(runs)):
-        typer.echo(line(row, steps=1))
+        typer.echo(step_line(row, steps=1))
 
 # %% ../nbs/99_cli.ipynb #5d35e941
 def main() -> None:

@@ -1,9 +1,30 @@
-"""What several test files share."""
+"""What several test files share: servers whose forks are the processes of tests, and an undisturbed run."""
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+from places import HELPERS
 from whole_runs import configure, run
+
+from cookbook_npu.testing.fork_server import make_folder
+
+
+def pytest_configure(config):
+    "One folder of fork servers for the session; processes of tests find the helpers"
+    if hasattr(config, "workerinput"):
+        return  # a worker of pytest-xdist has the variables of its controller
+    config.fork_servers = Path(tempfile.mkdtemp(prefix="cb_")) / "servers"
+    os.environ.update(make_folder(config.fork_servers))
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), inherited]))
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "fork_servers"):
+        shutil.rmtree(config.fork_servers.parent)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from ..npu.device import Accelerator
 from ..npu.shims import memory_saver
 from ..npu.shims.memory_saver import HookMode
 from ..plan.memory import engine_components, model_of
-from ..runs.metrics import size
+from ..runs.metrics import format_bytes
 
 # %% ../../nbs/train/01_offload.ipynb #21c0f739
 def device_storages(
@@ -87,8 +87,8 @@ def check_host_room(
     free = psutil.virtual_memory().available
     if need + reserve > free:
         raise DeviceError(
-            f"{what} needs {size(need)} of host memory and {size(reserve)} to spare, "
-            f"{size(free)} are available",
+            f"{what} needs {format_bytes(need)} of host memory and {format_bytes(reserve)} to spare, "
+            f"{format_bytes(free)} are available",
             "Give the host more memory, raise parallel.tensor, or use more data-parallel ranks.",
         )
 
@@ -102,7 +102,7 @@ def pinned_block(
     except RuntimeError as error:
         why = str(error).splitlines()[0]
         raise DeviceError(
-            f"{size(nbytes)} of host memory could not be pinned: {why}",
+            f"{format_bytes(nbytes)} of host memory could not be pinned: {why}",
             "Raise the limit of locked memory (ulimit -l), or give the host more memory.",
         ) from error
 
@@ -225,8 +225,8 @@ def check_device_room(
     free, total = acc.mem_get_info(0)
     if need > free:
         raise DeviceError(
-            f"{what} needs {size(need)} of {acc.name} memory, "
-            f"{size(free)} of {size(total)} are free",
+            f"{what} needs {format_bytes(need)} of {acc.name} memory, "
+            f"{format_bytes(free)} of {format_bytes(total)} are free",
             remedy,
         )
 
@@ -345,8 +345,8 @@ class MemorySaverOffloader(MemoryOffloader):
             return freed
         self.saver.resume(self.tag)
         raise DeviceError(
-            f"a pause of torch_memory_saver freed {size(max(freed, 0))}, "
-            f"the trainer holds {size(held)}",
+            f"a pause of torch_memory_saver freed {format_bytes(max(freed, 0))}, "
+            f"the trainer holds {format_bytes(held)}",
             "Set placement.sleep to offload.",
         )
 
@@ -446,9 +446,9 @@ def explain_out_of_memory(
         sizes = table()
         free, total = acc.mem_get_info(0)
         by_size = sorted(sizes, key=lambda name: -sizes[name])
-        rows = ", ".join(f"{name} {size(sizes[name])}" for name in by_size)
+        rows = ", ".join(f"{name} {format_bytes(sizes[name])}" for name in by_size)
         raise DeviceError(
-            f"{what} ran out of {acc.name} memory ({size(free)} of {size(total)} free): {rows}",
+            f"{what} ran out of {acc.name} memory ({format_bytes(free)} of {format_bytes(total)} free): {rows}",
             f"Change {SETTINGS_OF.get(by_size[0], 'placement')}; "
             "rollout.memory_utilization, if the engine shares the device.",
         ) from error

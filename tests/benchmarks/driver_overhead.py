@@ -80,7 +80,7 @@ def measure(
                     )
                     rows.append((row["time/step"], phases, busy, row.get("time/save", 0.0)))
             profile.disable()
-        samples = run.parts.config.rollout_batch
+        samples = run.state.config.rollout_batch
     step, phases, busy, save = (
         sum(column) / len(rows) for column in zip(*rows, strict=True)
     )

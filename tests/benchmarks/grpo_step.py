@@ -8,7 +8,7 @@ step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end toke
 function, advantages centred by group (no division by the standard deviation: the two add different constants to it),
 clip 0.2/0.28, sequence mean, no KL term, gradient norm clipped at 1, AdamW with the same rates, no logging.
 
-- ours: the driver's own `one_step` in one process, with every phase that a run has: rollout with log-probs, sleep and
+- ours: the driver's own `step` in one process, with every phase that a run has: rollout with log-probs, sleep and
   wake of trainer and engine, log-probs under the trainer, update, publish with checksums of every tensor.
 - TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights, so it has
   nothing to publish or put to sleep; on-policy it skips the log-prob pass.
@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 TRL = "1.16.0"
@@ -70,7 +71,8 @@ class Prompts:
 
         from cookbook_npu.data.sample import Prompt
 
-        tokenizer, self.at = AutoTokenizer.from_pretrained(task["folder"]), 0
+        tokenizer = AutoTokenizer.from_pretrained(task["folder"])
+        self.at = 0
         self.all = [
             Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text)
             for i, text in enumerate(task["prompts"])
@@ -80,6 +82,12 @@ class Prompts:
         self.at += count
         return self.all[self.at - count : self.at]
 
+    def resolve(self, prompt_ids: list[str], outcome: str) -> None:
+        "Nothing is resumed here"
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
 
 class Rewards:
     def score(self, samples: list) -> list[float]:
@@ -87,7 +95,7 @@ class Rewards:
 
 
 def start_ours(task: Task) -> Any:
-    "A run as the driver knows it, both roles in this process, engines awake with the first weights"
+    "The driver of a run, all workers in this process, engines awake with the first weights"
     import torch
     from torch.utils import _device
 
@@ -99,7 +107,10 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.cluster.worker_group import LocalWorkerGroup
     from cookbook_npu.presets import qwen3_4b_colocate
     from cookbook_npu.runs.metrics import Spans, Tracker
-    from cookbook_npu.train.loop import Parts, update_weights
+    from cookbook_npu.train.checkpointing import DriverState
+    from cookbook_npu.train.loop import Driver
+    from cookbook_npu.train.rollout_worker import Engines
+    from cookbook_npu.train.workers import Workers
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
     overrides = {
@@ -120,34 +131,35 @@ def start_ours(task: Task) -> Any:
         num_steps=task["steps"] + 1,  # the last step of a run also saves
         overrides=overrides,
     )
-    roles = {
+    classes = {
         "trainer": "cookbook_npu.train.trainer:Trainer",
-        "rollout": "cookbook_npu.train.rollout_worker:EngineRole",
+        "rollout": "cookbook_npu.train.rollout_worker:RolloutWorker",
     }
     kwargs = {"config": config, "hf_path": task["folder"]}
-    groups = [
-        LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in roles.items()
-    ]
+    trainer, engine = (
+        LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in classes.items()
+    )
+    engine.call("sleep")
+    workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
     tracker = Tracker()
     tracker.spans = Spans(clock=time.process_time)
-    run = Parts(
-        config, *groups, Prompts(task), [], Rewards(), None, tracker, task["folder"]
-    )
-    update_weights(run)
-    tracker.spans.take()
-    return run
+    folder = SimpleNamespace(checkpoints=Path(task["output"]))
+    state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)
+    driver = Driver(state)
+    driver.start(checkpoint=None)
+    return driver
 
 
 def time_ours(task: Task) -> dict[str, Any]:
-    from cookbook_npu.runs.metrics import TIME
-    from cookbook_npu.train.loop import one_step
+    from cookbook_npu.runs.metrics import TIME_PREFIX
 
-    run, marks, phases = start_ours(task), [used()], []
+    driver = start_ours(task)
+    marks = [used()]
+    phases = []
     for step in range(task["steps"]):
-        row = one_step(run, step)
-        phases.append(
-            {name.removeprefix(TIME): t for name, t in run.tracker.spans.take().items()}
-        )
+        row = driver.step(step)
+        times = driver.state.tracker.spans.take()
+        phases.append({name.removeprefix(TIME_PREFIX): t for name, t in times.items()})
         marks.append(used())
         if row["response_length_mean"] != task["tokens"]:
             raise SystemExit(
@@ -162,15 +174,20 @@ def gate_ours(task: Task) -> dict[str, Any]:
 
     from cookbook_npu.model.megatron import export_weights
     from cookbook_npu.train.batch import make_batch
-    from cookbook_npu.train.loop import gather_rows, generate
+    from cookbook_npu.train.train_step import merge_sequences
 
-    run = start_ours(task)
-    c, trainer = run.config, run.trainer.workers[0]
-    samples = generate(run, run.prompts.next_batch(PROMPTS), SAMPLES, 0)
-    run.engines.call("sleep")
-    run.trainer.call("wake")
-    batch = make_batch(samples, SAMPLES, c.algorithm, c.global_batch_size, task["tokens"])
-    batch.old_logprobs = gather_rows(run.trainer.call("logprobs", batch), len(batch))
+    driver = start_ours(task)
+    state = driver.state
+    config = state.config
+    trainer = state.trainer.workers[0]
+    samples = driver.rollouts.generate(state.prompts.next_batch(PROMPTS), SAMPLES, step=0)
+    driver.rollouts.sleep_engines()
+    state.trainer.call("wake")
+    batch = make_batch(
+        samples, SAMPLES, config.algorithm, config.global_batch_size, task["tokens"]
+    )
+    answers = state.trainer.call("logprobs", batch)
+    batch.old_logprobs = merge_sequences(answers, len(batch))
     trainer.forward_backward(batch, batch.steps[0])
     weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
     exported = lambda: {

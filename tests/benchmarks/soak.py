@@ -65,7 +65,7 @@ class Watcher:
     def __init__(self, run):
         roles = {
             f"{g.name} {rank}": pid
-            for g in run.parts.workers.cluster.worker_groups
+            for g in run.state.workers.cluster.worker_groups
             for rank, pid in enumerate(g.pids)
         }
         self.named = {"driver": os.getpid(), **roles}

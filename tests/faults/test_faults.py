@@ -36,8 +36,8 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
     faults = "rollout0/generate#3/die; rollout1/generate#5/stall; trainer/1/train#4/lost:0"
     driver, folder = disturbed(tmp_path, faults, **{"faults.hang_timeout_s": 30})
     assert driver.end() == 0, driver.text()
-    roles = {line.split(":")[0] for line in driver.pids["status"]}
-    assert roles == {
+    workers = {line.split(":")[0] for line in driver.pids["status"]}
+    assert workers == {
         "trainer rank 0",
         "trainer rank 1",
         "rollout0 rank 0",

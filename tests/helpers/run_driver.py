@@ -25,8 +25,8 @@ def main():
 
     with session(load_config(sys.argv[1])) as run:
         roles = {
-            "trainer": run.parts.trainer.pids,
-            "engine": run.parts.engines.groups[0].pids,
+            "trainer": run.state.trainer.pids,
+            "engine": run.state.engines.groups[0].pids,
         }
         print(
             json.dumps(

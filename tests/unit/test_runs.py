@@ -32,9 +32,8 @@ while True:
 
 
 def make(tmp_path, name="run"):
-    RunFolder.create(
-        RunConfig(recipe="demo", output=dict(root=str(tmp_path / "runs"), name=name))
-    ).close()
+    output = {"root": str(tmp_path / "runs"), "name": name}
+    RunFolder.create(RunConfig(recipe="demo", output=output)).close()
     return tmp_path / "runs" / name
 
 
@@ -69,9 +68,8 @@ def test_kill_9_while_writing_leaves_files_that_can_be_read(tmp_path, pause):
     with RunFolder.open(path, write=True) as run:
         steps = load_metrics(path).get("step", [])
         assert steps == list(range(len(steps)))
-        append_line(
-            run.metrics_file, {"step": len(steps)}
-        )  # the run goes on with a whole line
+        # the run goes on with a whole line
+        append_line(run.metrics_file, {"step": len(steps)})
         assert load_metrics(path)["step"] == list(range(len(steps) + 1))
         assert len(read_lines(run.events_file)) in (len(steps), len(steps) - 1)
         for file in run.samples.glob("step_*.jsonl"):
@@ -113,20 +111,15 @@ def test_a_full_disk_is_named_and_harms_nothing(small_disk):
         ):
             run.save_samples(0, [{"text": "x" * 1_000_000}])
         assert list(run.samples.iterdir()) == []
-        (path / "ballast").write_bytes(
-            b"x" * (os.statvfs(path).f_bavail * os.statvfs(path).f_frsize)
-        )
+        free = os.statvfs(path)
+        (path / "ballast").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
         with pytest.raises(
             StorageError, match="metrics.jsonl could not be written: No space left"
         ):
             append_line(run.metrics_file, {"step": 1, "filler": "x" * 8192})
         assert read_lines(run.metrics_file) == [{"step": 0}]
         with pytest.raises(StorageError):
-            RunFolder.create(
-                RunConfig(
-                    recipe="demo", output=dict(root=str(small_disk / "runs"), name="second")
-                )
-            )
+            make(small_disk, "second")
         assert sorted(p.name for p in (small_disk / "runs").iterdir()) == ["run"]
         (path / "ballast").unlink()
         append_line(run.metrics_file, {"step": 1})

@@ -1,4 +1,4 @@
-"""Every record against real upstream sources: probe, apply, verify, undo (nbs/npu/shims/01_proof.ipynb says how)."""
+"""Every record against real upstream sources: probe, apply, verify, undo (nbs/testing/03_proof.ipynb says how)."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def checkouts(names):
     "The folders of a combination; skips where they are not at hand"
     if not UPSTREAM:
         pytest.skip(
-            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
         )
     folders = [Path(UPSTREAM) / name for name in names]
     missing = [folder.name for folder in folders if not folder.is_dir()]

@@ -21,7 +21,7 @@ EXPECTED = {  # what each version needs once Megatron's layers carry MindSpeed's
 def found(request):
     if not UPSTREAM:
         pytest.skip(
-            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
         )
     root = (
         Path(UPSTREAM) / f"Megatron-Bridge@{request.param}" / "src" / "megatron" / "bridge"

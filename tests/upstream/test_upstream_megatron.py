@@ -18,7 +18,7 @@ def checkout(name):
     "The folder of a checkout; skips where it is not at hand"
     if not UPSTREAM:
         pytest.skip(
-            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
         )
     folder = Path(UPSTREAM) / name
     if not folder.is_dir():

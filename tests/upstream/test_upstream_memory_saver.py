@@ -17,7 +17,7 @@ from cookbook_npu.npu.shims.memory_saver import build, libraries, library, mode
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "memory_saver_real.py"
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
 SOURCES = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
 
 

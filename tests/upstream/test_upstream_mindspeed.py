@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not UPSTREAM,
-        reason="set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)",
+        reason="set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)",
     ),
 ]
 

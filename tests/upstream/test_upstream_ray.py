@@ -10,7 +10,7 @@ import pytest
 from places import HELPERS, ROOT
 
 JOBS = HELPERS / "simulator_jobs"
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
 
 
 @pytest.fixture

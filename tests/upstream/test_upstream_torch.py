@@ -9,7 +9,7 @@ from places import HELPERS
 from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
 pytestmark = pytest.mark.skipif(not UPSTREAM, reason=REASON)
 
 

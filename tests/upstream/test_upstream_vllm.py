@@ -11,7 +11,7 @@ from places import HELPERS
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/02_proof.ipynb)"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
 VERSIONS = ("v0.20.2rc1", "v0.23.0", "main")
 needs_vllm = pytest.mark.skipif(
     not find_spec("vllm"), reason="vLLM is not installed (pip install 'cookbook-npu[vllm]')"

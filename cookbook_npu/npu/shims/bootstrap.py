@@ -149,6 +149,7 @@ def bootstrap(
     global _role
     check_role(role)
     if _role is not None:
+        load_device()  # a fork of a prepared process has devices of its own
         return registry.report()
     forbid_imports(role)
     load_device()

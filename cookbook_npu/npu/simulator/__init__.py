@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEMORY_ENV', 'SESSION_ENV', 'DEFAULT_MEMORY', 'visible_ids', 'memory_bytes', 'session_file', 'remove_dead_sessions',
-           'remove_session', 'is_installed', 'install', 'register_acl']
+           'remove_session', 'is_installed', 'install', 'reset_devices', 'register_acl']
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #6aa089a2
 import contextlib
@@ -18,7 +18,12 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import DeviceError
-from ..device import NPU, SIMULATED_DEVICES_ENV, probe_npu, visible
+from cookbook_npu.npu.device import (
+    NPU,
+    SIMULATED_DEVICES_ENV,
+    parse_visible_devices,
+    probe_npu,
+)
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #7be83d4e
 MEMORY_ENV = "COOKBOOK_NPU_SIM_MEMORY"
@@ -29,7 +34,7 @@ DEFAULT_MEMORY = 64 << 30  # bytes, as on a 910B1
 def visible_ids() -> list[int]:  # ids on the machine; the position is the index here
     "Simulated NPUs that this process sees"
     count = int(os.environ.get(SIMULATED_DEVICES_ENV, "8"))
-    return visible(os.environ.get(NPU.visible_env), count)
+    return parse_visible_devices(os.environ.get(NPU.visible_env), count)
 
 
 def memory_bytes() -> int:  # bytes
@@ -188,6 +193,12 @@ def install() -> None:
     extension: Any = sys.modules[_EXTENSION]
     if _configured_in != os.getpid() and not extension.devices_used():
         _configure(extension)
+
+# %% ../../../nbs/npu/simulator/00_simulator.ipynb #7af2d3a6
+def reset_devices() -> None:
+    "Make the devices as if this process had never used them; raises while a tensor lies in their memory"
+    extension: Any = sys.modules[_EXTENSION]
+    extension.reset_devices()
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #e8f2e60a
 def register_acl() -> None:

@@ -56,6 +56,12 @@ PyObject* py_add_process_group(PyObject* module, PyObject*) {
 }
 
 PyObject* py_devices_used(PyObject*, PyObject*) { return PyBool_FromLong(devices_used()); }
+PyObject* py_reset_devices(PyObject*, PyObject*) {
+  return guarded([&] {
+    reset_devices();
+    return none();
+  });
+}
 PyObject* py_device_count(PyObject*, PyObject*) { return PyLong_FromLong(device_count()); }
 PyObject* py_current_device(PyObject*, PyObject*) { return PyLong_FromLong(current_device()); }
 PyObject* py_fallback_count(PyObject*, PyObject*) { return PyLong_FromLongLong(fallback_count()); }
@@ -160,6 +166,7 @@ PyMethodDef methods[] = {
     {"configure", py_configure, METH_VARARGS, "configure(physical_ids, memory_bytes, session_file): before the devices are used"},
     {"devices_used", py_devices_used, METH_NOARGS, "whether this process, or the one it was forked from, has used the devices"},
     {"add_process_group", py_add_process_group, METH_NOARGS, "define ProcessGroupHCCL in this module"},
+    {"reset_devices", py_reset_devices, METH_NOARGS, "as if nobody had used them; raises while tensors lie in their memory"},
     {"device_count", py_device_count, METH_NOARGS, "number of visible devices"},
     {"current_device", py_current_device, METH_NOARGS, "index of the current device"},
     {"set_device", py_set_device, METH_O, "make a device current; returns the previous one; -1 changes nothing"},

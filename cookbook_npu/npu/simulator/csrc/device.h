@@ -25,6 +25,7 @@ const Settings& settings();
 // not: what PyTorch asks of CUDA.
 void use_devices();
 bool devices_used() noexcept;
+void reset_devices();  // as if nobody had used them; raises while something of this process lies in their memory
 
 int device_count() noexcept;
 int current_device() noexcept;

@@ -251,6 +251,20 @@ void reset_accumulated(int device) {
   stats.allocations = stats.frees = stats.out_of_memory = 0;
 }
 
+void reset_memory() {
+  for (int device = 0; device < device_count(); ++device) {
+    std::lock_guard<std::mutex> guard(devices[device].mutex);
+    TORCH_CHECK(devices[device].stats.live_blocks == 0, "simulated NPU: npu:", device, " cannot be reset, ",
+                devices[device].stats.live_blocks, " tensors lie in its memory");
+  }
+  empty_cache();
+  for (int device = 0; device < device_count(); ++device) {
+    std::lock_guard<std::mutex> guard(devices[device].mutex);
+    devices[device].stats = {};
+    devices[device].fraction = 1.0;
+  }
+}
+
 void empty_cache() {
   for (int device = 0; device < device_count(); ++device) {
     auto& memory = devices[device];

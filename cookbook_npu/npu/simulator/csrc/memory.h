@@ -20,6 +20,7 @@ void reset_accumulated(int device);
 void set_memory_total(int device, uint64_t bytes);
 void set_memory_fraction(int device, double fraction);
 void empty_cache();
+void reset_memory();  // every counter as in a new process; raises while something lies in it
 // Memory of a device that is nobody's tensor (buffers of communicators): only the device's free memory shows it.
 void take_outside(int device, uint64_t bytes);
 void give_back_outside(int device, uint64_t bytes);

@@ -8,9 +8,12 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <iterator>
+#include <mutex>
 #include <pthread.h>
 
 namespace npusim {
@@ -39,6 +42,15 @@ void use_devices() {
   if (!used.load(std::memory_order_relaxed)) used = true;
 }
 bool devices_used() noexcept { return used; }
+
+void reset_devices() {
+  use_devices();
+  reset_memory();
+  reset_generators();
+  the_current_device = 0;
+  std::fill(std::begin(current_streams), std::end(current_streams), 0);
+  used = false;
+}
 
 void configure(Settings settings) {
   TORCH_CHECK(!used, "simulated NPU: the devices are in use, they cannot be configured any more");
@@ -170,15 +182,28 @@ class NpuHooks final : public at::PrivateUse1HooksInterface {
 };
 }  // namespace
 
+namespace {
+std::mutex generators_mutex;
+std::vector<at::Generator>& generators() {
+  static auto* made = new std::vector<at::Generator>();  // never destroyed, as the ledger
+  return *made;
+}
+}  // namespace
+
+void reset_generators() {
+  std::lock_guard<std::mutex> guard(generators_mutex);
+  generators().clear();
+}
+
 const at::Generator& default_generator(int device) {
-  static const auto* generators = [] {
-    auto* made = new std::vector<at::Generator>();
-    for (int index = 0; index < device_count(); ++index) made->push_back(at::make_generator<NpuGenerator>(index));
-    return made;
-  }();
   const int index = resolve_index(device);
   check_index(index);
-  return (*generators)[index];
+  std::lock_guard<std::mutex> guard(generators_mutex);
+  auto& all = generators();
+  if (all.empty()) {
+    for (int made = 0; made < device_count(); ++made) all.push_back(at::make_generator<NpuGenerator>(made));
+  }
+  return all[index];
 }
 
 at::Generator host_generator(const std::optional<at::Generator>& generator, c10::Device device) {
