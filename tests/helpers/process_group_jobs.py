@@ -105,7 +105,7 @@ def disturb(trainer):
     fails(trainer.wake, "could not be made again in 1 attempts")
     assert not trainer.offloader.asleep
     assert process_groups.total_communicator_bytes() == 0
-    faults.clear()
+    faults.clear_faults()
     process_groups.reload_process_groups = reload
     trainer.wake()
 
