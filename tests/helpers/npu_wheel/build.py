@@ -37,7 +37,7 @@ class Unavailable(Exception):
 
 
 def folder() -> Path:
-    return toolchain.build_cache() / "npu_wheel"
+    return toolchain.cache_root() / "npu_wheel"
 
 
 def wheel_file() -> Path:
