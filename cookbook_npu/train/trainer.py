@@ -477,7 +477,7 @@ class WeightWriter:
             export_weights(self.model),
             self.placement.bucket_bytes,
             self.transport,
-            self.placement.verify_every,
+            self.placement.verify_every_nth,
             raise_error=partial(raise_on_all_ranks, device=self.model.layout.device),
         )
         return manifest if self.transport else None
