@@ -28,7 +28,7 @@ from cookbook_npu.data.tasks import (
 )
 from ..model.tiny import build_tiny
 from ..npu.device import accelerator
-from ..npu.simulator.toolchain import build_cache
+from ..npu.simulator.toolchain import cache_root
 
 # %% ../../nbs/train/12_warm_start.ipynb #610b6782
 PROCEDURE = 1  # raise it when the procedure below changes: older results are then not found any more
@@ -57,7 +57,7 @@ def warm_folder(
     if config.warm_start.steps and task != "arithmetic":
         settings["shown"] = task
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return build_cache() / "warm_start" / digest[:16]
+    return cache_root() / "warm_start" / digest[:16]
 
 # %% ../../nbs/train/12_warm_start.ipynb #c92bf769
 IGNORE = -100  # label that cross_entropy leaves out
