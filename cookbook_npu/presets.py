@@ -111,7 +111,7 @@ _QWEN3_4B = {
     ),
     "laptop": dict(
         parallel=dict(tensor=2),
-        placement=dict(devices=2, call_timeout_s=300, verify_every=1),
+        placement=dict(devices=2, call_timeout_s=300, verify_every_nth=1),
         rollout=dict(engine="transformers", devices_per_engine=1),
     ),
 }
