@@ -140,7 +140,9 @@ def on_two_nodes(story, devices: int):
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         undo.callback(
-            lambda: [end_process(process.pid, since) for process, since in reversed(running)]
+            lambda: [
+                end_process(process.pid, since) for process, since in reversed(running)
+            ]
         )
         undo.callback(
             ray.shutdown
