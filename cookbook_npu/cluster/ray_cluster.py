@@ -433,7 +433,7 @@ class Cluster:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self.simulated:
             # Workers were killed: none of them was the last one to leave the shared memory.
-            importlib.import_module("cookbook_npu.npu.simulator").sweep()
+            importlib.import_module("cookbook_npu.npu.simulator").remove_dead_sessions()
         self.placement = None
         self.slots = ()
         self.owned = False

@@ -14,11 +14,11 @@ class Library:
     "The flags of the C++ library; what it pauses are the storages made in a region"
 
     def __init__(self):
-        from cookbook_npu.npu.simulator.saver import Note, _TorchMemorySaverImpl
+        from cookbook_npu.npu.simulator.saver import StorageRecorder, _TorchMemorySaverImpl
 
         self.region, self.calls, self.native = False, [], _TorchMemorySaverImpl()
-        self.native.held["all"] = {}
-        self.note = Note(self.native, self.native.held["all"])
+        self.native.recorded["all"] = {}
+        self.note = StorageRecorder(self.native, self.native.recorded["all"])
         self.note.__enter__()
 
     def tms_pause(self, tag):

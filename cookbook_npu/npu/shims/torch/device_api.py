@@ -40,32 +40,17 @@ def redirected() -> bool:
         return False  # what torch raises for a device type it was not built with
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #3e9ddfad
+_REDIRECTED_MODULES = """
+torch torch.amp torch.amp.autocast_mode torch.cuda torch.cuda.amp torch.cuda.amp.common
+torch.cuda.memory torch.cuda.random torch.cuda.streams torch.distributed
+torch.distributed.device_mesh torch.distributed.distributed_c10d torch.jit
+torch.nn.parallel torch.nn.parameter torch.profiler torch.serialization
+torch.utils._device torch.utils.data torch.utils.data.dataloader
+""".split()
+
+
 def redirected_owners() -> list[Any]:
     "Modules and classes that the redirection writes to"
-    cuda = [
-        "cuda",
-        "cuda.amp",
-        "cuda.memory",
-        "cuda.random",
-        "cuda.amp.common",
-        "cuda.streams",
-    ]
-    other = [
-        "distributed",
-        "distributed.distributed_c10d",
-        "distributed.device_mesh",
-        "amp",
-        "amp.autocast_mode",
-        "jit",
-        "utils.data",
-        "utils.data.dataloader",
-        "profiler",
-        "nn.parallel",
-        "nn.parameter",
-        "serialization",
-        "utils._device",
-    ]
-    names = ["torch"] + [f"torch.{name}" for name in cuda + other]
     classes = [
         torch.Tensor,
         torch.nn.Module,
@@ -75,7 +60,7 @@ def redirected_owners() -> list[Any]:
         torch.utils.data.DataLoader,
         torch.nn.Parameter,
     ]
-    return [importlib.import_module(name) for name in names] + classes
+    return [importlib.import_module(name) for name in _REDIRECTED_MODULES] + classes
 
 
 def _redirect_needed() -> tuple[bool, str]:
@@ -86,21 +71,19 @@ def _redirect_needed() -> tuple[bool, str]:
             "megatron was imported before the redirection",
             "Call shims.bootstrap.bootstrap('trainer') first.",
         )
-    return not redirected(), "torch.empty(0, device='cuda') is on the " + (
-        "NPU already" if redirected() else "wrong device or fails"
-    )
+    if redirected():
+        return False, "torch.empty(0, device='cuda') is on the NPU already"
+    return True, "torch.empty(0, device='cuda') is on the wrong device or fails"
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #1573b156
 def _redirect_install(patch: MonkeyPatch) -> None:
-    # `with torch.device(...)` knows factories by identity and remembers them at its first use: let it remember torch's own, not wrappers.
+    # `with torch.device(...)` knows factories by identity and remembers them at its first use:
+    # let it remember torch's own, not wrappers.
     importlib.import_module("torch.utils._device")._device_constructors()
+    name = "torch_npu.contrib.transfer_to_npu"
     with patch.record(redirected_owners()):
-        importlib.import_module("torch_npu.contrib.transfer_to_npu")
-    patch.setitem(
-        sys.modules,
-        "torch_npu.contrib.transfer_to_npu",
-        sys.modules["torch_npu.contrib.transfer_to_npu"],
-    )
+        module = importlib.import_module(name)
+    patch.setitem(sys.modules, name, module)
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #9c8aa797
 REDIRECT_SHIM = registry.register(
@@ -111,16 +94,16 @@ REDIRECT_SHIM = registry.register(
         needed=_redirect_needed,
         install=_redirect_install,
         verify=redirected,
-        reason="Megatron and mcore-bridge say cuda and nccl in some 600 places; without the redirection they ask for a CUDA device",
+        reason="Megatron and mcore-bridge say cuda and nccl in some 600 places; "
+        "without the redirection they ask for a CUDA device",
         link="https://gitee.com/ascend/pytorch/blob/master/torch_npu/contrib/transfer_to_npu.py",
     )
 )
 
 
 def simulated_cuda() -> None:
-    "The simulated NPU and the shims of the phase `device`, for proofs; workers call `shims.bootstrap` instead"
+    "The simulated NPU and the shims of the phase `device`, for proofs; workers call `bootstrap` instead"
     from cookbook_npu.npu import simulator
-    from cookbook_npu.npu.shims.registry import registry
 
     simulator.install()
     registry.enter("device")
@@ -133,14 +116,14 @@ def cuda_name(
     return name.replace("torch.npu.", "torch.cuda.")
 
 
-def _types_needed() -> tuple[bool, str]:
+def _type_names_needed() -> tuple[bool, str]:
     if not redirected():
         return False, "cuda names are not redirected"
     seen = torch.empty(0, device=npu_type()).type()
     return not seen.startswith("torch.cuda."), f"a float32 tensor says {seen}"
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #ecd7b620
-def _types_install(patch: MonkeyPatch) -> None:
+def _type_names_install(patch: MonkeyPatch) -> None:
     original = torch.Tensor.type
 
     @functools.wraps(original)
@@ -149,12 +132,9 @@ def _types_install(patch: MonkeyPatch) -> None:
     ) -> Any:
         if dtype is None:
             return cuda_name(original(self))
-        return original(
-            self,
-            dtype.replace("torch.cuda.", "torch.npu.") if isinstance(dtype, str) else dtype,
-            non_blocking,
-            **kwargs,
-        )
+        if isinstance(dtype, str):
+            dtype = dtype.replace("torch.cuda.", "torch.npu.")
+        return original(self, dtype, non_blocking, **kwargs)
 
     patch.setattr(torch.Tensor, "type", type)
 
@@ -164,10 +144,11 @@ TENSOR_TYPES_SHIM = registry.register(
         name="torch.tensor_type_names",
         target="torch.Tensor.type",
         phase="device",
-        needed=_types_needed,
-        install=_types_install,
-        verify=lambda: not _types_needed()[0],
-        reason="megatron-core's optimizers compare Tensor.type() with 'torch.cuda.FloatTensor' and raise TypeError for any other name",
+        needed=_type_names_needed,
+        install=_type_names_install,
+        verify=lambda: not _type_names_needed()[0],
+        reason="megatron-core's optimizers compare Tensor.type() with 'torch.cuda.FloatTensor' "
+        "and raise TypeError for any other name",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L431",
     )
 )
@@ -200,7 +181,8 @@ CAPABILITY_SHIM = registry.register(
         needed=_capability_needed,
         install=_capability_install,
         verify=lambda: not _capability_needed()[0],
-        reason="torch 2.13's dist.broadcast and Megatron index the capability of a cuda device; torch_npu's is None",
+        reason="torch 2.13's dist.broadcast and Megatron index the capability of a cuda device; "
+        "torch_npu's is None",
         link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py",
     )
 )
@@ -210,30 +192,29 @@ def remembers_autocast() -> bool:
     "Whether a function wrapped with device_type='cuda' notices autocast of the NPU"
 
     class Context:
-        pass
+        _fwd_used_autocast = False
+        _dtype: torch.dtype | None = None
 
-    context, forward = Context(), torch.amp.custom_fwd(lambda ctx, x: x, device_type="cuda")
+    context = Context()
+    decorate: Callable = torch.amp.custom_fwd(device_type="cuda")
+    forward = decorate(lambda ctx, x: x)
     with torch.autocast(npu_type(), torch.bfloat16):
         forward(context, torch.empty(0, device=npu_type()))
     return bool(context._fwd_used_autocast) and context._dtype == torch.bfloat16
 
 
-def _custom_needed() -> tuple[bool, str]:
+def _custom_fwd_needed() -> tuple[bool, str]:
     if not redirected():
         return False, "cuda names are not redirected"
-    (
-        expect_parameters(torch.amp.custom_fwd, "fwd device_type cast_inputs"),
-        expect_parameters(torch.amp.custom_bwd, "bwd device_type"),
-    )
-    seen = remembers_autocast()
-    return (
-        not seen,
-        f"custom_fwd(device_type='cuda') {'notices' if seen else 'misses'} autocast of the NPU",
-    )
+    expect_parameters(torch.amp.custom_fwd, "fwd device_type cast_inputs")
+    expect_parameters(torch.amp.custom_bwd, "bwd device_type")
+    if remembers_autocast():
+        return False, "custom_fwd(device_type='cuda') notices autocast of the NPU"
+    return True, "custom_fwd(device_type='cuda') misses autocast of the NPU"
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #202412e2
 def _for_npu(decorator: Callable) -> Callable:
-    parameters = inspect.signature(decorator)
+    "The decorator with the NPU for device_type='cuda'"
 
     @functools.wraps(decorator)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -241,11 +222,10 @@ def _for_npu(decorator: Callable) -> Callable:
             kwargs["device_type"] = npu_type()
         return decorator(*args, **kwargs)
 
-    wrapped.__signature__ = parameters
     return wrapped
 
 
-def _custom_install(patch: MonkeyPatch) -> None:
+def _custom_fwd_install(patch: MonkeyPatch) -> None:
     for name in ("custom_fwd", "custom_bwd"):
         wrapped = _for_npu(getattr(torch.amp, name))
         for owner in (torch.amp, torch.amp.autocast_mode):
@@ -257,18 +237,18 @@ CUSTOM_FWD_SHIM = registry.register(
         name="torch.custom_fwd",
         target="torch.amp.custom_fwd",
         phase="device",
-        needed=_custom_needed,
-        install=_custom_install,
-        verify=lambda: not _custom_needed()[0],
-        reason="Megatron's linear layers name device_type='cuda': under autocast of the NPU their backward pass mixes float32 and bfloat16",
+        needed=_custom_fwd_needed,
+        install=_custom_fwd_install,
+        verify=lambda: not _custom_fwd_needed()[0],
+        reason="Megatron's linear layers name device_type='cuda': under autocast of the NPU "
+        "their backward pass mixes float32 and bfloat16",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py#L68",
     )
 )
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #179a1d04
 def uncompiled(
-    model: Callable
-    | None = None,  # function or module; None: called as a decorator with options
+    model: Callable | None = None,  # None: called as a decorator with options
     **options: Any,  # of torch.compile; unused
 ) -> Callable:  # what was given
     "torch.compile that compiles nothing"
@@ -293,36 +273,38 @@ COMPILE_SHIM = registry.register(
         target="torch.compile",
         phase="device",
         needed=_compile_needed,
-        verify=lambda: torch.compile(len) is len,
         install=lambda patch: patch.setattr(torch, "compile", uncompiled),
-        reason="Inductor has no code generator for the NPU: what Megatron decorates at import fails at its first call, after seconds of "
-        "importing the compiler",
+        verify=lambda: torch.compile(len) is len,
+        reason="Inductor has no code generator for the NPU: what Megatron decorates at import fails "
+        "at its first call, after seconds of importing the compiler",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/jit.py",
     )
 )
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #c794a4e5
-def _strays() -> dict[str, Any]:
-    "Public names of torch.cuda.memory that still are CUDA's, with what they should be"
-    npu, cuda = torch.get_device_module(npu_type()).memory, torch.cuda.memory
-    wanted = {
-        name: getattr(torch.cuda, name, getattr(npu, name))
-        for name in getattr(npu, "__all__", dir(npu))
-        if name[0] != "_"
-    }
-    return {n: v for n, v in wanted.items() if callable(v) and getattr(cuda, n, v) is not v}
+def _cuda_memory_functions() -> dict[str, Any]:
+    "Public functions of torch.cuda.memory that still are CUDA's, with what they should be"
+    npu = torch.get_device_module(npu_type()).memory
+    found = {}
+    for name in getattr(npu, "__all__", dir(npu)):
+        if name.startswith("_"):
+            continue
+        wanted = getattr(torch.cuda, name, getattr(npu, name))
+        present = getattr(torch.cuda.memory, name, wanted)
+        if callable(wanted) and present is not wanted:
+            found[name] = wanted
+    return found
 
 
 def _memory_needed() -> tuple[bool, str]:
     if not redirected():
         return False, "cuda names are not redirected"
-    return bool(
-        _strays()
-    ), f"torch.cuda.memory has {len(_strays())} functions that ask CUDA"
+    count = len(_cuda_memory_functions())
+    return count > 0, f"torch.cuda.memory has {count} functions that ask CUDA"
 
 
 def _memory_install(patch: MonkeyPatch) -> None:
-    for name, value in _strays().items():
+    for name, value in _cuda_memory_functions().items():
         patch.setattr(torch.cuda.memory, name, value)
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #f02557aa
@@ -333,24 +315,27 @@ CUDA_MEMORY_SHIM = registry.register(
         phase="device",
         needed=_memory_needed,
         install=_memory_install,
-        verify=lambda: not _strays(),
-        reason="what is imported from torch.cuda.memory still asks CUDA: empty_cache does nothing and memory_allocated is 0, without any error",
+        verify=lambda: not _cuda_memory_functions(),
+        reason="what is imported from torch.cuda.memory still asks CUDA: empty_cache does nothing "
+        "and memory_allocated is 0, without any error",
         link="https://gitee.com/ascend/pytorch/blob/master/torch_npu/contrib/transfer_to_npu.py",
     )
 )
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #05507a3a
+_PROBE_PATH = "/there is no/cuda"
+
+
 def _path_needed() -> tuple[bool, str]:
     if not redirected():
         return False, "cuda names are not redirected"
     try:
-        torch.load("/there is no/cuda")
+        torch.load(_PROBE_PATH)
     except FileNotFoundError as error:
-        return "cuda" not in str(
-            error.filename
-        ), f"torch.load('/there is no/cuda') opens {error.filename!r}"
+        opened = str(error.filename)
+        return "cuda" not in opened, f"torch.load({_PROBE_PATH!r}) opens {error.filename!r}"
     raise ShimError(
-        "there is a file '/there is no/cuda'",
+        f"there is a file {_PROBE_PATH!r}",
         "Remove it: the probe of torch.load needs a name that does not exist.",
     )
 
@@ -373,7 +358,8 @@ LOAD_PATH_SHIM = registry.register(
         needed=_path_needed,
         install=_path_install,
         verify=lambda: not _path_needed()[0],
-        reason="the redirection rewrites cuda to npu inside file names: torch.load('runs/cuda/model.pt') opens another file or none",
+        reason="the redirection rewrites cuda to npu inside file names: "
+        "torch.load('runs/cuda/model.pt') opens another file or none",
         link="https://gitee.com/ascend/pytorch/blob/master/torch_npu/contrib/transfer_to_npu.py",
     )
 )
@@ -383,24 +369,24 @@ def find_host_empty_cache() -> (
     Callable[[], None] | None
 ):  # none: this PyTorch has no way to do it
     "The function of this process that gives cached pinned host memory back to the system"
-    found = (
-        getattr(torch.get_device_module(npu_type()), "host_empty_cache", None)
-        if npu_type()
-        else None
-    )
+    found = None
+    if npu_type():
+        found = getattr(torch.get_device_module(npu_type()), "host_empty_cache", None)
     return found or getattr(torch.accelerator, "empty_host_cache", None)
 
 
-def _host_needed() -> tuple[bool, str]:
+def _host_cache_needed() -> tuple[bool, str]:
     if not npu_type():
         return False, "this process has no NPU"
     if find_host_empty_cache() is None:
         return False, "neither torch_npu nor torch can empty the cache of pinned memory"
-    there = hasattr(torch._C, "_host_emptyCache")
-    return (
-        not there,
-        f"torch._C._host_emptyCache {'is there' if there else 'does not exist'}",
-    )
+    if hasattr(torch._C, "_host_emptyCache"):
+        return False, "torch._C._host_emptyCache is there"
+    return True, "torch._C._host_emptyCache does not exist"
+
+
+def _host_cache_install(patch: MonkeyPatch) -> None:
+    patch.setattr(torch._C, "_host_emptyCache", find_host_empty_cache())
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #f07892f3
 HOST_CACHE_SHIM = registry.register(
@@ -408,12 +394,11 @@ HOST_CACHE_SHIM = registry.register(
         name="torch.host_cache",
         target="torch._C._host_emptyCache",
         phase="device",
-        needed=_host_needed,
-        install=lambda patch: patch.setattr(
-            torch._C, "_host_emptyCache", find_host_empty_cache()
-        ),
+        needed=_host_cache_needed,
+        install=_host_cache_install,
         verify=lambda: hasattr(torch._C, "_host_emptyCache"),
-        reason="slime and relax release pinned memory through torch._C._host_emptyCache, which only a CUDA build of torch has",
+        reason="slime and relax release pinned memory through torch._C._host_emptyCache, "
+        "which only a CUDA build of torch has",
         link="https://github.com/THUDM/slime/blob/v0.2.2/slime/utils/memory_utils.py",
     )
 )
@@ -437,7 +422,8 @@ def _view_needed() -> tuple[bool, str]:
 
 
 def _view_install(patch: MonkeyPatch) -> None:
-    original, npu = torch.Tensor.view, npu_type()
+    original: Callable = torch.Tensor.view
+    npu = npu_type()
 
     @functools.wraps(original)
     def view(self: torch.Tensor, *shape: Any, **kwargs: Any) -> torch.Tensor:
@@ -456,7 +442,8 @@ UNSIGNED_VIEWS_SHIM = registry.register(
         needed=_view_needed,
         install=_view_install,
         verify=lambda: not _view_needed()[0],
-        reason="the NPU has no operators for uint16, uint32 and uint64: fingerprints by x.view(torch.uint32).sum() fail",
+        reason="the NPU has no operators for uint16, uint32 and uint64: "
+        "fingerprints by x.view(torch.uint32).sum() fail",
         link="https://github.com/Ascend/pytorch/issues/158",
     )
 )
@@ -469,22 +456,19 @@ def _unmarked(*args: Any, **kwargs: Any) -> int:
 
 def _ranges_work() -> bool:
     try:
-        return [
-            torch.cuda.nvtx.range_push("probe"),
-            torch.cuda.nvtx.range_pop(),
-        ] != None
+        torch.cuda.nvtx.range_push("probe")
+        torch.cuda.nvtx.range_pop()
     except (RuntimeError, TypeError):
         return False
+    return True
 
 
 def _ranges_needed() -> tuple[bool, str]:
     if not npu_type():
         return False, "this process has no NPU"
-    works = _ranges_work()
-    return (
-        not works,
-        f"torch.cuda.nvtx.range_push and range_pop {'work' if works else 'fail'}",
-    )
+    if _ranges_work():
+        return False, "torch.cuda.nvtx.range_push and range_pop work"
+    return True, "torch.cuda.nvtx.range_push and range_pop fail"
 
 
 def _ranges_install(patch: MonkeyPatch) -> None:
@@ -501,7 +485,8 @@ PROFILER_RANGES_SHIM = registry.register(
         needed=_ranges_needed,
         install=_ranges_install,
         verify=_ranges_work,
-        reason="torch.cuda.nvtx is not redirected: Megatron's activation offloading and profiling ranges raise 'NVTX functions not installed'",
+        reason="torch.cuda.nvtx is not redirected: Megatron's activation offloading and profiling ranges "
+        "raise 'NVTX functions not installed'",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/fine_grained_activation_offload.py#L876",
     )
 )

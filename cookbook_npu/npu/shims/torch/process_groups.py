@@ -22,10 +22,11 @@ import torch.distributed as dist
 from ....errors import DeviceError, ShimError
 from ..registry import MonkeyPatch, Shim, registry
 from .device_api import npu_type
-from .distributed import _hccl_class
+from .distributed import hccl_class
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #4d21a0fb
-def _backend(group: dist.ProcessGroup) -> dist.Backend:
+def _hccl_backend(group: dist.ProcessGroup) -> Any:
+    "The HCCL side of a group, with torch_npu's own methods"
     return group._get_backend(torch.device(npu_type()))
 
 
@@ -34,12 +35,13 @@ def device_groups() -> list[dist.ProcessGroup]:  # in the order of making
     if not npu_type() or not dist.is_initialized():
         return []
     device = torch.device(npu_type())
-    groups = [
-        g
-        for g in dist.distributed_c10d._world.pg_map
-        if device in g._device_types and g.size() > 1
-    ]
-    return [g for g in groups if hasattr(_backend(g), "abort_hccl_comm")]
+    found = []
+    for group in dist.distributed_c10d._world.pg_map:
+        if device not in group._device_types or group.size() == 1:
+            continue
+        if hasattr(_hccl_backend(group), "abort_hccl_comm"):
+            found.append(group)
+    return found
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #637afbb4
 def is_on_device(
@@ -53,9 +55,11 @@ def is_on_device(
     return isinstance(device, torch.device) and device.type == npu
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #0b88459c
-GROUP_COLLECTIVES = """_allgather_base _reduce_scatter_base all_gather_single all_gather_single_coalesced all_to_all_single allgather
-allgather_coalesced allgather_into_tensor_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier broadcast gather reduce
-reduce_scatter reduce_scatter_single reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced scatter""".split()
+GROUP_COLLECTIVES = """_allgather_base _reduce_scatter_base all_gather_single
+all_gather_single_coalesced all_to_all_single allgather allgather_coalesced
+allgather_into_tensor_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier
+broadcast gather reduce reduce_scatter reduce_scatter_single reduce_scatter_single_coalesced
+reduce_scatter_tensor_coalesced scatter""".split()
 POINT_TO_POINT = ("send", "recv", "recv_anysource", "_start_coalescing")
 GroupState = Literal["active", "destroyed"]
 _destroyed: WeakSet = WeakSet()
@@ -69,13 +73,14 @@ def group_state(
     return "destroyed" if group in _destroyed else "active"
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #a5054efe
-def _refuse(group: dist.ProcessGroup, what: str) -> None:
+def _refuse_destroyed(group: dist.ProcessGroup, what: str) -> None:
     if group not in _destroyed:
         return
     ranks = dist.get_process_group_ranks(group)
     raise DeviceError(
-        f"{what} on group {group.group_name} (ranks {ranks}), whose communicator is destroyed while the trainer sleeps",
-        "Call process_groups.reload_process_groups() on all ranks first.",
+        f"{what} on group {group.group_name} (ranks {ranks}), whose communicator is destroyed "
+        "while the trainer sleeps",
+        "Call reload_process_groups() on all ranks first.",
     )
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #cd0e9857
@@ -89,13 +94,17 @@ def guarded(
     @functools.wraps(original)
     def method(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if any(is_on_device(value, npu) for value in (*args, *kwargs.values())):
-            _refuse(self, original.__name__)
+            _refuse_destroyed(self, original.__name__)
             if counts:
                 _used.add(self)
         return original(self, *args, **kwargs)
 
-    method.guards = True
+    vars(method)["guards"] = True
     return method
+
+
+def _is_guarded() -> bool:
+    return hasattr(dist.ProcessGroup.allreduce, "guards")
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #bc1b510c
 def _guarded_operation(original: Callable) -> Callable:
@@ -105,38 +114,29 @@ def _guarded_operation(original: Callable) -> Callable:
     ) -> None:
         original(self, op, tensor, *args, **kwargs)
         if is_on_device(tensor, npu_type()):
-            _refuse(self.group or dist.group.WORLD, "P2POp")
+            _refuse_destroyed(self.group or dist.group.WORLD, "P2POp")
 
     return __init__
 
 
 def _needed() -> tuple[bool, str]:
-    if _hccl_class() is None:
+    hccl = hccl_class()
+    if hccl is None:
         return False, "this process has no HCCL backend"
-    missing = [
-        n
-        for n in ("abort_hccl_comm", "_delete_tcpstore_key")
-        if not hasattr(_hccl_class(), n)
-    ]
+    methods = ("abort_hccl_comm", "_delete_tcpstore_key")
+    missing = [name for name in methods if not hasattr(hccl, name)]
     if missing:
-        return (
-            False,
-            f"its HCCL backend has no {', '.join(missing)}: a sleeping trainer has to keep its communicators",
-        )
-    return not hasattr(
-        dist.ProcessGroup.allreduce, "guards"
-    ), "a collective on a destroyed group would make a communicator"
+        seen = f"its HCCL backend has no {', '.join(missing)}"
+        return False, f"{seen}: a sleeping trainer has to keep its communicators"
+    return not _is_guarded(), "a collective on a destroyed group would make a communicator"
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #bfdf5469
 def _install(patch: MonkeyPatch) -> None:
     for name in (*GROUP_COLLECTIVES, *POINT_TO_POINT):
-        method = getattr(dist.ProcessGroup, name, None)  # some are younger than others
-        if method:
-            patch.setattr(
-                dist.ProcessGroup,
-                name,
-                guarded(method, npu_type(), name in GROUP_COLLECTIVES),
-            )
+        original = getattr(dist.ProcessGroup, name, None)  # some are younger than others
+        if original:
+            method = guarded(original, npu_type(), name in GROUP_COLLECTIVES)
+            patch.setattr(dist.ProcessGroup, name, method)
     patch.setattr(dist.P2POp, "__init__", _guarded_operation(dist.P2POp.__init__))
 
 
@@ -147,38 +147,43 @@ PROCESS_GROUPS_SHIM = registry.register(
         phase="before_megatron",
         needed=_needed,
         install=_install,
-        verify=lambda: hasattr(dist.ProcessGroup.allreduce, "guards"),
-        reason="HCCL communicators of a sleeping trainer keep 400 MiB each, and destroyed ones come back at the first stray collective",
+        verify=_is_guarded,
+        reason="HCCL communicators of a sleeping trainer keep 400 MiB each, "
+        "and destroyed ones come back at the first stray collective",
         link="https://github.com/THUDM/slime/blob/v0.2.2/slime/utils/reloadable_process_group.py",
     )
 )
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #2d38ad4d
 def _require_guard() -> None:
-    if registry[PROCESS_GROUPS_SHIM.name].state.state == "applied":
+    name = PROCESS_GROUPS_SHIM.name
+    state = registry[name].state
+    if state.state == "applied":
         return
     raise ShimError(
-        f"shim {PROCESS_GROUPS_SHIM.name} is {registry[PROCESS_GROUPS_SHIM.name].state.state}: {registry[PROCESS_GROUPS_SHIM.name].state.detail or 'no detail'}",
-        "Call shims.bootstrap.bootstrap('trainer') first; without the shim a group cannot be destroyed safely.",
+        f"shim {name} is {state.state}: {state.detail or 'no detail'}",
+        "Call shims.bootstrap.bootstrap('trainer') first; "
+        "without the shim a group cannot be destroyed safely.",
     )
 
 
 def destroy_process_groups(
-    groups: Iterable[dist.ProcessGroup]
-    | None = None,  # none: `device_groups()`; the same on all ranks
+    groups: Iterable[dist.ProcessGroup] | None = None,  # none: `device_groups()`
 ) -> list[str]:  # names of those destroyed now
-    "Wait for the device, then free the communicators of the groups; those that are destroyed already are left alone"
+    """Wait for the device, then free the communicators of the groups, the same on all ranks.
+
+    Those that are destroyed already are left alone."""
     _require_guard()
-    chosen = [
-        g
-        for g in (device_groups() if groups is None else groups)
-        if group_state(g) == "active" and g in device_groups()
-    ]
+    known = device_groups()
+    chosen = []
+    for group in known if groups is None else groups:
+        if group_state(group) == "active" and group in known:
+            chosen.append(group)
     if chosen:
         torch.get_device_module(npu_type()).synchronize()
     for group in chosen:
-        _backend(group)._delete_tcpstore_key()
-        _backend(group).abort_hccl_comm("the trainer sleeps")
+        _hccl_backend(group)._delete_tcpstore_key()
+        _hccl_backend(group).abort_hccl_comm("the trainer sleeps")
         _destroyed.add(group)
     return [group.group_name for group in chosen]
 
@@ -186,21 +191,20 @@ def destroy_process_groups(
 def communicator_bytes() -> int:  # of one communicator
     "Device memory of one communicator's two buffers, from HCCL_BUFFSIZE"
     simulated = getattr(importlib.import_module("torch_npu"), "__simulated__", False)
-    return 2 * int(os.environ.get("HCCL_BUFFSIZE") or ("0" if simulated else "200")) << 20
+    default = "0" if simulated else "200"
+    return 2 * int(os.environ.get("HCCL_BUFFSIZE") or default) << 20
 
 
-def total_communicator_bytes() -> (
-    int
-):  # 0 where nothing records the use of groups: without an NPU, or before the shim
+def total_communicator_bytes() -> int:  # 0 without an NPU, and before the shim counts
     "Device memory of this process's communicators"
-    groups = [g for g in device_groups() if g in _used and group_state(g) == "active"]
-    return len(groups) * communicator_bytes() if groups else 0
+    in_use = [g for g in device_groups() if g in _used and group_state(g) == "active"]
+    return len(in_use) * communicator_bytes() if in_use else 0
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #02db0951
 def check_communicator(
     group: dist.ProcessGroup,  # active
 ) -> None:
-    "Raise unless a sum over the group counts its ranks"
+    "Raise `DeviceError` unless a sum over the group counts its ranks"
     one = torch.ones(1, device=npu_type())
     dist.all_reduce(one, group=group)
     if one.item() != group.size():
@@ -210,30 +214,38 @@ def check_communicator(
         )
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #cf142ee2
-_meetings = {"count": 0}
+class _Meetings:
+    "Counts the meetings of all ranks, so that each has keys of its own in the store"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def meet(self, failures: int, timeout_s: float) -> int:
+        "Wait for all ranks; the failures of all of them"
+        self.count += 1
+        key = f"process_groups/{self.count}"
+        store = dist.distributed_c10d._get_default_store()
+        store.add(f"{key}/failures", failures)
+        store.add(f"{key}/here", 1)
+        deadline = time.monotonic() + timeout_s
+        world = dist.get_world_size()
+        here = store.add(f"{key}/here", 0)
+        while here < world:
+            if time.monotonic() > deadline:
+                raise DeviceError(
+                    f"{here} of {world} ranks came to reload their process groups "
+                    f"within {timeout_s:g} s",
+                    "Call destroy_process_groups and reload_process_groups on every rank.",
+                )
+            time.sleep(0.005)
+            here = store.add(f"{key}/here", 0)
+        return store.add(f"{key}/failures", 0)
 
 
-def _meet(failures: int, timeout_s: float) -> int:
-    "Wait for all ranks; the failures of all of them"
-    _meetings["count"] += 1
-    key, store = (
-        f"process_groups/{_meetings['count']}",
-        dist.distributed_c10d._get_default_store(),
-    )
-    store.add(f"{key}/failures", failures)
-    store.add(f"{key}/here", 1)
-    deadline = time.monotonic() + timeout_s
-    while (here := store.add(f"{key}/here", 0)) < dist.get_world_size():
-        if time.monotonic() > deadline:
-            raise DeviceError(
-                f"{here} of {dist.get_world_size()} ranks came to reload their process groups within {timeout_s:g} s",
-                "Call destroy and reload on every rank.",
-            )
-        time.sleep(0.005)
-    return store.add(f"{key}/failures", 0)
+_meetings = _Meetings()
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #f6782449
-def _check(groups: list[dist.ProcessGroup]) -> list[str]:
+def _failed_checks(groups: list[dist.ProcessGroup]) -> list[str]:
     "What went wrong, group by group; a failure does not keep the others from being checked"
     failures = []
     for group in groups:
@@ -245,32 +257,33 @@ def _check(groups: list[dist.ProcessGroup]) -> list[str]:
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #01bbc711
 def reload_process_groups(
-    groups: Iterable[dist.ProcessGroup]
-    | None = None,  # none: all destroyed ones; the same on all ranks
+    groups: Iterable[dist.ProcessGroup] | None = None,  # none: all destroyed ones
     attempts: int = 3,  # at most
     pause_s: float = 5.0,  # before the second attempt; twice as long before the third
     timeout_s: float = 600.0,  # to wait for the other ranks
 ) -> list[str]:  # names of the groups that have their communicator again
-    "Make the groups usable again, on all ranks of the job; the communicators of those that were in use are made now and checked"
-    chosen = [
-        g
-        for g in (device_groups() if groups is None else groups)
-        if group_state(g) == "destroyed"
-    ]
-    in_use = [g for g in chosen if g in _used]
+    """Make the groups usable again, the same on all ranks of the job.
+
+    The communicators of those that were in use are made now and checked."""
+    chosen = []
+    for group in device_groups() if groups is None else groups:
+        if group_state(group) == "destroyed":
+            chosen.append(group)
+    in_use = [group for group in chosen if group in _used]
+    failures: list[str] = []
     for attempt in range(1, attempts + 1):
-        _meet(
-            0, timeout_s
-        )  # nobody makes a communicator before everybody has dropped the former one
+        # nobody makes a communicator before everybody has dropped the former one
+        _meetings.meet(0, timeout_s)
         for group in chosen:
             _destroyed.discard(group)
-        failures = _check(in_use)
-        if not _meet(len(failures), timeout_s):
+        failures = _failed_checks(in_use)
+        if not _meetings.meet(len(failures), timeout_s):
             return [group.group_name for group in in_use]
         destroy_process_groups(chosen)
         if attempt < attempts:
             time.sleep(pause_s * attempt)
     raise DeviceError(
-        f"process groups could not be made again in {attempts} attempts; here: {'; '.join(failures) or 'no failure'}",
-        "The groups are destroyed. Look at the device's log, and call reload again on all ranks.",
+        f"process groups could not be made again in {attempts} attempts; "
+        f"here: {'; '.join(failures) or 'no failure'}",
+        "The groups are destroyed. Look at the device's log, and reload again on all ranks.",
     )
