@@ -93,7 +93,7 @@ def update_by_handles(case) -> None:
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     from cookbook_npu.errors import WeightUpdateError
-    from cookbook_npu.npu.shims.vllm_ascend import NATIVE
+    from cookbook_npu.npu.shims.vllm_ascend import NATIVE_TRANSFER_ENGINES
     from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
     from cookbook_npu.weights.checksum import checksum
     from cookbook_npu.weights.manifest import pack_bucket
@@ -129,7 +129,7 @@ def update_by_handles(case) -> None:
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1")
     )
     with (
-        mock.patch.dict(NATIVE, cpu="ipc"),
+        mock.patch.dict(NATIVE_TRANSFER_ENGINES, cpu="ipc"),
         device,
         mock.patch.object(native, "rebuild_cuda_tensor", opened),
     ):

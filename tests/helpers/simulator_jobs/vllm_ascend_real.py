@@ -285,7 +285,7 @@ def ipc_record(rank, world_size, checkout):
     worker = built_with_npu_ipc(module)
     opened = open_handles(vllm, module, worker)
     return cycle("vllm_ascend.packed_npu_ipc", check) | {
-        "paths": vllm.weight_paths(worker, ["npu_ipc"]),
+        "paths": vllm.weight_update_methods(worker, ["npu_ipc"]),
         "opened": opened,
     }
 
@@ -347,7 +347,7 @@ def open_handles(vllm, module, worker):
         b"",
         False,
     )
-    vllm.opener(worker, "npu_ipc")([("w", args)])
+    vllm.ipc_update_function(worker, "npu_ipc")([("w", args)])
     ((name, opened),) = worker.loaded
     return name == "w" and opened == (*args[:6], 0, *args[7:])
 
