@@ -25,7 +25,7 @@ $(VENV)/.run: pyproject.toml .constraints.txt | $(BIN)/python
 	@echo "installing the laptop stack into $(VENV) (once, some minutes)"
 	$(PIP) -e '.[laptop]'
 	@echo "compiling the simulated NPU (once per user and torch version, about a minute)"
-	$(BIN)/python -c 'from cookbook_npu.npu import simulator; simulator.build()'
+	$(BIN)/python -c 'from cookbook_npu.npu.simulator.toolchain import build_simulator; build_simulator()'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run

@@ -37,7 +37,22 @@ _HOMES = {  # name -> module
     "VllmEngine": "rollout.vllm",
     "Trainer": "train.trainer",
 }
-__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # read from the table
+__all__ = [
+    "RunConfig",
+    "Trainer",
+    "TransformersEngine",
+    "VllmEngine",
+    "check_machine",
+    "config_keys",
+    "load_config",
+    "make_plan",
+    "override",
+    "preset",
+    "qwen3_4b_colocate",
+    "register_reward",
+    "session",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

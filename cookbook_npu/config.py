@@ -507,15 +507,18 @@ class PlacementConfig(Config):
         description="destroy the communicators of a sleeping trainer and make them again at each wake",
     )
     bucket_bytes: int = Field(
-        default=512 * 2**20, gt=0, description="size of one flattened publish bucket, bytes"
+        default=512 * 2**20,
+        gt=0,
+        description="size of one flattened bucket of a weight update, bytes",
     )
     transfer_backend: Literal["auto", "shm", "ipc"] = Field(
-        default="auto", description="how published weights travel; auto: what works here"
+        default="auto",
+        description="how new weights travel to the engines; auto: what works here",
     )
-    verify_every: int = Field(
+    verify_every_nth: int = Field(
         default=8,
         gt=0,
-        description="each publish compares every n-th tensor, the next one another n-th; 1: every tensor",
+        description="a weight update compares every n-th tensor, the next one others; 1: every tensor",
     )
     simulated_memory_bytes: int = Field(
         default=2**30,

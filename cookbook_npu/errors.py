@@ -21,7 +21,8 @@ class CookbookError(Exception):
         remedy: str = "",  # what to do about it, as an instruction
     ):
         super().__init__(what, remedy)
-        self.what, self.remedy = what, remedy
+        self.what = what
+        self.remedy = remedy
 
     def __str__(self) -> str:
         return f"{self.what}. {self.remedy}" if self.remedy else self.what
@@ -60,7 +61,7 @@ class RoleTimeout(RoleError, TimeoutError):
 
 
 class WeightUpdateError(CookbookError, RuntimeError):
-    "Engine weights differ from the trainer's after a publish; names the tensor"
+    "Engine weights differ from the trainer's after a weight update; names the tensor"
 
 
 class EngineError(CookbookError, RuntimeError):

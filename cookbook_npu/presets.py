@@ -28,9 +28,8 @@ PARAMETERS = {
 
 def _given(**parameters: Any) -> dict[str, Any]:
     "The parameters a person set, under their configuration keys"
-    return {
-        PARAMETERS[name]: value for name, value in parameters.items() if value is not None
-    }
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return {PARAMETERS[name]: value for name, value in given.items()}
 
 # %% ../nbs/02_presets.ipynb #45f81ef7
 _MATH = {"data.apply_chat_template": True, "reward.scorers": {"math": 1.0}}
@@ -40,18 +39,21 @@ _REAL_PROMPTS: dict[str, dict[str, Any]] = {
     "laptop": _MATH | {"sampling.max_response_tokens": 32, "data.max_prompt_tokens": 1024},
 }
 
-_PUZZLES: dict[str, dict[str, Any]] = {
-    name: {
+
+def _puzzle(tokens: int, scorer: str) -> dict[str, Any]:
+    "What a generated task with answers of `tokens` tokens switches on"
+    return {
         "data.task": {"level": 3},
         "data.eval_prompts": 128,
         "sampling.max_response_tokens": tokens,
         "reward.scorers": {scorer: 1.0},
     }
-    for name, tokens, scorer in (
-        ("countdown", 16, "countdown"),
-        ("sorting", 16, "exact"),
-        ("counting", 4, "exact"),
-    )
+
+
+_PUZZLES: dict[str, dict[str, Any]] = {
+    "countdown": _puzzle(16, "countdown"),
+    "sorting": _puzzle(16, "exact"),
+    "counting": _puzzle(4, "exact"),
 }
 
 
@@ -80,11 +82,8 @@ def _resolve(
     "Apply parameters, then overrides; a key given twice is an error"
     for key in given.keys() & overrides.keys():
         raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
-    other = _for_prompts(given.get("data.prompt_data", "arithmetic"), config.scale)
-    return override(
-        config,
-        {k: v for k, v in other.items() if k not in overrides} | given | dict(overrides),
-    )
+    prompts = _for_prompts(given.get("data.prompt_data", "arithmetic"), config.scale)
+    return override(config, {**prompts, **given, **overrides})
 
 # %% ../nbs/02_presets.ipynb #132dd29d
 _QWEN3_4B = {
@@ -112,7 +111,7 @@ _QWEN3_4B = {
     ),
     "laptop": dict(
         parallel=dict(tensor=2),
-        placement=dict(devices=2, call_timeout_s=300, verify_every=1),
+        placement=dict(devices=2, call_timeout_s=300, verify_every_nth=1),
         rollout=dict(engine="transformers", devices_per_engine=1),
     ),
 }
@@ -134,18 +133,28 @@ _TINY_ARITHMETIC = dict(
 
 def _merge(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     "Two-level merge of sections; `extra` wins"
-    both = {
-        k: {**v, **extra.get(k, {})} if isinstance(v, dict) else extra.get(k, v)
-        for k, v in base.items()
-    }
-    return both | {k: v for k, v in extra.items() if k not in base}
+    merged = dict(base)
+    for name, value in extra.items():
+        if isinstance(value, Mapping) and name in base:
+            value = {**base[name], **value}
+        merged[name] = value
+    return merged
+
+# %% ../nbs/02_presets.ipynb #f5b325c7
+def _required(scale: str, **parameters: Any) -> None:
+    "Refuse a real run without a model or data"
+    for name, value in parameters.items():
+        if value is None:
+            raise ConfigError(
+                f"{name} is not given at scale {scale}",
+                f"Give the path, for example -p {name} /data/....",
+            )
 
 # %% ../nbs/02_presets.ipynb #5f1cbb69
 def qwen3_4b_colocate(
     scale: Scale = "laptop",  # laptop, cuda or 910b
     model: str | None = None,  # Hugging Face folder; none: the tiny model (laptop, cuda)
-    prompt_data: str
-    | None = None,  # a generated task, a file, or a hub (see data.prompt_data); none: by scale
+    prompt_data: str | None = None,  # a generated task, a file or a hub; none: by scale
     engine: str | None = None,  # transformers or vllm; none: by scale
     num_steps: int | None = None,  # rollout-train steps; none: by scale
     prompts_per_step: int | None = None,  # prompts of one rollout; none: 32
@@ -170,28 +179,16 @@ def qwen3_4b_colocate(
         _required(scale, model=model, prompt_data=prompt_data)
     else:
         sections = _merge(_TINY_ARITHMETIC, sections)
-    return _resolve(
-        build_config(RunConfig, dict(recipe="qwen3_4b_colocate", scale=scale, **sections)),
-        given,
-        overrides or {},
-    )
-
-# %% ../nbs/02_presets.ipynb #f5b325c7
-def _required(scale: str, **parameters: Any) -> None:
-    "Refuse a real run without a model or data"
-    for name, value in parameters.items():
-        if value is None:
-            raise ConfigError(
-                f"{name} is not given at scale {scale}",
-                f"Give the path, for example -p {name} /data/....",
-            )
+    values = {"recipe": "qwen3_4b_colocate", "scale": scale, **sections}
+    return _resolve(build_config(RunConfig, values), given, overrides or {})
 
 # %% ../nbs/02_presets.ipynb #f0aa88f5
 REFERENCES: dict[str, dict[str, Any]] = {
     "qwen3_4b_colocate": dict(  # arguments of `runs.report.Reference`
         label="8 x 910B1, reported",
         link="https://github.com/vllm-project/vime/issues/255",
-        source="reported by vime #255: Qwen3-4B, 8 x Ascend 910B1, colocated, TP2, engines of 2 devices, 32 x 8 samples, responses up to 8192 tokens; phases of step 100",
+        source="reported by vime #255: Qwen3-4B, 8 x Ascend 910B1, colocated, TP2, engines of 2 devices, "
+        "32 x 8 samples, responses up to 8192 tokens; phases of step 100",
         metrics={
             "train_rollout_logprob_abs_diff": {
                 100: 0.0565,

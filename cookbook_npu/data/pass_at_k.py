@@ -42,16 +42,16 @@ def tally(
     samples: Iterable[Sample],  # graded, in any order
     threshold: float = 0.0,  # a reward above it is a success
 ) -> dict[str, Tally]:  # group id -> (samples, right ones)
-    "Count successes by group"
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    "Count successes by group; raises `DataError` on a sample without a reward"
+    counts: dict[str, Tally] = {}
     for s in samples:
         if s.reward is None:
             raise DataError(
                 f"sample {s.group_id}/{s.index} has no reward", "Grade the samples first."
             )
-        counts[s.group_id][0] += 1
-        counts[s.group_id][1] += s.reward > threshold
-    return {g: (n, c) for g, (n, c) in counts.items()}
+        n, right = counts.get(s.group_id, (0, 0))
+        counts[s.group_id] = (n + 1, right + (s.reward > threshold))
+    return counts
 
 # %% ../../nbs/data/07_pass_at_k.ipynb #bafe3479
 def pass_curve(
@@ -60,8 +60,10 @@ def pass_curve(
     "pass@k for powers of two up to the smallest group; empty without groups"
     tallies = list(tallies)
     largest = min((n for n, _ in tallies), default=0)
-    powers = [2**i for i in range(largest.bit_length())]
-    return {k: sum(pass_at_k(n, c, k) for n, c in tallies) / len(tallies) for k in powers}
+    curve = {}
+    for k in (2**i for i in range(largest.bit_length())):
+        curve[k] = sum(pass_at_k(n, c, k) for n, c in tallies) / len(tallies)
+    return curve
 
 # %% ../../nbs/data/07_pass_at_k.ipynb #98a2cc91
 def by_difficulty(
@@ -70,35 +72,42 @@ def by_difficulty(
     threshold: float = 0.0,  # a reward above it is a success
 ) -> list[
     dict[str, Any]
-]:  # a row for each value: value, prompts, mean reward, pass@1, pass@2, ...
-    "A table of pass rates, rows in the order of the values; samples without the key are left out"
+]:  # of each value: value, prompts, mean reward, pass@1, pass@2, ...
+    "Pass rates, in the order of the values; samples without the key are left out"
     parts: dict[Any, list[Sample]] = defaultdict(list)
     for s in samples:
         if key in s.metadata:
             parts[s.metadata[key]].append(s)
-    rows = []
-    for value in sorted(parts, key=lambda v: (str(type(v)), v)):
-        counts = tally(parts[value], threshold)
-        mean = sum(s.reward for s in parts[value]) / len(parts[value])
-        rows.append(
-            {
-                key: value,
-                "prompts": len(counts),
-                "reward": mean,
-                **{f"pass@{k}": p for k, p in pass_curve(counts.values()).items()},
-            }
-        )
-    return rows
+    return [
+        _row(key, value, parts[value], threshold) for value in sorted(parts, key=_sort_key)
+    ]
+
+
+def _sort_key(value: Any) -> tuple[str, Any]:
+    "Values of one type next to each other, in their order"
+    return str(type(value)), value
+
+
+def _row(
+    key: str, value: Any, samples: Sequence[Sample], threshold: float
+) -> dict[str, Any]:
+    "The pass rates of some samples"
+    counts = tally(samples, threshold)
+    mean = sum(s.reward or 0.0 for s in samples) / len(samples)
+    row = {key: value, "prompts": len(counts), "reward": mean}
+    for k, rate in pass_curve(counts.values()).items():
+        row[f"pass@{k}"] = rate
+    return row
 
 # %% ../../nbs/data/07_pass_at_k.ipynb #fb71266c
 def eval_metrics(
     samples: Sequence[Sample],  # graded samples of the held-out prompts
 ) -> dict[str, float]:  # eval_pass@2, ..., eval_accuracy/level_1, ...
     "pass@k for k > 1, and accuracy by level; empty for one sample of prompts without levels"
-    curve = {
-        f"eval_pass@{k}": p for k, p in pass_curve(tally(samples).values()).items() if k > 1
-    }
-    return curve | {
-        f"eval_accuracy/level_{row['level']}": row["pass@1"]
-        for row in by_difficulty(samples)
-    }
+    metrics = {}
+    for k, rate in pass_curve(tally(samples).values()).items():
+        if k > 1:
+            metrics[f"eval_pass@{k}"] = rate
+    for row in by_difficulty(samples):
+        metrics[f"eval_accuracy/level_{row['level']}"] = row["pass@1"]
+    return metrics

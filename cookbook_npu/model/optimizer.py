@@ -34,7 +34,8 @@ def check_schedule(
         )
     if optim.min_learning_rate > optim.learning_rate:
         raise ConfigError(
-            f"optim.min_learning_rate {optim.min_learning_rate} is above optim.learning_rate {optim.learning_rate}",
+            f"optim.min_learning_rate {optim.min_learning_rate} is above "
+            f"optim.learning_rate {optim.learning_rate}",
             "Lower it.",
         )
 
@@ -64,7 +65,7 @@ def _schedule(megatron: Any, optim: OptimConfig, num_steps: int) -> Any:
 class Optimizer:
     "The optimizer of one model; `step` ends a training step"
 
-    model: MegatronModel
+    model: MegatronModel  # whose parameters it updates
     megatron: Any  # Megatron's optimizer (a chain with one distributed optimizer)
     scheduler: Any  # Megatron's schedule
     clip_grad: float  # global gradient norm above which gradients are scaled down; 0: never
@@ -83,11 +84,14 @@ class Optimizer:
     def step(
         self,
     ) -> tuple[bool, float]:  # (weights were updated, gradient norm before clipping)
-        "Sum the gradients over ranks, clip them, update the weights and advance the schedule; skips a gradient that is not finite"
+        """Sum the gradients over ranks, clip them, update the weights and advance the schedule.
+
+        A gradient that is not finite is skipped."""
         from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
         self.model.finish_gradients()
-        if self.megatron.prepare_grads():
+        found_inf = self.megatron.prepare_grads()
+        if found_inf:
             return False, math.inf
         norm = float(self.megatron.get_grad_norm())
         if not math.isfinite(norm):
@@ -99,63 +103,17 @@ class Optimizer:
         self.scheduler.step(1)
         return True, norm
 
-    def _place(self) -> dict[str, Any]:
-        "What a state must agree in to fit this rank"
-        layout = self.model.layout
-        return dict(
-            tensor=[layout.tensor_rank, layout.tensor_size],
-            data=[layout.data_rank, layout.data_size],
-            slices=[
-                [p.numel() for p in part.get_parameters()]
-                for part in self.megatron.chained_optimizers
-            ],
-        )
-
     def state_tensors(self) -> list[Tensor]:
         "Device tensors whose values matter: moments and float32 copies of weights"
-        inner = [part.optimizer for part in self.megatron.chained_optimizers]
-        moments = [
-            t
-            for o in inner
-            for s in o.state.values()
-            for t in s.values()
-            if isinstance(t, Tensor) and t.device.type != "cpu"
-        ]
-        return moments + [p for o in inner for g in o.param_groups for p in g["params"]]
-
-    def state_dict(self) -> dict[str, Any]:
-        "This rank's state as host copies: only tensors, numbers, strings, lists and dicts"
-        parts = self.megatron.chained_optimizers
-        return dict(
-            place=self._place(),
-            schedule=self.scheduler.state_dict(),
-            inner=_to_host([p.optimizer.state_dict() for p in parts]),
-            main=_to_host([list(p.get_parameters()) for p in parts]),
-        )
-
-    @torch.no_grad()
-    def load_state_dict(
-        self,
-        state: dict[
-            str, Any
-        ],  # what `state_dict` returned on the same rank of the same layout
-    ) -> None:
-        "Restore this rank's state; the weights of the model are loaded separately"
-        if state["place"] != self._place():
-            was = state["place"]
-            raise ConfigError(
-                f"the optimizer state is of TP rank/size {was['tensor']}, DP rank/size {was['data']} or of other slices",
-                "Resume with the layout and the model that the state was saved with.",
-            )
-        self.scheduler.num_steps = 0  # Megatron's scheduler adds the saved count to its own
-        self.scheduler.load_state_dict(state["schedule"])
-        for part, inner, main in zip(
-            self.megatron.chained_optimizers, state["inner"], state["main"], strict=True
-        ):
-            part.optimizer.load_state_dict(inner)
-            for p, value in zip(part.get_parameters(), main, strict=True):
-                p.copy_(value)
-        self.scheduler.step(0)
+        moments: list[Tensor] = []
+        copies: list[Tensor] = []
+        for part in self.megatron.chained_optimizers:
+            for state in part.optimizer.state.values():
+                tensors = [v for v in state.values() if isinstance(v, Tensor)]
+                moments += [t for t in tensors if t.device.type != "cpu"]
+            for group in part.optimizer.param_groups:
+                copies += group["params"]
+        return moments + copies
 
 # %% ../../nbs/model/05_optimizer.ipynb #d2ce72dc
 def build_optimizer(
@@ -182,15 +140,5 @@ def build_optimizer(
         use_distributed_optimizer=True,
     )
     megatron = get_megatron_optimizer(config, [model.ddp], use_gloo_process_groups=False)
-    return Optimizer(
-        model, megatron, _schedule(megatron, optim, num_steps), optim.clip_grad
-    )
-
-# %% ../../nbs/model/05_optimizer.ipynb #52bbeb19
-def _to_host(value: Any) -> Any:
-    "A copy on the host of every tensor in a nest of lists and dicts"
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {k: _to_host(v) for k, v in value.items()}
-    return [_to_host(v) for v in value] if isinstance(value, list | tuple) else value
+    scheduler = _schedule(megatron, optim, num_steps)
+    return Optimizer(model, megatron, scheduler, optim.clip_grad)

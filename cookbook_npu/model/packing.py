@@ -8,6 +8,7 @@ __all__ = ['LAYOUTS', 'Tokens', 'PackedBatch', 'pack', 'pad']
 # %% ../../nbs/model/01_packing.ipynb #22c4fd3e
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
@@ -36,11 +37,11 @@ class PackedBatch:
 
     ids_1T: Tensor  # token ids, padding included; B rows when padded
     positions_1T: Tensor  # position of each token in its sequence
-    cu_seqlens: (
-        Tensor | None
-    )  # int32: where sequences start, and the end; the padding is the last sequence; none: bshd
+    # int32: where sequences start, and the end; the padding is the last sequence; none: bshd
+    cu_seqlens: Tensor | None
     max_seqlen: int  # longest sequence
-    rows_R: Tensor  # where the model's output predicts each response token, in a flat (T, B) view
+    # where the model's output predicts each response token, in a flat (T, B) view
+    rows_R: Tensor
     targets_R: Tensor  # the response tokens
     response_lengths: list[int]  # response tokens of each sample, in the order packed
     tokens: int  # without padding
@@ -50,60 +51,56 @@ class PackedBatch:
         values_R: Tensor,  # one value for each response token of the row
     ) -> list[Tensor]:  # one tensor for each sample, in the order packed
         "Cut a flat tensor over response tokens into samples"
-        return list(values_R.split(self.response_lengths)) if self.response_lengths else []
+        if not self.response_lengths:
+            return []
+        return list(values_R.split(self.response_lengths))
 
     def join(
         self,
-        values: Sequence[
-            Tensor
-        ],  # one tensor for each sample, one value for each of its response tokens
+        values: Sequence[Tensor],  # of each sample, one value for each response token
     ) -> Tensor:  # values_R
         "The inverse of `split`; refuses values that do not fit the samples"
-        sizes = [len(v) for v in values]
-        if sizes != self.response_lengths:
+        lengths = [len(v) for v in values]
+        if lengths != self.response_lengths:
             raise DataError(
-                f"values of {sizes} response tokens for samples of {self.response_lengths}",
+                f"values of {lengths} response tokens for samples of {self.response_lengths}",
                 "Give one value for each response token.",
             )
-        return (
-            torch.cat(list(values))
-            if values
-            else self.rows_R.new_zeros(0, dtype=torch.float32)
-        )
+        if not values:
+            return self.rows_R.new_zeros(0, dtype=torch.float32)
+        return torch.cat(list(values))
 
     def to(
         self,
         device: torch.device | str,  # where to
     ) -> "PackedBatch":  # the same batch there
         "Copy the tensors of the batch to a device"
-        names = [
-            n
-            for n in ("ids_1T", "positions_1T", "cu_seqlens", "rows_R", "targets_R")
-            if getattr(self, n) is not None
-        ]
-        return replace(
-            self, **{n: getattr(self, n).to(device, non_blocking=True) for n in names}
-        )
+        moved = {}
+        for name in ("ids_1T", "positions_1T", "cu_seqlens", "rows_R", "targets_R"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                moved[name] = tensor.to(device, non_blocking=True)
+        return replace(self, **moved)
 
-    def attention_params(
-        self,
-    ) -> Any:  # megatron.core.packed_seq_params.PackedSeqParams; none: padded
+    def attention_params(self) -> Any:  # Megatron's PackedSeqParams; none: padded
         "What Megatron's attention needs to keep sequences apart"
         if self.cu_seqlens is None:
             return None
         from megatron.core.packed_seq_params import PackedSeqParams
 
-        cu, longest = self.cu_seqlens, self.max_seqlen
         return PackedSeqParams(
             qkv_format="thd",
-            cu_seqlens_q=cu,
-            cu_seqlens_kv=cu,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
+            cu_seqlens_q=self.cu_seqlens,
+            cu_seqlens_kv=self.cu_seqlens,
+            max_seqlen_q=self.max_seqlen,
+            max_seqlen_kv=self.max_seqlen,
         )
 
 # %% ../../nbs/model/01_packing.ipynb #1d5f5a6c
-def _sequence(number: int, sample: Tokens) -> list[int]:
+def _sequence(
+    number: int,  # of the sample in the micro-batch, for the message
+    sample: Tokens,
+) -> list[int]:
     "Prompt and response; refuses a sample without a prompt"
     if not len(sample.prompt_ids):
         raise DataError(
@@ -113,61 +110,84 @@ def _sequence(number: int, sample: Tokens) -> list[int]:
     return [*sample.prompt_ids, *sample.response_ids]
 
 
-def _row_of(sample: Tokens, offset: int) -> range:
-    "Rows that predict the response of a sample that starts at `offset`"
+def _predicting(
+    sample: Tokens,
+    offset: int,  # where the sample starts
+) -> range:
+    "Positions that predict the response tokens of a sample"
     first = offset + len(sample.prompt_ids) - 1
     return range(first, first + len(sample.response_ids))
 
 
+def _long(
+    values: Sequence[Any],  # nested integers
+) -> Tensor:
+    "Indices as a tensor"
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _response_ids(
+    samples: Sequence[Tokens],  # samples of one micro-batch
+) -> list[int]:
+    "The response tokens of all samples, one sample after another"
+    return [token for sample in samples for token in sample.response_ids]
+
+
 def pack(
     samples: Sequence[Tokens],  # samples of one micro-batch; may be empty
-    multiple: int = 1,  # the row is padded to a multiple of this (TP with sequence parallelism)
+    multiple: int = 1,  # pad the row to a multiple of this (TP with sequence parallelism)
     pad_id: int = 0,  # token that fills the padding
-) -> "PackedBatch":  # on the host
+) -> PackedBatch:  # on the host
     "Lay the samples end to end; `PackedBatch.split` finds the way back"
     sequences = [_sequence(i, s) for i, s in enumerate(samples)]
-    tokens = sum(map(len, sequences))
-    if padding := -tokens % multiple or (0 if tokens else multiple):
+    tokens = sum(len(s) for s in sequences)
+    padding = -tokens % multiple if tokens else multiple
+    if padding:
         sequences.append([pad_id] * padding)
-    starts = [0]
-    for s in sequences:
-        starts.append(starts[-1] + len(s))
-    rows = [r for s, o in zip(samples, starts) for r in _row_of(s, o)]
-    long = lambda values: torch.tensor(values, dtype=torch.long)
+    starts = list(accumulate((len(s) for s in sequences), initial=0))
+    rows: list[int] = []
+    positions: list[int] = []
+    for sample, start in zip(samples, starts, strict=False):
+        rows += _predicting(sample, start)
+    for sequence in sequences:
+        positions += range(len(sequence))
     return PackedBatch(
-        long([[t for s in sequences for t in s]]),
-        long([[p for s in sequences for p in range(len(s))]]),
-        torch.tensor(starts, dtype=torch.int32),
-        max(map(len, sequences)),
-        long(rows),
-        long([t for s in samples for t in s.response_ids]),
-        [len(s.response_ids) for s in samples],
-        tokens,
+        ids_1T=_long([list(chain.from_iterable(sequences))]),
+        positions_1T=_long([positions]),
+        cu_seqlens=torch.tensor(starts, dtype=torch.int32),
+        max_seqlen=max(len(s) for s in sequences),
+        rows_R=_long(rows),
+        targets_R=_long(_response_ids(samples)),
+        response_lengths=[len(s.response_ids) for s in samples],
+        tokens=tokens,
     )
 
 # %% ../../nbs/model/01_packing.ipynb #a99b3fea
 def pad(
     samples: Sequence[Tokens],  # samples of one micro-batch; may be empty
-    multiple: int = 1,  # rows are padded to a multiple of this (TP with sequence parallelism)
+    multiple: int = 1,  # pad rows to a multiple of this (TP with sequence parallelism)
     pad_id: int = 0,  # token that fills the padding
-) -> "PackedBatch":  # on the host, without cu_seqlens
+) -> PackedBatch:  # on the host, without cu_seqlens
     "One sample a row, padded at the end to the longest"
     sequences = [_sequence(i, s) for i, s in enumerate(samples)]
-    longest = max(map(len, sequences), default=0)
-    width, height = max(longest + -longest % multiple, multiple), max(len(sequences), 1)
+    longest = max((len(s) for s in sequences), default=0)
+    width = max(longest + -longest % multiple, multiple)
+    height = max(len(sequences), 1)
     ids_BT = torch.full((height, width), pad_id, dtype=torch.long)
-    for row_T, s in zip(ids_BT, sequences):
-        row_T[: len(s)] = torch.tensor(s)
-    rows = [t * height + b for b, s in enumerate(samples) for t in _row_of(s, 0)]
+    for row, sequence in enumerate(sequences):
+        ids_BT[row, : len(sequence)] = torch.tensor(sequence)
+    rows: list[int] = []
+    for row, sample in enumerate(samples):
+        rows += [position * height + row for position in _predicting(sample, 0)]
     return PackedBatch(
-        ids_BT,
-        torch.arange(width).repeat(height, 1),
-        None,
-        width,
-        torch.tensor(rows, dtype=torch.long),
-        torch.tensor([t for s in samples for t in s.response_ids], dtype=torch.long),
-        [len(s.response_ids) for s in samples],
-        sum(map(len, sequences)),
+        ids_1T=ids_BT,
+        positions_1T=torch.arange(width).repeat(height, 1),
+        cu_seqlens=None,
+        max_seqlen=width,
+        rows_R=_long(rows),
+        targets_R=_long(_response_ids(samples)),
+        response_lengths=[len(s.response_ids) for s in samples],
+        tokens=sum(len(s) for s in sequences),
     )
 
 

@@ -175,7 +175,7 @@ MAY_CHANGE = (
     "placement.sleep",
     "placement.destroy_process_groups",
     "placement.transfer_backend",
-    "placement.verify_every",
+    "placement.verify_every_nth",
     "rollout.eval_every",
     "train.logprob_diff_alarm",
     "reward.retries",

@@ -448,7 +448,8 @@ def explain_out_of_memory(
         by_size = sorted(sizes, key=lambda name: -sizes[name])
         rows = ", ".join(f"{name} {format_bytes(sizes[name])}" for name in by_size)
         raise DeviceError(
-            f"{what} ran out of {acc.name} memory ({format_bytes(free)} of {format_bytes(total)} free): {rows}",
+            f"{what} ran out of {acc.name} memory "
+            f"({format_bytes(free)} of {format_bytes(total)} free): {rows}",
             f"Change {SETTINGS_OF.get(by_size[0], 'placement')}; "
             "rollout.memory_utilization, if the engine shares the device.",
         ) from error

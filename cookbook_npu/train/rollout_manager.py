@@ -190,7 +190,7 @@ class RolloutManager:
         trained = {s.metadata["prompt_id"] for s in rollout.samples}
         for prompt in rollout.prompts:
             outcome = "trained" if prompt.prompt_id in trained else "dropped"
-            self.state.prompts.resolve([prompt.prompt_id], outcome)
+            self.state.prompts.mark_done([prompt.prompt_id], outcome)
 
     def evaluate(
         self,

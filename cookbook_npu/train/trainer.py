@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import RunConfig
 from ..errors import ConfigError, CookbookError, DeviceError, NumericsError
 from ..heartbeat import report_progress
-from ..model.checkpoint import Saver, load_state, writing
+from ..model.checkpoint import BackgroundSaver, checkpoint_errors, load_state
 from ..model.logprobs import packed_logprobs
 from cookbook_npu.model.megatron import (
     MegatronModel,
@@ -477,7 +477,7 @@ class WeightWriter:
             export_weights(self.model),
             self.placement.bucket_bytes,
             self.transport,
-            self.placement.verify_every,
+            self.placement.verify_every_nth,
             raise_error=partial(raise_on_all_ranks, device=self.model.layout.device),
         )
         return manifest if self.transport else None
@@ -509,7 +509,7 @@ class CheckpointWriter:
         self.model = model
         self.optimizer = optimizer
         self.sleeping = sleeping
-        self.saver = Saver(optimizer)
+        self.saver = BackgroundSaver(optimizer)
 
     def export(
         self,
@@ -537,7 +537,7 @@ class CheckpointWriter:
 
         aside = target.with_name(f"{target.name}.partial")
         shutil.rmtree(aside, ignore_errors=True)
-        with writing(target):
+        with checkpoint_errors(target):
             no_weights = shutil.ignore_patterns("*.safetensors*", "*.bin")
             shutil.copytree(hf_path, aside, ignore=no_weights)
             on_host = {n: t.detach().cpu().contiguous() for n, t in named.items()}

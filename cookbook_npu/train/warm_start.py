@@ -92,7 +92,7 @@ def demonstration_batches(
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     task = generated_task(demonstrated_task(config), config.data.task)
-    stream = demonstrations(task, corrupt, config.warm_start.seed)
+    stream = demonstrations(task.train, corrupt, config.warm_start.seed)
     while True:
         demos = []
         for _ in range(config.warm_start.batch):

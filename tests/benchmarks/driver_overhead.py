@@ -1,9 +1,11 @@
-"""What the driver and its checkpoints cost: `python tests/benchmarks/driver_overhead.py [--steps 14] [--record] [--profile]`
+"""What the driver and its checkpoints cost:
+`python tests/benchmarks/driver_overhead.py [--steps 14] [--record] [--profile]`
 
-One run of the recipe at laptop scale (simulated NPU), its own numbers compared with each other. *Between phases* is a step without
-its role phases, the sum of the spans in its record; *driver alone* is stricter, the part of a step in which no call on a role is
-under way: requests, grading, batches, records, serialization, metrics. The aims: under 1 % of a step between phases, under 2 ms for
-a sample, and checkpoints under 3 % at the laptop's default interval: one, at the end of 40 steps.
+One run of the recipe at laptop scale (simulated NPU), its own numbers compared with each other.
+*Between phases* is a step without its worker phases, the sum of the spans in its record; *driver alone*
+is stricter, the part of a step in which no call on a worker is under way: requests, grading, batches,
+records, serialization, metrics. The aims: under 1 % of a step between phases, under 2 ms for a sample,
+and checkpoints under 3 % at the laptop's default interval: one, at the end of 40 steps.
 """
 
 import argparse

@@ -1,25 +1,30 @@
-"""A whole GRPO step of this library on the simulated NPU against TRL's GRPOTrainer on plain CPU PyTorch. Run by hand:
+"""A whole GRPO step of this library on the simulated NPU against TRL's GRPOTrainer on plain CPU PyTorch.
+Run by hand:
 
     pip install trl==1.16.0
     python tests/benchmarks/grpo_step.py [--sizes S M] [--repeats 7] [--steps 10]
 
-Both sides start from the same Hugging Face folder (a tiny random Qwen3), in float32, on one thread, and take the same
-step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end token), temperature 1, the same reward
-function, advantages centred by group (no division by the standard deviation: the two add different constants to it),
-clip 0.2/0.28, sequence mean, no KL term, gradient norm clipped at 1, AdamW with the same rates, no logging.
+Both sides start from the same Hugging Face folder (a tiny random Qwen3), in float32, on one thread, and
+take the same step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end token),
+temperature 1, the same reward function, advantages centred by group (no division by the standard
+deviation: the two add different constants to it), clip 0.2/0.28, sequence mean, no KL term, gradient
+norm clipped at 1, AdamW with the same rates, no logging.
 
-- ours: the driver's own `step` in one process, with every phase that a run has: rollout with log-probs, sleep and
-  wake of trainer and engine, log-probs under the trainer, update, publish with checksums of every tensor.
-- TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights, so it has
-  nothing to publish or put to sleep; on-policy it skips the log-prob pass.
+- ours: the driver's own `step` in one process, with every phase that a run has: rollout with log-probs,
+  sleep and wake of trainer and engine, log-probs under the trainer, update, weight update with checksums of
+  every tensor.
+- TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights,
+  so it has no weights to send and nothing to put to sleep; on-policy it skips the log-prob pass.
 
-The gate comes first. One rollout of ours goes through both sides, and through TRL in float64, which shows what float32
-costs TRL itself. The gradients must differ by less than 1e-6 (largest difference over largest entry) or than twice that
-cost, and the weights after one AdamW step by less than twice theirs. No timing is taken otherwise.
+The gate comes first. One rollout of ours goes through both sides, and through TRL in float64, which
+shows what float32 costs TRL itself. The gradients must differ by less than 1e-6 (largest difference
+over largest entry) or than twice that cost, and the weights after one AdamW step by less than twice
+theirs. No timing is taken otherwise.
 
-Then both run in turns, each time in a fresh process. Printed: the median step of each side over the medians of all
-repeats, its spread over repeats, by processor time (the figure to trust on a busy machine) and by the clock; the ratio
-TRL / ours (above 1: ours is faster), also of each pair of neighbours; phases; start to first step done; peak memory.
+Then both run in turns, each time in a fresh process. Printed: the median step of each side over the
+medians of all repeats, its spread over repeats, by processor time (the figure to trust on a busy
+machine) and by the clock; the ratio TRL / ours (above 1: ours is faster), also of each pair of
+neighbours; phases; start to first step done; peak memory.
 """
 
 import argparse
@@ -42,10 +47,9 @@ SIZES = {
     "S": {"layers": 2, "hidden": 64, "tokens": 32},
     "M": {"layers": 4, "hidden": 256, "tokens": 128},
 }
-GRADIENT, ROUNDING = (
-    1e-6,
-    2.0,
-)  # what the gate lets pass: a relative difference, or a multiple of float32's own
+# what the gate lets pass: a relative difference, or a multiple of float32's own
+GRADIENT = 1e-6
+ROUNDING = 2.0
 Task = dict[str, Any]
 
 
@@ -60,7 +64,7 @@ def used() -> dict[str, float]:
     return {"cpu": time.process_time(), "clock": time.perf_counter(), "peak": peak}
 
 
-# ---------------------------------------------------------------------------------------------------------- ours
+# ---- ours
 
 
 class Prompts:
@@ -82,7 +86,7 @@ class Prompts:
         self.at += count
         return self.all[self.at - count : self.at]
 
-    def resolve(self, prompt_ids: list[str], outcome: str) -> None:
+    def mark_done(self, prompt_ids: list[str], outcome: str) -> None:
         "Nothing is resumed here"
 
     def state(self) -> dict[str, Any]:
@@ -99,7 +103,8 @@ def start_ours(task: Task) -> Any:
     import torch
     from torch.utils import _device
 
-    _device._device_constructors()  # cached here, before names of torch are redirected: transformers needs the originals
+    # cached here, before names of torch are redirected: transformers needs the originals
+    _device._device_constructors()
     from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("trainer")
@@ -190,10 +195,12 @@ def gate_ours(task: Task) -> dict[str, Any]:
     batch.old_logprobs = merge_sequences(answers, len(batch))
     trainer.forward_backward(batch, batch.steps[0])
     weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
-    exported = lambda: {
-        n: t.detach().cpu().clone() for n, t in export_weights(trainer.model)
-    }  # noqa: E731
-    with torch.no_grad():  # gradients travel through the export as if they were weights: it only cuts and renames
+
+    def exported() -> dict[str, Any]:
+        return {n: t.detach().cpu().clone() for n, t in export_weights(trainer.model)}
+
+    # gradients travel through the export as if they were weights: it only cuts and renames
+    with torch.no_grad():
         for p in weights:
             p.copy_(p.main_grad)
         gradient = exported()
@@ -215,7 +222,7 @@ def gate_ours(task: Task) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------- TRL
+# ---- TRL
 
 
 def start_trl(task: Task, steps: int) -> Any:
@@ -321,7 +328,7 @@ def gate_trl(task: Task) -> dict[str, Any]:
     return {"gradient": gradient, "weights": weights}
 
 
-# ------------------------------------------------------------------------------------------------------- the driver
+# ---- the driver
 
 WORK = {
     "time-ours": time_ours,
@@ -401,10 +408,12 @@ def gate(task: Task, folder: Path) -> None:
         for w in (ours["weights"], exact["weights"])
     )
     print(
-        f"  gate: gradients differ by {found:.1e} of the largest entry (in {where}), TRL's own in float64 by {cost:.1e}"
+        f"  gate: gradients differ by {found:.1e} of the largest entry (in {where}), "
+        f"TRL's own in float64 by {cost:.1e}"
     )
     print(
-        f"        weights after a step differ by {step:.1e} of the learning rate, TRL's own in float64 by {step_cost:.1e}"
+        f"        weights after a step differ by {step:.1e} of the learning rate, "
+        f"TRL's own in float64 by {step_cost:.1e}"
     )
     print(
         f"        log-probs of our engine and our trainer differ by {ours['logprobs']:.1e}",
@@ -459,12 +468,13 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
             statistics.median(over(side, "peak")),
         )
         print(
-            f"  {side:5s} start to first step done {start:.1f} s of processor time, peak memory {peak / 2**20:.0f} MiB"
+            f"  {side:5s} start to first step done {start:.1f} s of processor time, "
+            f"peak memory {peak / 2**20:.0f} MiB"
         )
 
 
 def build(size: str, folder: Path) -> Path:
-    "The tiny model, without an end token and without the padding token, whose embedding transformers does not train"
+    "The tiny model without an end token, and without the padding token: transformers does not train that"
     from transformers.utils import logging
 
     from cookbook_npu.config import TinyConfig
@@ -498,7 +508,8 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
         ],
     }
     print(
-        f"{size}: {s['layers']} layers x {s['hidden']}, {PROMPTS} prompts x {SAMPLES} samples x {s['tokens']} tokens",
+        f"{size}: {s['layers']} layers x {s['hidden']}, "
+        f"{PROMPTS} prompts x {SAMPLES} samples x {s['tokens']} tokens",
         flush=True,
     )
     gate(task, folder)

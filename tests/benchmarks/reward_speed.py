@@ -2,9 +2,9 @@
 
     python tests/benchmarks/reward_speed.py [--workers N] [--answers N] [--data FILE]
 
-Prints one JSON line for each kind of answer. Without --data the answers look like GSM8K's: a few sentences of reasoning
-with calculations, then `#### number` or a box; a tenth are wrong, a quarter have no marked answer. With --data they are the
-answers of a GSM8K JSONL file. The aim is 200 a second on two cores.
+Prints one JSON line for each kind of answer. Without --data the answers look like GSM8K's: a few sentences of
+reasoning with calculations, then `#### number` or a box; a tenth are wrong, a quarter have no marked answer.
+With --data they are the answers of a GSM8K JSONL file. The aim is 200 a second on two cores.
 """
 
 import argparse
@@ -18,7 +18,10 @@ from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
 
-SENTENCE = "She sells {a} clips in {m} and {b} in May, which makes {a}+{b} = <<{a}+{b}={c}>>{c} clips altogether. "
+SENTENCE = (
+    "She sells {a} clips in {m} and {b} in May, which makes "
+    "{a}+{b} = <<{a}+{b}={c}>>{c} clips altogether. "
+)
 
 
 def sample(number: int, text: str, label: str) -> Sample:
@@ -39,10 +42,10 @@ def sample(number: int, text: str, label: str) -> Sample:
 
 def integers(rng: random.Random) -> tuple[str, str]:
     "A GSM8K-like answer: an integer"
-    a, b = rng.randrange(2000), rng.randrange(2000)
-    text = "".join(
-        SENTENCE.format(a=a, b=b, c=a + b, m=m) for m in ("March", "April", "June")
-    )
+    a = rng.randrange(2000)
+    b = rng.randrange(2000)
+    months = ("March", "April", "June")
+    text = "".join(SENTENCE.format(a=a, b=b, c=a + b, m=month) for month in months)
     said = a + b if rng.random() < 0.9 else a + b + 1
     ending = rng.choice(
         [
@@ -57,7 +60,8 @@ def integers(rng: random.Random) -> tuple[str, str]:
 
 def expressions(rng: random.Random) -> tuple[str, str]:
     "A MATH-like answer: a fraction, a root, a pair"
-    a, b = rng.randrange(2, 50), rng.randrange(2, 50)
+    a = rng.randrange(2, 50)
+    b = rng.randrange(2, 50)
     answer = rng.choice(
         [
             rf"\frac{{{a}}}{{{b}}}",
@@ -74,10 +78,12 @@ def from_file(path: str) -> Callable[[random.Random], tuple[str, str]]:
     "Answers of a GSM8K file, as if the policy had written them"
     with open(path, encoding="utf-8") as file:
         answers = [json.loads(line)["answer"] for line in file]
-    return lambda rng: (
-        (text := rng.choice(answers)),
-        text.rpartition("####")[2].strip().replace(",", ""),
-    )
+
+    def make(rng: random.Random) -> tuple[str, str]:
+        text = rng.choice(answers)
+        return text, text.rpartition("####")[2].strip().replace(",", "")
+
+    return make
 
 
 def rate(
@@ -113,16 +119,8 @@ def main() -> None:
         else {"integers": integers, "expressions": expressions}
     )
     for name, make in kinds.items():
-        print(
-            json.dumps(
-                {
-                    "kind": name,
-                    "workers": args.workers,
-                    "cores": os.cpu_count(),
-                    **rate(make, args.workers, args.answers),
-                }
-            )
-        )
+        row = {"kind": name, "workers": args.workers, "cores": os.cpu_count()}
+        print(json.dumps(row | rate(make, args.workers, args.answers)))
 
 
 if __name__ == "__main__":

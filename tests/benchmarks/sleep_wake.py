@@ -1,10 +1,12 @@
-"""Sleep and wake of a trainer that holds Qwen3-0.6B in bfloat16, beside plain copies of as many bytes, both in this run, on
-one thread of a simulated NPU. Run by hand:
+"""Sleep and wake of a trainer that holds Qwen3-0.6B in bfloat16, beside plain copies of as many bytes.
+
+Both in this run, on one thread of a simulated NPU. Run by hand:
 
     python tests/benchmarks/sleep_wake.py [--share 1.0] [--rounds 5]
 
-`--share 0.25` takes a quarter of the layers, for a machine with less than 6 GiB to spare. The plain copy goes from one pinned
-block to another, both warm, there and back: that is what a sleep and a wake have to move. Prints the ratio of the rates.
+`--share 0.25` takes a quarter of the layers, for a machine with less than 6 GiB to spare. The plain copy
+goes from one pinned block to another, both warm, there and back: that is what a sleep and a wake have to
+move. Prints the ratio of the rates.
 """
 
 import argparse
@@ -91,7 +93,8 @@ def main() -> None:
         away, back = best[name]
         rate = f"{2 * nbytes / 1e9 / (away + back):5.2f} GB/s"
         print(
-            f"{name:24} {away + back:6.3f} s  {rate}  sleep {away:.3f} s, wake {back:.3f} s; ratio {whole / (away + back):.2f}"
+            f"{name:24} {away + back:6.3f} s  {rate}  sleep {away:.3f} s, wake {back:.3f} s; "
+            f"ratio {whole / (away + back):.2f}"
         )
     assert all(bool((w == 0.5).all()) for w in weights)
 

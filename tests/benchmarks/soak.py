@@ -1,9 +1,10 @@
 """Does a long run keep its size? `python tests/benchmarks/soak.py [--steps 200] [--engine transformers]`
 
-A run at laptop scale (simulated NPU) with checkpoints, evaluations and publishes, watched after every step: host memory of every
-process, device memory, open files, sockets, threads, processes, shared memory. For each it fits a line over the steps after the
-first third (caches fill until then) and prints a table. Exits with 1 when something grows by more than its noise (three standard
-deviations around the line) and more than a floor, or when anything is left when the run has ended.
+A run at laptop scale (simulated NPU) with checkpoints, evaluations and weight updates, watched after every
+step: host memory of every process, device memory, open files, sockets, threads, processes, shared
+memory. For each it fits a line over the steps after the first third (caches fill until then) and prints
+a table. Exits with 1 when something grows by more than its noise (three standard deviations around the
+line) and more than a floor, or when anything is left when the run has ended.
 """
 
 import argparse
@@ -124,7 +125,8 @@ def report(watcher: Watcher) -> list[str]:
         bad = bool(growth > max(FLOORS[kind], 3 * noise))
         per_step = growth / max(1, len(values) - len(values) // 3 - 1)
         print(
-            f"{kind:22} {name:16} {first:9.1f} {last:9.1f} {per_step:10.4f} {growth:9.2f} {noise:8.2f} {'GROWS' if bad else ''}"
+            f"{kind:22} {name:16} {first:9.1f} {last:9.1f} {per_step:10.4f} "
+            f"{growth:9.2f} {noise:8.2f} {'GROWS' if bad else ''}"
         )
         grows += [f"{kind} of {name} grew by {growth:.1f}"] * bad
     return grows
@@ -155,7 +157,8 @@ def main() -> int:
             else []
         )
     print(
-        f"\n{args.steps} steps, simulated NPU, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; events: {told or 'none'}"
+        f"\n{args.steps} steps, simulated NPU, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
+        f"events: {told or 'none'}"
     )
     wrong = (
         report(watcher)

@@ -1,9 +1,11 @@
-"""Roles that die, hang or compute nonsense in the middle of a run: it goes on by itself where it may, and says why where not."""
+"""Roles that die, hang or compute nonsense in the middle of a run: it goes on by itself where it may, and
+says why where not.
+"""
 
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, events, rows, weights
+from whole_runs import STEPS, Driver, configure, events, learned, rows, weights
 
 from cookbook_npu.runs.checkpoints import Checkpoints
 
@@ -17,22 +19,8 @@ def disturbed(root: Path, faults: str, **settings) -> tuple[Driver, Path]:
     return driver, root / "run"
 
 
-def same(folder: Path, undisturbed: Path) -> bool:
-    """The same learning. Memory is left out: processes that came later start with other caches."""
-
-    def learned(path):
-        return [
-            {k: v for k, v in row.items() if not k.startswith("memory/")}
-            for row in rows(path)
-        ]
-
-    return learned(folder) == learned(undisturbed) and weights(folder) == weights(
-        undisturbed
-    )
-
-
 def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
-    "An engine dies, the other one hangs, a trainer rank loses its device: the numbers are those of a quiet run"
+    "An engine dies, one hangs, a trainer rank loses its device: the numbers are those of a quiet run"
     faults = "rollout0/generate#3/die; rollout1/generate#5/stall; trainer/1/train#4/lost:0"
     driver, folder = disturbed(tmp_path, faults, **{"faults.hang_timeout_s": 30})
     assert driver.end() == 0, driver.text()
@@ -63,7 +51,8 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
         and "trainer rank 1: idle" in hung
         and "in stall" in hung
     )
-    assert same(folder, undisturbed)
+    assert learned(folder) == learned(undisturbed)
+    assert weights(folder) == weights(undisturbed)
     assert not list(Path("/dev/shm").glob(f"cookbook_npu_*cbn{driver.process.pid}x*")), (
         "tables of simulated devices outlive the run"
     )
@@ -90,7 +79,7 @@ def test_a_run_goes_on_without_what_it_may_leave_out(tmp_path):
 
 
 def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
-    "The policy is to fail: a hung collective is found and named. Out of memory always ends a run: it says what took it"
+    "The policy is to fail: a hung collective is named. Out of memory always ends a run: it says why"
     settings = {"faults.on_failure": "fail", "faults.hang_timeout_s": 30}
     driver, folder = disturbed(tmp_path, "trainer/1/train#2/hang:all_reduce", **settings)
     assert driver.end() != 0

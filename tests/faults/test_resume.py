@@ -1,4 +1,6 @@
-"""A run that is killed, anywhere, goes on as if nothing had happened: same metrics, same weights, each prompt trained once."""
+"""A run that is killed, anywhere, goes on as if nothing had happened: same metrics, same weights, each
+prompt trained once.
+"""
 
 import os
 import random
@@ -12,6 +14,7 @@ from whole_runs import (
     Driver,
     configure,
     events,
+    learned,
     prompts,
     rows,
     run,
@@ -20,9 +23,8 @@ from whole_runs import (
     weights,
 )
 
-POINTS = int(
-    os.environ.get("COOKBOOK_KILL_POINTS", "2")
-)  # random moments besides the two chosen ones
+# random moments besides the two chosen ones
+POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "2"))
 VICTIMS = ("driver", "trainer", "engine", "raylet")
 pytestmark = pytest.mark.slow
 
@@ -32,7 +34,7 @@ def in_save(folder: Path, driver: Driver, chance: random.Random) -> None:
     wait_for(lambda: any(folder.glob("checkpoints/.step_00000[2-9]*/state/*")), driver)
 
 
-def in_publish(folder: Path, driver: Driver, chance: random.Random) -> None:
+def in_weight_update(folder: Path, driver: Driver, chance: random.Random) -> None:
     "While the new weights lie in shared memory, after the first step"
     wait_for(lambda: (folder / "checkpoints" / "step_000001").exists(), driver)
     buckets = f"cookbook_npu_weights_{driver.pids['trainer'][0]}_*"
@@ -46,7 +48,7 @@ def anywhere(folder: Path, driver: Driver, chance: random.Random) -> None:
     time.sleep(chance.uniform(0.0, 0.5))
 
 
-CASES = [("driver", in_save), ("trainer", in_publish)] + [
+CASES = [("driver", in_save), ("trainer", in_weight_update)] + [
     (VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)
 ]
 
@@ -57,9 +59,8 @@ CASES = [("driver", in_save), ("trainer", in_publish)] + [
 def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     victim, moment = CASES[number]
     folder = tmp_path / "run"
-    for _ in range(
-        3
-    ):  # a moment is short: a busy machine may miss it, and the run ends by itself
+    # a moment is short: a busy machine may miss it, and the run ends by itself
+    for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
         driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
         assert driver.started.wait(600) and driver.pids, driver.text()
@@ -68,12 +69,10 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
             break
     assert driver.end() != 0, driver.text()
     run(configure(tmp_path, "run", resume=True))
-    resumed = [
-        event["seconds"] for event in events(folder, "resumed")
-    ]  # none: killed before the first checkpoint
-    assert all(seconds < 20 for seconds in resumed), (
-        resumed
-    )  # beside the start of the processes
+    # none: killed before the first checkpoint
+    resumed = [event["seconds"] for event in events(folder, "resumed")]
+    # beside the start of the processes
+    assert all(seconds < 20 for seconds in resumed), resumed
     assert resumed or moment is anywhere
     assert rows(folder) == rows(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
@@ -86,13 +85,8 @@ def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
     found = tell("two_nodes_train.py", str(tmp_path))
     assert found["code"] != 0 and "the process died" in found["text"], found["text"]
     assert f"(Ray node {found['killed'][:8]})" in found["text"], found["text"]
-    learned = [
-        [{k: v for k, v in row.items() if not k.startswith("memory/")} for row in rows(f)]
-        for f in (tmp_path / "run", undisturbed)
-    ]
-    assert (
-        learned[0] == learned[1]
-    )  # memory apart: both machines are this one, where their first devices share one account
+    # memory apart: both machines are this one, where their first devices share one account
+    assert learned(tmp_path / "run") == learned(undisturbed)
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
@@ -100,18 +94,14 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
     "The one before it is taken, the event says why, and the result is the same"
     shutil.copytree(undisturbed, tmp_path / "run", symlinks=True)
     for step in (STEPS, STEPS - 1):
-        victim = next(
-            (tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "state").glob(
-                "__0_*.distcp"
-            )
-        )
+        state = tmp_path / "run" / "checkpoints" / f"step_{step:06d}" / "state"
+        victim = next(state.glob("__0_*.distcp"))
         victim.write_bytes(victim.read_bytes()[:-7])
     run(configure(tmp_path, "run", resume=True))
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert events.count("checkpoint_passed_over") == 2 and '"resume"' in events
-    assert rows(tmp_path / "run") == rows(undisturbed) and weights(
-        tmp_path / "run"
-    ) == weights(undisturbed)
+    assert rows(tmp_path / "run") == rows(undisturbed)
+    assert weights(tmp_path / "run") == weights(undisturbed)
 
 
 def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_path):

@@ -72,7 +72,7 @@ def arguments():
 
 
 def whole_checkpoint(rank, world_size):
-    """Train one step, save everything Megatron's own training saves, load it; which classes the files name."""
+    """Train one step, save all that Megatron's own training saves, load it; which classes the files name."""
     import shims_targets
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.mapping import ShardedObject
@@ -132,11 +132,9 @@ def whole_checkpoint(rank, world_size):
     }
     note(seen)
     loaded = dist_checkpointing.load(state(), folder)
-    assert (
-        loaded["iteration"] == 3
-        and loaded["args"].exit_signal == signal.SIGTERM
-        and loaded["config"].lr == 1e-2
-    )
+    assert loaded["iteration"] == 3
+    assert loaded["args"].exit_signal == signal.SIGTERM
+    assert loaded["config"].lr == 1e-2
     assert torch.equal(loaded["rng_state"]["torch_rng_state"], torch.get_rng_state())
     optimizer.load_state_dict(loaded["optimizer"])
     scheduler.load_state_dict(loaded["opt_param_scheduler"])
@@ -150,10 +148,8 @@ def note(seen):
     """Note which classes the safe readers meet."""
     from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner
 
-    find_class, load_bytes = (
-        checkpoints.MetadataUnpickler.find_class,
-        MCoreLoadPlanner.load_bytes,
-    )
+    find_class = checkpoints.MetadataUnpickler.find_class
+    load_bytes = MCoreLoadPlanner.load_bytes
 
     def noting_class(self, module, name):
         seen["metadata"].add(f"{module}.{name}")
@@ -166,7 +162,5 @@ def note(seen):
         value.seek(0)
         return load_bytes(self, item, value)
 
-    checkpoints.MetadataUnpickler.find_class, MCoreLoadPlanner.load_bytes = (
-        noting_class,
-        noting_bytes,
-    )
+    checkpoints.MetadataUnpickler.find_class = noting_class
+    MCoreLoadPlanner.load_bytes = noting_bytes

@@ -85,38 +85,41 @@ def disturb(trainer):
     "Everything that can go wrong between two steps, and what is left of it: nothing"
     from cookbook_npu.npu.simulator import faults
 
-    host, rank = trainer.offloader.host, trainer.rank
+    host = trainer.offloader.host
+    rank = trainer.rank
     trainer.offloader.host = Poor() if rank == 0 else host
     fails(trainer.sleep, "pinned" if rank == 0 else "1 other ranks could not")
-    assert not trainer.offloader.asleep and process_groups.total_communicator_bytes() > 0
+    assert not trainer.offloader.asleep
+    assert process_groups.total_communicator_bytes() > 0
     trainer.offloader.host = host
     process_groups.destroy_process_groups()  # a save may have done that already
     trainer.sleep()
     if rank == 1:
         faults.out_of_memory()
     fails(trainer.wake, "half-way" if rank == 1 else "1 other ranks could not")
-    assert trainer.offloader.asleep and process_groups.destroy_process_groups() == []
-    reload, process_groups.reload_process_groups = (
-        process_groups.reload_process_groups,
-        partial(process_groups.reload_process_groups, attempts=1),
-    )
+    assert trainer.offloader.asleep
+    assert process_groups.destroy_process_groups() == []
+    reload = process_groups.reload_process_groups
+    process_groups.reload_process_groups = partial(reload, attempts=1)
     faults.fail_collective("all_reduce")
     fails(trainer.wake, "could not be made again in 1 attempts")
-    assert not trainer.offloader.asleep and process_groups.total_communicator_bytes() == 0
-    faults.clear()
+    assert not trainer.offloader.asleep
+    assert process_groups.total_communicator_bytes() == 0
+    faults.clear_faults()
     process_groups.reload_process_groups = reload
     trainer.wake()
 
 
 def learn(rank, world_size, config, hf_path, between=None, folder=None):
-    "Metrics and log-probs of a real trainer that sleeps after each step; memory of its last sleep, and of its groups then"
+    "Metrics and log-probs of a trainer that sleeps after each step; memory of its last sleep and its groups"
     from plan_jobs.measure import sample
 
     from cookbook_npu.model.megatron import destroy_parallel
     from cookbook_npu.train.batch import make_batch
     from cookbook_npu.train.trainer import Trainer
 
-    trainer, n = Trainer(rank, world_size, config, hf_path), config.rollout_batch
+    trainer = Trainer(rank, world_size, config, hf_path)
+    n = config.rollout_batch
     batch = make_batch(
         [sample(i) for i in range(n)],
         2,

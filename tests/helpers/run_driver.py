@@ -1,4 +1,6 @@
-"""A run in a process of its own, for whole_runs.py: `python run_driver.py CONFIG.json` prints its processes, then its steps."""
+"""A run in a process of its own, for whole_runs.py: `python run_driver.py CONFIG.json` prints its
+processes, then its steps.
+"""
 
 import json
 import os

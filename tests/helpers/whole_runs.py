@@ -17,10 +17,8 @@ from cookbook_npu.presets import qwen3_4b_colocate
 
 HERE = Path(__file__).parent
 STEPS = 5
-RAY_AGENTS = (
-    "ray::DashboardAgent",
-    "ray::RuntimeEnvAgent",
-)  # notice only after a minute that they are alone
+# notice only after a minute that they are alone
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
@@ -112,6 +110,14 @@ def rows(folder: Path) -> list[dict]:
     return [
         {k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k}
         for row in lines
+    ]
+
+
+def learned(folder: Path) -> list[dict]:
+    "The metrics without memory: processes that came later start with other caches"
+    return [
+        {k: v for k, v in row.items() if not k.startswith("memory/")}
+        for row in rows(folder)
     ]
 
 

@@ -1,4 +1,6 @@
-"""The recipe from the command line to the report, with tiny settings: it runs, repeats, and refuses mistakes early."""
+"""The recipe from the command line to the report, with tiny settings: it runs, repeats, and refuses
+mistakes early.
+"""
 
 import importlib.util
 import json
@@ -23,9 +25,20 @@ PHASES = (
     "step",
 )
 SEED_METRICS = (
-    "raw_reward response_length_mean response_length_max truncated_ratio zero_std_groups pg_loss kl_loss entropy_loss "
-    "pg_clipfrac grad_norm lr train_rollout_logprob_abs_diff tokens_per_s_per_device"
-).split()
+    "raw_reward",
+    "response_length_mean",
+    "response_length_max",
+    "truncated_ratio",
+    "zero_std_groups",
+    "pg_loss",
+    "kl_loss",
+    "entropy_loss",
+    "pg_clipfrac",
+    "grad_norm",
+    "lr",
+    "train_rollout_logprob_abs_diff",
+    "tokens_per_s_per_device",
+)
 TINY = {
     "rollout.eval_every": 1,
     "data.eval_prompts": 16,

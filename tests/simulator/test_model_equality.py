@@ -1,7 +1,7 @@
-"""Megatron models on the simulated NPU against plain Hugging Face: logits, gradients, names, packing, training.
+"""Megatron models on the simulated NPU against Hugging Face: logits, gradients, names, packing, training.
 
-One job of two processes checks everything: first as one model at TP 2 with sequence parallelism, then as two copies at
-TP 1. The references are made here, in a process that knows no accelerator.
+One job of two processes checks everything: first as one model at TP 2 with sequence parallelism, then as
+two copies at TP 1. The references are made here, in a process that knows no accelerator.
 """
 
 import functools
@@ -202,8 +202,8 @@ def check_training(model, want: dict) -> dict[str, float]:
     }
 
 
-def check_publish(model, saved: dict[str, torch.Tensor]) -> dict:
-    "All ranks join every bucket, rank 0 writes; the first time it fails half-way, and every rank must hear of it"
+def check_weight_update(model, saved: dict[str, torch.Tensor]) -> dict:
+    "All ranks join every bucket, rank 0 writes; the first time it fails half-way, and every rank hears of it"
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.model.megatron import export_weights
     from cookbook_npu.weights.transport import (
@@ -255,7 +255,7 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "missing": sorted(set(saved) ^ set(exported)),
         "changed": [n for n in saved if not torch.equal(saved[n], exported[n])],
         "logits": far(model.logits(want["ids"]), want["logits"]),
-        "published": check_publish(model, saved),
+        "updated": check_weight_update(model, saved),
     }
     grads = whole_gradient(model, want["ids"])
     result["grads"] = {n: far(g, want["grads"][n]) for n, g in grads.items()}
@@ -339,9 +339,9 @@ def test_gradient_norm_counts_every_parameter_once(results, family):
 
 
 @cases
-def test_a_publish_carries_every_weight_and_a_failed_one_stops_all_ranks(results, case):
+def test_an_update_carries_every_weight_and_a_failed_one_stops_all_ranks(results, case):
     "Tied and untied heads, a padded vocabulary; the ranks leave the gathers at the same bucket"
-    first, second = (rank[case]["published"] for rank in results)
+    first, second = (rank[case]["updated"] for rank in results)
     assert first["wrong"] == [] and first["buckets"] > 3
     assert "bucket 2 could not be written" in first["heard"]
     assert second == {"heard": "1 other ranks could not write a bucket"}
@@ -381,7 +381,7 @@ def test_recomputed_gradients_are_the_same(results, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_training_steps_equal_plain_adamw(results, layout):
-    "TP 2 and DP 2 (two copies at TP 1, half the samples each) against one plain process; so they equal each other"
+    "TP 2 and DP 2 (two copies, half the samples each) against one plain process; so they equal each other"
     for rank in results:
         trained = rank[layout, "qwen3"]["trained"]
         assert trained["micro_batches"] >= 2

@@ -1,4 +1,4 @@
-"""Process groups that give their communicators back: Megatron trains on as if nothing had happened, and every collective works."""
+"""Process groups that give their communicators back: Megatron trains on, and every collective works."""
 
 import os
 
@@ -8,7 +8,7 @@ from places import HELPERS
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.npu.simulator.saver import write_package
+from cookbook_npu.npu.simulator.saver import write_saver_package
 from cookbook_npu.testing.ranks import run_ranks
 
 
@@ -43,7 +43,7 @@ def test_every_collective_after_a_reload(ranks):
         assert set(results.values()) == {""}, results
 
 
-WAYS = {
+SETTINGS = {
     "keep": {},
     "destroy": {"destroy_process_groups": True},
     "saver": {"sleep": "torch_memory_saver", "destroy_process_groups": True},
@@ -52,9 +52,9 @@ WAYS = {
 
 def test_a_trainer_learns_the_same_however_it_sleeps(tmp_path):
     hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
-    write_package(tmp_path / "site")
+    write_saver_package(tmp_path / "site")
     (tmp_path / "state").mkdir()
-    job = {"hf_path": hf_path, "state": str(tmp_path / "state"), "ways": WAYS}
+    job = {"hf_path": hf_path, "state": str(tmp_path / "state"), "ways": SETTINGS}
     for found in run("sleep_between_steps", 2, path=tmp_path / "site", **job):
         (rows, memory, held), (*destroyed, left), (*paused, _) = (
             found["keep"],

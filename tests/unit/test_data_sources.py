@@ -1,4 +1,4 @@
-"""Hubs behind one interface: the arguments we pass are those the real packages take, and pass rates agree with counting."""
+"""Hubs behind one interface: the real packages take the arguments we pass; pass rates agree with counting."""
 
 import importlib.util
 import inspect
@@ -69,15 +69,14 @@ def test_the_same_rows_from_jsonl_parquet_folder_and_hub(tmp_path):
         load_prompts(DataConfig(prompt_data=str(s), shuffle=False), build_tokenizer())
         for s in sources
     ]
-    assert (
-        len({json.dumps([(p.text, p.label) for p in data.next_batch(9)]) for data in found})
-        == 1
-    )
+    texts = {json.dumps([(p.text, p.label) for p in data.next_batch(9)]) for data in found}
+    assert len(texts) == 1
 
 
 @given(st.integers(1, 9), st.data())
 def test_pass_at_k_is_the_share_of_subsets_with_a_success(n, data):
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    c = data.draw(st.integers(0, n))
+    k = data.draw(st.integers(1, n))
     subsets = list(combinations([1] * c + [0] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(np.mean([any(s) for s in subsets]), abs=1e-9)
 

@@ -1,4 +1,4 @@
-"""The promises of the micro-batch planner, over random lengths: every sample once, the budget, equal counts, the balance."""
+"""The promises of micro-batching, over random lengths: every sample once, the budget, equal counts, balance."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +9,10 @@ from cookbook_npu.model.micro_batching import (
     check_lengths,
     first_fit,
     karmarkar_karp,
+    micro_batch_tokens,
     plan_micro_batches,
-    round_up_bins,
+    round_up,
     sequence_cost,
-    tokens_of,
 )
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
@@ -31,7 +31,7 @@ def test_every_sample_once_within_the_budget_and_equally_many_everywhere(
     assert sorted(i for b in flat for i in b) == list(range(len(lengths)))
     assert all(b == sorted(b) for b in flat)
     for b in flat:
-        assert len(b) <= 1 or tokens_of(b, lengths, padded) <= budget
+        assert len(b) <= 1 or micro_batch_tokens(b, lengths, padded) <= budget
     # Ranks run padding only when there are fewer samples than places.
     if any(not b for b in flat):
         assert all(len(b) <= 1 for b in flat)
@@ -70,7 +70,7 @@ def test_first_fit_needs_less_than_twice_the_least_possible(lengths, budget):
 @given(lengths_st, st.integers(1, 90), st.integers(1, 5))
 def test_no_more_micro_batches_than_the_ranks_ask_for(lengths, budget, ranks):
     needed = len(first_fit(lengths, budget))
-    count = len(round_up_bins(first_fit(lengths, budget), lengths, ranks))
+    count = len(round_up(first_fit(lengths, budget), lengths, ranks))
     assert count == max(needed + -needed % ranks, ranks)
 
 

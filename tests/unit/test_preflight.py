@@ -17,7 +17,7 @@ IPC = '{"placement.transfer_backend": "ipc"}'
 SAVER = '{"placement.sleep": "torch_memory_saver"}'
 NO_VLLM = (
     "import sys; from cookbook_npu.plan import preflight;"
-    "preflight.installed = lambda package: package != 'vllm';"
+    "preflight.has_package = lambda package: package != 'vllm';"
     "from cookbook_npu.cli import main; main()"
 )
 no_gpu = pytest.mark.skipif(probe_cuda().usable, reason="this machine has a GPU")
@@ -93,7 +93,7 @@ def test_memory_saver_that_is_not_installed(tmp_path):
 
 
 def test_session_starts_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "installed", lambda package: False)
+    monkeypatch.setattr(preflight, "has_package", lambda package: False)
     config = override(
         qwen3_4b_colocate(engine="vllm"), {"output.root": str(tmp_path / "runs")}
     )

@@ -29,7 +29,7 @@ from cookbook_npu.data.graders import (
 )
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.tasks import evaluate, numbers_in
+from cookbook_npu.data.tasks import evaluate_expression, numbers_in
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
@@ -230,9 +230,8 @@ def test_hostile_answers_are_wrong_in_bounded_time_and_the_pool_works_on(scorer)
 
 ATOMS = [
     *"0123456789+-*/^_!|,.;:=<>()[]{}$%&~#@'\"\\ xyne\n",
-    *(
-        r"\frac \sqrt \sum_ \int \pi \infty \cup \text{ \left( \right) \cdot \le \boxed{ \begin{ \end{ \pm \circ \% \{ \}".split()
-    ),
+    *r"\frac \sqrt \sum_ \int \pi \infty \cup \text{ \left( \right) \cdot \le".split(),
+    *r"\boxed{ \begin{ \end{ \pm \circ \% \{ \}".split(),
     *(
         "{4}",
         "{2}{3}",
@@ -274,7 +273,9 @@ def test_fuzzed_answers_through_every_text_rule(text):
     assert gpqa(text, "B", {}) in (0, 1)
     assert 0 <= f1(text, text, {}) <= 1
     assert -1 <= repetition(text, None, {}, size=2) <= 0
-    assert evaluate(text) is None or isinstance(evaluate(text), Fraction)
+    assert evaluate_expression(text) is None or isinstance(
+        evaluate_expression(text), Fraction
+    )
 
 
 expressions = st.recursive(
@@ -301,9 +302,11 @@ expressions = st.recursive(
 @given(expressions)
 def test_expressions_have_the_value_that_their_tree_has(pair):
     text, value = pair
-    assert evaluate(text) == value
-    assert evaluate(f"  {text} ") == value
-    assert evaluate(text + ")") is None and evaluate("(" + text) is None
+    assert evaluate_expression(text) == value
+    assert evaluate_expression(f"  {text} ") == value
+    assert (
+        evaluate_expression(text + ")") is None and evaluate_expression("(" + text) is None
+    )
     digits = [int(n) for n in "".join(c if c.isdigit() else " " for c in text).split()]
     assert numbers_in(text) == sorted(digits)
 
@@ -351,13 +354,15 @@ def test_latex_expressions_are_compared_by_their_exact_value(pool, pairs):
 )
 def test_f1_equals_counting_by_hand(found, right):
     # "a" is an article and does not count.
-    left, other = [w for w in found if w != "a"], list(right)
+    left = [w for w in found if w != "a"]
+    other = list(right)
     shared = 0
     for w in left:
         if w in other:
             other.remove(w)
             shared += 1
-    precision, recall = shared / max(len(left), 1), shared / len(right)
+    precision = shared / max(len(left), 1)
+    recall = shared / len(right)
     expected = 2 * precision * recall / (precision + recall) if shared else 0.0
     assert f1(" ".join(found), " ".join(right), {}) == pytest.approx(expected)
 
@@ -381,6 +386,7 @@ def test_what_the_environment_wrote_is_never_graded():
             ids = [ord(c) for text, _ in turns for c in text]
             mask = [m for text, m in turns for _ in text]
             dialogue = sample("".join(text for text, _ in turns), "B")
-            dialogue.response_ids, dialogue.loss_mask = ids, mask
+            dialogue.response_ids = ids
+            dialogue.loss_mask = mask
             write_policy_text(dialogue, lambda ids: "".join(map(chr, ids)))
             assert pool.score([dialogue]) == [-1.0]  # dapo's worst, nothing else

@@ -277,7 +277,7 @@ def test_whitening(count, shift, seed):
     st.integers(0, 2**32 - 1),
 )
 def test_entropy_is_that_of_the_fused_log_probs(tokens, vocab, temperature, chunk, seed):
-    from cookbook_npu.model.logprobs import Slice, head_logprobs
+    from cookbook_npu.model.logprobs import VocabSlice, head_logprobs
 
     g = torch.Generator().manual_seed(seed)
     hidden, head = torch.randn(tokens, 5, generator=g), torch.randn(vocab, 5, generator=g)
@@ -285,7 +285,7 @@ def test_entropy_is_that_of_the_fused_log_probs(tokens, vocab, temperature, chun
         hidden,
         head,
         torch.zeros(tokens, dtype=torch.long),
-        Slice(0, vocab),
+        VocabSlice(0, vocab),
         temperature,
         chunk,
     )

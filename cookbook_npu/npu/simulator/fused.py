@@ -22,9 +22,9 @@ def npu_rms_norm(
     epsilon: float = 1e-6,  # added to the mean square
 ) -> tuple[Tensor, Tensor]:  # (normed input, 1/rms)
     "Root-mean-square norm"
-    wide = input.float()
-    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    return (wide * rstd * gamma.float()).to(input.dtype), rstd
+    x = input.float()
+    rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+    return (x * rstd * gamma.float()).to(input.dtype), rstd
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #0be3e1e3
 def npu_swiglu(
@@ -40,7 +40,7 @@ def npu_rotary_mul(
     input: Tensor,  # last dimension D
     r1: Tensor,  # cosines, broadcastable
     r2: Tensor,  # sines, broadcastable
-    rotary_mode: str = "half",  # "half": pairs (d, d + D/2); "interleave": pairs (2d, 2d + 1)
+    rotary_mode: str = "half",  # pairs (d, d + D/2), or "interleave": (2d, 2d + 1)
 ) -> Tensor:  # rotated
     "Rotary position embedding (Su et al. 2021, <https://arxiv.org/abs/2104.09864>)"
     if rotary_mode == "half":
@@ -64,9 +64,9 @@ def npu_apply_rotary_pos_emb(
     rotary_mode: str = "half",  # as in npu_rotary_mul
 ) -> tuple[Tensor, Tensor]:  # rotated
     "Rotary embedding of queries and keys"
-    return npu_rotary_mul(query, cos, sin, rotary_mode), npu_rotary_mul(
-        key, cos, sin, rotary_mode
-    )
+    rotated_query = npu_rotary_mul(query, cos, sin, rotary_mode)
+    rotated_key = npu_rotary_mul(key, cos, sin, rotary_mode)
+    return rotated_query, rotated_key
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #ebf9668d
 def _heads_first(x: Tensor, layout: str, head_size: int) -> Tensor:
@@ -83,7 +83,7 @@ def _heads_first(x: Tensor, layout: str, head_size: int) -> Tensor:
     )
 
 
-def _layout_back(x: Tensor, layout: str) -> Tensor:
+def _in_layout(x: Tensor, layout: str) -> Tensor:
     if layout == "BNSD":
         return x
     if layout == "BSND":
@@ -97,9 +97,11 @@ _COMPRESSED = (2048, 2048)  # shape of the mask that modes 2 to 4 want
 
 
 def _check_mask(
-    mask: Tensor | None, sparse_mode: int, shape: tuple[int, int, int, int]
+    mask: Tensor | None,
+    sparse_mode: int,
+    shape: tuple[int, int, int, int],  # B, N, S of the queries, S of the keys
 ) -> None:
-    "Raise `ConfigError` for a mask that the kernel would not take; `shape` is B, N, S (queries), S (keys)"
+    "Raise `ConfigError` for a mask that the kernel would not take"
     B, N, S, K = shape
     if sparse_mode not in range(5):
         raise ConfigError(f"sparse_mode {sparse_mode} is not simulated", "Use 0 to 4.")
@@ -114,11 +116,9 @@ def _check_mask(
             f"sparse_mode {sparse_mode} got an atten_mask of shape {found}",
             "It takes the compressed mask, 2048 x 2048.",
         )
-    whole = ((B, N, S, K), (B, 1, S, K), (1, 1, S, K), (S, K))
-    if sparse_mode in (0, 1) and found not in (
-        *whole,
-        *([None] if sparse_mode == 0 else []),
-    ):
+    whole = [(B, N, S, K), (B, 1, S, K), (1, 1, S, K), (S, K)]
+    may_be_absent = sparse_mode == 0 and mask is None
+    if sparse_mode in (0, 1) and not may_be_absent and found not in whole:
         raise ConfigError(
             f"sparse_mode {sparse_mode} got an atten_mask of shape {found}",
             f"It takes {' or '.join(map(str, whole))}.",
@@ -131,21 +131,25 @@ def _hidden_positions(
     queries: int,
     keys: int,
     device: torch.device,
-    band: tuple[int, int],
+    band: tuple[int, int],  # keys back, keys ahead
 ) -> Tensor | None:
     "True where a query must not look"
     if mask is None:
         return None
-    ahead = (
-        torch.arange(keys, device=device)[None]
-        - torch.arange(queries, device=device)[:, None]
-    )  # of the query, by how many keys
-    if sparse_mode in (0, 1):
-        outside = (ahead > band[1]) | (ahead < -band[0])
-        return mask.bool() | outside if sparse_mode == 0 else mask.bool()
+    # By how many keys each key is ahead of the query.
+    key_index = torch.arange(keys, device=device)
+    query_index = torch.arange(queries, device=device)
+    ahead = key_index[None] - query_index[:, None]
+    back, forward = band
+    if sparse_mode == 0:
+        return mask.bool() | (ahead > forward) | (ahead < -back)
+    if sparse_mode == 1:
+        return mask.bool()
     if sparse_mode in (3, 4):
         ahead = ahead - (keys - queries)
-    return (ahead > band[1]) | (ahead < -band[0]) if sparse_mode == 4 else ahead > 0
+    if sparse_mode == 4:
+        return (ahead > forward) | (ahead < -back)
+    return ahead > 0
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #60e072c9
 def _attend(
@@ -157,9 +161,9 @@ def _attend(
     pse: Tensor | None,
     keep_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    k, v = (
-        x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)
-    )  # grouped heads
+    # Grouped heads: several query heads share one head of keys and values.
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     scores = (q.float() @ k.float().transpose(-1, -2)) * scale
     if pse is not None:
         scores = scores + pse
@@ -172,62 +176,58 @@ def _attend(
     return weights.to(v.dtype) @ v, top, total.detach()
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #f511d91a
-def _check_ends(name: str, ends: Sequence[int] | None, rows: int) -> None:
+def _slices(name: str, ends: Sequence[int] | None, rows: int) -> list[slice]:
+    "The rows of each packed sequence"
     if not ends or ends[-1] != rows or list(ends) != sorted(ends):
         raise ConfigError(
             f"{name} is {ends}, there are {rows} rows",
             "Give the growing list of the rows at which sequences end.",
         )
+    starts = [0, *ends[:-1]]
+    return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 def _attend_packed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_ends: Sequence[int],
-    key_ends: Sequence[int],
+    query_ends: Sequence[int] | None,
+    key_ends: Sequence[int] | None,
     sparse_mode: int,
     atten_mask: Tensor | None,
     **kwargs: Any,
 ) -> Tensor:
-    _check_ends("actual_seq_qlen", query_ends, len(query))
-    _check_ends("actual_seq_kvlen", key_ends, len(key))
-    outputs, query_start, key_start = [], 0, 0
-    for query_end, key_end in zip(query_ends, key_ends, strict=True):
-        if query_end > query_start:
-            one = (
-                query[None, query_start:query_end],
-                key[None, key_start:key_end],
-                value[None, key_start:key_end],
-            )
-            mask = (
-                atten_mask
-                if sparse_mode > 1 or atten_mask is None
-                else atten_mask[: query_end - query_start, : key_end - key_start]
-            )
-            outputs.append(
-                npu_fusion_attention(
-                    *one,
-                    query.shape[1],
-                    "BSND",
-                    atten_mask=mask,
-                    sparse_mode=sparse_mode,
-                    **kwargs,
-                )[0][0]
-            )
-        query_start, key_start = query_end, key_end
+    query_slices = _slices("actual_seq_qlen", query_ends, len(query))
+    key_slices = _slices("actual_seq_kvlen", key_ends, len(key))
+    outputs = []
+    for own, seen in zip(query_slices, key_slices, strict=True):
+        q, k, v = query[own], key[seen], value[seen]
+        if not len(q):
+            continue
+        mask = atten_mask
+        if sparse_mode <= 1 and mask is not None:
+            mask = mask[: len(q), : len(k)]
+        output = npu_fusion_attention(
+            q[None],
+            k[None],
+            v[None],
+            query.shape[1],
+            "BSND",
+            atten_mask=mask,
+            sparse_mode=sparse_mode,
+            **kwargs,
+        )[0]
+        outputs.append(output[0])
     return torch.cat(outputs)
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #7562ab9c
 def _check_types(*tensors: Tensor) -> None:
-    found = {str(t.dtype) for t in tensors}
-    if len(found) > 1 or tensors[0].dtype not in (
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-    ):
+    found = {t.dtype for t in tensors}
+    known = {torch.float16, torch.bfloat16, torch.float32}
+    if len(found) > 1 or not found <= known:
+        names = ", ".join(sorted(map(str, found)))
         raise ConfigError(
-            f"query, key and value have the types {', '.join(sorted(found))}",
+            f"query, key and value have the types {names}",
             "Give all as float16, bfloat16 or float32.",
         )
 
@@ -243,8 +243,8 @@ def npu_fusion_attention(
     atten_mask: Tensor | None = None,  # true where a query must not look
     scale: float = 1.0,  # of the scores
     keep_prob: float = 1.0,  # 1 - dropout
-    pre_tockens: int = 2147483647,  # keys a query sees before it; modes 0 (with a mask) and 4
-    next_tockens: int = 2147483647,  # keys a query sees after it; modes 0 (with a mask) and 4
+    pre_tockens: int = 2147483647,  # keys seen before it; modes 0 (with a mask) and 4
+    next_tockens: int = 2147483647,  # keys seen after it; modes 0 (with a mask) and 4
     inner_precise: int = 0,  # no difference here
     prefix: Any = None,  # not simulated
     actual_seq_qlen: Sequence[int] | None = None,  # TND: where each query sequence ends
@@ -252,15 +252,12 @@ def npu_fusion_attention(
     sparse_mode: int = 0,  # 0 to 4, as in the table
     gen_mask_parallel: bool = True,  # no difference here
     sync: bool = False,  # no difference here
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, int, int, int
-]:  # (output, row maximum, row sum, reserved, seed, offset, mask length)
-    "Attention with the operator's layouts and masks"
-    layout, head_size = (
-        input_layout.upper(),
-        query.shape[-1] // (head_num if input_layout.upper() in ("BSH", "SBH") else 1),
-    )
-    nothing, band = query.new_empty(0), (pre_tockens, next_tockens)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]:
+    """Attention with the operator's layouts and masks.
+
+    Returns output, row maximum, row sum, a reserved tensor, seed, offset, mask length."""
+    layout = input_layout.upper()
+    nothing = query.new_empty(0)
     _check_types(query, key, value)
     if layout == "TND":
         output = _attend_packed(
@@ -277,13 +274,16 @@ def npu_fusion_attention(
             next_tockens=next_tockens,
         )
         return output, nothing, nothing, nothing, 0, 0, 0
+    joined = layout in ("BSH", "SBH")  # the last dimension holds all heads
+    head_size = query.shape[-1] // head_num if joined else query.shape[-1]
     q, k, v = (_heads_first(x, layout, head_size) for x in (query, key, value))
-    _check_mask(atten_mask, sparse_mode, (*q.shape[:3], k.shape[2]))
-    hidden = _hidden_positions(
-        atten_mask, sparse_mode, q.shape[2], k.shape[2], q.device, band
-    )
+    B, N, S, _ = q.shape
+    K = k.shape[2]
+    _check_mask(atten_mask, sparse_mode, (B, N, S, K))
+    band = (pre_tockens, next_tockens)
+    hidden = _hidden_positions(atten_mask, sparse_mode, S, K, q.device, band)
     output, top, total = _attend(q, k, v, scale, hidden, pse, keep_prob)
-    return _layout_back(output, layout), top, total, nothing, 0, 0, 0
+    return _in_layout(output, layout), top, total, nothing, 0, 0, 0
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #87370b95
 def npu_format_cast(

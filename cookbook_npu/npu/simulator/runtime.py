@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #407ddf7f
 import simulated_npu as _device
@@ -119,14 +120,14 @@ def get_device_properties(
 ) -> DeviceProperties:  # memory as simulated, cores as a 910B1 has them
     "Properties of a device"
     return DeviceProperties(
-        get_device_name(device),
-        _device.memory_info(_index(device))[1],
-        24,
-        48,
-        192 << 20,
-        24,
-        8,
-        0,
+        name=get_device_name(device),
+        total_memory=_device.memory_info(_index(device))[1],
+        cube_core_num=24,
+        vector_core_num=48,
+        L2_cache_size=192 << 20,
+        multi_processor_count=24,
+        major=8,
+        minor=0,
     )
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #8e9857ad
@@ -135,11 +136,9 @@ def get_device_capability(
 ) -> tuple[int, int] | None:  # (major, minor)
     "What TORCH_NPU_DEVICE_CAPABILITY says, as major.minor"
     parts = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", "").split(".")
-    return (
-        (int(parts[0]), int(parts[1]))
-        if len(parts) == 2 and all(map(str.isdigit, parts))
-        else None
-    )
+    if len(parts) != 2 or not all(map(str.isdigit, parts)):
+        return None
+    return int(parts[0]), int(parts[1])
 
 
 def can_device_access_peer(
@@ -159,7 +158,8 @@ def is_initialized() -> bool:  # always
     return True
 
 
-_initialized = True  # torch.utils.checkpoint looks here: without it dropout differs when a layer is recomputed
+# torch.utils.checkpoint looks here: without it dropout differs when a layer is recomputed.
+_initialized = True
 
 
 def _lazy_init() -> None:
@@ -247,12 +247,12 @@ def default_stream(
     return torch.Stream(
         stream_id=0,
         device_index=_index(device),
-        device_type=torch._C._autograd.DeviceType.PrivateUse1.value,
+        device_type=DeviceType.PrivateUse1.value,
     )
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4ad470f3
 def set_stream(
-    stream: torch.Stream,  # none: change nothing
+    stream: torch.Stream | None,  # none: change nothing
 ) -> None:
     "Make a stream (and its device) current"
     if stream is not None:
@@ -271,7 +271,8 @@ class StreamContext:
     def __enter__(self) -> torch.Stream | None:
         if self.stream is None:
             return None
-        self.device, self.previous = current_device(), current_stream(self.stream.device)
+        self.device = current_device()
+        self.previous = current_stream(self.stream.device)
         set_stream(self.stream)
         return self.stream
 
@@ -322,7 +323,8 @@ def max_memory_reserved(
     return _stat("peak_reserved", device)
 
 
-memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+memory_cached = memory_reserved
+max_memory_cached = max_memory_reserved
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #20f48953
 def mem_get_info(
@@ -351,7 +353,8 @@ def reset_accumulated_memory_stats(
     _device.reset_accumulated(_index(device))
 
 
-reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+reset_max_memory_allocated = reset_peak_memory_stats
+reset_max_memory_cached = reset_peak_memory_stats
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0684a7ae
 def set_per_process_memory_fraction(
@@ -380,27 +383,17 @@ def memory_stats(
     stats = OrderedDict()
     for kind in ("allocated", "active", "requested", "reserved"):
         name = "reserved" if kind == "reserved" else "allocated"
-        stats[f"{kind}_bytes.all.current"], stats[f"{kind}_bytes.all.peak"] = (
-            s[name],
-            s[f"peak_{name}"],
-        )
-    stats.update(
-        {
-            "allocation.all.current": s["live_blocks"],
-            "allocation.all.allocated": s["allocations"],
-        }
-    )
-    stats.update(
-        {
-            "allocation.all.freed": s["frees"],
-            "active.all.current": s["live_blocks"],
-            "segment.all.current": s["reserved"] >> 21,
-            "inactive_split_bytes.all.current": 0,
-            "inactive_split_bytes.all.peak": 0,
-            "num_alloc_retries": 0,
-            "num_ooms": s["out_of_memory"],
-        }
-    )
+        stats[f"{kind}_bytes.all.current"] = s[name]
+        stats[f"{kind}_bytes.all.peak"] = s[f"peak_{name}"]
+    stats["allocation.all.current"] = s["live_blocks"]
+    stats["allocation.all.allocated"] = s["allocations"]
+    stats["allocation.all.freed"] = s["frees"]
+    stats["active.all.current"] = s["live_blocks"]
+    stats["segment.all.current"] = s["reserved"] >> 21
+    stats["inactive_split_bytes.all.current"] = 0
+    stats["inactive_split_bytes.all.peak"] = 0
+    stats["num_alloc_retries"] = 0
+    stats["num_ooms"] = s["out_of_memory"]
     return stats
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #f3117e4f
@@ -409,9 +402,9 @@ def memory_summary(
     abbreviated: bool = False,  # no difference here
 ) -> str:  # one line per counter
     "The counters as text"
-    lines = [f"simulated NPU {_index(device)}"] + [
-        f"{name:40s} {value:>16,}" for name, value in memory_stats(device).items()
-    ]
+    lines = [f"simulated NPU {_index(device)}"]
+    for name, value in memory_stats(device).items():
+        lines.append(f"{name:40s} {value:>16,}")
     return "\n".join(lines)
 
 
@@ -438,12 +431,11 @@ def host_memory_stats_as_nested_dict() -> dict[str, dict[str, int]]:  # bytes
 
 def host_memory_stats() -> OrderedDict[str, int]:  # bytes
     "The same with dotted names"
-    nested = host_memory_stats_as_nested_dict()
-    return OrderedDict(
-        (f"{kind}.{name}", value)
-        for kind, values in nested.items()
-        for name, value in values.items()
-    )
+    stats = OrderedDict()
+    for kind, values in host_memory_stats_as_nested_dict().items():
+        for name, value in values.items():
+            stats[f"{kind}.{name}"] = value
+    return stats
 
 
 def reset_peak_host_memory_stats() -> None:
@@ -532,12 +524,12 @@ def set_rng_state_all(
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #3ca0cf6d
 class _TypedTensor(type):
+    dtype: torch.dtype
+
     def __instancecheck__(cls, obj: Any) -> bool:
-        return (
-            isinstance(obj, torch.Tensor)
-            and obj.device.type == "npu"
-            and obj.dtype == cls.dtype
-        )
+        if not isinstance(obj, torch.Tensor):
+            return False
+        return obj.device.type == "npu" and obj.dtype == cls.dtype
 
     def __call__(cls, *args: Any) -> torch.Tensor:
         if not args or all(isinstance(arg, int) for arg in args):
@@ -549,26 +541,16 @@ def _typed_tensor(name: str, dtype: torch.dtype) -> type:
     return _TypedTensor(name, (), {"dtype": dtype, "__module__": "torch.npu"})
 
 
-FloatTensor, DoubleTensor = (
-    _typed_tensor("FloatTensor", torch.float32),
-    _typed_tensor("DoubleTensor", torch.float64),
-)
-HalfTensor, BFloat16Tensor = (
-    _typed_tensor("HalfTensor", torch.float16),
-    _typed_tensor("BFloat16Tensor", torch.bfloat16),
-)
-LongTensor, IntTensor = (
-    _typed_tensor("LongTensor", torch.int64),
-    _typed_tensor("IntTensor", torch.int32),
-)
-ShortTensor, CharTensor = (
-    _typed_tensor("ShortTensor", torch.int16),
-    _typed_tensor("CharTensor", torch.int8),
-)
-ByteTensor, BoolTensor = (
-    _typed_tensor("ByteTensor", torch.uint8),
-    _typed_tensor("BoolTensor", torch.bool),
-)
+FloatTensor = _typed_tensor("FloatTensor", torch.float32)
+DoubleTensor = _typed_tensor("DoubleTensor", torch.float64)
+HalfTensor = _typed_tensor("HalfTensor", torch.float16)
+BFloat16Tensor = _typed_tensor("BFloat16Tensor", torch.bfloat16)
+LongTensor = _typed_tensor("LongTensor", torch.int64)
+IntTensor = _typed_tensor("IntTensor", torch.int32)
+ShortTensor = _typed_tensor("ShortTensor", torch.int16)
+CharTensor = _typed_tensor("CharTensor", torch.int8)
+ByteTensor = _typed_tensor("ByteTensor", torch.uint8)
+BoolTensor = _typed_tensor("BoolTensor", torch.bool)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #c63225fe
 def _part(name: str, members: dict[str, Any]) -> ModuleType:
@@ -577,13 +559,11 @@ def _part(name: str, members: dict[str, Any]) -> ModuleType:
     return module
 
 
-amp = _part(
-    "amp",
-    {
-        "autocast": functools.partial(torch.amp.autocast, "npu"),
-        "GradScaler": functools.partial(torch.amp.GradScaler, "npu"),
-    },
-)
+_AMP = {
+    "autocast": functools.partial(torch.amp.autocast, "npu"),
+    "GradScaler": functools.partial(torch.amp.GradScaler, "npu"),
+}
+amp: Any = _part("amp", _AMP)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #acfce932
 _RANDOM = (

@@ -183,7 +183,16 @@ def run(command: list[str], what: str) -> None:
 
 def compile_unit(compiler: str, source: Path, target: Path, *options: str) -> Path:
     run(
-        [compiler, "-O1", *toolchain.FLAGS, *options, "-c", str(source), "-o", str(target)],
+        [
+            compiler,
+            "-O1",
+            *toolchain.COMPILER_FLAGS,
+            *options,
+            "-c",
+            str(source),
+            "-o",
+            str(target),
+        ],
         f"compiling {source.name}",
     )
     return target

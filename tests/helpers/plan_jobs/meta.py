@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from cookbook_npu.config import ModelConfig, ParallelConfig  # noqa: E402
-from cookbook_npu.model.megatron import _configure  # noqa: E402
+from cookbook_npu.model.megatron import megatron_config  # noqa: E402
 from cookbook_npu.plan.dimensions import PUBLISHED  # noqa: E402
 
 FACTORIES = {"empty", "zeros", "ones", "rand", "randn", "full"}
@@ -72,7 +72,7 @@ def main(name: str, tensor: int, rank: int, world: int) -> dict:
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     from mcore_bridge import get_mcore_model
 
-    config = _configure(
+    config = megatron_config(
         folder,
         ModelConfig(dtype="bfloat16", recompute="full"),
         ParallelConfig(tensor=tensor),

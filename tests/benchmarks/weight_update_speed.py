@@ -1,12 +1,13 @@
-"""What a publish of a 0.6B model costs, against a plain copy of the same bytes in the same run.
+"""What a weight update of a 0.6B model costs, against a plain copy of the same bytes in the same run.
 
-    python tests/benchmarks/publish_speed.py [--engine transformers|vllm] [--layers 28] [--every 8] [--rounds 5]
+    python tests/benchmarks/weight_update_speed.py [--engine vllm] [--layers 28] [--every 8] [--rounds 5]
 
-The tensors are those of Qwen3-0.6B (bfloat16, tied head; 1.19 GB with 28 layers). Every round copies them once into a
-buffer that is used again (`memcpy`) and publishes them once. The publish is `write` (the trainer's side, on the simulated
-NPU) and `read` with the comparison of checksums; loading into the engine's own weights is timed apart, as is the
-engine's part of the comparison. Best of the rounds, in turns; the first publish, which also makes the shared memory, is
-printed too. The ratio is memcpy / (write + read + compare).
+The tensors are those of Qwen3-0.6B (bfloat16, tied head; 1.19 GB with 28 layers). Every round copies them
+once into a buffer that is used again (`memcpy`) and updates the engine once. The update is `write_buckets`
+(the trainer's side, on the simulated NPU) and `read_buckets` with the comparison of checksums; loading into
+the engine's own weights is timed apart, as is the engine's part of the comparison. Best of the rounds, in
+turns; the first update, which also makes the shared memory, is printed too. The ratio is
+memcpy / (write + read + compare).
 """
 
 import argparse
@@ -67,9 +68,16 @@ def folder_of(where: str, tensors: dict, layers: int) -> Path:
     build_tokenizer().save_pretrained(folder)
     q = QWEN3
     config = Qwen3Config(
-        vocab_size=q["vocab"], hidden_size=q["hidden"], intermediate_size=q["ffn"], num_hidden_layers=layers, head_dim=q["head"],
-        num_attention_heads=q["heads"], num_key_value_heads=q["kv_heads"], tie_word_embeddings=True, max_position_embeddings=4096,
-    )  # fmt: skip
+        vocab_size=q["vocab"],
+        hidden_size=q["hidden"],
+        intermediate_size=q["ffn"],
+        num_hidden_layers=layers,
+        head_dim=q["head"],
+        num_attention_heads=q["heads"],
+        num_key_value_heads=q["kv_heads"],
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+    )
     (folder / "config.json").write_text(
         json.dumps(
             config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
@@ -93,8 +101,8 @@ def build(engine: str, folder: Path):
     return TransformersEngine(folder, dtype="bfloat16")
 
 
-def apart(engine, seconds: dict[str, float]) -> None:
-    """Time the two hooks of an engine's publish: loading, and the checksums of what it holds."""
+def time_hooks(engine, seconds: dict[str, float]) -> None:
+    """Time the two hooks of an engine's weight update: loading, and the checksums of what it holds."""
     load = engine._load_weights
     sums = engine._weight_checksums
 
@@ -145,8 +153,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as tmp:
         engine = build(args.engine, folder_of(tmp, tensors, args.layers))
     seconds: dict[str, float] = {}
-    apart(engine, seconds)
-    memory, rounds = SharedMemory(), []
+    time_hooks(engine, seconds)
+    memory = SharedMemory()
+    rounds = []
     for version in range(args.rounds + 1):
         seconds.clear()
         start = time.perf_counter()
@@ -166,17 +175,17 @@ def main() -> None:
                 **seconds,
             }
         )
-    first, steady = (
-        rounds[0],
-        {name: min(r[name] for r in rounds[1:]) for name in rounds[0]},
-    )
+    first = rounds[0]
+    steady = {name: min(r[name] for r in rounds[1:]) for name in first}
     print(
-        f"{total / 1e9:.2f} GB in {len(tensors)} tensors, {len(manifest.buckets)} buckets; {args.engine} on {device}"
+        f"{total / 1e9:.2f} GB in {len(tensors)} tensors, {len(manifest.buckets)} buckets; "
+        f"{args.engine} on {device}"
     )
     print(f"{len(manifest.expected)} tensors compared in the last round")
     for name, value in steady.items():
         print(
-            f"{name:>17}: {value:6.3f} s, {total / value / 1e9:6.2f} GB/s; first time {first[name]:6.3f} s"
+            f"{name:>17}: {value:6.3f} s, {total / value / 1e9:6.2f} GB/s; "
+            f"first time {first[name]:6.3f} s"
         )
     cost = min(r["write"] + r["read, compare"] for r in rounds[1:])
     print(f"memcpy / (write + read + compare) = {steady['memcpy'] / cost:.2f}")
