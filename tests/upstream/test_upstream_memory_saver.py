@@ -1,4 +1,4 @@
-"""The memory saver's records on the real Python code of its NPU build, and how the CUDA build of PyPI is told from it."""
+"""The memory saver's records on the code of its NPU build, and how PyPI's CUDA build differs from it."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""The records of shims.torch, shims.distributed and shims.checkpoints against the real sources of slime and Megatron-LM."""
+"""The records of shims.torch and megatron_core.dist_checkpointing against real slime and Megatron."""
 
 import os
 from pathlib import Path
