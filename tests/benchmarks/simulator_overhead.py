@@ -2,8 +2,8 @@
 
     python tests/benchmarks/simulator_overhead.py
 
-Prints ratios (simulated NPU / CPU): for small operators, where the way through the dispatcher is everything, and for a
-training step of a Qwen3 with 15 million parameters, where the arithmetic is.
+Prints ratios (simulated NPU / CPU): for small operators, where the way through the dispatcher is
+everything, and for a training step of a Qwen3 with 15 million parameters, where the arithmetic is.
 """
 
 import time

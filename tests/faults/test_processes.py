@@ -1,4 +1,6 @@
-"""Who shares a process with whom: the kernel that drives a run loads no accelerator, a trainer no vLLM, an engine no MindSpeed."""
+"""Who shares a process with whom: the kernel that drives a run loads no accelerator, a trainer no vLLM,
+an engine no MindSpeed.
+"""
 
 import json
 import subprocess
@@ -23,7 +25,8 @@ SIMULATOR = (
 EVERYTHING = f"""
 import importlib, json, pkgutil, sys
 import cookbook_npu
-names = [m.name for m in pkgutil.walk_packages(cookbook_npu.__path__, "cookbook_npu.") if not m.name.startswith("{SIMULATOR}")]
+found = [m.name for m in pkgutil.walk_packages(cookbook_npu.__path__, "cookbook_npu.")]
+names = [name for name in found if not name.startswith("{SIMULATOR}")]
 for name in names: importlib.import_module(name)
 print(json.dumps([len(names), [m for m in {KEPT_OUT} if m in sys.modules]]))
 """
@@ -34,7 +37,8 @@ os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.cluster.ray_cluster import Cluster
 with Cluster.start(devices=1, log_dir=tempfile.mkdtemp()) as cluster:
-    with RayWorkerGroup.create("trainer", "{__file__}:Trainer", cluster, bundles=[0], bootstrap="trainer") as group:
+    role = dict(bundles=[0], bootstrap="trainer")
+    with RayWorkerGroup.create("trainer", "{__file__}:Trainer", cluster, **role) as group:
         worker = group.call("look")
 print(json.dumps([worker, [m for m in {KEPT_OUT} if m in sys.modules]]))
 """

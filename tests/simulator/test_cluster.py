@@ -179,7 +179,8 @@ from cookbook_npu.cluster.ray_cluster import Cluster
 role, part = sys.argv[1:]
 with Cluster.start(devices=2) as cluster:
     rollout = RayWorkerGroup.create("rollout", role, cluster, bundles=[0], timeout=120)
-    trainer = RayWorkerGroup.create("trainer", role, cluster, bundles=[1], env={"LD_PRELOAD": os.environ["LD_PRELOAD"]}, timeout=120)
+    env = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
+    trainer = RayWorkerGroup.create("trainer", role, cluster, bundles=[1], env=env, timeout=120)
     driver = [line for line in open("/proc/self/maps") if part in line]
     found = [group.call_rank_zero("libraries", part) for group in (rollout, trainer)]
     print(len(driver) > 0, found[0], len(found[1]), "LD_PRELOAD" in rollout.call_rank_zero("env"))
@@ -243,7 +244,8 @@ def test_ray_counts_simulated_npus_by_itself():
     code = (
         "from cookbook_npu.npu import simulator; simulator.register_acl(); import sys; "
         "from ray._private.accelerators.npu import NPUAcceleratorManager as npu; "
-        "print(npu.get_current_node_num_accelerators(), npu.get_current_node_accelerator_type(), 'torch' in sys.modules)"
+        "count, name = npu.get_current_node_num_accelerators(), npu.get_current_node_accelerator_type(); "
+        "print(count, name, 'torch' in sys.modules)"
     )
     env = os.environ | {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "4"}
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Launching: a job that starts its own Ray on simulated NPUs and cleans up, a full-size rehearsal, two nodes on one machine."""
+"""Launching: a job that starts its own Ray on simulated NPUs and cleans up, a full-size rehearsal, two
+nodes on one machine.
+"""
 
 import json
 import os
@@ -126,7 +128,9 @@ def test_a_job_server(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_full_size_rehearsal(tmp_path):
-    "Eight simulated NPUs, TP 2, DP 4, 256 samples, the real roles' variables: one step, trainer and engines agree"
+    """Eight simulated NPUs, TP 2, DP 4, 256 samples, the real roles' variables: one step, trainer and
+    engines agree
+    """
     code = "import sys; from cookbook_npu.cli import main; main()"
     words = [
         sys.executable,
@@ -157,7 +161,9 @@ def test_full_size_rehearsal(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_nodes_of_four():
-    "Ranks fill one node after the other although both have one address; a killed node is named; a node that joins is used"
+    """Ranks fill one node after the other although both have one address; a killed node is named; a node
+    that joins is used
+    """
     found = tell("two_nodes.py")
     first, second = found["slots"][0][0], found["slots"][4][0]
     assert first != second

@@ -1,4 +1,6 @@
-"""Run folders under bad luck: two writers, a process killed while it writes, a full disk, and many creators at once."""
+"""Run folders under bad luck: two writers, a process killed while it writes, a full disk, and many
+creators at once.
+"""
 
 import json
 import os

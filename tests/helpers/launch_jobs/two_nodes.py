@@ -1,4 +1,6 @@
-"""Two nodes of four simulated NPUs on one machine: order of ranks, a killed node, and going on afterwards; prints JSON."""
+"""Two nodes of four simulated NPUs on one machine: order of ranks, a killed node, and going on
+afterwards; prints JSON.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ class Teller:
 
 
 def start(words, folder, up, attempts=3):
-    "A node that is up; Ray gives its own start 30 s and then ends it, which a busy machine exceeds: so it is tried again"
+    """A node that is up; Ray gives its own start 30 s and then ends it, which a busy machine exceeds: so
+    it is tried again
+    """
     for _ in range(attempts):
         with open(folder / "ray.log", "ab") as log:
             process = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""A run over two nodes of one simulated NPU, one of which is killed; then on with another: `python two_nodes_train.py ROOT`."""
+"""A run over two nodes of one simulated NPU, one of which is killed; then on with another: `python
+two_nodes_train.py ROOT`.
+"""
 
 import json
 import os

@@ -1,7 +1,9 @@
-"""The records of shims.memory_saver on the real Python code of sgl-kernel-npu's torch_memory_saver, on the simulated NPU.
+"""The records of shims.memory_saver on the real Python code of sgl-kernel-npu's torch_memory_saver, on
+the simulated NPU.
 
-The C++ library is a stub that keeps the flags the Python side sets, and pauses storages as simulator.saver does. Pools are a
-stub too: the simulated NPU has one allocator. The third job lets a trainer sleep by it.
+The C++ library is a stub that keeps the flags the Python side sets, and pauses storages as
+simulator.saver does. Pools are a stub too: the simulated NPU has one allocator. The third job lets a
+trainer sleep by it.
 """
 
 import contextlib

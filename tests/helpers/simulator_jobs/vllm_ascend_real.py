@@ -1,8 +1,10 @@
-"""The records of shims.vllm on the real code of vllm-ascend, which cannot be imported as a whole without CANN.
+"""The records of shims.vllm on the real code of vllm-ascend, which cannot be imported as a whole without
+CANN.
 
-The class NPUWorker is compiled from the real file with the methods in question and nothing else. What those methods call around
-the memory questions (profiler, configuration, allocator) are stubs; what they measure is scripted. The engine for weights over
-IPC is the real module, with the base classes of the installed vLLM.
+The class NPUWorker is compiled from the real file with the methods in question and nothing else. What
+those methods call around the memory questions (profiler, configuration, allocator) are stubs; what they
+measure is scripted. The engine for weights over IPC is the real module, with the base classes of the
+installed vLLM.
 """
 
 import ast
