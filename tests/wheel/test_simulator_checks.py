@@ -19,8 +19,8 @@ DIFFERENT = {
 }
 LEFT_OUT = {
     "check_threads": "about one run in ten ends in torch_npu: 'Uninitialized default NPU stream', or a "
-    "double free, when several threads of one process use several devices; nobody here does that, and whether a "
-    "real NPU shows it is not known",
+    "double free, when several threads of one process use several devices; nobody here does that, and "
+    "whether a real NPU shows it is not known",
 }
 
 
