@@ -329,6 +329,7 @@ def _start_server(address: Path, warm_up: Sequence[str], env: Mapping[str, str])
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-c",
                 f"from cookbook_npu.testing.fork_server import serve; {call}",
             ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from places import HELPERS
 
-from cookbook_npu.npu.shims.explain import as_table
+from cookbook_npu.npu.shims.explain import report_table
 from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
@@ -56,7 +56,7 @@ def found(request):
         env={"PYTHONPATH": path},
         timeout=400,
     )
-    print(as_table(ranks[0]["report"], 140))
+    print(report_table(ranks[0]["report"], 140))
     return request.param, ranks[0]
 
 
