@@ -76,10 +76,8 @@ def absent(modules: dict[str, tuple[str, ...]]) -> None:
 def taken_out(root: Path, name: str) -> types.ModuleType:
     "A module with nothing but some members of its classes, from the real source"
     tree = ast.parse(root.joinpath(*name.split(".")).with_suffix(".py").read_text())
-    header = (
-        "from __future__ import annotations\nimport json\nimport torch\n"
-        "is_modelopt_dynamic_module = lambda module: False\n"
-    )
+    header = "from __future__ import annotations\nimport json\nimport torch\n"
+    header += "is_modelopt_dynamic_module = lambda module: False\n"
     classes = []
     for node in tree.body:
         wanted = MEMBERS[name].get(getattr(node, "name", ""), ())

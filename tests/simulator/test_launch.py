@@ -17,15 +17,15 @@ from cookbook_npu.cluster.launch import (
     address_env,
     end_process,
     follow_log,
-    ray_head_command,
     job_state,
     launch_job,
     make_job,
     prepare_relaunch,
+    ray_head_command,
+    ray_worker_command,
     started_at,
     stop_job,
     wait_for_head,
-    ray_worker_command,
 )
 from cookbook_npu.cluster.ray_cluster import ensure_token, session_folder
 from cookbook_npu.errors import RoleError

@@ -1,4 +1,6 @@
-"""Every record against real upstream sources: probe, apply, verify, undo (see nbs/testing/03_proof.ipynb)."""
+"""Every record against real upstream sources: probe, apply, verify, undo (nbs/testing/03_proof.ipynb
+says how).
+"""
 
 import os
 from pathlib import Path
