@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'join_pairs', 'find_recipe', 'check_names', 'resolve_run', 'check_folder',
-           'resume_parameters', 'merge_parameters', 'print_progress', 'execute', 'run_command', 'print_result',
-           'config_command', 'shims_command', 'machine_need', 'doctor_command', 'planned_config', 'plan_command',
-           'job_words', 'job_parameters', 'launch_command', 'check_nodes', 'new_job', 'resume_job', 'start_job',
+           'resume_parameters', 'merge_parameters', 'print_progress', 'execute', 'print_result', 'machine_need',
+           'planned_config', 'job_words', 'job_parameters', 'check_nodes', 'new_job', 'resume_job', 'start_job',
            'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
@@ -284,7 +283,7 @@ def _prepare() -> None:
 
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command("run")
-def run_command(
+def _run(
     recipe: Annotated[
         str,
         typer.Argument(
@@ -354,7 +353,7 @@ def print_result(
 
 # %% ../nbs/99_cli.ipynb #83e251fa
 @app.command("config")
-def config_command(
+def _config(
     contains: Annotated[
         str, typer.Argument(help="Show the keys that contain this, of both tiers.")
     ] = "",
@@ -375,7 +374,7 @@ def config_command(
 
 # %% ../nbs/99_cli.ipynb #3719ab88
 @app.command("shims")
-def shims_command(
+def _shims(
     simulate: Annotated[
         bool, typer.Option(help="Look at a process on the simulated NPU.")
     ] = True,
@@ -392,14 +391,14 @@ def shims_command(
     from cookbook_npu.npu.shims import explain as explanations
 
     if explain:
-        typer.echo(explanations.section(explain))
+        typer.echo(explanations.explain_shim(explain))
         return
     report = _shim_report(role, simulate)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
-        typer.echo(explanations.as_table(report))
-    bad = explanations.refused(report)
+        typer.echo(explanations.report_table(report))
+    bad = explanations.refused_shims(report)
     if check and bad:
         exit_with(f"refused: {', '.join(bad)}", 1)
 
@@ -433,7 +432,7 @@ def machine_need(
 
 # %% ../nbs/99_cli.ipynb #c6e4f45c
 @app.command("doctor")
-def doctor_command(
+def _doctor(
     recipe: Annotated[
         str | None,
         typer.Argument(
@@ -486,7 +485,7 @@ def planned_config(
 
 
 @app.command("plan")
-def plan_command(
+def _plan(
     recipe: Annotated[str, typer.Argument(help="Recipe name.")],
     scale: _Scale = "910b",
     parameter: _Parameters = None,
@@ -533,54 +532,65 @@ def job_parameters(
     return result
 
 # %% ../nbs/99_cli.ipynb #d8904c34
+_Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="Recipe name or the path of a notebook; a job id with --attach or --stop."
+    ),
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray to join, host:port, or its job server, http://host:port; none: start one here."
+    ),
+]
+_Host = Annotated[
+    str, typer.Option(help="Address of this machine for the other machines of the run.")
+]
+_Port = Annotated[
+    int | None,
+    typer.Option(
+        help="Port of Ray's head; none: 6379 for several machines, any free one for this one."
+    ),
+]
+_Nodes = Annotated[
+    int, typer.Option(help="Machines of the run; the commands for the others are printed.")
+]
+_Devices = Annotated[int, typer.Option(help="NPUs of each machine.")]
+_Runs = Annotated[
+    Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")
+]
+_Rehearse = Annotated[
+    bool, typer.Option(help="One step of the full layout on simulated NPUs, here and now.")
+]
+_Detach = Annotated[bool, typer.Option(help="Do not follow the log.")]
+_Attach = Annotated[bool, typer.Option(help="Follow the job of this id.")]
+_Stop = Annotated[bool, typer.Option(help="Stop the job of this id.")]
+_Status = Annotated[bool, typer.Option(help="Print what became of the job of this id.")]
+_Resume = Annotated[
+    bool,
+    typer.Option(help="Go on with the job of this id, which ended before its run did."),
+]
+
+
 @app.command("launch")
-def launch_command(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="Recipe name or the path of a notebook; a job id with --attach or --stop."
-        ),
-    ],
+def _launch(
+    recipe: _Recipe,
     scale: _Scale = "910b",
     parameter: _Parameters = None,
     file: _ParameterFile = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Ray to join, host:port, or its job server, http://host:port; none: start one here."
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address of this machine for the other machines of the run.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help="Port of Ray's head; none: 6379 for several machines, any free one for this one."
-        ),
-    ] = None,
-    nodes: Annotated[
-        int,
-        typer.Option(help="Machines of the run; the commands for the others are printed."),
-    ] = 1,
-    devices: Annotated[int, typer.Option(help="NPUs of each machine.")] = 8,
-    runs: Annotated[
-        Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")
-    ] = Path("runs"),
-    rehearse: Annotated[
-        bool,
-        typer.Option(help="One step of the full layout on simulated NPUs, here and now."),
-    ] = False,
-    detach: Annotated[bool, typer.Option(help="Do not follow the log.")] = False,
-    attach: Annotated[bool, typer.Option(help="Follow the job of this id.")] = False,
-    stop: Annotated[bool, typer.Option(help="Stop the job of this id.")] = False,
-    status: Annotated[
-        bool, typer.Option(help="Print what became of the job of this id.")
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(help="Go on with the job of this id, which ended before its run did."),
-    ] = False,
+    address: _Address = None,
+    host: _Host = "127.0.0.1",
+    port: _Port = None,
+    nodes: _Nodes = 1,
+    devices: _Devices = 8,
+    runs: _Runs = Path("runs"),
+    rehearse: _Rehearse = False,
+    detach: _Detach = False,
+    attach: _Attach = False,
+    stop: _Stop = False,
+    status: _Status = False,
+    resume: _Resume = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
     from cookbook_npu.cluster import launch

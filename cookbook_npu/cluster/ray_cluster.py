@@ -51,7 +51,7 @@ def import_ray() -> ModuleType:
 
 @contextmanager
 def _loopback(wanted: bool) -> Iterator[None]:
-    "What Ray starts inside stays on the loopback interface"
+    "What Ray starts or joins inside stays on the loopback interface"
     if not wanted or LOOPBACK in os.environ:
         yield
         return
@@ -60,6 +60,35 @@ def _loopback(wanted: bool) -> Iterator[None]:
         yield
     finally:
         del os.environ[LOOPBACK]
+
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #0d9f3a57
+def _own_address() -> str:
+    "The address under which this machine reaches others; sends nothing"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("8.8.8.8", 53))
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
+
+
+def _answers(host: str, port: int) -> bool:
+    "Whether something listens there"
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _stays_on_loopback(address: str | None) -> bool:
+    "Whether the cluster to start (none) or to join is on the loopback interface only"
+    if address is None:
+        return True
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost") or not port.isdigit():
+        return False
+    return not _answers(_own_address(), int(port))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #a483c6e8
 def _has_token(file: Path) -> bool:
@@ -350,7 +379,7 @@ class Cluster:
             warnings.warn(mistake, stacklevel=2)
         env = cluster_env(devices, simulated)
         cluster = cls(resource, simulated, env, Path(log_dir) if log_dir else None)
-        with _loopback(address is None), ExitStack() as undo:
+        with _loopback(_stays_on_loopback(address)), ExitStack() as undo:
             ray = import_ray()  # inside: the first import reads the variable
             undo.callback(cluster.stop)
             if not ray.is_initialized():

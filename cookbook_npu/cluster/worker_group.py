@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOST_PEER_MESSAGES', 'POLL_S', 'Future', 'CompletedFuture', 'WorkerGroup', 'LocalWorkerGroup', 'WorkerActor',
-           'Worker', 'remote_error', 'death_error', 'late_error', 'GroupHealth', 'RayFuture', 'assign_devices',
+           'WorkerHandle', 'remote_error', 'death_error', 'late_error', 'GroupHealth', 'RayFuture', 'assign_devices',
            'distributed_env', 'WorkerSpec', 'RayWorkerGroup']
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #0e0e03f4
@@ -310,7 +310,7 @@ def _heartbeat_file(log: str) -> str:
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #c1de5a72
 @dataclass(eq=False)
-class Worker:
+class WorkerHandle:
     "One worker process, as the driver knows it"
 
     group: str  # name of its group
@@ -349,7 +349,7 @@ class Worker:
 # %% ../../nbs/cluster/02_worker_group.ipynb #251d8dba
 def remote_error(
     error: Any,  # Ray's RayTaskError
-    worker: Worker,  # where it was raised
+    worker: WorkerHandle,  # where it was raised
     method: str,  # name of the call
 ) -> CookbookError:  # the error to raise here
     "A remote exception as a local one: our own keep their class"
@@ -379,7 +379,7 @@ def _machine_is_alive(slot: DeviceSlot) -> bool:
 
 def death_error(
     error: Exception,  # Ray's RayActorError
-    worker: Worker,  # the process that died
+    worker: WorkerHandle,  # the process that died
     method: str,  # name of the call
 ) -> RoleError:  # the error to raise here
     "A dead process and its machine, in one sentence and the last lines of its log"
@@ -403,7 +403,7 @@ def death_error(
     return local
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #495abefb
-def _ask_for_stacks(workers: Iterable[Worker]) -> dict[str, int]:
+def _ask_for_stacks(workers: Iterable[WorkerHandle]) -> dict[str, int]:
     "Make workers of this machine write their stacks; returns where in their logs these begin"
     here = import_ray().get_runtime_context().get_node_id()
     starts = {}
@@ -416,7 +416,7 @@ def _ask_for_stacks(workers: Iterable[Worker]) -> dict[str, int]:
     return starts
 
 
-def _read_stacks(workers: Iterable[Worker]) -> str:
+def _read_stacks(workers: Iterable[WorkerHandle]) -> str:
     "The innermost frames of workers of this machine; empty: none could be asked"
     starts = _ask_for_stacks(workers)
     if starts:
@@ -431,7 +431,7 @@ def _read_stacks(workers: Iterable[Worker]) -> str:
 
 
 def late_error(
-    workers: Sequence[Worker],  # that have not returned, by rank
+    workers: Sequence[WorkerHandle],  # that have not returned, by rank
     method: str,  # name of the call
     reason: str,  # what is wrong, e.g. "did not return within 4 s"
     status: Sequence[str],  # what every worker was doing
@@ -481,7 +481,7 @@ def _most_telling(failures: Mapping[int, CookbookError]) -> CookbookError:
 class GroupHealth:
     "What is known about the state of a group's workers"
 
-    workers: list[Worker]  # in rank order
+    workers: list[WorkerHandle]  # in rank order
     hang_timeout_s: float | None  # none: a call never counts as hanging
     unresponsive: bool = False  # a worker died or did not answer: do not ask it to close
     in_unknown_state: bool = False  # a worker raised an error that is not ours
@@ -616,7 +616,7 @@ class _Collector:
                 self.deadline = min(self.deadline, time.monotonic() + _grace_s(failure))
             self.failures[rank] = failure
 
-    def _convert(self, error: Any, worker: Worker) -> CookbookError:
+    def _convert(self, error: Any, worker: WorkerHandle) -> CookbookError:
         "Ray's error as one of ours; notes what it says about the health of the group"
         exceptions = import_ray().exceptions
         if isinstance(error, exceptions.RayTaskError):
@@ -693,7 +693,7 @@ class WorkerSpec:
         self,
         cluster: Cluster,  # where they live
         devices: list[list[DeviceSlot]],  # of each worker
-    ) -> list[Worker]:  # in rank order, not built yet
+    ) -> list[WorkerHandle]:  # in rank order, not built yet
         "Start the processes"
         actor_class = import_ray().remote(WorkerActor)
         options = device_options(cluster.resource, self.share)
@@ -704,7 +704,7 @@ class WorkerSpec:
         for rank, slots in enumerate(devices):
             bundle = bundle_options(cluster.placement, slots[0].bundle)
             actor = actor_class.options(**options, **bundle).remote()
-            worker = Worker(self.name, rank, len(devices), slots, actor, log=None)
+            worker = WorkerHandle(self.name, rank, len(devices), slots, actor, log=None)
             if cluster.log_dir:
                 _give_log(worker, cluster.log_dir)
             workers.append(worker)
@@ -712,7 +712,7 @@ class WorkerSpec:
 
     def build_arguments(
         self,
-        worker: Worker,  # to be built
+        worker: WorkerHandle,  # to be built
         visible_env: str,  # variable that selects devices
         address: str,  # machine of rank 0
         port: int,  # rendezvous port on it
@@ -727,7 +727,7 @@ class WorkerSpec:
         return self.role, env, worker.log, self.bootstrap, self.kwargs
 
 
-def _give_log(worker: Worker, folder: Path) -> None:
+def _give_log(worker: WorkerHandle, folder: Path) -> None:
     "Choose the log file of a worker, and remove the heartbeat of an earlier process"
     worker.log = str((folder / f"{worker.group}-{worker.rank}.log").resolve())
     worker.watch = HeartbeatWatch(Path(_heartbeat_file(worker.log)))
@@ -803,7 +803,7 @@ class RayWorkerGroup(WorkerGroup):
         return RayFuture(self.health, self.cluster, label, refs, self.timeout).result()
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerHandle]:
         "The processes in rank order; empty: the group was ended"
         return self.health.workers
 

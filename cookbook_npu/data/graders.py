@@ -277,6 +277,7 @@ def numbers_without_eval() -> None:
     from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 
     def parse_number(self: _Latex2Sympy, text: str) -> sympy.Number:
+        "An integer or a float, from its digits"
         text = text.replace(",", "").replace(" ", "")
         if text.isdecimal():
             return sympy.Integer(int(text))

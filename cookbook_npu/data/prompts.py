@@ -318,7 +318,10 @@ class MixedOrder:
     @property
     def prompts(self) -> list[Prompt]:
         "The prompts of all parts"
-        return [prompt for part in self.parts for prompt in part.prompts]
+        prompts = []
+        for part in self.parts:
+            prompts.extend(part.prompts)
+        return prompts
 
     @property
     def source(self) -> str:

@@ -161,7 +161,7 @@ class VerifierProcess:
         read_end, self.lifeline = os.pipe()  # the process dies with the write end
         self.errors: IO[bytes] = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            verifier.worker_command(scorers, read_end, memory_mb),
+            verifier.verifier_command(scorers, read_end, memory_mb),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -199,10 +199,14 @@ class Solved(Protocol):
     "A problem with its answer"
 
     @property
-    def prompt(self) -> str: ...  # what the model reads
+    def prompt(self) -> str:
+        "What the model reads"
+        ...
 
     @property
-    def answer(self) -> str: ...  # a right answer
+    def answer(self) -> str:
+        "A right answer"
+        ...
 
 
 def demonstrations(

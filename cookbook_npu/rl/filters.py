@@ -94,7 +94,10 @@ class DynamicSampling:
                 f"{len(chosen)} of {self.wanted} groups were sampled",
                 "Sample `missing` prompts before `take`.",
             )
-        return [s for group in chosen for s in group]
+        samples = []
+        for group in chosen:
+            samples.extend(group)
+        return samples
 
     def metrics(self) -> dict[str, float]:  # counts of groups
         "What the step cost: groups sampled, without a spread, and how many of those it uses"

@@ -69,8 +69,7 @@ def importance_weights(
     level: RolloutISLevel = "token",  # one ratio for each token or for each sequence
     threshold_lower: float = 0.0,  # lower bound of the ratio
     threshold: float = 2.0,  # upper bound of the ratio
-    veto_threshold: float
-    | None = None,  # drop sequences with a token ratio below; none: never
+    veto_threshold: float | None = None,  # drop sequences with a token ratio below it
     name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # weight_T, float32 at least, no gradient; 0 where the mask is 0
     "Bounded importance weight p0 / q of each token"

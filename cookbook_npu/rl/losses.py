@@ -42,8 +42,7 @@ def policy_loss(
     adv_T: Tensor,  # advantage of each token
     clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
     clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
-    clip_ratio_c: float
-    | None = None,  # dual clip: loss <= clip_ratio_c x |advantage|; none: no bound
+    clip_ratio_c: float | None = None,  # dual clip: bound of the loss, in advantages
     name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"

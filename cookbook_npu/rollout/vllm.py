@@ -30,15 +30,15 @@ from ..heartbeat import report_progress
 from ..npu.device import probe
 from ..npu.shims.memory_saver import expandable_segments
 from cookbook_npu.npu.shims.vllm_ascend import (
-    NATIVE,
+    NATIVE_TRANSFER_ENGINES,
     enter_engine,
     enter_rollout,
-    opener,
-    reloader,
+    ipc_update_function,
+    reload_function,
     transfer_config,
     transfer_engines,
-    updater,
-    weight_paths,
+    update_function,
+    weight_update_methods,
 )
 from .engine import Engine, Request, SamplingParams
 from ..weights.checksum import checksum
@@ -285,7 +285,7 @@ def choose_weight_update_method(
     asked: WeightUpdateMethod = "auto",  # rollout.weight_update_method
 ) -> str:  # "reload_weights", "update_weights" or the name of a native transfer engine
     "The first method that can be used; raises `EngineError` with the reasons when there is none"
-    native = tuple(NATIVE.values())
+    native = tuple(NATIVE_TRANSFER_ENGINES.values())
     if asked == "auto":
         candidates = ("reload_weights", "update_weights", *native)
     elif asked == "native":
@@ -310,11 +310,11 @@ def _replace_weights(
     "Replace the weights of one worker"
     with torch.no_grad():
         if method == "reload_weights":
-            reloader(worker)(weights_iterator=iter(weights))
+            reload_function(worker)(weights_iterator=iter(weights))
         elif method == "update_weights":
-            updater(worker)(weights)
+            update_function(worker)(weights)
         else:
-            opener(worker, method)(weights)
+            ipc_update_function(worker, method)(weights)
 
 # %% ../../nbs/rollout/02_vllm.ipynb #8e2f6b17
 class VllmWeights:
@@ -336,7 +336,7 @@ class VllmWeights:
         self.sharded = tensor_parallel > 1
         self.received: dict[str, int] = {}  # checksums of what came last; sharded only
         # method -> "" when it can be used, else why not
-        self.methods: dict[str, str] = self._ask(weight_paths, transfer_engines())
+        self.methods: dict[str, str] = self._ask(weight_update_methods, transfer_engines())
         self.method = choose_weight_update_method(self.methods, asked)
 
     def _ask(self, function: Callable, *args: Any) -> Any:
@@ -362,7 +362,7 @@ class VllmWeights:
     def _arguments(
         self, tensors: Mapping[str, Tensor], handles: Mapping[str, tuple]
     ) -> list[tuple[str, Any]]:
-        if self.method not in NATIVE.values():
+        if self.method not in NATIVE_TRANSFER_ENGINES.values():
             return [(name, tensors[name].to(self.dtype)) for name in self.shapes]
         if handles:
             return [(name, handles[name]) for name in self.shapes]

@@ -25,67 +25,86 @@ def timed(function) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - processor
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, default in (("response", 5), ("prompts", 16), ("samples", 8), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def tiny_engine():
+    """An engine that never stops early."""
+    from cookbook_npu.config import TinyConfig
+    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.rollout.transformers import TransformersEngine
+
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0)
+        engine = TransformersEngine(folder, dtype="float32")
+    engine.end_tokens = frozenset()
+    engine.net.generation_config.eos_token_id = None
+    return engine
+
+
+def with_engine(engine, prompts: list[list[int]], args: argparse.Namespace):
+    """Generation by the engine."""
+    from cookbook_npu.rollout.engine import Request, SamplingParams, derive_seed
+
+    requests = [
+        Request(group_id=str(p), index=i, prompt_ids=ids, seed=derive_seed(0, p, i))
+        for p, ids in enumerate(prompts)
+        for i in range(args.samples)
+    ]
+    sampling = SamplingParams(max_response_tokens=args.response)
+    return lambda: [s.response_ids for s in engine.generate(requests, sampling)]
+
+
+def with_generate(engine, prompts: list[list[int]], args: argparse.Namespace):
+    """Generation by transformers."""
+    import torch
+
+    from cookbook_npu.rollout.transformers import pad_left
+
+    ids, pads = pad_left(prompts)
+    mask = (torch.arange(ids.shape[1]) >= pads[:, None]).long()
+    settings = {
+        "input_ids": ids.to(engine.device),
+        "attention_mask": mask.to(engine.device),
+        "do_sample": True,
+        "top_k": 0,
+        "num_return_sequences": args.samples,
+        "max_new_tokens": args.response,
+        "pad_token_id": 0,
+    }
+    return lambda: engine.net.generate(**settings)[:, ids.shape[1] :]
+
+
+def main() -> None:
+    args = parse_arguments()
 
     from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("rollout")
     import torch
 
-    from cookbook_npu.config import TinyConfig
-    from cookbook_npu.data.tasks import build_tokenizer
-    from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.npu.device import accelerator
-    from cookbook_npu.rollout.engine import Request, SamplingParams, derive_seed
-    from cookbook_npu.rollout.transformers import TransformersEngine, pad_left
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as tmp:
-        engine = TransformersEngine(
-            build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0), dtype="float32"
-        )
-    engine.end_tokens = frozenset()
+    engine = tiny_engine()
     prompts = [list(f"{7 * i % 90 + 5}*{i + 3}=".encode()) for i in range(args.prompts)]
-    requests = [
-        Request(group_id=str(p), index=i, prompt_ids=ids, seed=derive_seed(0, p, i))
-        for p, ids in enumerate(prompts)
-        for i in range(args.samples)
-    ]
-    ids, pads = pad_left(prompts)
-    mask = (torch.arange(ids.shape[1]) >= pads[:, None]).long()
-    inputs = {"input_ids": ids.to(engine.device), "attention_mask": mask.to(engine.device)}
-    settings = {
-        "do_sample": True,
-        "top_k": 0,
-        "num_return_sequences": args.samples,
-        "max_new_tokens": args.response,
-    }
-    engine.net.generation_config.eos_token_id = None
-
-    sampling = SamplingParams(max_response_tokens=args.response)
-
-    def run_engine():
-        return engine.generate(requests, sampling)
-
-    def run_generate():
-        return engine.net.generate(**inputs, **settings, pad_token_id=0)
-
-    samples = run_engine()
-    assert len(samples) == len(requests), "the engine lost requests"
-    assert len(samples[0].response_ids) == args.response, "the engine stopped early"
-    generated = run_generate()[:, ids.shape[1] :]
-    assert generated.shape == (len(requests), args.response), "generate stopped early"
+    run_engine = with_engine(engine, prompts, args)
+    run_generate = with_generate(engine, prompts, args)
+    sequences = args.prompts * args.samples
+    assert [len(r) for r in run_engine()] == [args.response] * sequences, "stopped early"
+    assert run_generate().shape == (sequences, args.response), "generate stopped early"
     times = [(timed(run_engine), timed(run_generate)) for _ in range(args.rounds)]
-    tokens = len(requests) * args.response
+    tokens = sequences * args.response
     print(
         f"device: {accelerator().name}, one thread; "
-        f"{len(requests)} sequences x {args.response} tokens"
+        f"{sequences} sequences x {args.response} tokens"
     )
     for k, kind in enumerate(("clock", "processor time")):
         ours = statistics.median(engine_times[k] for engine_times, _ in times)

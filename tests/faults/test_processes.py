@@ -1,4 +1,7 @@
-"""Who shares a process with whom: the kernel that drives a run loads no accelerator, a trainer no vLLM, an engine no MindSpeed."""
+"""Who shares a process with whom.
+
+The kernel that drives a run loads no accelerator, a trainer no vLLM, an engine no MindSpeed.
+"""
 
 import json
 import subprocess
@@ -16,15 +19,16 @@ KEPT_OUT = (
     "vllm",
     "vllm_ascend",
 )
-SIMULATOR = (
-    "cookbook_npu.npu.simulator"  # its modules are the torch_npu of a process that wants it
-)
+# Its modules are the torch_npu of a process that wants it.
+SIMULATOR = "cookbook_npu.npu.simulator"
 
 EVERYTHING = f"""
 import importlib, json, pkgutil, sys
 import cookbook_npu
-names = [m.name for m in pkgutil.walk_packages(cookbook_npu.__path__, "cookbook_npu.") if not m.name.startswith("{SIMULATOR}")]
-for name in names: importlib.import_module(name)
+modules = [m.name for m in pkgutil.walk_packages(cookbook_npu.__path__, "cookbook_npu.")]
+names = [name for name in modules if not name.startswith("{SIMULATOR}")]
+for name in names:
+    importlib.import_module(name)
 print(json.dumps([len(names), [m for m in {KEPT_OUT} if m in sys.modules]]))
 """
 
@@ -33,8 +37,9 @@ import json, os, sys, tempfile
 os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.cluster.ray_cluster import Cluster
+role = "{__file__}:Trainer"
 with Cluster.start(devices=1, log_dir=tempfile.mkdtemp()) as cluster:
-    with RayWorkerGroup.create("trainer", "{__file__}:Trainer", cluster, bundles=[0], bootstrap="trainer") as group:
+    with RayWorkerGroup.create("trainer", role, cluster, bootstrap="trainer") as group:
         worker = group.call("look")
 print(json.dumps([worker, [m for m in {KEPT_OUT} if m in sys.modules]]))
 """

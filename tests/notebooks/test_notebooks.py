@@ -1,36 +1,100 @@
-"""Every notebook as a test, each in a process of its own: `pytest tests/notebooks.py -k 'train and memory'`
+"""Every notebook as a test, each in a process of its own: `pytest tests/notebooks -k 'train and offload'`
 
-`nbdev_test` with several workers uses a process for many notebooks; ours load a device and patch torch, which is once per process.
+Notebooks load a device and patch torch, which is once per process. The process is a fork of a server that has
+imported what the notebook would import first; which server it is makes a difference to the time only.
 """
 
 import os
+import re
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import HELPERS, ROOT
+
+from cookbook_npu.testing.fork_server import fork_process
 
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
-# other tests of this process import Ray, which sets variables
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
-    "OMP_NUM_THREADS": "1"
-}
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
+
+LIGHT = ["nbdev.test", "execnb.shell", "fastcore.test", "pydantic", "notebook_jobs"]
+TORCH = ["torch", "numpy", *LIGHT]
+QWEN = ["transformers.models.auto", "transformers.generation.utils"]
+QWEN += [
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen2.tokenization_qwen2",
+]
+TRANSFORMERS = [*TORCH, *QWEN]
+DEVICE = [*TORCH, "cookbook_npu.npu.simulator:install", *QWEN]
+TRAINER = [
+    "cookbook_npu.npu.shims.bootstrap:bootstrap:trainer",
+    *TORCH,
+    *QWEN,
+    "mcore_bridge",
+]
+WARM_UPS = {
+    "data/01_tasks.ipynb": TRANSFORMERS,
+    "model/00_tiny.ipynb": TRANSFORMERS,
+    "model/03_megatron.ipynb": TRAINER,
+    "model/04_logprobs.ipynb": TRAINER,
+    "model/05_optimizer.ipynb": TRAINER,
+    "rollout/01_transformers.ipynb": DEVICE,
+    "testing/02_conformance.ipynb": DEVICE,
+    "train/02_trainer.ipynb": TRAINER,
+    "train/03_rollout_worker.ipynb": DEVICE,
+    "train/12_warm_start.ipynb": DEVICE,
+}
+
+
+def warm_up_of(notebook: str) -> list[str]:
+    "What the server of a notebook has imported; without torch where the notebook asserts its absence"
+    text = (ROOT / "nbs" / notebook).read_text()
+    light = re.search(r"torch.{1,40}sys\.modules", text)
+    return WARM_UPS.get(notebook, LIGHT if light else TORCH)
+
+
+def environment(warm_up: list[str]) -> dict[str, str]:
+    "Variables of this process without those that Ray's import set, with a path to package and helpers"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    path = [str(ROOT), str(HELPERS), env.get("PYTHONPATH", "")]
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    if warm_up in (DEVICE, TRAINER):
+        env["COOKBOOK_NPU_SIMULATE"] = "1"
+    return env
+
+
+def test_the_table_names_notebooks():
+    assert set(WARM_UPS) <= set(NOTEBOOKS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_notebook(notebook):
-    command = [
-        str(Path(sys.executable).parent / "nbdev_test"),
-        "--path",
-        str(ROOT / "nbs" / notebook),
-        "--n_workers",
-        "0",
-    ]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    warm_up = warm_up_of(notebook)
+    job = {"notebook": str(ROOT / "nbs" / notebook)}
+    with tempfile.TemporaryFile() as log:
+        process = fork_process(
+            "notebook_jobs:execute",
+            job,
+            warm_up,
+            environment(warm_up),
+            log.fileno(),
+            cwd=str(ROOT),
+        )
+        assert process is not None, "no server: " + server_logs()
+        try:
+            code = process.wait(850)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            raise
+        log.seek(0)
+        output = log.read().decode(errors="replace")
+    assert code == 0, output[-6000:]
+
+
+def server_logs() -> str:
+    "What the servers of this session had to say"
+    folder = Path(os.environ["COOKBOOK_NPU_FORK_SERVERS"])
+    return "\n".join(p.read_text()[-3000:] for p in folder.glob("*.log"))

@@ -1,4 +1,4 @@
-"""Role groups on a real Ray cluster: environments, sharing, failures, attaching, and what is left behind."""
+"""Worker groups on a real Ray cluster: environments, sharing, failures, attaching, what is left behind."""
 
 import ctypes.util
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -33,9 +34,8 @@ class Probe:
 
     def libraries(self, part):
         "Libraries loaded into this process whose path contains `part`"
-        return sorted(
-            {line.split()[-1] for line in open("/proc/self/maps") if part in line}
-        )
+        with open("/proc/self/maps") as maps:
+            return sorted({line.split()[-1] for line in maps if part in line})
 
     def size(self, data):
         return len(data)
@@ -71,22 +71,21 @@ def test_environment_is_the_allow_list_and_the_role(cluster):
     with RayWorkerGroup.create("probe", ROLE, cluster, env=env, timeout=120) as group:
         for rank, seen in enumerate(group.call("env")):
             assert "STRAY_VARIABLE" not in seen and "LANG" not in seen
-            assert (
-                seen["OMP_NUM_THREADS"],
-                seen["HF_HUB_OFFLINE"],
-                seen["PYTHONHASHSEED"],
-            ) == ("1", "1", "7")
-            assert (seen["RANK"], seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == (
-                str(rank),
-                "2",
-                "0",
-            )
-            assert seen["ASCEND_RT_VISIBLE_DEVICES"] == str(rank)
+            expected = {
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "PYTHONHASHSEED": "7",
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "ASCEND_RT_VISIBLE_DEVICES": str(rank),
+            }
+            assert {name: seen[name] for name in expected} == expected
         assert len({e["COOKBOOK_NPU_SIM_SESSION"] for e in group.call("env")}) == 1
         assert len({e["MASTER_PORT"] for e in group.call("env")}) == 1
 
 
-def test_members_share_devices_until_they_are_full(cluster):
+def test_workers_share_devices_until_they_are_full(cluster):
     with RayWorkerGroup.create("trainer", ROLE, cluster, timeout=120) as trainer:
         with RayWorkerGroup.create(
             "engine", ROLE, cluster, bundles=[[0, 1]], timeout=120
@@ -119,25 +118,20 @@ def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
         ) as caught:
             group.call("crash_or_hang", 1)
         assert time.monotonic() - began < 60  # not the 120 s of the rank that hangs
-        assert (
-            "in crash_or_hang" in open(group.logs[1]).read()
-            and "last lines of" in caught.value.__notes__[0]
-        )
+        assert "in crash_or_hang" in Path(group.logs[1]).read_text()
+        assert "last lines of" in caught.value.__notes__[0]
         pids = group.pids
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def members() -> set[int]:
-    "Role processes of this test's clusters; other tests may run beside it"
-    return {
-        p.pid
-        for p in psutil.Process().children(recursive=True)
-        if "WorkerActor" in p.name()
-    }
+def worker_pids() -> set[int]:
+    "Worker processes of this test's clusters; other tests may run beside it"
+    children = psutil.Process().children(recursive=True)
+    return {process.pid for process in children if "WorkerActor" in process.name()}
 
 
 def test_nothing_half_made_remains(cluster):
-    before = members()
+    before = worker_pids()
     with pytest.raises(
         RoleError,
         match=r"rank 0 of 2: Probe\(\) raised ValueError: rank 0 refuses to start",
@@ -146,7 +140,7 @@ def test_nothing_half_made_remains(cluster):
     with pytest.raises(ConfigError, match="has no class 'Prob'. Did you mean 'Probe'"):
         RayWorkerGroup.create("probe", ROLE[:-1], cluster, timeout=120)
     assert cluster.worker_groups == []
-    assert members() <= before
+    assert worker_pids() <= before
 
 
 ATTACH = """
@@ -155,16 +149,16 @@ from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.cluster.ray_cluster import Cluster
 with Cluster.start(devices=1, address=sys.argv[1]) as cluster:
     assert not cluster.owned
-    with RayWorkerGroup.create("guest", sys.argv[2], cluster, timeout=120) as group: print(group.call("pid"))
+    with RayWorkerGroup.create("guest", sys.argv[2], cluster, timeout=120) as group:
+        print(group.call("pid"))
 """
 
 
 def test_an_attached_run_leaves_the_cluster_alone(cluster):
     import ray
 
-    ray.util.remove_placement_group(
-        cluster.placement
-    )  # make room for the guest; the last test that uses this fixture
+    # make room for the guest; this is the last test that uses this fixture
+    ray.util.remove_placement_group(cluster.placement)
     run = [sys.executable, "-c", ATTACH, ray.get_runtime_context().gcs_address, ROLE]
     guest = subprocess.run(run, capture_output=True, text=True, timeout=90)
     assert guest.returncode == 0, guest.stderr
@@ -179,7 +173,8 @@ from cookbook_npu.cluster.ray_cluster import Cluster
 role, part = sys.argv[1:]
 with Cluster.start(devices=2) as cluster:
     rollout = RayWorkerGroup.create("rollout", role, cluster, bundles=[0], timeout=120)
-    trainer = RayWorkerGroup.create("trainer", role, cluster, bundles=[1], env={"LD_PRELOAD": os.environ["LD_PRELOAD"]}, timeout=120)
+    env = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
+    trainer = RayWorkerGroup.create("trainer", role, cluster, bundles=[1], env=env, timeout=120)
     driver = [line for line in open("/proc/self/maps") if part in line]
     found = [group.call_rank_zero("libraries", part) for group in (rollout, trainer)]
     print(len(driver) > 0, found[0], len(found[1]), "LD_PRELOAD" in rollout.call_rank_zero("env"))
@@ -187,19 +182,14 @@ with Cluster.start(devices=2) as cluster:
 
 
 def test_a_preloaded_library_stays_out_of_roles_that_do_not_ask_for_it(tmp_path):
-    if not (found := ctypes.util.find_library("anl")):
+    library = ctypes.util.find_library("anl")
+    if not library:
         pytest.skip("this system has no libanl, a small library that nothing else loads")
-    env = os.environ | {"LD_PRELOAD": found}
-    done = subprocess.run(
-        [sys.executable, "-c", PRELOADED, ROLE, "libanl"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.split("\n")[0] == "True [] 1 False", (
-        done.stdout + done.stderr[-2000:]
-    )
+    env = os.environ | {"LD_PRELOAD": library}
+    run = [sys.executable, "-c", PRELOADED, ROLE, "libanl"]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120)
+    first = done.stdout.split("\n")[0]
+    assert first == "True [] 1 False", done.stdout + done.stderr[-2000:]
 
 
 KILLED = """
@@ -215,9 +205,8 @@ time.sleep(300)
 
 
 def test_a_killed_driver_takes_its_workers_with_it():
-    from whole_runs import (
-        RAY_AGENTS,
-    )  # here: the roles of this file import it where there is no path to its neighbours
+    # here: the roles of this file import it where there is no path to its neighbours
+    from whole_runs import RAY_AGENTS
 
     driver = subprocess.Popen(
         [sys.executable, "-c", KILLED, ROLE], stdout=subprocess.PIPE, text=True
@@ -226,10 +215,8 @@ def test_a_killed_driver_takes_its_workers_with_it():
         assert driver.stdout.readline().strip() == "ready"
         started = psutil.Process(driver.pid).children(recursive=True)
         names = {p.pid: p.name() for p in started}
-        assert (
-            any("WorkerActor" in name for name in names.values())
-            and "raylet" in names.values()
-        )
+        assert any("WorkerActor" in name for name in names.values())
+        assert "raylet" in names.values()
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
@@ -239,14 +226,18 @@ def test_a_killed_driver_takes_its_workers_with_it():
     assert not alive, [p.cmdline() for p in alive]
 
 
+COUNTED = """
+import sys
+from cookbook_npu.npu import simulator
+simulator.register_acl()
+from ray._private.accelerators.npu import NPUAcceleratorManager as npu
+count = npu.get_current_node_num_accelerators()
+print(count, npu.get_current_node_accelerator_type(), "torch" in sys.modules)
+"""
+
+
 def test_ray_counts_simulated_npus_by_itself():
-    code = (
-        "from cookbook_npu.npu import simulator; simulator.register_acl(); import sys; "
-        "from ray._private.accelerators.npu import NPUAcceleratorManager as npu; "
-        "print(npu.get_current_node_num_accelerators(), npu.get_current_node_accelerator_type(), 'torch' in sys.modules)"
-    )
     env = os.environ | {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "4"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
+    run = [sys.executable, "-c", COUNTED]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4", "Ascend910B1", "False"]

@@ -1,5 +1,6 @@
 """Both engines pass one conformance suite, each in a process of its own, as in a run."""
 
+import contextlib
 import functools
 import os
 import tempfile
@@ -83,56 +84,58 @@ def update_in_pieces(case) -> None:
     require(got != old, "the responses are still those of the old weights")
 
 
-def update_by_handles(case) -> None:
-    """Through vLLM's own engine for memory of the same device; a stub opens the handles"""
+def packed_handles(new: dict) -> tuple:
+    """One block with all tensors, and the arguments with which vLLM would open each of them"""
+    import torch
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    from cookbook_npu.weights.manifest import pack_bucket
+    from cookbook_npu.weights.transport import entry_handle
+
+    size = sum(t.nbytes + 64 for t in new.values()) // 64 * 64
+    block = torch.zeros(size, dtype=torch.uint8)
+    entries = pack_bucket(list(new.items()), 0, block, 1, 1, 0)
+    storage = (torch.UntypedStorage, torch.uint8, 0, 0, block.nbytes, 0)
+    shared = (False, b"", 0, b"", False)
+    bucket = (torch.Tensor, block.shape, (1,), 0, *storage, *shared)
+    return block, {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
+
+
+@contextlib.contextmanager
+def stub_device_memory(block):
+    """vLLM's ipc engine on a CPU: opening a handle gives a view of the block"""
     from types import SimpleNamespace
     from unittest import mock
 
     import torch
     import vllm.distributed.weight_transfer.ipc_engine as native
-    from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    from cookbook_npu.errors import WeightUpdateError
-    from cookbook_npu.npu.shims.vllm_ascend import NATIVE
-    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
-    from cookbook_npu.weights.checksum import checksum
-    from cookbook_npu.weights.manifest import pack_bucket
-    from cookbook_npu.weights.transport import entry_handle
+    from cookbook_npu.npu.shims.vllm_ascend import NATIVE_TRANSFER_ENGINES
 
     def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):
-        return blocks[handle].view(dtype).as_strided(size, stride, offset)
+        return block.view(dtype).as_strided(size, stride, offset)
+
+    def properties(index):
+        return SimpleNamespace(uuid="GPU-1")
+
+    with (
+        mock.patch.dict(NATIVE_TRANSFER_ENGINES, cpu="ipc"),
+        mock.patch.object(torch.cuda, "get_device_properties", properties),
+        mock.patch.object(native, "rebuild_cuda_tensor", opened),
+    ):
+        yield
+
+
+def update_by_handles(case) -> None:
+    """Through vLLM's own engine for memory of the same device; a stub opens the handles"""
+    from cookbook_npu.errors import WeightUpdateError
+    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
+    from cookbook_npu.weights.checksum import checksum
 
     case.close()
     new = folder_weights(case.other)
-    size = sum(t.nbytes + 64 for t in new.values()) // 64 * 64
-    blocks = [torch.zeros(size, dtype=torch.uint8)]
-    entries = pack_bucket(list(new.items()), 0, blocks[0], 1, 1, 0)
-    bucket = (
-        torch.Tensor,
-        blocks[0].shape,
-        (1,),
-        0,
-        torch.UntypedStorage,
-        torch.uint8,
-        0,
-        0,
-        blocks[0].nbytes,
-        0,
-        False,
-        b"",
-        0,
-        b"",
-        False,
-    )
-    handles = {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
-    device = mock.patch.object(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1")
-    )
-    with (
-        mock.patch.dict(NATIVE, cpu="ipc"),
-        device,
-        mock.patch.object(native, "rebuild_cuda_tensor", opened),
-    ):
+    block, handles = packed_handles(new)
+    with stub_device_memory(block):
         case.built = build_engine("vllm", case.folder, weight_update_method="native")
         weights = case.engine.weights
         require(weights.method == "ipc", f"method: {weights.method}")

@@ -1,4 +1,4 @@
-"""The simulated NPU between processes: collectives on 2 and 4 ranks, shared memory accounting, visible devices."""
+"""The simulated NPU between processes: collectives on 2 and 4 ranks, memory accounting, visible devices."""
 
 import re
 import time

@@ -1,4 +1,5 @@
-"""Launching: a job that starts its own Ray on simulated NPUs and cleans up, a full-size rehearsal, two nodes on one machine."""
+"""Launching: a job that starts its own Ray on simulated NPUs and cleans up, a full-size rehearsal, and
+two nodes on one machine."""
 
 import json
 import os
@@ -16,15 +17,15 @@ from cookbook_npu.cluster.launch import (
     address_env,
     end_process,
     follow_log,
-    head_command,
     job_state,
     launch_job,
     make_job,
     prepare_relaunch,
+    ray_head_command,
+    ray_worker_command,
     started_at,
     stop_job,
     wait_for_head,
-    worker_command,
 )
 from cookbook_npu.cluster.ray_cluster import ensure_token, session_folder
 from cookbook_npu.errors import RoleError
@@ -39,21 +40,19 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
         "import os, ray; ray.init(address=os.environ['RAY_ADDRESS'], log_to_driver=False); "
         "print('NPUs', ray.cluster_resources()['NPU'])"
     )
-    node = Node(
-        get_node_ip_address(), 2, free_port()
-    )  # Ray admits no second node on the loopback interface
-    job = launch_job(
-        make_job(tmp_path, "test-laptop", [sys.executable, "-c", code], None, node, nodes=2)
-    )
-    text, other = "", None
+    # Ray admits no second node on the loopback interface
+    node = Node(get_node_ip_address(), 2, free_port())
+    words = [sys.executable, "-c", code]
+    job = launch_job(make_job(tmp_path, "test-laptop", words, None, node, nodes=2))
+    text = ""
+    other = None
     try:
         for piece in follow_log(job):
             text += piece
             if other is None and "2 of 4 NPUs have joined" in text:
                 with open(tmp_path / "other.log", "wb") as log:
-                    words = worker_command(node, 2)
                     other = subprocess.Popen(
-                        words,
+                        ray_worker_command(node, 2),
                         stdout=log,
                         stderr=log,
                         env=os.environ | RAY_ENV,
@@ -65,14 +64,9 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
         other.wait()
     assert "NPUs 4.0" in text, text[-2000:] + (tmp_path / "other.log").read_text()[-2000:]
     assert (job.exit_code(), job_state(job)) == (0, "succeeded")
-    alive = subprocess.run(
-        ["ps", "-eo", "stat=,args="], capture_output=True, text=True
-    ).stdout
-    assert not [
-        line
-        for line in alive.splitlines()
-        if str(node.port) in line and not line.startswith("Z")
-    ]
+    processes = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True)
+    alive = [line for line in processes.stdout.splitlines() if not line.startswith("Z")]
+    assert not [line for line in alive if str(node.port) in line]
 
 
 @pytest.mark.slow
@@ -86,38 +80,29 @@ def test_a_job_server(tmp_path, monkeypatch):
     for name, value in (RAY_ENV | address_env("127.0.0.1")).items():
         monkeypatch.setenv(name, value)
     ensure_token()
-    node, folder, url = (
-        Node("127.0.0.1", 2, free_port()),
-        session_folder(),
-        f"http://127.0.0.1:{free_port()}",
-    )
-    words = [
-        *head_command(node, folder, dashboard=True),
-        "--dashboard-port",
-        url.rpartition(":")[2],
-    ]
+    node = Node("127.0.0.1", 2, free_port())
+    folder = session_folder()
+    dashboard_port = free_port()
+    url = f"http://127.0.0.1:{dashboard_port}"
+    words = ray_head_command(node, folder, dashboard=True)
+    words += ["--dashboard-port", str(dashboard_port)]
     with open(tmp_path / "ray.log", "wb") as log:
         head = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_for_head(folder, head)
-        job = launch_job(
-            make_job(
-                tmp_path,
-                "test-910b",
-                ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"],
-                url,
-                node,
-            ),
-            {"HCCL_BUFFSIZE": "200"},
-        )
+        words = ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"]
+        job = make_job(tmp_path, "test-910b", words, url, node)
+        launch_job(job, {"HCCL_BUFFSIZE": "200"})
         assert f"127.0.0.1:{node.port}\n200\n" in "".join(follow_log(job))
         assert job_state(job) == "succeeded"
         with pytest.raises(RoleError, match="already exists"):
             launch_job(job)
         other = launch_job(make_job(tmp_path, "test-910b", ["sleep", "300"], url, node))
-        assert stop_job(other) and job_state(other) == "stopped"
+        assert stop_job(other)
+        assert job_state(other) == "stopped"
         launch_job(prepare_relaunch(other, ["echo", "going-on"]))
-        assert "going-on" in "".join(follow_log(other)) and job_state(other) == "succeeded"
+        assert "going-on" in "".join(follow_log(other))
+        assert job_state(other) == "succeeded"
     finally:
         end_process(head.pid, started_at(head.pid))
         shutil.rmtree(folder, ignore_errors=True)
@@ -126,49 +111,34 @@ def test_a_job_server(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_full_size_rehearsal(tmp_path):
-    "Eight simulated NPUs, TP 2, DP 4, 256 samples, the real roles' variables: one step, trainer and engines agree"
+    "Eight simulated NPUs, TP 2, DP 4, 256 samples, the real roles' variables: trainer and engines agree"
     code = "import sys; from cookbook_npu.cli import main; main()"
-    words = [
-        sys.executable,
-        "-c",
-        code,
-        "launch",
-        "qwen3_4b_colocate",
-        "--rehearse",
-        "--runs",
-        str(tmp_path),
-    ]
-    out = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        timeout=850,
-        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
-    )
+    words = [sys.executable, "-c", code, "launch", "qwen3_4b_colocate", "--rehearse"]
+    words += ["--runs", str(tmp_path)]
+    env = dict(os.environ)
+    env.pop("RAY_ADDRESS", None)
+    out = subprocess.run(words, capture_output=True, text=True, timeout=850, env=env)
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr[-2000:]
     (folder,) = tmp_path.glob("rehearsal-*")
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    assert (
-        row["train_rollout_logprob_abs_diff"] < 1e-4
-        and row["memory/free_after_sleep"] > row["memory/free_before_sleep"]
-    )
+    assert row["train_rollout_logprob_abs_diff"] < 1e-4
+    assert row["memory/free_after_sleep"] > row["memory/free_before_sleep"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_nodes_of_four():
-    "Ranks fill one node after the other although both have one address; a killed node is named; a node that joins is used"
+    "Ranks fill one node after the other; a killed node is named; a node that joins is used"
     found = tell("two_nodes.py")
-    first, second = found["slots"][0][0], found["slots"][4][0]
+    first = found["slots"][0][0]
+    second = found["slots"][4][0]
     assert first != second
     assert found["slots"] == [
         [node, device] for node in (first, second) for device in range(4)
     ]
     assert found["ranks"] == [[rank, *slot] for rank, slot in enumerate(found["slots"])]
     rank = 0 if found["killed"] == first else 4
-    assert (
-        f"teller rank {rank} of 8: where(): the process died with its machine"
-        in found["failure"]
-    ), found["failure"]
-    assert f"(Ray node {found['killed'][:8]})" in found["failure"], found["failure"]
+    failure = found["failure"]
+    assert f"teller rank {rank} of 8: where(): the process died with its machine" in failure
+    assert f"(Ray node {found['killed'][:8]})" in failure
     assert found["after"] == 8

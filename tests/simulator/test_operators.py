@@ -1,4 +1,4 @@
-"""Operators on the simulated NPU: one process runs the checks of simulator_jobs/operators.py, each is a test here."""
+"""Operators on the simulated NPU: one process runs the checks of simulator_jobs/operators.py."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The doctor on machines that people reported: tables of npu-smi, version files and variables as printed in public issues."""
+"""The doctor on reported machines: tables of npu-smi, version files and variables from public issues"""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Run folders under bad luck: two writers, a process killed while it writes, a full disk, and many creators at once."""
+"""Run folders in trouble: two writers, a process killed while it writes, a full disk, many creators"""
 
 import json
 import os

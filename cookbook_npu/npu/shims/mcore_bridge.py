@@ -22,10 +22,10 @@ from torch import nn
 
 from ...errors import ShimError
 from cookbook_npu.npu.shims.megatron_core.built_model import (
-    Marks,
-    built,
-    parts,
-    tensor_ranks,
+    WeakAttributes,
+    built_models,
+    built_modules,
+    tensor_parallel_size,
 )
 from .megatron_core.imports import module_file
 from .registry import MonkeyPatch, Shim, expect_parameters, registry
@@ -219,7 +219,7 @@ def delta_nets(
     *models: nn.Module,  # none: all that were built
 ) -> list[nn.Module]:
     "The gated delta nets of some models"
-    found = (m for model in models for m in model.modules()) if models else parts()
+    found = (m for model in models for m in model.modules()) if models else built_modules()
     return [net for net in found if type(net).__name__ == "GatedDeltaNet"]
 
 
@@ -258,7 +258,7 @@ def _sums_needed() -> tuple[bool, str]:
     expect_parameters(
         _finalize()._allreduce_non_tensor_model_parallel_grads, "model config tp_group"
     )
-    if tensor_ranks() == 1 or not delta_nets():
+    if tensor_parallel_size() == 1 or not delta_nets():
         return False, "no gated delta net over several tensor-parallel ranks"
     over, under = (
         len(oversummed_weights()),
@@ -271,7 +271,7 @@ def _sums_needed() -> tuple[bool, str]:
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9e5e64cc
 def _sums_install(patch: MonkeyPatch) -> None:
     for weight in oversummed_weights():
-        patch.setitem(Marks(weight), "sequence_parallel", False)
+        patch.setitem(WeakAttributes(weight), "sequence_parallel", False)
     if _sums_delta_nets() or not unsummed_weights():
         return
     original = _finalize()._allreduce_non_tensor_model_parallel_grads
@@ -318,7 +318,7 @@ def unmarked_slices() -> list[nn.Parameter]:
     layers = importlib.import_module("megatron.core.tensor_parallel.layers")
     split = [
         p
-        for p in parts()
+        for p in built_modules()
         if isinstance(p, layers.VocabParallelEmbedding | layers.ColumnParallelLinear)
         and p.weight is not None
     ]
@@ -328,11 +328,11 @@ def unmarked_slices() -> list[nn.Parameter]:
 
 
 def _marks_needed() -> tuple[bool, str]:
-    if tensor_ranks() == 1:
+    if tensor_parallel_size() == 1:
         return (
             False,
             "one tensor-parallel rank holds everything"
-            if built()
+            if built_models()
             else "no model was built",
         )
     count = len(unmarked_slices())
@@ -344,7 +344,7 @@ def _marks_install(patch: MonkeyPatch) -> None:
         for name, value in dict(
             tensor_model_parallel=True, partition_dim=0, partition_stride=1
         ).items():
-            patch.setitem(Marks(weight), name, value)
+            patch.setitem(WeakAttributes(weight), name, value)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #61912431
 MARKS = registry.register(

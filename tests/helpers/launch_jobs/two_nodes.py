@@ -1,4 +1,4 @@
-"""Two nodes of four simulated NPUs on one machine: order of ranks, a killed node, and going on afterwards; prints JSON."""
+"""Two nodes of four simulated NPUs on one machine: order of ranks, a killed node, another one; prints JSON"""
 
 import json
 import os
@@ -33,14 +33,15 @@ class Teller:
 
 
 def start(words, folder, up, attempts=3):
-    "A node that is up; Ray gives its own start 30 s and then ends it, which a busy machine exceeds: so it is tried again"
+    "A node that is up; Ray ends its own start after 30 s, which a busy machine exceeds: it is tried again"
     for _ in range(attempts):
         with open(folder / "ray.log", "ab") as log:
             process = subprocess.Popen(
                 words, stdout=log, stderr=log, start_new_session=True
             )
-        since, until = started_at(process.pid), time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < until:
+        since = started_at(process.pid)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
             if up():
                 return process, since
             time.sleep(0.3)
@@ -59,17 +60,17 @@ def alive():
 
 def gone(before):
     "The node that Ray no longer counts"
-    until = time.monotonic() + 200
-    while not (lost := before - alive()) and time.monotonic() < until:
+    deadline = time.monotonic() + 200
+    while not before - alive() and time.monotonic() < deadline:
         time.sleep(0.2)
-    return lost.pop()
+    return (before - alive()).pop()
 
 
 def join_node(head, folder):
     "Start a second node and wait until the cluster has it"
     before = alive()
     return start(
-        launch.worker_command(head, head.devices), folder, lambda: alive() - before
+        launch.ray_worker_command(head, head.devices), folder, lambda: alive() - before
     )
 
 
@@ -79,7 +80,7 @@ def begin(head, folder, running):
 
     running.append(
         start(
-            launch.head_command(head, folder),
+            launch.ray_head_command(head, folder),
             folder,
             (folder / "ray_current_cluster").is_file,
         )
@@ -107,7 +108,8 @@ def failure_of(group):
 
 def play(head, folder, running) -> dict:
     "The story; nodes that run are in `running`, the last one started last"
-    address, found = launch.host_port(head.host, head.port), {}
+    address = launch.host_port(head.host, head.port)
+    found = {}
     begin(head, folder, running)
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
         found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
@@ -131,22 +133,22 @@ def on_two_nodes(story, devices: int):
     os.environ |= launch.RAY_ENV  # before Ray is imported: it reads its authentication then
     import ray
 
-    host = (
-        ray.util.get_node_ip_address()
-    )  # Ray admits no second node on the loopback interface
+    # Ray admits no second node on the loopback interface
+    host = ray.util.get_node_ip_address()
     os.environ |= launch.address_env(host)
     ensure_token()
-    folder, running = session_folder(), []
+    folder = session_folder()
+    running = []
+
+    def end_all():
+        for process, since in reversed(running):
+            end_process(process.pid, since)
+
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        undo.callback(
-            lambda: [
-                end_process(process.pid, since) for process, since in reversed(running)
-            ]
-        )
-        undo.callback(
-            ray.shutdown
-        )  # first: Ray ends a driver that outlives its cluster, and what it would have said is lost
+        undo.callback(end_all)
+        # first: Ray ends a driver that outlives its cluster, and its last output is lost
+        undo.callback(ray.shutdown)
         try:
             return story(Node(host, devices, free_port()), folder, running)
         except BaseException:

@@ -1,4 +1,7 @@
-"""A run over two nodes of one simulated NPU, one of which is killed; then on with another: `python two_nodes_train.py ROOT`."""
+"""A run over two nodes of one simulated NPU, one of which is killed; then on with another.
+
+`python two_nodes_train.py ROOT`
+"""
 
 import json
 import os
@@ -20,7 +23,8 @@ def play(head, folder, running) -> dict:
     driver = Driver(configure(root, "run", **{"faults.on_failure": "fail"}))
     wait_for(lambda: any(line.startswith('{"step": 2,') for line in driver.lines), driver)
     killed = lose_node(running)
-    code, text = driver.end(), driver.text()
+    code = driver.end()
+    text = driver.text()
     running.append(join_node(head, folder))
     run(configure(root, "run", resume=True))
     return {"killed": killed, "code": code, "text": text}

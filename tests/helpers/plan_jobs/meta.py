@@ -1,7 +1,8 @@
-"""Megatron at the real dimensions and the true TP, on PyTorch's meta device: `python meta.py MODEL TP RANK WORLD`; prints JSON.
+"""Megatron at the real dimensions and the true TP, on PyTorch's meta device: `python meta.py MODEL TP
+RANK WORLD`; prints JSON.
 
-Process groups are PyTorch's fake ones, so one process is one rank of any world. Weights are made on the meta device;
-everything small (rotary tables) is real.
+Process groups are PyTorch's fake ones, so one process is one rank of any world. Weights are made on the
+meta device; everything small (rotary tables) is real.
 """
 
 import json
@@ -77,9 +78,10 @@ def main(name: str, tensor: int, rank: int, world: int) -> dict:
         ModelConfig(dtype="bfloat16", recompute="full"),
         ParallelConfig(tensor=tensor),
     )
-    whole = lambda t, dim, *_: (
-        t if t is None or dim is None else torch.cat([t] * tensor, dim)
-    )  # noqa: E731
+
+    def whole(t, dim, *_):
+        return t if t is None or dim is None else torch.cat([t] * tensor, dim)
+
     with OnMeta():
         model = get_mcore_model(config)[0]
         config.bridge._all_gather_tp = whole

@@ -134,11 +134,9 @@ def check_point_to_point():
     elif rank() == 1:
         dist.recv(t, 0)
         assert (t == 0).all()
-    right, left, got = (
-        (rank() + 1) % size(),
-        (rank() - 1) % size(),
-        torch.empty(2, device=here()),
-    )
+    right = (rank() + 1) % size()
+    left = (rank() - 1) % size()
+    got = torch.empty(2, device=here())
     for work in (dist.isend(mine(2), right), dist.irecv(got, left)):
         work.wait()
     assert (got == left).all()
@@ -155,12 +153,15 @@ def check_gather_scatter_objects():
     parts = [torch.empty(2, device=here()) for _ in range(size())] if rank() == 0 else None
     dist.gather(mine(2), parts, 0)
     assert rank() != 0 or [p[0].item() for p in parts] == list(range(size()))
-    out, source = torch.empty(2, device=here()), None
+    out = torch.empty(2, device=here())
+    source = None
     if rank() == 0:
         source = [torch.full((2,), float(i), device=here()) for i in range(size())]
     dist.scatter(out, source, 0)
     assert (out == rank()).all()
-    objects, one, scattered = [None] * size(), [rank()], [None]
+    objects = [None] * size()
+    one = [rank()]
+    scattered = [None]
     dist.all_gather_object(objects, {"rank": rank()})
     dist.broadcast_object_list(one, 0)
     dist.scatter_object_list(scattered, list(range(size())) if rank() == 0 else None, 0)
@@ -184,13 +185,17 @@ def check_groups():
     host = dist.new_group(backend="gloo")
     dist.all_reduce(torch.ones(1), group=host)
     assert dist.get_backend() == "hccl" and dist.get_backend(host) == "gloo"
-    dist.barrier(group=pair if rank() < 2 else host) if size() == 2 else dist.barrier()
+    if size() == 2:
+        dist.barrier(group=pair)
+    else:
+        dist.barrier()
     dist.destroy_process_group(both)
 
 
 def check_memory_is_back_when_wait_returns():
     "gloo's thread may still hold its views of the buffers: what a program measures must not depend on that"
-    held, after = torch.npu.memory_allocated(), []
+    held = torch.npu.memory_allocated()
+    after = []
     for _ in range(200):
         tensor = mine(4096)
         works = [
@@ -211,10 +216,8 @@ def check_coalescing():
             dist.all_reduce(t)
     manager.wait()
     assert [t[0].item() for t in ts] == [size(), 2 * size(), 3 * size()]
-    outs, ins = (
-        [torch.empty(2 * size(), device=here()) for _ in range(2)],
-        [mine(2), mine(2) + 10],
-    )
+    outs = [torch.empty(2 * size(), device=here()) for _ in range(2)]
+    ins = [mine(2), mine(2) + 10]
     with dist._coalescing_manager(device=here(), async_ops=True) as manager:
         for o, i in zip(outs, ins, strict=True):
             dist.all_gather_into_tensor(o, i)

@@ -1,7 +1,8 @@
-"""The records of shims.memory_saver on the real Python code of sgl-kernel-npu's torch_memory_saver, on the simulated NPU.
+"""The shims of the memory saver on the real Python code of sgl-kernel-npu's torch_memory_saver.
 
-The C++ library is a stub that keeps the flags the Python side sets, and pauses storages as simulator.saver does. Pools are a
-stub too: the simulated NPU has one allocator. The third job lets a trainer sleep by it.
+It runs on the simulated NPU. The C++ library is a stub that keeps the flags the Python side sets, and pauses
+storages as npu.simulator.saver does. Pools are a stub too: the simulated NPU has one allocator. The third job
+lets a trainer sleep by it.
 """
 
 import contextlib
@@ -16,10 +17,12 @@ class Library:
     def __init__(self):
         from cookbook_npu.npu.simulator.saver import StorageRecorder, _TorchMemorySaverImpl
 
-        self.region, self.calls, self.native = False, [], _TorchMemorySaverImpl()
+        self.region = False
+        self.calls = []
+        self.native = _TorchMemorySaverImpl()
         self.native.recorded["all"] = {}
-        self.note = StorageRecorder(self.native, self.native.recorded["all"])
-        self.note.__enter__()
+        self.recorder = StorageRecorder(self.native, self.native.recorded["all"])
+        self.recorder.__enter__()
 
     def tms_pause(self, tag):
         self.native.pause(None)
@@ -77,10 +80,8 @@ def records(rank, world_size, python):
     from cookbook_npu.npu.shims import memory_saver
     from cookbook_npu.npu.shims.registry import registry
 
-    saver, results = (
-        real_saver(Path(python)),
-        {"build": memory_saver.build(memory_saver.package_folder())},
-    )
+    saver = real_saver(Path(python))
+    results = {"build": memory_saver.build(memory_saver.package_folder())}
 
     def free():
         return torch.npu.mem_get_info()[0] >> 20

@@ -44,7 +44,8 @@ def raises(function, *words):
 
 
 def check_elementwise_and_reductions():
-    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    a = torch.randn(3, 4)
+    b = torch.randn(3, 4)
     on_both(lambda x, y: ((x + y) * x.sin() - y.exp()).sum(), a, b, tolerance=1e-6)
     on_both(
         lambda x: (x.mean(0), x.std(), x.amax(1), x.cumsum(0), x.logsumexp(-1)),
@@ -74,7 +75,8 @@ def check_out_arguments_resize():
 def check_lstm():
     torch.manual_seed(0)
     lstm = torch.nn.LSTM(4, 5, num_layers=2, bidirectional=True)
-    on_npu, x = copy.deepcopy(lstm).npu(), torch.randn(3, 2, 4)
+    on_npu = copy.deepcopy(lstm).npu()
+    x = torch.randn(3, 2, 4)
     results = []
     for model, device in ((lstm, "cpu"), (on_npu, "npu")):
         y, (h, c) = model(x.to(device))
@@ -87,7 +89,8 @@ def check_lstm():
 def check_gru():
     torch.manual_seed(0)
     gru = torch.nn.GRU(4, 5, num_layers=2)
-    on_npu, x = copy.deepcopy(gru).npu(), torch.randn(3, 2, 4)
+    on_npu = copy.deepcopy(gru).npu()
+    x = torch.randn(3, 2, 4)
     results = []
     for model, device in ((gru, "cpu"), (on_npu, "npu")):
         y, h = model(x.to(device))
@@ -152,10 +155,8 @@ def check_topk():
     x = torch.randn(5, 9)
     on_both(lambda t: torch.topk(t, 3), x)
     on_both(lambda t: torch.sort(t, descending=True), x)
-    values, indices = (
-        torch.empty(0, device="npu"),
-        torch.empty(0, dtype=torch.long, device="npu"),
-    )
+    values = torch.empty(0, device="npu")
+    indices = torch.empty(0, dtype=torch.long, device="npu")
     torch.topk(x.npu(), 2, out=(values, indices))
     assert torch.equal(values.cpu(), x.topk(2).values) and torch.equal(
         indices.cpu(), x.topk(2).indices
@@ -198,7 +199,9 @@ def check_attention_equals_the_cpu():
 
 
 def check_convolution_and_norms():
-    x, w, b = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
+    x = torch.randn(2, 3, 8, 8)
+    w = torch.randn(4, 3, 3, 3)
+    b = torch.randn(4)
     on_both(lambda *t: F.conv2d(*t, padding=1), x, w, b, tolerance=1e-4)
     on_both(lambda t: F.layer_norm(t, (8,)), x, tolerance=1e-5)
     on_both(lambda t, g: F.rms_norm(t, (8,), g), x, torch.rand(8), tolerance=1e-5)
@@ -236,11 +239,9 @@ def check_indexing():
 
 
 def check_mixed_devices_are_refused():
-    here, there, host = (
-        torch.ones(2, device="npu:0"),
-        torch.ones(2, device="npu:1"),
-        torch.ones(2),
-    )
+    here = torch.ones(2, device="npu:0")
+    there = torch.ones(2, device="npu:1")
+    host = torch.ones(2)
     for a, b in ((here, host), (host, here), (here, there)):
         raises(lambda a=a, b=b: a + b, "same device", "npu:0")
         raises(lambda a=a, b=b: a.add_(b), "same device")
@@ -261,10 +262,8 @@ def check_tied_weights_survive_to_npu():
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.head = (
-                torch.nn.Embedding(5, 3),
-                torch.nn.Linear(3, 5, bias=False),
-            )
+            self.embed = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
             self.head.weight = self.embed.weight
 
     model = Tied()

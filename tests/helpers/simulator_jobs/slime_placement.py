@@ -1,7 +1,7 @@
 """Unmodified slime, written for GPUs, reserves NPUs: run with slime's checkout on PYTHONPATH.
 
-slime imports its rollout engine (sglang) and trackers along with its placement groups. They are not installed and not used here, so
-modules of these names are made up whose attributes are empty classes: any real use of one fails.
+slime imports its rollout engine (sglang) and trackers along with its placement groups. They are not installed
+and not used here, so stub modules take their names, whose attributes are empty classes: any real use fails.
 """
 
 import importlib.abc

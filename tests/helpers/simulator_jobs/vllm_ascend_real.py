@@ -1,8 +1,8 @@
-"""The records of shims.vllm on the real code of vllm-ascend, which cannot be imported as a whole without CANN.
+"""The shims of vllm-ascend on its real code, which cannot be imported as a whole without CANN.
 
-The class NPUWorker is compiled from the real file with the methods in question and nothing else. What those methods call around
-the memory questions (profiler, configuration, allocator) are stubs; what they measure is scripted. The engine for weights over
-IPC is the real module, with the base classes of the installed vLLM.
+The class NPUWorker is compiled from the real file with the methods in question and nothing else. What those
+methods call around the memory questions (profiler, configuration, allocator) are stubs; what they measure is
+scripted. The engine for weights over IPC is the real module, with the base classes of the installed vLLM.
 """
 
 import ast
@@ -40,7 +40,9 @@ class Snapshot:
 
     def __init__(self, device=None):
         free = Snapshot.free.pop(0) if len(Snapshot.free) > 1 else Snapshot.free[0]
-        self.free_memory, self.total_memory, self.torch_memory = free * GIB, 64 * GIB, 0
+        self.free_memory = free * GIB
+        self.total_memory = 64 * GIB
+        self.torch_memory = 0
         self.cuda_memory = self.non_torch_memory = self.total_memory - self.free_memory
 
 
@@ -91,10 +93,10 @@ def real_worker(checkout: Path):
     (worker,) = [
         n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "NPUWorker"
     ]
-    worker.bases, worker.body = (
-        [],
-        [n for n in worker.body if isinstance(n, ast.FunctionDef) and n.name in METHODS],
-    )
+    worker.bases = []
+    worker.body = [
+        n for n in worker.body if isinstance(n, ast.FunctionDef) and n.name in METHODS
+    ]
     assert {n.name for n in worker.body} == set(METHODS), f"{file} lacks one of {METHODS}"
     module = fake("vllm_ascend.worker.worker")
     names = {n.id for n in ast.walk(worker) if isinstance(n, ast.Name)} - set(dir(builtins))
@@ -136,12 +138,14 @@ def worker_of(module):
         data_parallel_size_local=0,
         local_world_size=1,
     )
-    made.local_rank, made.parallel_config = 0, parallel
+    made.local_rank = 0
+    made.parallel_config = parallel
     made.cache_config = SimpleNamespace(
         gpu_memory_utilization=0.5, kv_cache_memory_bytes=None
     )
     made.vllm_config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
-    made.model_config, made.device = SimpleNamespace(seed=0), "npu:0"
+    made.model_config = SimpleNamespace(seed=0)
+    made.device = "npu:0"
     made._init_worker_distributed_environment = lambda: None
     made.update_available_memory_for_sparse_kv_offload = lambda planned: (
         planned
@@ -183,7 +187,8 @@ def startup(module):
 def measuring(module):
     "The trainer gives memory back while the engine measures itself"
     worker = worker_of(module)
-    worker.requested_memory, Snapshot.free = 32 * GIB, [44]
+    worker.requested_memory = 32 * GIB
+    Snapshot.free = [44]
     worker.init_snapshot = Snapshot()
     worker.model_runner.profile_run = lambda: setattr(Snapshot, "free", [50])
     planned = worker.determine_available_memory()
@@ -197,7 +202,8 @@ def sleeping(module):
     import torch
 
     readings = iter([(30 * GIB, 64 * GIB), (10 * GIB, 64 * GIB)])
-    Allocator.held, real = 5 * GIB, torch.npu.mem_get_info
+    Allocator.held = 5 * GIB
+    real = torch.npu.mem_get_info
     torch.npu.mem_get_info = lambda *args: next(readings)
     try:
         worker_of(module).sleep(level=1)
@@ -213,7 +219,8 @@ def memory_records(rank, world_size, checkout):
     from cookbook_npu.npu.shims import vllm_ascend as vllm
 
     warnings.simplefilter("ignore")
-    vllm.STARTUP_POLL, module = 0.05, real_worker(Path(checkout))
+    vllm.STARTUP_POLL = 0.05
+    module = real_worker(Path(checkout))
     checks = {
         "startup_memory": startup,
         "profiling_memory": measuring,
@@ -264,11 +271,10 @@ def ipc_record(rank, world_size, checkout):
 
     def check():
         engine = object.__new__(module.NPUIPCWeightTransferEngine)
-        engine.packed, engine.device = True, SimpleNamespace(index=0)
-        module.packed_npu_ipc_consumer, module.npu_generate_uuid = (
-            (lambda **buffer: [("w", 0)]),
-            (lambda: "here"),
-        )
+        engine.packed = True
+        engine.device = SimpleNamespace(index=0)
+        module.packed_npu_ipc_consumer = lambda **buffer: [("w", 0)]
+        module.npu_generate_uuid = lambda: "here"
         fields = dict(
             tensor_sizes=[1],
             ipc_handles={},
@@ -285,7 +291,7 @@ def ipc_record(rank, world_size, checkout):
     worker = built_with_npu_ipc(module)
     opened = open_handles(vllm, module, worker)
     return cycle("vllm_ascend.packed_npu_ipc", check) | {
-        "paths": vllm.weight_paths(worker, ["npu_ipc"]),
+        "paths": vllm.weight_update_methods(worker, ["npu_ipc"]),
         "opened": opened,
     }
 
@@ -296,25 +302,34 @@ def built_with_npu_ipc(module):
         frozenset()
     )  # of the installed vLLM, which is newer
     engine = object.__new__(module.NPUIPCWeightTransferEngine)
-    engine.packed, engine.device, engine.model, loaded = (
-        False,
-        SimpleNamespace(index=0),
-        SimpleNamespace(),
-        [],
-    )
+    engine.packed = False
+    engine.device = SimpleNamespace(index=0)
+    engine.model = SimpleNamespace()
+    loaded = []
     engine.model.load_weights = loaded.extend
     direct = (
         [loaded.extend]
         if "load_weights" in inspect.signature(engine.receive_weights).parameters
         else []
     )
+
+    def init_engine(info):
+        engine.init_transfer_engine(engine.init_info_cls(**info))
+
+    def update_weights(info):
+        engine.receive_weights(unpacked(engine.parse_update_info(info)), *direct)
+
+    transfer = SimpleNamespace(backend="npu_ipc")
     return SimpleNamespace(
-        weight_transfer_engine=engine, loaded=loaded, model_runner=SimpleNamespace(),
-        vllm_config=SimpleNamespace(weight_transfer_config=SimpleNamespace(backend="npu_ipc")),
-        init_weight_transfer_engine=lambda info: engine.init_transfer_engine(engine.init_info_cls(**info)),
-        start_weight_update=lambda: None, finish_weight_update=lambda: None,
-        update_weights=lambda info: engine.receive_weights(unpacked(engine.parse_update_info(info)), *direct),
-    )  # fmt: skip
+        weight_transfer_engine=engine,
+        loaded=loaded,
+        model_runner=SimpleNamespace(),
+        vllm_config=SimpleNamespace(weight_transfer_config=transfer),
+        init_weight_transfer_engine=init_engine,
+        start_weight_update=lambda: None,
+        finish_weight_update=lambda: None,
+        update_weights=update_weights,
+    )
 
 
 def unpacked(info):
@@ -324,7 +339,7 @@ def unpacked(info):
 
 
 def open_handles(vllm, module, worker):
-    "What the real engine asks torch_npu to open, and loads, for one published tensor"
+    "What the real engine asks torch_npu to open, and loads, for one tensor"
     import torch
 
     module.npu_generate_uuid = lambda: "here"
@@ -347,7 +362,7 @@ def open_handles(vllm, module, worker):
         b"",
         False,
     )
-    vllm.opener(worker, "npu_ipc")([("w", args)])
+    vllm.ipc_update_function(worker, "npu_ipc")([("w", args)])
     ((name, opened),) = worker.loaded
     return name == "w" and opened == (*args[:6], 0, *args[7:])
 
