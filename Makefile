@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-npu-wheel quick export docs clean
+.PHONY: help setup run test test-npu-wheel quick style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -42,9 +42,7 @@ setup: $(VENV)/.run ## create .venv and build the simulated NPU
 run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_steps 10')
 	$(BIN)/cookbook-npu run $(RECIPE) $(ARGS)
 
-test: $(VENV)/.test ## every test: drift, style, notebooks, pytest, the recipe end to end
-	$(BIN)/python tests/drift.py
-	$(BIN)/ruff check tests
+test: style ## every test: drift, style, notebooks, pytest, the recipe end to end
 	$(BIN)/python tests/helpers/npu_wheel/build.py
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
@@ -52,12 +50,16 @@ test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, o
 	$(BIN)/python tests/helpers/npu_wheel/build.py
 	$(BIN)/python -m pytest tests/wheel tests/upstream/test_api_inventory.py
 
-quick: $(VENV)/.test ## the tests that take seconds
-	$(BIN)/python tests/drift.py
-	$(BIN)/ruff check tests
+quick: style ## the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow' -x
 
-export: $(VENV)/.test ## notebooks -> cookbook_npu/*.py and README.md
+style: $(VENV)/.test ## what is generated is in step; format, lint
+	$(BIN)/python tests/drift.py
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+
+export: $(VENV)/.test ## format the notebooks, then notebooks -> cookbook_npu/*.py and README.md
+	$(BIN)/ruff format --quiet
 	$(BIN)/nbdev_export
 	$(BIN)/python tests/drift.py --write
 

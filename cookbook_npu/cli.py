@@ -391,14 +391,14 @@ def _shims(
     from cookbook_npu.npu.shims import explain as explanations
 
     if explain:
-        typer.echo(explanations.section(explain))
+        typer.echo(explanations.explain_shim(explain))
         return
     report = _shim_report(role, simulate)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
-        typer.echo(explanations.as_table(report))
-    bad = explanations.refused(report)
+        typer.echo(explanations.report_table(report))
+    bad = explanations.refused_shims(report)
     if check and bad:
         exit_with(f"refused: {', '.join(bad)}", 1)
 

@@ -1,7 +1,7 @@
 """Is what is generated in step with the notebooks? `python tests/drift.py [--write]`
 
-Exports every notebook into a copy of the package and compares bytes; converts nbs/index.ipynb and compares README.md;
-checks that committed notebooks carry no outputs.
+Exports every notebook into a copy of the package and compares bytes; converts nbs/index.ipynb and
+compares README.md; checks that committed notebooks carry no outputs.
 """
 
 import filecmp

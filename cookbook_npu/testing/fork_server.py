@@ -233,7 +233,9 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
 
 def _become(request: dict[str, Any], changes: Mapping[str, str | None]) -> None:
     "Turn this fork into the process that was asked for"
-    atexit.register(gc.unfreeze)  # the interpreter ends as any other, with everything collected
+    atexit.register(
+        gc.unfreeze
+    )  # the interpreter ends as any other, with everything collected
     output, *others = request["fds"]
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -327,6 +329,7 @@ def _start_server(address: Path, warm_up: Sequence[str], env: Mapping[str, str])
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-c",
                 f"from cookbook_npu.testing.fork_server import serve; {call}",
             ],

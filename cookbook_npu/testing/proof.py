@@ -9,6 +9,7 @@ __all__ = ['failure_of', 'proof_in_rank', 'prove', 'run_check']
 import textwrap
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 from ..errors import ShimError
@@ -16,14 +17,33 @@ from ..npu.shims.registry import registry
 from .ranks import run_ranks
 
 # %% ../../nbs/testing/03_proof.ipynb #7eb06f06
+class _Outcome:
+    "How a block ended: catches whatever it raises, and keeps the traceback"
+
+    def __init__(self):
+        self.text = ""
+
+    def __enter__(self) -> "_Outcome":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is not None:
+            self.text = "".join(traceback.format_exception(kind, error, trace))
+        return True
+
+
 def failure_of(
     check: Callable[[], Any],  # expected to fail
 ) -> str:  # the traceback of what it raised, or what it returned
     "How a check ends"
-    try:
-        return f"check() returned {check()!r}"
-    except BaseException:  # whatever it raises is what is looked for
-        return traceback.format_exc()
+    with _Outcome() as outcome:
+        outcome.text = f"check() returned {check()!r}"
+    return outcome.text
 
 # %% ../../nbs/testing/03_proof.ipynb #f1834113
 def proof_in_rank(

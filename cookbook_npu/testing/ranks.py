@@ -210,8 +210,9 @@ def _start_interpreter(
     fd: int, env: dict[str, str], job: bytes, log: IO[bytes]
 ) -> subprocess.Popen:
     code = f"from cookbook_npu.testing.ranks import rank_main; rank_main({fd})"
+    # -P: a folder of the working directory is no package, even with a package's name
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env=env,
         pass_fds=[fd],
         start_new_session=True,

@@ -273,6 +273,7 @@ def make_micro_batch(
     "Concatenate the response tokens of some rows"
 
     def select(values: PerSequence) -> Tensor:
+        "The values of these rows, flat"
         return _flat([values[i] for i in rows]).to(device)
 
     loss_weight_T = select(batch.loss_weights)

@@ -70,7 +70,8 @@ def collate(
 ) -> tuple[Tensor, Tensor]:  # ids_BT, labels_BT
     "Pad demonstrations to one length; prompt and padding carry no loss"
     width = max(len(prompt) + len(answer) for prompt, answer in demos)
-    ids, labels = [], []
+    ids: list[list[int]] = []
+    labels: list[list[int]] = []
     for prompt, answer in demos:
         padding = width - len(prompt) - len(answer)
         ids.append(prompt + answer + [pad] * padding)

@@ -9,6 +9,7 @@ __all__ = ['TENSOR_ALIGNMENT', 'Bucket', 'Entry', 'Manifest', 'merge_manifests',
 # %% ../../nbs/weights/01_manifest.ipynb #72575e74
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def _by_name(
     bucket: Bucket,  # tensors in any order
 ) -> Bucket:  # a new list
     "The tensors of a bucket in the order of their names"
-    return sorted(bucket, key=lambda item: item[0])
+    return sorted(bucket, key=itemgetter(0))
 
 
 def fill_buckets(

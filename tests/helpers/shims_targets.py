@@ -84,7 +84,9 @@ def init(tensor):
 
 
 def fill(model):
-    """Weights that depend on the name of a parameter and on the rank only, not on how layers initialise themselves."""
+    """Weights that depend on the name of a parameter and on the rank only, not on how layers initialise
+    themselves.
+    """
     import zlib
 
     from megatron.core import parallel_state

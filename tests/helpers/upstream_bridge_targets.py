@@ -1,8 +1,8 @@
 """What the process of test_upstream_bridge.py runs: the records of Megatron-Bridge on its real sources.
 
-`megatron.bridge` wants more packages than a laptop has. Its modules are imported one by one, without the `__init__` of
-their packages (which import every model); where one of them cannot be imported here, the members that a record looks at
-are taken out of its source.
+`megatron.bridge` wants more packages than a laptop has. Its modules are imported one by one, without the
+`__init__` of their packages (which import every model); where one of them cannot be imported here, the
+members that a record looks at are taken out of its source.
 """
 
 import ast
@@ -76,7 +76,8 @@ def absent(modules: dict[str, tuple[str, ...]]) -> None:
 def taken_out(root: Path, name: str) -> types.ModuleType:
     "A module with nothing but some members of its classes, from the real source"
     tree = ast.parse(root.joinpath(*name.split(".")).with_suffix(".py").read_text())
-    header = "from __future__ import annotations\nimport json\nimport torch\nis_modelopt_dynamic_module = lambda module: False\n"
+    header = "from __future__ import annotations\nimport json\nimport torch\n"
+    header += "is_modelopt_dynamic_module = lambda module: False\n"
     classes = []
     for node in tree.body:
         wanted = MEMBERS[name].get(getattr(node, "name", ""), ())

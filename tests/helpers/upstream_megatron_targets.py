@@ -30,7 +30,9 @@ def held_compiled() -> int:
 
 
 def fuser(rank, world_size):
-    "Megatron imported before anybody replaced torch.compile: what is compiled before the shim, with it and without it"
+    """Megatron imported before anybody replaced torch.compile: what is compiled before the shim, with it
+    and without it
+    """
     from cookbook_npu.npu.shims.megatron_core import imports as megatron
     from cookbook_npu.npu.shims.transformer_engine import package as transformer_engine
 

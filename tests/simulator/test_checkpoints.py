@@ -1,7 +1,6 @@
 """A whole checkpoint of Megatron loads with weights_only everywhere, by allow-lists of what it contains."""
 
 import torch
-from places import HELPERS
 
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
 from cookbook_npu.testing.ranks import run_ranks
@@ -31,9 +30,8 @@ def strangers(names, allowed):
 
 
 def test_a_whole_checkpoint_loads_by_the_allow_lists():
-    env = {"PYTHONPATH": str(HELPERS)}
     seen, states = run_ranks(
-        "checkpoint_jobs:whole_checkpoint", 1, bootstrap="trainer", env=env, timeout=300
+        "checkpoint_jobs:whole_checkpoint", 1, bootstrap="trainer", timeout=300
     )[0]
     for name in ("megatron.safe_objects", "megatron.safe_metadata"):
         assert dict(states)[name] == "applied"

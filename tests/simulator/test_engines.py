@@ -33,10 +33,6 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
     import torch
 
     torch.set_num_threads(1)
-    if engine == "transformers":
-        from cookbook_npu.npu.shims.bootstrap import bootstrap
-
-        bootstrap("rollout")
     from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.testing.conformance import Case, sharpen_model
@@ -165,9 +161,14 @@ VLLM_CHECKS = [update_in_pieces, update_by_handles]
 
 @functools.cache
 def results_of(engine: str) -> dict[str, str | None]:
-    env = {"COOKBOOK_NPU_SIMULATE": "1"}
+    target = f"{__file__}:run_checks"
+    if (
+        engine == "vllm"
+    ):  # an engine of vLLM never shares its process with the simulated NPU
+        return run_ranks(target, 1, {"engine": engine}, timeout=240)[0]
+    preload = ["transformers.models.auto", "transformers.models.qwen3.modeling_qwen3"]
     return run_ranks(
-        f"{__file__}:run_checks", 1, kwargs={"engine": engine}, env=env, timeout=240
+        target, 1, {"engine": engine}, timeout=240, bootstrap="rollout", preload=preload
     )[0]
 
 

@@ -20,7 +20,7 @@ def run(function, n, env=None, **kwargs):
         f"simulator_jobs.collectives:{function}",
         n,
         bootstrap="simulator",
-        env={"PYTHONPATH": str(HELPERS), **(env or {})},
+        env=env,
         **kwargs,
     )
 

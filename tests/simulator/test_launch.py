@@ -17,15 +17,15 @@ from cookbook_npu.cluster.launch import (
     address_env,
     end_process,
     follow_log,
-    head_command,
     job_state,
     launch_job,
     make_job,
     prepare_relaunch,
+    ray_head_command,
+    ray_worker_command,
     started_at,
     stop_job,
     wait_for_head,
-    worker_command,
 )
 from cookbook_npu.cluster.ray_cluster import ensure_token, session_folder
 from cookbook_npu.errors import RoleError
@@ -52,7 +52,7 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
             if other is None and "2 of 4 NPUs have joined" in text:
                 with open(tmp_path / "other.log", "wb") as log:
                     other = subprocess.Popen(
-                        worker_command(node, 2),
+                        ray_worker_command(node, 2),
                         stdout=log,
                         stderr=log,
                         env=os.environ | RAY_ENV,
@@ -84,7 +84,7 @@ def test_a_job_server(tmp_path, monkeypatch):
     folder = session_folder()
     dashboard_port = free_port()
     url = f"http://127.0.0.1:{dashboard_port}"
-    words = head_command(node, folder, dashboard=True)
+    words = ray_head_command(node, folder, dashboard=True)
     words += ["--dashboard-port", str(dashboard_port)]
     with open(tmp_path / "ray.log", "wb") as log:
         head = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)

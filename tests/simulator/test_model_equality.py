@@ -16,6 +16,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.testing.ranks import run_ranks
 
+# what building the models imports
+PRELOAD = [
+    "mcore_bridge",
+    "transformers.models.auto",
+    "transformers.models.qwen3.modeling_qwen3",
+]
 FAMILIES = ("qwen3", "qwen3_vl", "qwen3_5")
 LAYOUTS = ("TP2", "TP1")
 TOLERANCE = 1e-5
@@ -307,7 +313,12 @@ def results(tmp_path_factory) -> list[dict]:
             root / f"{family}.pt",
         )
     return run_ranks(
-        f"{__file__}:both_layouts", 2, {"root": str(root)}, timeout=300, bootstrap="trainer"
+        f"{__file__}:both_layouts",
+        2,
+        {"root": str(root)},
+        timeout=300,
+        bootstrap="trainer",
+        preload=PRELOAD,
     )
 
 

@@ -12,12 +12,10 @@ JOBS = HELPERS / "simulator_jobs"
 
 @pytest.fixture(scope="module")
 def results():
-    env = {"PYTHONPATH": str(HELPERS)}
     return run_ranks(
         "simulator_jobs.operators:everything",
         1,
         bootstrap="simulator",
-        env=env,
         timeout=300,
     )[0]
 

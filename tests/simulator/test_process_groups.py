@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from places import HELPERS
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tasks import build_tokenizer
@@ -12,11 +11,10 @@ from cookbook_npu.npu.simulator.saver import write_saver_package
 from cookbook_npu.testing.ranks import run_ranks
 
 
-def run(function, ranks, bootstrap=None, path=HELPERS, **kwargs):
-    env = {
-        "PYTHONPATH": os.pathsep.join(map(str, (HELPERS, path))),
-        "HCCL_BUFFSIZE": "1",
-    }
+def run(function, ranks, bootstrap=None, path=None, **kwargs):
+    env = {"HCCL_BUFFSIZE": "1"}
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join([str(path), os.environ["PYTHONPATH"]])
     return run_ranks(
         f"process_group_jobs:{function}",
         ranks,

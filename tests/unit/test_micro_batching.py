@@ -1,4 +1,6 @@
-"""The promises of micro-batching, over random lengths: every sample once, the budget, equal counts, balance."""
+"""The promises of micro-batching, over random lengths: every sample once, the budget, equal counts,
+balance.
+"""
 
 import pytest
 from hypothesis import given, settings

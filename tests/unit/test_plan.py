@@ -23,14 +23,7 @@ from cookbook_npu.testing.ranks import run_ranks
 JOBS = HELPERS / "plan_jobs"
 
 
-def fresh(*argv) -> dict:
-    "The JSON that a script prints in a fresh process"
-    out = subprocess.run(
-        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=300
-    )
-    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
-    assert lines, out.stderr[-3000:]
-    return json.loads(lines[0][7:])
+MODELS = ["mcore_bridge", "transformers.models.auto"]  # what building any model imports
 
 
 @pytest.mark.parametrize(
@@ -39,7 +32,10 @@ def fresh(*argv) -> dict:
 )
 def test_real_dimensions_on_the_meta_device(name, tensor, rank):
     "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
-    got = fresh(JOBS / "meta.py", name, tensor, rank, 8)
+    job = dict(name=name, tensor=tensor, at=rank, of=8)
+    (got,) = run_ranks(
+        f"{JOBS}/meta.py:rank_of_a_model", 1, job, bootstrap="trainer", preload=MODELS
+    )
     assert got["devices"] == ["meta"]
     assert got["parameters"] == parameters_per_rank(published_dimensions(name), tensor)
     assert got["exported"] == got["hf"]
@@ -74,42 +70,57 @@ from cookbook_npu.plan.roles import vllm_arguments
 from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
 prepare_environment("cpu")
 from vllm.engine.arg_utils import EngineArgs
-config = planned_config(sys.argv[1], "910b", {})
-name = Path(config.model.path).name
-folder = Path(tempfile.mkdtemp())
-architectures = {
+ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
-model = PUBLISHED[name]
-values = model | {"architectures": [architectures[model["model_type"]]], "dtype": "bfloat16"}
-(folder / "config.json").write_text(json.dumps(values))
-wanted = vllm_arguments(config) | {"model": str(folder)}
-known = engine_settings(wanted, EngineArgs.__dataclass_fields__)
-for name in ("use_tqdm_on_load", "enable_sleep_mode"):  # a CPU cannot sleep
-    known.pop(name, None)
-made = EngineArgs(**known, skip_tokenizer_init=True).create_engine_config()
-got = dict(
-    tensor=made.parallel_config.tensor_parallel_size,
-    length=made.model_config.max_model_len,
-    eager=made.model_config.enforce_eager,
-    logprobs=made.model_config.logprobs_mode,
-)
-print("RESULT", json.dumps(got))
+
+
+def accepted(recipe):
+    config = planned_config(recipe, "910b", {})
+    folder = Path(tempfile.mkdtemp())
+    model = PUBLISHED[Path(config.model.path).name]
+    architecture = ARCHITECTURES[model["model_type"]]
+    values = model | {"architectures": [architecture], "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(values))
+    wanted = vllm_arguments(config) | {"model": str(folder)}
+    known = engine_settings(wanted, EngineArgs.__dataclass_fields__)
+    for name in ("use_tqdm_on_load", "enable_sleep_mode"):  # a CPU cannot sleep
+        known.pop(name, None)
+    made = EngineArgs(**known, skip_tokenizer_init=True).create_engine_config()
+    return dict(
+        tensor=made.parallel_config.tensor_parallel_size,
+        length=made.model_config.max_model_len,
+        eager=made.model_config.enforce_eager,
+        logprobs=made.model_config.logprobs_mode,
+    )
+
+
+print("RESULT", json.dumps({recipe: accepted(recipe) for recipe in sys.argv[1:]}))
 """
+ON_VLLM = sorted(
+    r for r in PRESETS if planned_config(r, "910b", {}).rollout.engine == "vllm"
+)
+
+
+@pytest.fixture(scope="module")
+def accepted_by_vllm() -> dict:
+    "What vLLM makes of the arguments of each recipe: one process, since importing vLLM takes longest"
+    pytest.importorskip("vllm", reason="the vllm extra is not installed")
+    command = [sys.executable, "-c", VLLM, *ON_VLLM]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, out.stderr[-3000:]
+    return json.loads(lines[0][7:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe",
-    sorted(r for r in PRESETS if planned_config(r, "910b", {}).rollout.engine == "vllm"),
-)
-def test_vllm_accepts_the_arguments(recipe):
+@pytest.mark.parametrize("recipe", ON_VLLM)
+def test_vllm_accepts_the_arguments(recipe, accepted_by_vllm):
     "vLLM builds its whole configuration from what the plan lists; no weights, no engine"
-    pytest.importorskip("vllm", reason="the vllm extra is not installed")
     config = planned_config(recipe, "910b", {})
-    got = fresh("-c", VLLM, recipe)
+    got = accepted_by_vllm[recipe]
     longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
     assert (got["tensor"], got["length"], got["eager"]) == (
         config.rollout.devices_per_engine,
@@ -139,6 +150,7 @@ def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
         dict(hf_path=str(folder), overrides=overrides),
         env=env,
         bootstrap="trainer",
+        preload=MODELS,
         timeout=200,
     )
     d = dimensions_of_tiny(config.model.tiny, 264)

@@ -1,6 +1,8 @@
-"""Every name of torch_npu that the package uses, and every name that the simulator offers, exists in the real wheel.
+"""Every name of torch_npu that the package uses, and every name that the simulator offers, exists in the
+real wheel.
 
-Works on source text: nothing of the wheel is imported. tests/wheel asks the imported module for the same names.
+Works on source text: nothing of the wheel is imported. tests/wheel asks the imported module for the same
+names.
 """
 
 import ast
@@ -17,7 +19,8 @@ ROOTS = {"torch.npu": "torch_npu.npu", "torch_npu": "torch_npu"}
 # Expressions that stand for torch.npu in our code; the first only in device.py.
 ALIASES = ("self.module", "npu", "device_module", "torch.get_device_module(npu_type())")
 
-# Operators that torch_npu exports although its own list of public ones lacks them; tests/wheel looks at the module.
+# Operators that torch_npu exports although its own list of public ones lacks them; tests/wheel looks at
+# the module.
 OPERATORS = {"get_npu_format"}
 
 # What the simulator offers and the wheel does not have.
@@ -143,7 +146,9 @@ def used(path: Path) -> set[str]:
 
 
 def foreign(path: Path) -> set[str]:
-    "Our short names for torch.npu that mean something else in a file: imported from another project, or a variable of text"
+    """Our short names for torch.npu that mean something else in a file: imported from another project,
+    or a variable of text
+    """
     imported = {
         a.asname or a.name
         for n in ast.walk(tree(path))

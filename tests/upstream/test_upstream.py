@@ -1,4 +1,6 @@
-"""Every record against real upstream sources: probe, apply, verify, undo (nbs/testing/03_proof.ipynb says how)."""
+"""Every record against real upstream sources: probe, apply, verify, undo (nbs/testing/03_proof.ipynb
+says how).
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 from places import HELPERS
 
-from cookbook_npu.npu.shims.explain import as_table
+from cookbook_npu.npu.shims.explain import report_table
 from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
@@ -54,7 +56,7 @@ def found(request):
         env={"PYTHONPATH": path},
         timeout=400,
     )
-    print(as_table(ranks[0]["report"], 140))
+    print(report_table(ranks[0]["report"], 140))
     return request.param, ranks[0]
 
 

@@ -1,4 +1,6 @@
-"""The memory saver's records on the real Python code of its NPU build, and how the CUDA build of PyPI is told from it."""
+"""The memory saver's records on the real Python code of its NPU build, and how the CUDA build of PyPI is
+told from it.
+"""
 
 import ast
 import os

@@ -1,4 +1,5 @@
-"""The real MindSpeed on the simulated NPU: bootstrap, patching, and models that equal the ones of our own stubs.
+"""The real MindSpeed on the simulated NPU: bootstrap, patching, and models that equal the ones of our
+own stubs.
 
 Needs COOKBOOK_UPSTREAM, a folder of checkouts named Project@ref. Some branches import scipy.
 """

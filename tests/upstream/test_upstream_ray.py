@@ -1,4 +1,6 @@
-"""The Ray adapter under real foreign code: slime v0.2.2, as published, on a cluster that has NPUs and no GPUs."""
+"""The Ray adapter under real foreign code: slime v0.2.2, as published, on a cluster that has NPUs and no
+GPUs.
+"""
 
 import json
 import os

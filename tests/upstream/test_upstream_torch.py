@@ -1,4 +1,6 @@
-"""The records of shims.torch, shims.distributed and shims.checkpoints against the real sources of slime and Megatron-LM."""
+"""The records of shims.torch, shims.distributed and shims.checkpoints against the real sources of slime
+and Megatron-LM.
+"""
 
 import os
 from pathlib import Path

@@ -8,7 +8,9 @@ from cookbook_npu.testing.ranks import run_ranks
 
 @pytest.fixture(scope="session")
 def lane():
-    "run(target, ranks=1, kwargs=None, enter='load', env=None): results of fresh processes on the real torch_npu"
+    """run(target, ranks=1, kwargs=None, enter='load', env=None): results of fresh processes on the real
+    torch_npu
+    """
     if reason := build.misfit():
         pytest.skip(reason)
     if not build.have():

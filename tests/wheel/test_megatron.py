@@ -13,7 +13,9 @@ TARGET = f"{HELPERS / 'shims_targets.py'}:train"
     "layers, sequence", [("local", True), ("transformer_engine", False)]
 )
 def test_both_lanes_train_alike(lane, layers, sequence):
-    """Same losses and gradient norms over three steps of the distributed optimizer: same kernels, different runtimes."""
+    """Same losses and gradient norms over three steps of the distributed optimizer: same kernels,
+    different runtimes.
+    """
     settings = dict(tensor=2, layers=layers, sequence=sequence)
     simulated = run_ranks(TARGET, 2, settings, bootstrap="trainer", timeout=300)
     real = lane(TARGET, ranks=2, kwargs=settings, enter="trainer")

@@ -2,7 +2,8 @@
 
 import pytest
 
-# What each shim of torch and Megatron finds: "not needed" where the real redirection does what the simulated one leaves to it.
+# What each shim of torch and Megatron finds: "not needed" where the real redirection does what the
+# simulated one leaves to it.
 STATES = {
     "torch.cuda_to_npu": "applied",
     "torch.tensor_type_names": "applied",
@@ -62,7 +63,8 @@ def test_broadcast_works_with_the_shims(lane):
     )
 
 
-# Written by the real transfer_to_npu outside the modules and classes that the shim watches: `undo` cannot put it back.
+# Written by the real transfer_to_npu outside the modules and classes that the shim watches: `undo` cannot
+# put it back.
 LEFT_BEHIND = """
 torch._C._profiler.ProfilerActivity.CPU
 torch._C._profiler.ProfilerActivity.CUDA

@@ -1,4 +1,6 @@
-"""The checks of the simulated NPU, on the real torch_npu: what passes on both lanes, the simulator does as the real one does."""
+"""The checks of the simulated NPU, on the real torch_npu: what passes on both lanes, the simulator does
+as the real one does.
+"""
 
 import re
 
@@ -13,11 +15,12 @@ DIFFERENT = {
     "check_foreach_takes_whole_lists": "counts calls of the simulator's own extension",
     "check_memory_returns": "torch_npu pads each block by 32 bytes before it rounds to 512",
     "check_generators": "the real generator is Philox: a seed gives other numbers than on the CPU",
-    "check_fork_is_refused": "torch_npu notices forks of multiprocessing, not a bare os.fork(); the simulator is stricter",
+    "check_fork_is_refused": "torch_npu notices forks of multiprocessing, not a bare os.fork()",
 }
 LEFT_OUT = {
-    "check_threads": "about one run in ten ends in torch_npu: 'Uninitialized default NPU stream', or a double free, when several "
-    "threads of one process use several devices; nobody here does that, and whether a real NPU shows it is not known",
+    "check_threads": "about one run in ten ends in torch_npu: 'Uninitialized default NPU stream', or a "
+    "double free, when several threads of one process use several devices; nobody here does that, and "
+    "whether a real NPU shows it is not known",
 }
 
 

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['ProcessRole', 'PROCESS_ROLES', 'FORBIDDEN_IMPORTS', 'RECORDS', 'load_device', 'ForbiddenImportError', 'ImportBlocker',
-           'forbid_imports', 'check_role', 'bootstrap', 'parallel_ready', 'model_ready', 'fresh_report',
+           'forbid_imports', 'check_role', 'bootstrap', 'parallel_ready', 'model_ready', 'report_or_refusals',
            'report_of_fresh_process']
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #9af99274
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,9 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import cookbook_npu
 from ...errors import ConfigError, ShimError, nearest
 from ..device import SIMULATE_ENV, Accelerator, accelerator
-from .mindspeed import adaptor as adaptor_module
+from .mindspeed import adaptor as adaptors
 from .registry import registry
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #ef17b8f1
@@ -37,10 +37,10 @@ def load_device() -> Accelerator:  # the accelerator of this process
     found = accelerator()
     if found.type.name != "npu":
         return found
-    if not found.simulated:
-        importlib.import_module("torch_npu")
-    else:
+    if found.simulated:
         importlib.import_module("cookbook_npu.npu.simulator").install()
+    else:
+        importlib.import_module("torch_npu")
     return found
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #36f9343d
@@ -61,39 +61,48 @@ class ImportBlocker(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(
         self,
         role: str,  # of the process
-        rivals: tuple[str, ...],  # top-level packages
-    ):
-        self.role, self.rivals = role, rivals
+        packages: tuple[str, ...],  # top-level names
+    ) -> None:
+        self.role = role
+        self.packages = packages
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> Any:
-        "Claim the rivals"
-        return (
-            importlib.machinery.ModuleSpec(fullname, self)
-            if fullname in self.rivals
-            else None
-        )
+        self,
+        fullname: str,  # what is imported
+        path: Sequence[str] | None,  # unused
+        target: ModuleType | None = None,  # unused
+    ) -> importlib.machinery.ModuleSpec | None:  # none: somebody else's business
+        "Claim the packages"
+        if fullname in self.packages:
+            return importlib.machinery.ModuleSpec(fullname, self)
+        return None
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        "Refuse them"
+    def create_module(
+        self,
+        spec: importlib.machinery.ModuleSpec,  # of the package
+    ) -> ModuleType:  # never
+        "Refuse the import"
         raise ForbiddenImportError(
             f"{spec.name} was imported in a {self.role} process",
-            "The two change torch in ways that do not go together: give each a process (a role) of its own.",
+            "The two change torch in ways that do not go together: "
+            "give each a process (a role) of its own.",
         )
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(
+        self,
+        module: ModuleType,  # unused
+    ) -> None:
         "Never reached"
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #cb4366dd
 def forbid_imports(
     role: ProcessRole,  # of this process
 ) -> None:
-    "Raise when a rival of `role` is in this process already, and keep it out from now on"
-    here = [name for name in FORBIDDEN_IMPORTS[role] if name in sys.modules]
-    if here:
+    "Raise when something that `role` excludes is in this process already, and keep it out from now on"
+    loaded = [name for name in FORBIDDEN_IMPORTS[role] if name in sys.modules]
+    if loaded:
         raise ForbiddenImportError(
-            f"{', '.join(here)} is in this process already; it cannot be a {role}",
+            f"{', '.join(loaded)} is in this process already; it cannot be a {role}",
             "Use one process per role.",
         )
     sys.meta_path.insert(0, ImportBlocker(role, FORBIDDEN_IMPORTS[role]))
@@ -110,15 +119,13 @@ def check_role(
             f"this process is a {_role} and cannot become a {role}",
             "Use one process per role.",
         )
-    early = [
-        name
-        for name in ("megatron.core", "mcore_bridge", "mindspeed")
-        if name in sys.modules
-    ]
+    megatron = ("megatron.core", "mcore_bridge", "mindspeed")
+    early = [name for name in megatron if name in sys.modules]
     if role == "trainer" and _role is None and early:
         raise ShimError(
             f"{', '.join(early)} was imported before bootstrap('trainer')",
-            "Call it first in the process: Megatron copies names of the device and of TransformerEngine while it is imported.",
+            "Call it first in the process: Megatron copies names of the device and of "
+            "TransformerEngine while it is imported.",
         )
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #5254ff31
@@ -142,14 +149,13 @@ RECORDS = (
 
 def bootstrap(
     role: ProcessRole = "trainer",  # what this process is for
-    adaptor: str
-    | None = None,  # of `shims.adaptor.ADAPTORS`; none: what COOKBOOK_ADAPTOR says, else the first that is installed
+    # of `adaptor.ADAPTORS`; none: what COOKBOOK_ADAPTOR says, else the first that is installed
+    adaptor: str | None = None,
 ) -> list[dict[str, str]]:  # the report: every shim and what became of it
     "Prepare this process; call it before anything imports Megatron. Calling it again changes nothing"
     global _role
     check_role(role)
     if _role is not None:
-        load_device()  # a fork of a prepared process has devices of its own
         return registry.report()
     forbid_imports(role)
     load_device()
@@ -162,13 +168,12 @@ def bootstrap(
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #e7f06ac5
 def _enter_trainer(adaptor: str | None) -> None:
-    os.environ.setdefault(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
-    )  # Megatron insists on it for sequence parallelism
+    # Megatron insists on it for sequence parallelism
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for name in RECORDS:
         importlib.import_module(f"cookbook_npu.npu.shims.{name}")
     registry.enter("device")
-    chosen = adaptor_module.choose_adaptor(adaptor)
+    chosen = adaptors.choose_adaptor(adaptor)
     registry.enter("before_megatron")
     chosen.load()
     importlib.import_module("megatron.core")
@@ -178,11 +183,14 @@ def _enter_trainer(adaptor: str | None) -> None:
 def parallel_ready(
     values: Mapping[str, Any],  # of the model to come and its layout, in Megatron's names
 ) -> list[dict[str, str]]:  # the report
-    "Let the adaptor patch for these values and enter the phase after that; call it before the model's configuration is made"
+    """Let the adaptor patch for these values and enter the phase after that.
+
+    Call it before the model's configuration is made."""
     if _role == "trainer":
-        adaptor_module.current().repatch(adaptor_module.current().arguments(values))
+        adaptor = adaptors.current()
+        adaptor.repatch(adaptor.arguments(values))
         registry.enter("after_repatch")
-        adaptor_module.current().verify()
+        adaptor.verify()
     return registry.report()
 
 
@@ -191,14 +199,13 @@ def model_ready(
 ) -> list[dict[str, str]]:  # the report
     "Enter the last phase with the models of this process; it also checks that all shims still hold"
     if _role == "trainer":
-        importlib.import_module(
-            "cookbook_npu.npu.shims.megatron_core.built_model"
-        ).remember(*models)
+        module = importlib.import_module("cookbook_npu.npu.shims.megatron_core.built_model")
+        module.remember_models(*models)
         registry.enter("after_model")
     return registry.report()
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #ab09056a
-def fresh_report(
+def report_or_refusals(
     role: ProcessRole = "trainer",  # what to become
 ) -> list[dict[str, str]]:  # the report, refusals included
     "Bootstrap this process and report, whatever happens to the shims"
@@ -208,19 +215,23 @@ def fresh_report(
         return registry.report()
 
 
-_REPORT = "import json; from cookbook_npu.npu.shims.bootstrap import fresh_report; print(json.dumps(fresh_report({role!r})))"
+_REPORT = """
+import json
+from cookbook_npu.npu.shims.bootstrap import report_or_refusals
+print(json.dumps(report_or_refusals({role!r})))
+"""
 
 
 def report_of_fresh_process(
     role: ProcessRole = "trainer",  # what to look at
 ) -> list[dict[str, str]]:  # the report of a fresh process
-    "What the bootstrap of a worker does on this machine; raises `ShimError` with the output of a process that failed"
-    root = Path(importlib.util.find_spec("cookbook_npu").origin).parents[1]
+    "What the bootstrap of a worker does on this machine; raises `ShimError` with a failed process's output"
+    root = Path(cookbook_npu.__file__).parents[1]
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    # -P: a folder of the working directory is no package, even with a package's name
     done = subprocess.run(
-        [sys.executable, "-c", _REPORT.format(role=role)],
-        env=env,
+        [sys.executable, "-P", "-c", _REPORT.format(role=role)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

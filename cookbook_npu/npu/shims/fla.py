@@ -108,7 +108,7 @@ def _mute_padding(group: LengthGroup, g: Tensor, beta: Tensor) -> tuple[Tensor, 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #26cfc8a5
 def _sequence_numbers(group: LengthGroup, cu_seqlens: Tensor) -> Tensor:
     "[N] which sequences of the row a group holds"
-    first_N = group.index_NL[:, 0]
+    first_N = group.index_NL[:, 0].contiguous()
     return torch.searchsorted(cu_seqlens.to(first_N.device), first_N, right=True) - 1
 
 

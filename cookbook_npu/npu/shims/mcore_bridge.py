@@ -24,10 +24,10 @@ from torch import nn
 
 from ...errors import ShimError
 from cookbook_npu.npu.shims.megatron_core.built_model import (
-    Marks,
-    built,
-    parts,
-    tensor_ranks,
+    WeakAttributes,
+    built_models,
+    built_modules,
+    tensor_parallel_size,
 )
 from .megatron_core.imports import module_file
 from .registry import MonkeyPatch, Shim, expect_parameters, registry
@@ -237,7 +237,7 @@ def delta_nets(
 ) -> list[Any]:
     "The gated delta nets of some models"
     modules = [module for model in models for module in model.modules()]
-    searched = modules if models else parts()
+    searched = modules if models else built_modules()
     return [module for module in searched if type(module).__name__ == "GatedDeltaNet"]
 
 
@@ -269,7 +269,7 @@ def _sums_delta_nets() -> bool:
 
 def _sums_needed() -> tuple[bool, str]:
     expect_parameters(getattr(_finalize(), _ALLREDUCE), "model config tp_group")
-    if tensor_ranks() == 1 or not delta_nets():
+    if tensor_parallel_size() == 1 or not delta_nets():
         return False, "no gated delta net over several tensor-parallel ranks"
     over = len(oversummed_weights())
     under = 0 if _sums_delta_nets() else len(unsummed_weights())
@@ -279,7 +279,7 @@ def _sums_needed() -> tuple[bool, str]:
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9e5e64cc
 def _sums_install(patch: MonkeyPatch) -> None:
     for weight in oversummed_weights():
-        patch.setitem(Marks(weight), "sequence_parallel", False)
+        patch.setitem(WeakAttributes(weight), "sequence_parallel", False)
     if _sums_delta_nets() or not unsummed_weights():
         return
     original = getattr(_finalize(), _ALLREDUCE)
@@ -320,7 +320,7 @@ def unmarked_slices() -> list[nn.Parameter]:
     "Weights of embeddings and column-parallel layers without the mark of a split parameter"
     layers = importlib.import_module("megatron.core.tensor_parallel.layers")
     split = layers.VocabParallelEmbedding | layers.ColumnParallelLinear
-    weights: list[Any] = [p.weight for p in parts() if isinstance(p, split)]
+    weights: list[Any] = [p.weight for p in built_modules() if isinstance(p, split)]
     return [
         weight
         for weight in weights
@@ -329,17 +329,17 @@ def unmarked_slices() -> list[nn.Parameter]:
 
 
 def _marks_needed() -> tuple[bool, str]:
-    if tensor_ranks() > 1:
+    if tensor_parallel_size() > 1:
         count = len(unmarked_slices())
         return count > 0, f"{count} slices are not marked as such"
-    if built():
+    if built_models():
         return False, "one tensor-parallel rank holds everything"
     return False, "no model was built"
 
 
 def _marks_install(patch: MonkeyPatch) -> None:
     for weight in unmarked_slices():
-        marks = Marks(weight)
+        marks = WeakAttributes(weight)
         patch.setitem(marks, "tensor_model_parallel", True)
         patch.setitem(marks, "partition_dim", 0)
         patch.setitem(marks, "partition_stride", 1)

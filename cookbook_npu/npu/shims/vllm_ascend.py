@@ -534,10 +534,8 @@ def packed_loads(
         (loaded.append,) if "load_weights" in inspect.signature(receive).parameters else ()
     )
     stubs = MonkeyPatch()
-    (
-        stubs.setattr(module, "packed_npu_ipc_consumer", lambda **_: [("w", 0)]),
-        stubs.setattr(module, "npu_generate_uuid", lambda: "here"),
-    )
+    stubs.setattr(module, "packed_npu_ipc_consumer", lambda **_: [("w", 0)])
+    stubs.setattr(module, "npu_generate_uuid", lambda: "here")
     try:
         receive(engine, info, *direct)
     finally:

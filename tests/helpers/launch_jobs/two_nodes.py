@@ -70,7 +70,7 @@ def join_node(head, folder):
     "Start a second node and wait until the cluster has it"
     before = alive()
     return start(
-        launch.worker_command(head, head.devices), folder, lambda: alive() - before
+        launch.ray_worker_command(head, head.devices), folder, lambda: alive() - before
     )
 
 
@@ -80,7 +80,7 @@ def begin(head, folder, running):
 
     running.append(
         start(
-            launch.head_command(head, folder),
+            launch.ray_head_command(head, folder),
             folder,
             (folder / "ray_current_cluster").is_file,
         )

@@ -1,10 +1,12 @@
-"""The real `torch_npu` wheel and what it needs to run without an NPU: fetched, unpacked and compiled once, into the cache.
+"""The real `torch_npu` wheel and what it needs to run without an NPU: fetched, unpacked and compiled
+once, into the cache.
 
     python tests/helpers/npu_wheel/build.py     # says what it has, or why it cannot have it
 
-Nothing is installed. The wheel lies unpacked in ~/.cache/cookbook_npu/npu_wheel, next to a CANN of host memory (csrc/fake_cann.cpp,
-and a stub that refuses for every other symbol the wheel is linked against) and the bridge that puts CPU kernels under torch_npu
-(csrc/bridge.cpp). `environment()` is what a fresh process needs to use them.
+Nothing is installed. The wheel lies unpacked in ~/.cache/cookbook_npu/npu_wheel, next to a CANN of host
+memory (csrc/fake_cann.cpp, and a stub that refuses for every other symbol the wheel is linked against)
+and the bridge that puts CPU kernels under torch_npu (csrc/bridge.cpp). `environment()` is what a fresh
+process needs to use them.
 """
 
 import hashlib
@@ -25,10 +27,12 @@ from cookbook_npu.errors import BuildError
 from cookbook_npu.npu.simulator import toolchain
 
 VERSION = "2.13.0"
-SHA256 = "0deb809cf447d3fce636ccfdc9c9f874950f1fe76f18f4aaab31e2d345f7dac0"  # of the wheel for CPython 3.11 on x86_64 Linux
+# of the wheel for CPython 3.11 on x86_64 Linux
+SHA256 = "0deb809cf447d3fce636ccfdc9c9f874950f1fe76f18f4aaab31e2d345f7dac0"
 HERE = Path(__file__).resolve().parent / "csrc"
 BRIDGE = "npu_wheel_bridge"
-# Names of the libraries that the wheel is linked against, or opens to look for functions; here they are one file.
+# Names of the libraries that the wheel is linked against, or opens to look for functions; here they are
+# one file.
 CANN_LIBRARIES = "ascendcl hccl acl_op_compiler ge_runner graph acl_tdt_channel".split()
 
 
@@ -56,7 +60,8 @@ def misfit() -> str:
         or platform.machine() != "x86_64"
         or sys.platform != "linux"
     ):
-        here = f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()} {sys.platform}"
+        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        here = f"{python} on {platform.machine()} {sys.platform}"
         return f"the torch_npu wheel used here is for Python 3.11 on x86_64 Linux, this is {here}"
     if version("torch").split("+")[0] != VERSION:
         return f"torch_npu {VERSION} needs torch {VERSION}, found {version('torch')}"
@@ -87,9 +92,8 @@ def fetch() -> Path:
             )
             found = list(Path(scratch).glob("*.whl"))
             if done.returncode or not found:
-                raise Unavailable(
-                    f"pip could not download torch_npu {VERSION}: {(done.stderr.strip().splitlines() or [''])[-1]}"
-                )
+                last = (done.stderr.strip().splitlines() or [""])[-1]
+                raise Unavailable(f"pip could not download torch_npu {VERSION}: {last}")
             found[0].rename(target)
     if (found := hashlib.sha256(target.read_bytes()).hexdigest()) != SHA256:
         raise BuildError(
@@ -144,7 +148,9 @@ def refusing() -> set[str]:
 
 
 def returning_pointers() -> set[str]:
-    "Functions that answer with a pointer, read from the headers that the wheel ships; all others answer with an error code"
+    """Functions that answer with a pointer, read from the headers that the wheel ships; all others
+    answer with an error code
+    """
     headers = [
         path.read_text(errors="replace")
         for path in (site() / "torch_npu" / "include" / "acl").rglob("*.h")

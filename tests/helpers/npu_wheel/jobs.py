@@ -129,7 +129,8 @@ def operators(rank, world_size, left_out):
 def facts(rank, world_size):
     "What the project says about torch_npu"
     torch.ones(1, device="npu")  # before its first use memory_stats() is empty
-    names = "OutOfMemoryError reset_max_memory_reserved set_capacity host_empty_cache ipc_collect memory_snapshot".split()
+    names = """OutOfMemoryError reset_max_memory_reserved set_capacity host_empty_cache ipc_collect
+    memory_snapshot""".split()
     return {
         "names": {name: hasattr(torch.npu, name) for name in names},
         "capability": torch.npu.get_device_capability(),

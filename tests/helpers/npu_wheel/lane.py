@@ -1,8 +1,11 @@
-"""Entering the lane in a fresh process: `load()` gives it the real torch_npu, `trainer()` bootstraps a trainer on it."""
+"""Entering the lane in a fresh process: `load()` gives it the real torch_npu, `trainer()` bootstraps a
+trainer on it.
+"""
 
 import inspect
 
-import torch  # first: the bridge, built perhaps for another environment of this user, finds torch's libraries loaded
+# first: the bridge, built perhaps for another environment of this user, finds torch's libraries loaded
+import torch
 
 # isort: split
 import npu_wheel_bridge
@@ -25,7 +28,8 @@ def load() -> None:
     "Put CPU kernels under torch_npu, the simulator's formulas under its fused operators, gloo under hccl"
     npu_wheel_bridge.install()
     for name in FUSED:
-        # With autograd: the formulas are made of differentiable operators, and torch_npu's own backward kernels need an NPU.
+        # With autograd: the formulas are made of differentiable operators, and torch_npu's own backward
+        # kernels need an NPU.
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             _npu.impl(name, known_arguments(getattr(fused, name)), key, allow_override=True)
     npu_wheel_bridge.add_process_group()

@@ -1,28 +1,22 @@
-"""Megatron at the real dimensions and the true TP, on PyTorch's meta device: `python meta.py MODEL TP RANK WORLD`; prints JSON.
+"""Megatron at the real dimensions and the true TP, on PyTorch's meta device.
 
-Process groups are PyTorch's fake ones, so one process is one rank of any world. Weights are made on the meta device;
-everything small (rotary tables) is real.
+Process groups are PyTorch's fake ones, so one process is one rank of any world. Weights are made on the
+meta device; everything small (rotary tables) is real.
 """
 
 import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 
-os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
-from cookbook_npu.npu.shims.bootstrap import bootstrap  # noqa: E402
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-bootstrap("trainer")
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
-
-from cookbook_npu.config import ModelConfig, ParallelConfig  # noqa: E402
-from cookbook_npu.model.megatron import megatron_config  # noqa: E402
-from cookbook_npu.plan.dimensions import PUBLISHED  # noqa: E402
+from cookbook_npu.config import ModelConfig, ParallelConfig
+from cookbook_npu.model.megatron import megatron_config
+from cookbook_npu.plan.dimensions import PUBLISHED
 
 FACTORIES = {"empty", "zeros", "ones", "rand", "randn", "full"}
 
@@ -62,12 +56,15 @@ def hf_names(folder: Path) -> dict[str, list[int]]:
     return {name: list(p.shape) for name, p in model.named_parameters() if name not in tied}
 
 
-def main(name: str, tensor: int, rank: int, world: int) -> dict:
+def rank_of_a_model(
+    rank: int, world_size: int, name: str, tensor: int, at: int, of: int
+) -> dict:
+    "What rank `at` of `of` holds, what it exports, and its groups"
     folder = Path(tempfile.mkdtemp())
     values = PUBLISHED[name]
     (folder / "config.json").write_text(json.dumps(values))
     names = hf_names(folder)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    dist.init_process_group("fake", store=FakeStore(), rank=at, world_size=of)
     parallel_state.initialize_model_parallel(tensor, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     from mcore_bridge import get_mcore_model
@@ -77,9 +74,10 @@ def main(name: str, tensor: int, rank: int, world: int) -> dict:
         ModelConfig(dtype="bfloat16", recompute="full"),
         ParallelConfig(tensor=tensor),
     )
-    whole = lambda t, dim, *_: (
-        t if t is None or dim is None else torch.cat([t] * tensor, dim)
-    )  # noqa: E731
+
+    def whole(t, dim, *_):
+        return t if t is None or dim is None else torch.cat([t] * tensor, dim)
+
     with OnMeta():
         model = get_mcore_model(config)[0]
         config.bridge._all_gather_tp = whole
@@ -114,7 +112,3 @@ def main(name: str, tensor: int, rank: int, world: int) -> dict:
         dp=dist.get_process_group_ranks(dp),
         config=shown,
     )
-
-
-if __name__ == "__main__":
-    print("RESULT", json.dumps(main(sys.argv[1], *map(int, sys.argv[2:]))))

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FUSER_SHIM', 'FLOAT_MODULES', 'FLOAT_TYPES', 'FLOAT_TYPES_SHIM', 'FLAGGED_PACKAGES', 'TE_EXTENSION', 'FLAGS_SHIM',
            'APEX_KERNELS', 'APEX_SHIM', 'DYNAMIC_CONTEXT', 'SAVER_MODE_SHIM', 'RNG_SHIM', 'TORCH_NORM_SHIM',
-           'is_compiled', 'held_values', 'identity_decorator', 'unfuse', 'failed_try_blocks', 'rerun_try_block',
-           'frozen_flags', 'findable', 'module_file', 'rng_works']
+           'is_compiled', 'loaded_modules', 'held_values', 'identity_decorator', 'unfuse', 'failed_try_blocks',
+           'rerun_try_block', 'frozen_flags', 'findable', 'module_file', 'rng_works']
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #3041c389
 import ast
@@ -24,7 +24,12 @@ from unittest.mock import NonCallableMock
 import torch
 
 from ....errors import ShimError
-from ..registry import MonkeyPatch, Shim, expect_parameters, registry
+from cookbook_npu.npu.shims.registry import (
+    MonkeyPatch,
+    Shim,
+    expect_parameters,
+    registry,
+)
 from ..torch.device_api import npu_type
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #1fb3aa8e
@@ -39,32 +44,43 @@ def is_compiled(
     )
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #80ee2c9f
+def loaded_modules(
+    package: str,  # dotted name
+) -> list[types.ModuleType]:  # it and everything below it
+    "The modules of a package that this process has loaded"
+    found = []
+    for name, module in list(sys.modules.items()):
+        if module is not None and (name == package or name.startswith(package + ".")):
+            found.append(module)
+    return found
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    return list(getattr(owner, "__dict__", {}).items())
+
+
+def _bound_cells(value: Any) -> Iterator[tuple[Any, str, Any]]:
+    "The closure cells of a function; an empty one, whose name is not bound yet, is left out"
+    if not isinstance(value, types.FunctionType):
+        return
+    for cell in value.__closure__ or ():
+        try:
+            yield cell, "cell_contents", cell.cell_contents
+        except ValueError:
+            continue
+
+
 def held_values(
     package: str,  # whose loaded modules to search
 ) -> Iterator[tuple[Any, str, Any]]:  # owner, attribute, value
     "Attributes of modules and of their classes, and the closure cells of their functions"
-    for module in [
-        m
-        for n, m in list(sys.modules.items())
-        if n == package or n.startswith(package + ".")
-    ]:
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+    for module in loaded_modules(package):
+        for name, value in _attributes(module):
             yield module, name, value
+            yield from _bound_cells(value)
             if isinstance(value, type) and value.__module__ == module.__name__:
-                yield from ((value, n, v) for n, v in list(vars(value).items()))
-            for cell in (
-                getattr(value, "__closure__", None) or ()
-                if isinstance(value, types.FunctionType)
-                else ()
-            ):
-                yield from _cell(cell)
-
-
-def _cell(cell: Any) -> Iterator[tuple[Any, str, Any]]:
-    try:
-        yield cell, "cell_contents", cell.cell_contents
-    except ValueError:
-        return  # an empty cell: the name is not bound yet
+                for attribute, held in _attributes(value):
+                    yield value, attribute, held
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #2faadb8b
 def identity_decorator(
@@ -99,9 +115,8 @@ def _fuser_needed() -> tuple[bool, str]:
         )
     count = sum(is_compiled(value) for _, _, value in held_values("megatron"))
     compiles = jit.jit_fuser(identity_decorator) is not identity_decorator
-    return bool(
-        count
-    ) or compiles, f"{count} compiled functions in the loaded modules of megatron"
+    seen = f"{count} compiled functions in the loaded modules of megatron"
+    return count > 0 or compiles, seen
 
 
 FUSER_SHIM = registry.register(
@@ -112,7 +127,8 @@ FUSER_SHIM = registry.register(
         needed=_fuser_needed,
         install=unfuse,
         verify=lambda: not _fuser_needed()[0],
-        reason="torch.compile has no code generator for the NPU: the first SwiGLU or bias-dropout-add of a layer fails in Inductor",
+        reason="torch.compile has no code generator for the NPU: the first SwiGLU or bias-dropout-add "
+        "of a layer fails in Inductor",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/jit.py",
     )
 )
@@ -127,17 +143,15 @@ FLOAT_TYPES = {
 
 
 def _float_modules() -> list[types.ModuleType]:
+    "Megatron's module with the tuples, and the legacy one where it is loaded"
     core, *others = FLOAT_MODULES
-    found = [
-        importlib.import_module(core),
-        *(sys.modules[name] for name in others if name in sys.modules),
-    ]
-    missing = [
-        f"{m.__name__}.{name}"
-        for m in found
-        for name in FLOAT_TYPES
-        if not isinstance(getattr(m, name, None), tuple)
-    ]
+    found = [importlib.import_module(core)]
+    found += [sys.modules[name] for name in others if name in sys.modules]
+    missing = []
+    for module in found:
+        for name in FLOAT_TYPES:
+            if not isinstance(getattr(module, name, None), tuple):
+                missing.append(f"{module.__name__}.{name}")
     if missing:
         raise ShimError(
             f"{', '.join(missing)} is no tuple",
@@ -147,16 +161,14 @@ def _float_modules() -> list[types.ModuleType]:
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #f2090688
 def _unknown_types() -> list[str]:
-    examples = {
-        name: torch.empty(0, dtype=dtype, device=npu_type())
-        for name, (dtype, _) in FLOAT_TYPES.items()
-    }
-    return [
-        f"{m.__name__}.{name}"
-        for m in _float_modules()
-        for name, x in examples.items()
-        if not isinstance(x, getattr(m, name))
-    ]
+    "The tuples that an NPU tensor of their dtype is no instance of"
+    unknown = []
+    for module in _float_modules():
+        for name, (dtype, _) in FLOAT_TYPES.items():
+            example = torch.empty(0, dtype=dtype, device=npu_type())
+            if not isinstance(example, getattr(module, name)):
+                unknown.append(f"{module.__name__}.{name}")
+    return unknown
 
 
 def _types_needed() -> tuple[bool, str]:
@@ -183,62 +195,60 @@ FLOAT_TYPES_SHIM = registry.register(
         needed=_types_needed,
         install=_types_install,
         verify=lambda: not _types_needed()[0],
-        reason="Float16Module casts by isinstance with torch.cuda tensor types; NPU tensors match none, so inputs stay float32 without any "
-        "error",
+        reason="Float16Module casts by isinstance with torch.cuda tensor types; NPU tensors match none, "
+        "so inputs stay float32 without any error",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/module.py#L20",
     )
 )
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #87374969
-FLAGGED_PACKAGES = (
-    "transformer_engine",
-    "apex",
-)  # packages that Megatron's flags ask for and that are registered at run time here
+# packages that Megatron's flags ask for and that are registered at run time here
+FLAGGED_PACKAGES = ("transformer_engine", "apex")
 
 
 def _asks_for(
     block: ast.Try,  # of a module
 ) -> set[str]:  # top-level packages that its body imports
-    nodes = [node for statement in block.body for node in ast.walk(statement)]
-    names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-    return {
-        name.partition(".")[0]
-        for name in names + [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
-    }
+    "What the body of a `try` block imports"
+    packages = set()
+    for statement in block.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Import):
+                packages |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                packages.add((node.module or "").partition(".")[0])
+    return packages
 
 
-def _sets(block: ast.Try) -> list[str]:
+def _sets_flags(block: ast.Try) -> list[str]:
     "The flags that a `try` block sets"
-    names = [
-        t.id
-        for s in block.body
-        if isinstance(s, ast.Assign)
-        for t in s.targets
-        if isinstance(t, ast.Name)
-    ]
-    return [name for name in names if name.startswith("HAVE_")]
+    flags = []
+    for statement in block.body:
+        for target in statement.targets if isinstance(statement, ast.Assign) else ():
+            if isinstance(target, ast.Name) and target.id.startswith("HAVE_"):
+                flags.append(target.id)
+    return flags
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #4b7aef40
+def _false_flags(module: types.ModuleType) -> set[str]:
+    names = vars(module).items()
+    return {name for name, value in names if name.startswith("HAVE_") and value is False}
+
+
 def failed_try_blocks(
     module: types.ModuleType,  # loaded
 ) -> list[ast.Try]:  # its `try` blocks that said no to a package which is there now
-    "Where a module decided against a package of `FLAGGED` that this process has"
-    if not any(
-        value is False for name, value in vars(module).items() if name.startswith("HAVE_")
-    ):
+    "Where a module decided against a package of FLAGGED_PACKAGES that this process has"
+    false = _false_flags(module)
+    if not false:
         return []
     present = {name for name in FLAGGED_PACKAGES if sys.modules.get(name) is not None}
-    blocks = [
-        node
-        for node in ast.parse(inspect.getsource(module)).body
-        if isinstance(node, ast.Try)
-    ]
-    return [
-        b
-        for b in blocks
-        if present & _asks_for(b)
-        and any(vars(module).get(flag) is False for flag in _sets(b))
-    ]
+    found = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.Try) and present & _asks_for(node):
+            if false.intersection(_sets_flags(node)):
+                found.append(node)
+    return found
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #de53181b
 def rerun_try_block(
@@ -247,50 +257,47 @@ def rerun_try_block(
 ) -> dict[str, Any]:  # what it defines now; empty when it still fails
     "Execute the body of a `try` block again, on a copy of the module's names"
     names = dict(vars(module))
+    code = compile(ast.Module(block.body, []), module.__file__ or module.__name__, "exec")
     try:
-        exec(compile(ast.Module(block.body, []), module.__file__, "exec"), names)
+        exec(code, names)
     except (ImportError, AttributeError):
         return {}
+    before = vars(module)
     return {
         name: value
         for name, value in names.items()
-        if vars(module).get(name, module) is not value
+        if before.get(name, module) is not value
     }
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #93801184
 TE_EXTENSION = "megatron.core.extensions.transformer_engine"
 
 
-def frozen_flags() -> list[
-    tuple[types.ModuleType, dict[str, Any]]
-]:  # module, what its second try defines
-    "Loaded modules of Megatron whose flags say no to what is there"
-    loaded = [
-        m
-        for n, m in list(sys.modules.items())
-        if n.startswith("megatron.") and getattr(m, "__file__", None)
-    ]
-    return [
-        (m, names)
-        for m in loaded
-        for block in failed_try_blocks(m)
-        if (names := rerun_try_block(m, block))
-    ]
+def frozen_flags() -> list[tuple[types.ModuleType, dict[str, Any]]]:
+    "Loaded modules of Megatron whose flags say no to what is there, with what their second try defines"
+    frozen = []
+    for module in loaded_modules("megatron"):
+        if getattr(module, "__file__", None) is None:
+            continue
+        for block in failed_try_blocks(module):
+            names = rerun_try_block(module, block)
+            if names:
+                frozen.append((module, names))
+    return frozen
 
 
 def _flags_needed() -> tuple[bool, str]:
-    frozen = sorted({m.__name__ for m, _ in frozen_flags()})
+    frozen = sorted({module.__name__ for module, _ in frozen_flags()})
     if TE_EXTENSION in frozen:
         raise ShimError(
-            f"{TE_EXTENSION} was imported before transformer_engine was registered: its layers are placeholders",
-            "Call shims.bootstrap.bootstrap('trainer') first in the process, before anything imports megatron.",
+            f"{TE_EXTENSION} was imported before transformer_engine was registered: "
+            "its layers are placeholders",
+            "Call shims.bootstrap.bootstrap('trainer') first in the process, "
+            "before anything imports megatron.",
         )
-    return (
-        bool(frozen),
-        f"too early: {', '.join(frozen)}"
-        if frozen
-        else "every HAVE_ flag agrees with what can be imported",
-    )
+    if not frozen:
+        return False, "every HAVE_ flag agrees with what can be imported"
+    return True, f"too early: {', '.join(frozen)}"
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #03361ffb
 def _flags_install(patch: MonkeyPatch) -> None:
@@ -307,8 +314,8 @@ FLAGS_SHIM = registry.register(
         needed=_flags_needed,
         install=_flags_install,
         verify=lambda: not _flags_needed()[0],
-        reason="modules imported before TransformerEngine was registered keep HAVE_TE False and lack TESpecProvider: the first layer spec "
-        "fails with a NameError",
+        reason="modules imported before TransformerEngine was registered keep HAVE_TE False and lack "
+        "TESpecProvider: the first layer spec fails with a NameError",
         link="https://github.com/THUDM/slime/pull/1750",
     )
 )
@@ -326,23 +333,24 @@ def findable(
     return importlib.util.find_spec(name) is not None
 
 
+def _is_registered(name: str) -> bool:
+    "Whether a package was put into sys.modules by a program: it has no file"
+    return getattr(sys.modules.get(name), "__file__", "") is None
+
+
 def _apex_needed() -> tuple[bool, str]:
     if not npu_type():
         return False, "this process has no NPU"
     if not findable("apex"):
         return False, "no apex can be imported"
-    if getattr(sys.modules.get("apex"), "__file__", "") is None or findable(
-        APEX_KERNELS[0]
-    ):
+    if _is_registered("apex") or findable(APEX_KERNELS[0]):
         return False, "apex has its kernels"
-    return (
-        True,
-        f"apex can be imported, {' and '.join(name for name in APEX_KERNELS if not findable(name))} cannot",
-    )
+    missing = [name for name in APEX_KERNELS if not findable(name)]
+    return True, f"apex can be imported, {' and '.join(missing)} cannot"
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #9a770496
 def _apex_install(patch: MonkeyPatch) -> None:
-    loaded = [name for name in list(sys.modules) if name.startswith("apex.")]
+    loaded = [name for name in sys.modules if name.startswith("apex.")]
     for name in ["apex", *loaded]:
         patch.setitem(sys.modules, name, None)  # None makes an import fail
 
@@ -355,7 +363,8 @@ APEX_SHIM = registry.register(
         needed=_apex_needed,
         install=_apex_install,
         verify=lambda: not findable("apex"),
-        reason="an apex without compiled kernels can be imported, so Megatron chooses its layer norms and optimizers, which fail when they run",
+        reason="an apex without compiled kernels can be imported, so Megatron chooses its layer norms "
+        "and optimizers, which fail when they run",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_layer_norm.py",
     )
 )
@@ -370,22 +379,23 @@ def module_file(
     "Where a module of an installed package lives"
     package, *inner = name.split(".")
     spec = importlib.util.find_spec(package)
-    for root in (spec.submodule_search_locations or []) if spec else []:
+    if spec is None:
+        return None
+    for root in spec.submodule_search_locations or []:
         file = Path(root, *inner).with_suffix(".py")
         if file.is_file():
             return file
     return None
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #6b8e18e3
-def _mode() -> (
-    property | None
-):  # of the class of the process's saver; None where the saver is not loaded
+def _saver_mode() -> property | None:
+    "`hook_mode` of the class of the process's saver; None where the saver is not loaded"
     saver = getattr(sys.modules.get("torch_memory_saver"), "torch_memory_saver", None)
     return vars(type(saver)).get("hook_mode") if saver is not None else None
 
 
 def _mode_guarded() -> bool:
-    return getattr(getattr(_mode(), "fset", None), "spares", None) == DYNAMIC_CONTEXT
+    return getattr(getattr(_saver_mode(), "fset", None), "ignores", None) == DYNAMIC_CONTEXT
 
 
 def _mode_needed() -> tuple[bool, str]:
@@ -404,6 +414,18 @@ def _mode_needed() -> tuple[bool, str]:
     return True, f"importing megatron sets torch_memory_saver.hook_mode in {file.name}"
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #338fceee
+def _guarded_setter(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    "The setter of `hook_mode`, deaf to assignments in DYNAMIC_CONTEXT"
+
+    def hook_mode(self: Any, value: str) -> None:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        if caller != DYNAMIC_CONTEXT:
+            original(self, value)
+
+    vars(hook_mode)["ignores"] = DYNAMIC_CONTEXT
+    return hook_mode
+
+
 def _mode_install(patch: MonkeyPatch) -> None:
     kind = type(importlib.import_module("torch_memory_saver").torch_memory_saver)
     mode = vars(kind).get("hook_mode")
@@ -412,13 +434,8 @@ def _mode_install(patch: MonkeyPatch) -> None:
             f"{kind.__name__}.hook_mode is no property that can be set",
             "Look whether the shim is still right.",
         )
-
-    def hook_mode(self: Any, value: str) -> None:
-        if sys._getframe(1).f_globals.get("__name__") != DYNAMIC_CONTEXT:
-            mode.fset(self, value)
-
-    hook_mode.spares = DYNAMIC_CONTEXT
-    patch.setattr(kind, "hook_mode", property(mode.fget, hook_mode, doc=mode.__doc__))
+    setter = _guarded_setter(mode.fset)
+    patch.setattr(kind, "hook_mode", property(mode.fget, setter, doc=mode.__doc__))
 
 
 SAVER_MODE_SHIM = registry.register(
@@ -429,36 +446,42 @@ SAVER_MODE_SHIM = registry.register(
         needed=_mode_needed,
         install=_mode_install,
         verify=_mode_guarded,
-        reason="importing Megatron switches torch_memory_saver to its torch mode: a preloading trainer releases nothing when it sleeps",
+        reason="importing Megatron switches torch_memory_saver to its torch mode: "
+        "a preloading trainer releases nothing when it sleeps",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/inference/contexts/dynamic_context.py#L62",
     )
 )
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #35e89f3b
+# however Megatron's helpers fail, they do not work
+_RNG_FAILURES = (
+    RuntimeError,
+    AssertionError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    IndexError,
+)
+
+
 def _rng_module() -> types.ModuleType:
     return importlib.import_module("megatron.core.tensor_parallel.random")
 
 
 def rng_works() -> bool:
     "Whether Megatron's helpers save and restore the generator of the NPU; leaves its state as it was"
-    module, device = _rng_module(), torch.get_device_module(npu_type())
-    kept = device.get_rng_state()
+    module = _rng_module()
+    device = torch.get_device_module(npu_type())
+    before = device.get_rng_state()
     try:
         state = module._get_cuda_rng_state().clone()
         first = torch.rand(8, device=npu_type())
         module._set_cuda_rng_state(state)
         return torch.equal(first, torch.rand(8, device=npu_type()))
-    except (
-        RuntimeError,
-        AssertionError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        IndexError,
-    ):
-        return False  # however they fail, they do not work
+    except _RNG_FAILURES:
+        return False
     finally:
-        device.set_rng_state(kept)
+        device.set_rng_state(before)
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #2bed6d9c
 def _rng_needed() -> tuple[bool, str]:
@@ -466,34 +489,32 @@ def _rng_needed() -> tuple[bool, str]:
         return False, "this process has no NPU"
     expect_parameters(_rng_module()._get_cuda_rng_state, "device clone graph_safe")
     expect_parameters(_rng_module()._set_cuda_rng_state, "new_state device graph_safe")
-    works = rng_works()
-    return (
-        not works,
-        f"_get/_set_cuda_rng_state {'save and restore' if works else 'do not reach'} the NPU's generator",
-    )
+    if rng_works():
+        return False, "_get/_set_cuda_rng_state save and restore the NPU's generator"
+    return True, "_get/_set_cuda_rng_state do not reach the NPU's generator"
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #b58c0222
+def _device_index(device: Any) -> int:
+    index = device if isinstance(device, int) else torch.device(device).index
+    return torch.accelerator.current_device_index() if index is None or index < 0 else index
+
+
 def _rng_install(patch: MonkeyPatch) -> None:
-    device_module = torch.get_device_module(npu_type())
+    npu = torch.get_device_module(npu_type())
 
     def _get_cuda_rng_state(
         device: Any = "cuda", clone: bool = False, graph_safe: bool = False
     ) -> torch.Tensor:
-        state = device_module.get_rng_state(_index(device))
+        state = npu.get_rng_state(_device_index(device))
         return state.clone() if clone else state
 
     def _set_cuda_rng_state(
         new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False
     ) -> None:
-        device_module.set_rng_state(new_state, _index(device))
+        npu.set_rng_state(new_state, _device_index(device))
 
     patch.setattr(_rng_module(), "_get_cuda_rng_state", _get_cuda_rng_state)
     patch.setattr(_rng_module(), "_set_cuda_rng_state", _set_cuda_rng_state)
-
-
-def _index(device: Any) -> int:
-    index = device if isinstance(device, int) else torch.device(device).index
-    return torch.accelerator.current_device_index() if index is None or index < 0 else index
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #285f1d46
 RNG_SHIM = registry.register(
@@ -504,8 +525,8 @@ RNG_SHIM = registry.register(
         needed=_rng_needed,
         install=_rng_install,
         verify=rng_works,
-        reason="recomputation restores random states through private functions of torch.cuda; unless they reach the NPU, dropout differs "
-        "between the two runs",
+        reason="recomputation restores random states through private functions of torch.cuda; "
+        "unless they reach the NPU, dropout differs between the two runs",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/random.py#L55",
     )
 )
@@ -515,15 +536,16 @@ def _norm_class() -> type:
     return importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm
 
 
-def _config(**settings: Any) -> Any:
-    base = dict(
+def _norm_config(**settings: Any) -> Any:
+    "What the norm's constructor reads of a TransformerConfig"
+    defaults = dict(
         layernorm_zero_centered_gamma=False,
         persist_layer_norm=False,
         sequence_parallel=True,
         memory_efficient_layer_norm=False,
         normalization="RMSNorm",
     )
-    return types.SimpleNamespace(**{**base, **settings})
+    return types.SimpleNamespace(**(defaults | settings))
 
 
 def _norm_needed() -> tuple[bool, str]:
@@ -532,13 +554,12 @@ def _norm_needed() -> tuple[bool, str]:
         "cls config hidden_size eps persist_layer_norm zero_centered_gamma normalization",
     )
     try:
-        norm = _norm_class()(_config(), 8)
+        norm = _norm_class()(_norm_config(), 8)
     except AssertionError as error:
         return True, str(error)
-    marked = all(getattr(p, "sequence_parallel", False) for p in norm.parameters())
-    return not marked, "sequence parallelism is accepted" + (
-        "" if marked else ", but the parameters are not marked"
-    )
+    if all(getattr(p, "sequence_parallel", False) for p in norm.parameters()):
+        return False, "sequence parallelism is accepted"
+    return True, "sequence parallelism is accepted, but the parameters are not marked"
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #1098edcd
 def _norm_install(patch: MonkeyPatch) -> None:
@@ -546,13 +567,14 @@ def _norm_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def __new__(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        parallel, config.sequence_parallel = config.sequence_parallel, False
+        sequence_parallel = config.sequence_parallel
+        config.sequence_parallel = False
         try:
             norm = original(cls, config, *args, **kwargs)
         finally:
-            config.sequence_parallel = parallel
+            config.sequence_parallel = sequence_parallel
         for p in norm.parameters():
-            p.sequence_parallel = parallel
+            p.sequence_parallel = sequence_parallel
         return norm
 
     patch.setattr(_norm_class(), "__new__", staticmethod(__new__))
@@ -566,7 +588,8 @@ TORCH_NORM_SHIM = registry.register(
         needed=_norm_needed,
         install=_norm_install,
         verify=lambda: not _norm_needed()[0],
-        reason="layer specs without fused norms refuse sequence parallelism, although a norm works token by token",
+        reason="layer specs without fused norms refuse sequence parallelism, "
+        "although a norm works token by token",
         link="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/torch_norm.py#L32",
     )
 )

@@ -211,6 +211,12 @@ class Adaptor:
         self.applied = ""
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #b5ed7057
+def _package_origin(name: str) -> str | None:
+    "The file of a package; None where there is none, or a mere folder of that name"
+    spec = importlib.util.find_spec(name)
+    return None if spec is None else spec.origin
+
+
 class MindSpeed(Adaptor):
     "MindSpeed for Megatron up to core 0.16"
 
@@ -219,13 +225,12 @@ class MindSpeed(Adaptor):
 
     def present(self) -> tuple[bool, str]:
         "From core 0.17 on it imports megatron_adaptor and is no adaptor by itself"
-        spec = importlib.util.find_spec("mindspeed")
-        if spec is None:
+        origin = _package_origin("mindspeed")
+        if origin is None:
             return False, "no mindspeed can be imported"
-        source = Path(spec.origin).read_text() if spec.origin else ""
-        if "import megatron_adaptor" in source:
-            return False, f"mindspeed at {spec.origin} needs megatron_adaptor"
-        return True, f"mindspeed at {spec.origin}"
+        if "import megatron_adaptor" in Path(origin).read_text():
+            return False, f"mindspeed at {origin} needs megatron_adaptor"
+        return True, f"mindspeed at {origin}"
 
     def load(self) -> None:
         "Import it, which patches at once"
@@ -264,7 +269,7 @@ class MegatronAdaptor(MindSpeed):
     def present(self) -> tuple[bool, str]:
         "Whether both of the lower two can be imported"
         names = ("megatron_adaptor", "transformer_engine")
-        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        missing = [name for name in names if _package_origin(name) is None]
         if missing:
             return False, f"no {' and no '.join(missing)} can be imported"
         return True, "megatron_adaptor and transformer_engine are there"
@@ -278,7 +283,7 @@ class MegatronAdaptor(MindSpeed):
 
     def has_mindspeed(self) -> bool:
         "Whether MindSpeed is installed, too"
-        return importlib.util.find_spec("mindspeed") is not None
+        return _package_origin("mindspeed") is not None
 
     def arguments(
         self,

@@ -65,15 +65,15 @@ class _Norm(nn.Module):
 
     def __init__(
         self,
-        hidden_size: int | Sequence[int] | None = None,
-        eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        params_dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        device: Any = None,
-        normalized_shape: int | Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
-        **_: Any,
+        hidden_size: int | Sequence[int] | None = None,  # of the last dimensions
+        eps: float = 1e-5,  # added to the mean square or the variance
+        sequence_parallel: bool | None = None,  # whether x is a sequence shard
+        params_dtype: torch.dtype | None = None,  # None: torch's default
+        zero_centered_gamma: bool = False,  # whether the scale is 1 + gamma
+        device: Any = None,  # None: the current accelerator
+        normalized_shape: int | Sequence[int] | None = None,  # another name of hidden_size
+        dtype: torch.dtype | None = None,  # another name of params_dtype
+        **_: Any,  # options of fused kernels
     ) -> None:
         super().__init__()
         self.eps = eps
@@ -94,11 +94,16 @@ class _Norm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        "The norm starts as the identity"
         nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # [..., n]
+    ) -> Tensor:  # like x
+        "Normalise the last dimension"
         return normalize(
             x, self.weight, self.bias, self.kind, self.eps, self.zero_centered_gamma
         )

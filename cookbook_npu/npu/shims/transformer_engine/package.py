@@ -720,11 +720,12 @@ def make_package(
 def importable(
     package: str,  # top-level name
 ) -> bool:  # a real one, not a stub of ours
-    "Whether a package could be imported, without importing it"
+    "Whether a package could be imported, without importing it; a mere folder of that name is none"
     loaded = sys.modules.get(package)
     if loaded is not None:
         return not getattr(loaded, "__stub__", False)
-    return importlib.util.find_spec(package) is not None
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _needed() -> tuple[bool, str]:
