@@ -535,8 +535,7 @@ def job_parameters(
 _Recipe = Annotated[
     str,
     typer.Argument(
-        help="Recipe name or the path of a notebook; a job id "
-        "with --attach, --status, --stop or --resume."
+        help="Recipe name or the path of a notebook; a job id with --attach, --status, --stop or --resume."
     ),
 ]
 _Address = Annotated[

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..config import RunConfig
 from ..npu.device import NPU
-from ..npu.shims.memory_saver import required
+from ..npu.shims.memory_saver import required_environment
 from .dimensions import Dimensions
 
 # %% ../../nbs/plan/03_roles.ipynb #fb8ff8bc
@@ -62,7 +62,7 @@ def role_environment(
     environ = os.environ if environ is None else environ
     saver: dict[str, str | None] = {}
     if role == "trainer" and config.placement.sleep == "torch_memory_saver":
-        saver = required(environ)
+        saver = required_environment(environ)
     if config.scale != "910b" and environ.get(REHEARSE_ENV) != "1":
         return saver
     hosts, npus = _PORTS[role]
