@@ -789,7 +789,7 @@ def _check_loss(c: RunConfig) -> None:
         )
 
 # %% ../nbs/01_config.ipynb #625e6ffa
-def _check_correction(c: RunConfig) -> None:
+def _check_rollout_is(c: RunConfig) -> None:
     a = c.algorithm
     if a.rollout_is != "none" and a.old_logprob_source == "rollout":
         raise ConfigError(
@@ -801,7 +801,7 @@ def _check_correction(c: RunConfig) -> None:
         raise ConfigError(
             f"algorithm.rollout_is_veto_threshold is {a.rollout_is_veto_threshold} "
             "with algorithm.rollout_is 'none'",
-            "Choose a correction, for example 'truncate'.",
+            "Set rollout_is, for example 'truncate'.",
         )
     if not a.rollout_is_threshold_lower <= 1 <= a.rollout_is_threshold:
         raise ConfigError(
@@ -858,7 +858,7 @@ _CHECKS = (
     _check_estimator,
     _check_kl,
     _check_loss,
-    _check_correction,
+    _check_rollout_is,
     _check_schedule,
     _check_sleep,
     _check_tiny,

@@ -94,8 +94,8 @@ class RangeSet:
             self.ends.insert(i, n + 1)
 
 # %% ../../nbs/data/03_prompts.ipynb #40b583bd
-# Learned from; given up (stale, failed); without signal.
-Outcome = Literal["trained", "dropped", "filtered"]
+# dropped: its engine was lost, or its group had no signal
+Outcome = Literal["trained", "dropped"]
 
 
 class PromptOrder(Protocol):
@@ -191,8 +191,8 @@ class PromptDataset:
 
     def state(self) -> dict[str, Any]:  # JSON-able
         "What a resumed run needs"
-        books = dict(done=self.done.as_list(), counts=dict(self.counts))
-        return books | self.order.identity()
+        progress = dict(done=self.done.as_list(), counts=dict(self.counts))
+        return progress | self.order.identity()
 
     def load_state(
         self,

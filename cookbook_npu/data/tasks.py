@@ -41,7 +41,7 @@ CHAT_TEMPLATE = (
 
 # %% ../../nbs/data/01_tasks.ipynb #67e75941
 def byte_symbols() -> list[str]:  # 256 one-character strings
-    "The printable stub of each byte, in byte order"
+    "The printable symbol of each byte, in byte order"
     plain = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -112,7 +112,7 @@ def compute_policy_loss(
     old_logp_T: Tensor,  # log-probs of the old policy
     adv_T: Tensor,  # advantage of each token
     seqs: Sequences,  # which tokens are a sequence
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T)
     "The policy loss that the configuration names"
     if config.loss == "gspo":
@@ -124,11 +124,16 @@ def compute_policy_loss(
             config.clip_ratio_low,
             config.clip_ratio_high,
             config.clip_ratio_c,
-            name,
+            token_name,
         )
     if config.loss == "cispo":
         return cispo_loss(
-            logp_T, old_logp_T, adv_T, config.clip_ratio_low, config.clip_ratio_high, name
+            logp_T,
+            old_logp_T,
+            adv_T,
+            config.clip_ratio_low,
+            config.clip_ratio_high,
+            token_name,
         )
     return policy_loss(
         logp_T,
@@ -137,7 +142,7 @@ def compute_policy_loss(
         config.clip_ratio_low,
         config.clip_ratio_high,
         config.clip_ratio_c,
-        name,
+        token_name,
     )
 
 # %% ../../nbs/rl/07_algorithms.ipynb #d4776bce

@@ -32,7 +32,7 @@ def mismatch_ratio(
     rollout_logp_T: Tensor,  # log-probs under the policy that sampled, q
     seqs: Sequences,  # which tokens are a sequence
     level: RolloutISLevel = "token",  # one ratio for each token or for each sequence
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # ratio_T, float32 at least, no gradient
     "p0 / q for each token; raises `NumericsError` naming a log-prob that is not finite"
     if level not in get_args(RolloutISLevel):
@@ -42,7 +42,7 @@ def mismatch_ratio(
     # An observation was sampled by nobody: whatever stands in its place must not matter.
     old_T = torch.where(seqs.mask_T != 0, upcast(old_logp_T.detach()), 0.0)
     rollout_T = torch.where(seqs.mask_T != 0, upcast(rollout_logp_T.detach()), 0.0)
-    check_aligned(name, old_logp=old_T, rollout_logp=rollout_T)
+    check_aligned(token_name, old_logp=old_T, rollout_logp=rollout_T)
     return _aggregate(old_T - rollout_T, seqs, level).clamp(-20, 20).exp()
 
 # %% ../../nbs/rl/04_importance_sampling.ipynb #2bb87d67
@@ -70,14 +70,14 @@ def importance_weights(
     threshold_lower: float = 0.0,  # lower bound of the ratio
     threshold: float = 2.0,  # upper bound of the ratio
     veto_threshold: float | None = None,  # drop sequences with a token ratio below it
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # weight_T, float32 at least, no gradient; 0 where the mask is 0
     "Bounded importance weight p0 / q of each token"
     if rollout_is not in get_args(RolloutIS):
         raise ConfigError(
             f"rollout_is is {rollout_is!r}", nearest(rollout_is, get_args(RolloutIS))
         )
-    ratio_T = mismatch_ratio(old_logp_T, rollout_logp_T, seqs, level, name)
+    ratio_T = mismatch_ratio(old_logp_T, rollout_logp_T, seqs, level, token_name)
     weight_T = _bound(ratio_T, rollout_is, threshold_lower, threshold)
     weight_T = torch.where(seqs.mask_T != 0, weight_T, 0.0)
     if veto_threshold is None:

@@ -34,7 +34,7 @@ def kl_estimate(
     ref_logp_T: Tensor,  # log-probs under the reference
     estimator: KlEstimator = "low_var_kl",  # see the table above
     sampled_logp_T: Tensor | None = None,  # weight by the ratio to this policy; none: not
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # kl_T, float32 at least; with gradient if logp_T has one
     """Estimate of KL(policy || reference) at each sampled token.
 
@@ -43,7 +43,7 @@ def kl_estimate(
         raise ConfigError(
             f"kl_loss_type is {estimator!r}", nearest(estimator, get_args(KlEstimator))
         )
-    check_aligned(name, logp=logp_T, ref_logp=ref_logp_T)
+    check_aligned(token_name, logp=logp_T, ref_logp=ref_logp_T)
     logp_T = upcast(logp_T)
     kl_T = _estimate(logp_T - upcast(ref_logp_T), estimator)
     if sampled_logp_T is not None:

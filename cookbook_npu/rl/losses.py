@@ -43,10 +43,10 @@ def policy_loss(
     clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
     clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
     clip_ratio_c: float | None = None,  # dual clip: bound of the loss, in advantages
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
-    check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
+    check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T))
     return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
 
@@ -59,10 +59,10 @@ def gspo_loss(
     clip_ratio_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_ratio_low
     clip_ratio_high: float = 4e-4,  # and above 1 + clip_ratio_high
     clip_ratio_c: float | None = None,  # dual clip, as for `policy_loss`
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "Clipped surrogate with the length-normalised sequence ratio (arXiv 2507.18071)"
-    check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
+    check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_B = _ratio(seqs.mean(upcast(logp_T) - upcast(old_logp_T)))
     ratio_T = seqs.expand_to_tokens(ratio_B)
     return _clipped_surrogate(ratio_T, adv_T, clip_ratio_low, clip_ratio_high, clip_ratio_c)
@@ -74,10 +74,10 @@ def cispo_loss(
     adv_T: Tensor,  # advantage of each token
     clip_ratio_low: float = 1.0,  # the weight is at least 1 - clip_ratio_low
     clip_ratio_high: float = 4.0,  # and at most 1 + clip_ratio_high
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: where the weight was clipped)
     "REINFORCE with a clipped importance weight (arXiv 2506.13585)"
-    check_aligned(name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
+    check_aligned(token_name, logp=logp_T, old_logp=old_logp_T, advantage=adv_T)
     ratio_T = _ratio(upcast(logp_T) - upcast(old_logp_T)).detach()
     weight_T = ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     clipped_T = (weight_T != ratio_T).to(ratio_T.dtype)
@@ -89,12 +89,12 @@ def value_loss(
     old_value_T: Tensor,  # values before the update
     return_T: Tensor,  # returns to learn
     clip: float = 0.2,  # values may move this far from the old ones
-    name: TokenName | None = None,  # token position -> sample, for error messages
+    token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     """PPO's clipped squared error for each token (arXiv 2005.12729, section 3).
 
     clipped_T is 1 where the clipped term is strictly larger."""
-    check_aligned(name, value=value_T, old_value=old_value_T, returns=return_T)
+    check_aligned(token_name, value=value_T, old_value=old_value_T, returns=return_T)
     value_T = upcast(value_T)
     old_value_T = upcast(old_value_T)
     return_T = upcast(return_T)

@@ -50,14 +50,15 @@ def token_names(
 def check_finite(
     quantity: str,  # what it is, for the message
     value_T: Tensor,  # values to check
-    name: TokenName | None = None,  # position -> name of the sample; none: the position
+    token_name: TokenName
+    | None = None,  # position -> name of the sample; none: the position
 ) -> None:
     "Raise `NumericsError` naming the quantity and the first token that is not finite"
     bad_T = ~torch.isfinite(value_T.detach())
     if not bad_T.any():
         return
     first = int(bad_T.flatten().nonzero()[0])
-    token = f"token {first}" if name is None else name(first)
+    token = f"token {first}" if token_name is None else token_name(first)
     value = value_T.flatten()[first].item()
     raise NumericsError(
         f"{quantity} of {token} is {value} ({int(bad_T.sum())} of {bad_T.numel()} are not finite)",
@@ -66,7 +67,7 @@ def check_finite(
 
 # %% ../../nbs/rl/00_sequences.ipynb #f889dc39
 def check_aligned(
-    name: TokenName | None,  # position -> name of the sample; none: the position
+    token_name: TokenName | None,  # position -> name of the sample; none: the position
     **values: Tensor,  # quantities by name; the first one sets the shape
 ) -> None:
     "Check that all have one shape and only finite values; raises `DataError` or `NumericsError`"
@@ -78,7 +79,7 @@ def check_aligned(
                 f"{quantity} has shape {tuple(value_T.shape)}, {first} {tuple(shape)}",
                 "Align them.",
             )
-        check_finite(quantity, value_T, name)
+        check_finite(quantity, value_T, token_name)
 
 # %% ../../nbs/rl/00_sequences.ipynb #616fae6d
 class _SumOverRanks(torch.autograd.Function):

@@ -46,7 +46,7 @@ class Batch:
     rollout_logprobs: PerSequence  # log-probs under the engine that sampled, float32
     loss_weights: PerSequence  # step-wide weight in the loss, float32
     advantages: PerSequence  # float32
-    steps: list[list[int]]  # rows of each optimizer step
+    optimizer_steps: list[list[int]]  # rows of each optimizer step
     old_logprobs: PerSequence = field(default_factory=list)  # actor's, before the update
     ref_logprobs: PerSequence = field(default_factory=list)  # reference's; empty: none
     # importance weight trainer / engine; empty: rollout_is is none
@@ -172,7 +172,7 @@ def make_batch(
         rollout_logprobs=[np.asarray(s.logprobs, np.float32) for s in samples],
         advantages=advantages,
         loss_weights=compute_loss_weights(samples, steps, algorithm, max_tokens),
-        steps=steps,
+        optimizer_steps=steps,
     )
 
 # %% ../../nbs/train/00_batch.ipynb #df1add57
@@ -184,10 +184,10 @@ def _kl_of_tokens(
     for old, ref, ids in zip(
         batch.old_logprobs, batch.ref_logprobs, batch.tokens, strict=True
     ):
-        name = token_names([ids.name], [len(old)])
+        token_name = token_names([ids.name], [len(old)])
         old_T = torch.from_numpy(old)
         ref_T = torch.from_numpy(ref)
-        estimates.append(kl_estimate(old_T, ref_T, "k1", name=name))
+        estimates.append(kl_estimate(old_T, ref_T, "k1", token_name=token_name))
     return estimates
 
 
@@ -262,7 +262,7 @@ class MicroBatch:
     ref_logp_T: Tensor | None  # reference log-probs
     rollout_is_weight_T: Tensor | None  # importance weights trainer / engine
     seqs: Sequences  # which tokens are a sequence
-    name: TokenName  # token position -> sample and token, for messages
+    token_name: TokenName  # token position -> sample and token, for messages
 
 
 def make_micro_batch(
@@ -288,7 +288,7 @@ def make_micro_batch(
             select(batch.rollout_is_weights) if batch.rollout_is_weights else None
         ),
         seqs=sequences(lengths, loss_weight_T),
-        name=token_names([batch.tokens[i].name for i in rows], lengths),
+        token_name=token_names([batch.tokens[i].name for i in rows], lengths),
     )
 
 # %% ../../nbs/train/00_batch.ipynb #b09120bb
@@ -301,9 +301,9 @@ def compute_loss(
     "The configured loss of one micro-batch; loss and metrics add up over micro-batches and ranks"
     m = micro_batch
     from_rollout = algorithm.old_logprob_source == "rollout"
-    proximal_logp_T = m.rollout_logp_T if from_rollout else m.old_logp_T
+    old_logp_T = m.rollout_logp_T if from_rollout else m.old_logp_T
     pg_T, clipped_T = compute_policy_loss(
-        algorithm, logp_T, proximal_logp_T, m.adv_T, m.seqs, m.name
+        algorithm, logp_T, old_logp_T, m.adv_T, m.seqs, m.token_name
     )
     if m.rollout_is_weight_T is not None:
         pg_T = pg_T * m.rollout_is_weight_T
@@ -318,8 +318,10 @@ def compute_loss(
     if algorithm.entropy_coef:
         loss_T = loss_T - algorithm.entropy_coef * entropy_T
     if m.ref_logp_T is not None:
-        sampled_T = proximal_logp_T if algorithm.kl_unbiased else None
-        kl_T = kl_estimate(logp_T, m.ref_logp_T, algorithm.kl_loss_type, sampled_T, m.name)
+        sampled_T = old_logp_T if algorithm.kl_unbiased else None
+        kl_T = kl_estimate(
+            logp_T, m.ref_logp_T, algorithm.kl_loss_type, sampled_T, m.token_name
+        )
         metrics["kl_loss"] = kl_T
         if algorithm.kl_loss_coef:
             loss_T = loss_T + algorithm.kl_loss_coef * kl_T

@@ -160,7 +160,7 @@ class MemoryOffloader:
         self.asleep = False
         self.nbytes = 0  # given back by the last sleep
 
-    def building(self) -> AbstractContextManager:
+    def allocating(self) -> AbstractContextManager:
         "Where tensors that will sleep are made"
         return nullcontext()
 
@@ -325,7 +325,7 @@ class MemorySaverOffloader(MemoryOffloader):
         self.hook = hook
         self.tag = SAVER_TAG if hook == "region" else None
 
-    def building(self) -> AbstractContextManager:
+    def allocating(self) -> AbstractContextManager:
         "Where tensors that will sleep are made"
         if self.hook == "region":
             return self.saver.region(tag=SAVER_TAG, enable_cpu_backup=True)
@@ -361,7 +361,7 @@ def open_memory_saver() -> tuple[
 ]:  # torch_memory_saver's object, how it works here
     "The memory saver of this process, once a pause has been seen to free memory; raises `ConfigError`"
     try:
-        found = memory_saver.mode()
+        found = memory_saver.saver_mode()
         if found.hook is None:
             raise ShimError(found.reason, "Install its NPU build (sgl-kernel-npu).")
         memory_saver.start_check({})

@@ -112,9 +112,9 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.cluster.worker_group import LocalWorkerGroup
     from cookbook_npu.presets import qwen3_4b_colocate
     from cookbook_npu.runs.metrics import Spans, Tracker
-    from cookbook_npu.train.checkpointing import DriverState
     from cookbook_npu.train.loop import Driver
     from cookbook_npu.train.rollout_worker import Engines
+    from cookbook_npu.train.state import DriverState
     from cookbook_npu.train.workers import Workers
 
     longest = max(map(len, task["prompts"])) + task["tokens"]
@@ -193,7 +193,7 @@ def gate_ours(task: Task) -> dict[str, Any]:
     )
     answers = state.trainer.call("logprobs", batch)
     batch.old_logprobs = merge_sequences(answers, len(batch))
-    trainer.forward_backward(batch, batch.steps[0])
+    trainer.forward_backward(batch, batch.optimizer_steps[0])
     weights = {p: p.detach().clone() for p in trainer.model.module.parameters()}
 
     def exported() -> dict[str, Any]:

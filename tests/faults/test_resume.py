@@ -99,7 +99,7 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
         victim.write_bytes(victim.read_bytes()[:-7])
     run(configure(tmp_path, "run", resume=True))
     events = (tmp_path / "run" / "events.jsonl").read_text()
-    assert events.count("checkpoint_passed_over") == 2 and '"resume"' in events
+    assert events.count("checkpoint_passed_over") == 2 and '"truncated"' in events
     assert rows(tmp_path / "run") == rows(undisturbed)
     assert weights(tmp_path / "run") == weights(undisturbed)
 

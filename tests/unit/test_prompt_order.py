@@ -80,7 +80,7 @@ def test_random_crashes_skip_nothing_and_repeat_nothing(make, seed, goal, chance
             most = max(most, len(dataset.in_flight))
         elif action == "mark" and dataset.in_flight:
             name = rng.choice(sorted(dataset.in_flight.values()))
-            dataset.mark_done([name], rng.choice(["trained", "dropped", "filtered"]))
+            dataset.mark_done([name], rng.choice(["trained", "dropped"]))
             history.append(name)
         elif action == "save":
             saved = json.dumps(dataset.state()), len(history)
