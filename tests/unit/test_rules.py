@@ -138,14 +138,10 @@ def imitates(module: str) -> bool:
     return module.startswith(IMITATIONS)
 
 
-# to become empty
-SHARED = set("probe TRITON ROPE HEAD OPTIONS LAYERS part without".split())
-
-
 def test_no_two_modules_export_a_name():
     ours = [p for p in MODULES if not imitates(name_of(p))]
     found = doubles((name, name_of(p)) for p in ours for name in exported(p))
-    assert set(found) <= SHARED, f"{len(found)}: {found}"
+    assert not found, f"{len(found)}: {found}"
 
 
 def test_numbers_of_notebooks_have_no_gaps_and_no_doubles():
