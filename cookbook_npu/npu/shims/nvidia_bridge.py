@@ -248,9 +248,7 @@ LINEAR = registry.register(
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #28d2977c
 def flatten(
     values: Iterable[Any],  # arguments
-) -> tuple[
-    list[Any], list[int | None]
-]:  # every element by itself; per argument the length of its list, or None
+) -> tuple[list[Any], list[int | None]]:  # elements; of each argument its length, or None
     "Lay lists out"
     flat, lengths = [], []
     for value in values:
@@ -353,9 +351,7 @@ UNUSED = {
 }
 
 
-def narrow_forwards() -> list[
-    tuple[type, str]
-]:  # class, the argument that its forward should leave alone
+def narrow_forwards() -> list[tuple[type, str]]:  # class, argument to leave alone
     "Models whose `forward` would fail for an argument that it may ignore"
     held = [
         (getattr(part(module), name, None), argument)

@@ -281,9 +281,7 @@ def _ids_install(patch: MonkeyPatch) -> None:
         patch.setattr(importlib.import_module(name), "get_gpu_ids", get_gpu_ids)
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #b252eda2
-def get_gpu_ids() -> list[
-    int
-]:  # ascending; empty outside of a task or actor that holds devices
+def get_gpu_ids() -> list[int]:  # ascending; empty where no task or actor holds devices
     "`ray.get_gpu_ids` for NPUs"
     return device_ids(NPU.resource)
 

@@ -705,10 +705,8 @@ def reload_function(
     return reload_weights
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #c79be540
-def register_transfer_engine() -> (
-    dict[str, str] | None
-):  # vLLM's weight_transfer_config; none: it has no transfer engines, or takes its own only
-    "Tell vLLM of our transfer engine"
+def register_transfer_engine() -> dict[str, str] | None:  # vLLM's weight_transfer_config
+    "Tell vLLM of our transfer engine; none where it has no such engines, or takes its own only"
     if not transfer_engines():
         return None
     base = importlib.import_module("vllm.distributed.weight_transfer.base")
@@ -800,9 +798,7 @@ def _device_name(worker: Any, method: str) -> str:
 def ipc_update_function(
     worker: Any,  # a vLLM worker that was built with a native engine
     method: str,  # name of that engine
-) -> Callable[
-    [list], None
-]:  # takes [(name, arguments of the device's rebuild function), ...]
+) -> Callable[[list], None]:  # takes [(name, arguments of its rebuild function), ...]
     "Start, hand over handles in pieces, finish"
     engine = worker.weight_transfer_engine
     known = {f.name for f in dataclasses.fields(engine.init_info_cls)}
@@ -835,9 +831,7 @@ def _update_info(weights: list, device: str) -> dict[str, list]:
 def transfer_config(
     weight_update_method: str,  # rollout.weight_update_method
     device_type: str,  # of the platform: "npu", "cuda", "cpu"
-) -> (
-    dict[str, str] | None
-):  # vLLM's weight_transfer_config; none: it has no transfer engine that could be used
+) -> dict[str, str] | None:  # vLLM's weight_transfer_config; none: no engine to use
     "The transfer engine to build a worker with: ours, or the native one where it is asked for or ours is not taken"
     name = NATIVE_TRANSFER_ENGINES.get(device_type)
     native = {"backend": name} if name in transfer_engines() else None

@@ -33,9 +33,7 @@ PATCHES = "core.megatron_basic.requirements_basic"  # where the replacements of 
 
 def part(
     name: str,  # dotted, below mindspeed
-) -> (
-    ModuleType | None
-):  # none: this process's adaptor is not MindSpeed, or it has no such module
+) -> ModuleType | None:  # none: MindSpeed is not the adaptor, or has no such module
     "A module of MindSpeed"
     if not isinstance(current(), MindSpeed):
         return None
@@ -590,9 +588,7 @@ def _norm_needed() -> tuple[bool, str]:
 def zero_centered(
     original: Callable[..., torch.Tensor],  # a method that normalises
     weight: str,  # name of the scale
-) -> Callable[
-    ..., torch.Tensor
-]:  # the same method, which reads the scale as the configuration says
+) -> Callable[..., torch.Tensor]:  # the method; it reads the scale as configured
     "A norm of MindSpeed that knows layernorm_zero_centered_gamma"
 
     @functools.wraps(original)
