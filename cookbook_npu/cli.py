@@ -270,7 +270,7 @@ _ParameterFile = Annotated[
     Path | None,
     typer.Option("-f", "--file", help="JSON file of parameters; -p wins over it."),
 ]
-_Scale = Annotated[str, typer.Option(help="910b, or laptop (simulated NPUs).")]
+_Scale = Annotated[str, typer.Option(help="910b, cuda, or laptop (simulated NPUs).")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
@@ -329,7 +329,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e:
         raise ConfigError(
-            f"{file} line {e.lineno} is not JSON: {e.msg}", "Mend the file."
+            f"{file} line {e.lineno} is not JSON: {e.msg}", "Fix the file."
         ) from None
     if not isinstance(values, dict):
         raise ConfigError(

@@ -106,8 +106,9 @@ def check_kind(
     saver = "torch_memory_saver" in env.get("LD_PRELOAD", "") or "TMS_HOOK_MODE" in env
     if kind != "rollout" and not saver:
         return
-    memory_saver = importlib.import_module("cookbook_npu.npu.shims.memory_saver")
-    expandable = memory_saver.expandable_segments(env)
+    from cookbook_npu.npu.shims.memory_saver import expandable_segments
+
+    expandable = expandable_segments(env)
     if expandable:
         name = expandable[0]
         raise ConfigError(

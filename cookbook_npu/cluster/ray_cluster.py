@@ -146,20 +146,20 @@ def session_folder(
 class DeviceSlot:
     "One reserved device"
 
-    node: str  # address of the machine
+    machine: str  # its address
     device: int  # device id on that machine
     bundle: int  # bundle of the placement group
-    raylet: str = field(default="", compare=False)  # id of Ray's node
+    node_id: str = field(default="", compare=False)  # of Ray
 
 
 def sort_slots(
-    found: Sequence[tuple[str, ...]],  # (machine, device id[, Ray node id]) of each bundle
+    found: Sequence[tuple[str, str, str]],  # (machine, device, Ray node id) of each bundle
 ) -> tuple[DeviceSlot, ...]:  # by machine and node, then by device number
     "Order reserved devices by where they are"
     slots = []
-    for bundle, (node, device, *raylet) in enumerate(found):
-        slots.append(DeviceSlot(node, int(device), bundle, *raylet))
-    slots.sort(key=lambda slot: (slot.node, slot.raylet, slot.device, slot.bundle))
+    for bundle, (machine, device, node_id) in enumerate(found):
+        slots.append(DeviceSlot(machine, int(device), bundle, node_id))
+    slots.sort(key=lambda slot: (slot.machine, slot.node_id, slot.device, slot.bundle))
     return tuple(slots)
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5e980592

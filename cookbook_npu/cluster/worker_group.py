@@ -371,10 +371,10 @@ def remote_error(
 # %% ../../nbs/cluster/02_worker_group.ipynb #e904aed0
 def _machine_is_alive(slot: DeviceSlot) -> bool:
     "Whether Ray still sees the machine of a worker"
-    if not slot.raylet:
+    if not slot.node_id:
         return True
     alive = {node["NodeID"]: node["Alive"] for node in import_ray().nodes()}
-    return alive.get(slot.raylet, True)
+    return alive.get(slot.node_id, True)
 
 
 def death_error(
@@ -385,7 +385,7 @@ def death_error(
     "A dead process and its machine, in one sentence and the last lines of its log"
     slot = worker.slots[0]
     place = worker.place(method)
-    machine = f"{slot.node} (Ray node {slot.raylet[:8]})"
+    machine = f"{slot.machine} (Ray node {slot.node_id[:8]})"
     why = "it was killed" if "ray.kill" in str(error) else "the process died"
     if _machine_is_alive(slot):
         local = RoleError(
@@ -408,7 +408,7 @@ def _ask_for_stacks(workers: Iterable[WorkerHandle]) -> dict[str, int]:
     here = import_ray().get_runtime_context().get_node_id()
     starts = {}
     for worker in workers:
-        if worker.slots[0].raylet != here or not worker.log:
+        if worker.slots[0].node_id != here or not worker.log:
             continue
         if os.path.exists(worker.log) and os.path.exists(f"/proc/{worker.pid}"):
             starts[worker.log] = os.path.getsize(worker.log)
@@ -631,26 +631,26 @@ class _Collector:
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #085c53cd
 def assign_devices(
-    slots: Sequence[DeviceSlot],  # devices of the cluster, sorted
-    bundles: Sequence[int | Sequence[int]] | None,  # of each worker; none: one each
+    devices: Sequence[DeviceSlot],  # of the cluster, sorted
+    slots: Sequence[int | Sequence[int]] | None,  # numbers for each worker; none: one each
 ) -> list[list[DeviceSlot]]:  # devices of each worker, ascending
     "Look up the devices of each worker; raises `ConfigError` for a device it cannot have"
     assigned = []
-    for bundle in range(len(slots)) if bundles is None else bundles:
-        numbers = [bundle] if isinstance(bundle, int) else list(bundle)
+    for slot in range(len(devices)) if slots is None else slots:
+        numbers = [slot] if isinstance(slot, int) else list(slot)
         for number in numbers:
-            if not 0 <= number < len(slots):
+            if not 0 <= number < len(devices):
                 raise ConfigError(
-                    f"bundle {number} does not exist",
-                    f"The cluster has {len(slots)} devices, numbered from 0.",
+                    f"slot {number} does not exist",
+                    f"The cluster has {len(devices)} devices, numbered from 0.",
                 )
-        if len({slots[number].node for number in numbers}) != 1:
+        if len({devices[number].machine for number in numbers}) != 1:
             raise ConfigError(
-                f"bundles {numbers} of one worker lie on several machines",
+                f"slots {numbers} of one worker lie on several machines",
                 "Give a worker devices of one machine.",
             )
         # ascending, because CANN shows no device at all for "1,0"
-        assigned.append(sorted(slots[number] for number in numbers))
+        assigned.append(sorted(devices[number] for number in numbers))
     return assigned
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #204aa335
@@ -755,7 +755,7 @@ class RayWorkerGroup(WorkerGroup):
         name: str,  # for messages and log files
         role: str | type,  # class, "package.module:Class" or "/path/file.py:Class"
         cluster: Cluster,  # where it lives
-        bundles: Sequence[int | Sequence[int]] | None = None,  # see `assign_devices`
+        slots: Sequence[int | Sequence[int]] | None = None,  # see `assign_devices`
         share: float = 0.4,  # part of a device each worker books; several roles share one
         bootstrap: str | None = None,  # "trainer", "rollout" or "plain"; none: no device
         env: Mapping[str, object] | None = None,  # variables of the role; None removes one
@@ -763,10 +763,10 @@ class RayWorkerGroup(WorkerGroup):
         timeout: float = 600.0,  # default deadline of a call, and of the start, s
         hang_timeout_s: float | None = None,  # a call without progress for so long hangs, s
     ) -> Self:  # built
-        "Start a role, one process on the device(s) of each bundle"
+        "Start a role, one process on the device(s) of each entry of `slots`"
         full = worker_env({**cluster.env, **(env or {})}, kind=bootstrap)
         spec = WorkerSpec(name, role, bootstrap, full, dict(kwargs or {}), share)
-        devices = assign_devices(cluster.slots, bundles)
+        devices = assign_devices(cluster.slots, slots)
         group = cls(name, cluster, timeout, hang_timeout_s)
         cluster.worker_groups.append(group)
         try:

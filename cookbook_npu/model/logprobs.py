@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, ShimError
 from .megatron import MegatronModel
-from .packing import PackedBatch
+from .packing import TokenBatch
 
 # %% ../../nbs/model/04_logprobs.ipynb #c0df4016
 @dataclass(frozen=True)
@@ -205,15 +205,15 @@ def _without_head(
 # %% ../../nbs/model/04_logprobs.ipynb #9aa5517e
 def packed_hidden(
     model: MegatronModel,  # the model
-    packed: PackedBatch,  # a packed row, on the model's device
+    packed: TokenBatch,  # a packed row, on the model's device
 ) -> Tensor:  # hidden_RH, whole on every tensor-parallel rank
     "Final hidden states (after the last norm) of the rows that predict response tokens"
     from megatron.core.tensor_parallel import mappings
 
     with _without_head(model.decoder):
         hidden_BTH = model.ddp(
-            input_ids=packed.ids_1T,
-            position_ids=packed.positions_1T,
+            input_ids=packed.ids_BT,
+            position_ids=packed.positions_BT,
             attention_mask=None,
             packed_seq_params=packed.attention_params(),
         )
@@ -241,14 +241,14 @@ def vocabulary_slice(
 # %% ../../nbs/model/04_logprobs.ipynb #c103049b
 def packed_logprobs(
     model: MegatronModel,  # the model
-    packed: PackedBatch,  # a packed row, on the host or on the device
+    packed: TokenBatch,  # a packed row, on the host or on the device
     temperature: float = 1.0,  # softmax temperature of the policy
     chunk_tokens: int = 1024,  # tokens whose logits exist at once
-) -> tuple[Tensor, Tensor]:  # (logp_R, entropy_R), float32; `PackedBatch.split` cuts them
+) -> tuple[Tensor, Tensor]:  # (logp_R, entropy_R), float32; `TokenBatch.split` cuts them
     "Log-prob and entropy of every response token of a packed row, differentiable unless under no_grad"
-    if packed.ids_1T.shape[1] % model.layout.row_multiple:
+    if packed.ids_BT.shape[1] % model.layout.row_multiple:
         raise ConfigError(
-            f"a packed row of {packed.ids_1T.shape[1]} tokens",
+            f"a packed row of {packed.ids_BT.shape[1]} tokens",
             f"Pack with multiple={model.layout.row_multiple}.",
         )
     packed = packed.to(model.layout.device)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'check_parallel', 'local_device', 'current_layout', 'init_parallel',
-           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'megatron_config', 'load_model',
-           'export_weights']
+           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'megatron_config', 'ddp_options',
+           'load_model', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import io
@@ -313,6 +313,15 @@ def _build(config: Any, path: Path) -> Any:
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce
+def ddp_options() -> dict[str, Any]:  # keywords of DistributedDataParallelConfig
+    "How gradients are kept and reduced over the data-parallel ranks"
+    return dict(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=False,
+    )
+
+
 def _wrap(config: Any, module: Any) -> Any:
     "Megatron's DistributedDataParallel with flat buffers and gradients in float32"
     from megatron.core.distributed import (
@@ -320,9 +329,7 @@ def _wrap(config: Any, module: Any) -> Any:
         DistributedDataParallelConfig,
     )
 
-    flat = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
-    )
+    flat = DistributedDataParallelConfig(**ddp_options())
     ddp = DistributedDataParallel(config, flat, module)
     ddp.broadcast_params()
     return ddp

@@ -291,7 +291,7 @@ def accelerator(
             return Accelerator(p.type, p.count, p.simulated)
     raise DeviceError(
         "no accelerator is usable: " + "; ".join(p.reason for p in found),
-        f"Mend the driver, or set {SIMULATE_ENV}=1 for the simulated NPU.",
+        f"Fix the driver, or set {SIMULATE_ENV}=1 for the simulated NPU.",
     )
 
 # %% ../../nbs/npu/00_device.ipynb #467f915c

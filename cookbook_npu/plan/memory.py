@@ -208,7 +208,7 @@ def device_overhead(
         Component(
             "communicators",
             (trainer + engine) * COMMUNICATOR_BYTES,
-            ("HCCL_BUFFSIZE", "placement.destroy_process_groups"),
+            ("placement.destroy_process_groups",),
         ),
         Component("unexplained", UNEXPLAINED_BYTES),
     ]
@@ -306,9 +306,9 @@ def memory_phases(
         gathered = max(gathered, min(bucket, element * total_parameters(d)))
     knob = ("placement.bucket_bytes",)
     held = {
-        "generate": [*asleep, *engine],
-        "log-probs": [*awake, *state, *scoring(d, config)],
-        "train": [*awake, *state, *training(d, config)],
+        "rollout": [*asleep, *engine],
+        "logprobs": [*awake, *state, *scoring(d, config)],
+        "actor_train": [*awake, *state, *training(d, config)],
         "write weights": [*awake, *state, Component("gathered bucket", gathered, knob)],
         "update_weights": [*asleep, engine[0], Component("bucket", bucket, knob)],
     }

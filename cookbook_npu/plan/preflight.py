@@ -62,11 +62,12 @@ def check_devices(
         return  # the devices of a cluster that exists; Ray counts them
     found = look_for_devices(config.scale, environ)
     if found.state == "unusable" and config.scale == "910b" and has_package("acl"):
-        return  # devices of other names: Ray asks CANN for them
+        # virtual NPUs have other device files; Ray counts them through CANN's acl
+        return
     if not found.usable:
         raise ConfigError(
             f"scale is {config.scale!r}, but this machine cannot run it: {found.reason}",
-            "Mend that, join a cluster (RAY_ADDRESS), or choose scale laptop, which simulates its NPUs.",
+            "Fix that, join a cluster (RAY_ADDRESS), or choose scale laptop, which simulates its NPUs.",
         )
     if found.count < config.placement.devices:
         raise ConfigError(

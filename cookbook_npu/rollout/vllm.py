@@ -21,6 +21,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from cookbook_npu.npu.shims.vllm_weights import (
+    NATIVE_TRANSFER_ENGINES,
+    ipc_update_function,
+    reload_function,
+    transfer_config,
+    transfer_engines,
+    update_function,
+    weight_update_methods,
+)
 from torch import Tensor
 
 from ..config import WeightUpdateMethod
@@ -29,17 +38,7 @@ from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
 from ..npu.shims.memory_saver import expandable_segments
-from cookbook_npu.npu.shims.vllm_ascend import (
-    NATIVE_TRANSFER_ENGINES,
-    enter_engine,
-    enter_rollout,
-    ipc_update_function,
-    reload_function,
-    transfer_config,
-    transfer_engines,
-    update_function,
-    weight_update_methods,
-)
+from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
 from .engine import Engine, Request, SamplingParams
 from ..weights.checksum import checksum
 

@@ -404,7 +404,7 @@ class RunFolder:
 
     @property
     def events_file(self) -> Path:
-        "Faults, retries, alarms"
+        "Failures, restarts, resumes, dropped groups"
         return self.path / "events.jsonl"
 
     @property
@@ -452,7 +452,7 @@ class RunFolder:
 
     def event(
         self,
-        kind: str,  # what happened, e.g. "alarm", "retry", "resume"
+        kind: str,  # what happened, e.g. "failure", "restart", "resume"
         **fields: Any,  # what one must know about it
     ) -> None:
         "Append an event"

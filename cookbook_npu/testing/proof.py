@@ -87,7 +87,7 @@ def prove(
         if not passed:
             raise ShimError(
                 f"the check of {shim} did not return True with the shim",
-                "Mend the shim or the check.",
+                "Fix the shim or the check.",
             )
         if without not in failure:
             raise ShimError(
@@ -110,4 +110,4 @@ def run_check(
         timeout=180,
     )
     if not all(passed for passed, _ in results):
-        raise ShimError("a check did not return True", "Mend what it checks.")
+        raise ShimError("a check did not return True", "Fix what it checks.")

@@ -359,7 +359,7 @@ class MemorySaverOffloader(MemoryOffloader):
 def open_memory_saver() -> tuple[Any, HookMode]:  # the saver's object, how it works here
     "The memory saver of this process, once a pause has been seen to free memory; raises `ConfigError`"
     try:
-        found = memory_saver.mode()
+        found = memory_saver.saver_mode()
         if found.hook is None:
             raise ShimError(found.reason, "Install its NPU build (sgl-kernel-npu).")
         memory_saver.start_check({})

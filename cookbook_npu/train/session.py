@@ -99,7 +99,7 @@ def _warm_start(cluster: Cluster, config: RunConfig) -> None:
         "warm_start",
         "cookbook_npu.train.warm_start:WarmStart",
         cluster,
-        bundles=[0],
+        slots=[0],
         share=DEVICE_SHARE,
         bootstrap="plain",
         kwargs={"config": config},

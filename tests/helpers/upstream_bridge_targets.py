@@ -15,7 +15,7 @@ import torch
 
 from cookbook_npu.errors import ShimError
 from cookbook_npu.npu.shims.megatron_core.imports import findable
-from cookbook_npu.npu.shims.nvidia_bridge import TE_LAYERS, enter_bridge
+from cookbook_npu.npu.shims.nvidia_bridge import TE_LAYERS, enter_nvidia_bridge
 from cookbook_npu.npu.shims.registry import registry
 
 CONVERSION, QWEN = "models.conversion", "models.qwen_vl.modelling_qwen3_vl"
@@ -202,7 +202,7 @@ def contract(rank, world_size, root):
 
     initialize_rng_tracker()
     torch.cuda.manual_seed(1)
-    states = {s.name: (s.state, s.detail) for s in enter_bridge()}
+    states = {s.name: (s.state, s.detail) for s in enter_nvidia_bridge()}
     verified = {
         name: registry[name].shim.verify()
         for name, (state, _) in states.items()

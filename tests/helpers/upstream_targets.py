@@ -12,7 +12,7 @@ def back(entry):
     "Take a shim back: whether every place holds again what it held, and what the probe sees then"
     changes = [change for change in entry.patch.changes if entry.patch.holds(change)]
     left = registry.undo(
-        entry.shim.name, leave=True
+        entry.shim.name, keep_foreign=True
     ).detail  # MindSpeed has replaced it since: theirs stays
     # of several changes to one place the first one knows what was there
     first = {change.where: change for change in reversed(changes)}

@@ -88,7 +88,7 @@ def test_environment_is_the_allow_list_and_the_role(cluster):
 def test_workers_share_devices_until_they_are_full(cluster):
     with RayWorkerGroup.create("trainer", ROLE, cluster, timeout=120) as trainer:
         with RayWorkerGroup.create(
-            "engine", ROLE, cluster, bundles=[[0, 1]], timeout=120
+            "engine", ROLE, cluster, slots=[[0, 1]], timeout=120
         ) as engine:
             assert engine.call_rank_zero("env")["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
             assert len(set(trainer.call("pid") + engine.call("pid"))) == 3
@@ -96,7 +96,7 @@ def test_workers_share_devices_until_they_are_full(cluster):
                 RoleTimeout,
                 match=r"greedy rank 0 of 1: start\(\) did not return within 2 s",
             ):
-                RayWorkerGroup.create("greedy", ROLE, cluster, bundles=[0], timeout=2)
+                RayWorkerGroup.create("greedy", ROLE, cluster, slots=[0], timeout=2)
     assert cluster.worker_groups == []
 
 
@@ -172,9 +172,9 @@ from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.cluster.ray_cluster import Cluster
 role, part = sys.argv[1:]
 with Cluster.start(devices=2) as cluster:
-    rollout = RayWorkerGroup.create("rollout", role, cluster, bundles=[0], timeout=120)
+    rollout = RayWorkerGroup.create("rollout", role, cluster, slots=[0], timeout=120)
     env = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
-    trainer = RayWorkerGroup.create("trainer", role, cluster, bundles=[1], env=env, timeout=120)
+    trainer = RayWorkerGroup.create("trainer", role, cluster, slots=[1], env=env, timeout=120)
     driver = [line for line in open("/proc/self/maps") if part in line]
     found = [group.call_rank_zero("libraries", part) for group in (rollout, trainer)]
     print(len(driver) > 0, found[0], len(found[1]), "LD_PRELOAD" in rollout.call_rank_zero("env"))

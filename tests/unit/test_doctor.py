@@ -124,7 +124,7 @@ def test_sick_machines(name, nearest, part, want, fails, tmp_path):
             want,
         )
     text = report.as_text()
-    assert "mend" in text and all(f.saw in text for f in report.failed)
+    assert "\nfix " in text and all(f.saw in text for f in report.failed)
 
 
 def test_the_seed_passes(tmp_path):

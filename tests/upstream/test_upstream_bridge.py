@@ -1,4 +1,4 @@
-"""The records of `shims.megatron_bridge` on the real sources of Megatron-Bridge."""
+"""The records of `npu.shims.nvidia_bridge` on the real sources of Megatron-Bridge."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def found(request):
 def test_each_version_needs_what_it_needs(found):
     version, answer = found
     states = {
-        name.removeprefix("megatron_bridge."): row for name, row in answer["states"].items()
+        name.removeprefix("nvidia_bridge."): row for name, row in answer["states"].items()
     }
     for name, row in states.items():
         print(version, name, *row)

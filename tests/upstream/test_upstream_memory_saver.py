@@ -15,7 +15,12 @@ from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.errors import ShimError
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.npu.shims.memory_saver import build, libraries, library, mode
+from cookbook_npu.npu.shims.memory_saver import (
+    saver_build,
+    saver_libraries,
+    saver_library,
+    saver_mode,
+)
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "memory_saver_real.py"
@@ -68,7 +73,7 @@ def test_records_on_the_real_npu_build(python):
         timeout=120,
     )[0]
     assert found["build"] == "npu"
-    left = [0, 16]  # MiB that a publish leaves, with and without the shim
+    left = [0, 16]  # MiB that a weight update leaves, with and without the shim
     assert found["tms.disable_empties_cache"] == (["applied", "undone"], left)
     assert found["tms.margin"] == (["applied", "undone"], ["refused", "an attribute"])
 
@@ -86,14 +91,14 @@ def test_what_the_npu_build_looks_for(python, tmp_path):
         python / "torch_memory_saver", tmp_path / "torch_memory_saver"
     )
     with pytest.raises(ShimError, match="no torch_memory_saver_hook_mode_torch"):
-        mode({}, package)
+        saver_mode({}, package)
     (package / "torch_memory_saver_hook_mode_torch.abi3.so").touch()
-    assert mode({}, package).hook == "region"
+    assert saver_mode({}, package).hook == "region"
     (tmp_path / "torch_memory_saver_hook_mode_torch.abi3.so").touch()
     with pytest.raises(
         ShimError, match="2 libraries for one mode"
     ):  # its own search asserts exactly one in both places
-        library(package, "region")
+        saver_library(package, "region")
     assert '"PYTORCH_CUDA_ALLOC_CONF"' in (package / "entrypoint.py").read_text(), (
         "its sanity check reads this name"
     )
@@ -114,7 +119,7 @@ def test_the_cuda_build_has_what_the_npu_build_lacks(wheel, python):
     )
     assert {"region", "disable", "pause", "resume", "hook_mode"} <= cuda & npu
     assert {"memory_margin_bytes", "get_cpu_backup"} <= cuda - npu
-    assert build(wheel) == "cuda" and mode({}, wheel).hook is None
+    assert saver_build(wheel) == "cuda" and saver_mode({}, wheel).hook is None
     assert (
-        len(libraries(wheel, "preload")) > 1
+        len(saver_libraries(wheel, "preload")) > 1
     )  # one for each CUDA version, beside the package

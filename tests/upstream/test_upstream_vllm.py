@@ -111,7 +111,7 @@ def test_names_the_records_rely_on(version):
 def test_ways_of_weights_by_version(version, reload, update, checkpoint):
     worker = functions(checkout(version) / "vllm_ascend/worker/worker.py", "NPUWorker")
     assert ("reload_weights" in worker) == bool(reload), (
-        "before main only the model runner has it: see shims.vllm_ascend.reload_function"
+        "before main only the model runner has it: see npu.shims.vllm_weights.reload_function"
     )
     assert (
         {"start_weight_update", "update_weights", "finish_weight_update"} <= set(worker)

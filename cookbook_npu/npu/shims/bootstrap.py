@@ -173,7 +173,7 @@ def _enter_trainer(adaptor: str | None) -> None:
     for name in RECORDS:
         importlib.import_module(f"cookbook_npu.npu.shims.{name}")
     registry.enter("device")
-    chosen = adaptors.choose(adaptor)
+    chosen = adaptors.choose_adaptor(adaptor)
     registry.enter("before_megatron")
     chosen.load()
     importlib.import_module("megatron.core")

@@ -433,6 +433,8 @@ FLA_SHIM = registry.register(
         link="https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py",
     )
 )
+
+# %% ../../../nbs/npu/shims/03_fla.ipynb #c0ffee09
 CONV_SHIM = registry.register(
     Shim(
         name="causal_conv1d.packed",

@@ -122,11 +122,12 @@ class MonkeyPatch:
 
     def undo(
         self,
-        leave: bool = False,  # what somebody else has put in a place since stays there, instead of a refusal
+        # what somebody else has put in a place since stays there, instead of a refusal
+        keep_foreign: bool = False,
     ) -> list[str]:  # the places that were left
         "Put everything back, last change first; refuses where a value is no longer ours"
         foreign = [change.where for change in self.changes if not self.holds(change)]
-        if foreign and not leave:
+        if foreign and not keep_foreign:
             raise ShimError(
                 f"{foreign[0]} was replaced again after the shim",
                 "Undo in the reverse order of applying.",
@@ -296,11 +297,12 @@ class ShimEntry:
 
     def undo(
         self,
-        leave: bool = False,  # what somebody else has put in a place since stays there, instead of a refusal
+        # what somebody else has put in a place since stays there, instead of a refusal
+        keep_foreign: bool = False,
     ) -> ShimState:  # undone, or unchanged when it was not applied
         "Take the shim back"
         if self.is_applied:
-            left = self.patch.undo(leave)
+            left = self.patch.undo(keep_foreign)
             self.state.state = "undone"
             self.state.detail = ""
             if left:
@@ -395,15 +397,16 @@ class Registry:
     def undo(
         self,
         name: str,  # of the shim
-        leave: bool = False,  # what somebody else has put in a place since stays there, instead of a refusal
+        # what somebody else has put in a place since stays there, instead of a refusal
+        keep_foreign: bool = False,
     ) -> ShimState:  # undone, or unchanged when it was not applied
         "Take one shim back"
-        return self[name].undo(leave)
+        return self[name].undo(keep_foreign)
 
     def undo_all(self) -> None:
         "Take every shim back, last applied first; what a framework has put in their places since stays"
         for name in reversed(self.applied()):
-            self.undo(name, leave=True)
+            self.undo(name, keep_foreign=True)
 
     def applied(self) -> list[str]:  # names
         "The shims that hold, in the order in which they were applied, the last time each"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARTS', 'KNOWN_STACKS', 'TORCH_NPU_BUILDS', 'VLLM_ASCEND', 'MINDSPEED', 'WEIGHTS', 'SOURCES', 'BUILD_SAVER',
            'version_matches', 'same_commit', 'Stack', 'read_parts', 'make_stack', 'Conflict', 'conflicts', 'Mismatch',
-           'mismatches', 'nearest_stack', 'requirement', 'mend', 'Package', 'canonical_name', 'installed_packages',
+           'mismatches', 'nearest_stack', 'requirement', 'fix_for', 'Package', 'canonical_name', 'installed_packages',
            'make_lock', 'lock_changes', 'read_lock']
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #5557b53a
@@ -387,7 +387,7 @@ BUILD_SAVER = (
 )
 
 
-def mend(
+def fix_for(
     m: Mismatch,  # what differs
 ) -> str:  # a command, or who can do it
     "How to get the wanted part"

@@ -112,9 +112,9 @@ def play(head, folder, running) -> dict:
     found = {}
     begin(head, folder, running)
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
-        found["slots"] = [(s.raylet, s.device) for s in cluster.slots]
+        found["slots"] = [(s.node_id, s.device) for s in cluster.slots]
         group = RayWorkerGroup.create(
-            "teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200
+            "teller", Teller, cluster, slots=range(8), share=0.4, timeout=200
         )
         found["ranks"] = group.call("where")
         found["killed"] = lose_node(running)
@@ -122,7 +122,7 @@ def play(head, folder, running) -> dict:
     running.append(join_node(head, folder))
     with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
         with RayWorkerGroup.create(
-            "teller", Teller, cluster, bundles=range(8), share=0.4, timeout=200
+            "teller", Teller, cluster, slots=range(8), share=0.4, timeout=200
         ) as group:
             found["after"] = len(group.call("where"))
     return found

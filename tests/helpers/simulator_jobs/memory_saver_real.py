@@ -81,7 +81,7 @@ def records(rank, world_size, python):
     from cookbook_npu.npu.shims.registry import registry
 
     saver = real_saver(Path(python))
-    results = {"build": memory_saver.build(memory_saver.package_folder())}
+    results = {"build": memory_saver.saver_build(memory_saver.package_folder())}
 
     def free():
         return torch.npu.mem_get_info()[0] >> 20

@@ -249,11 +249,16 @@ def ipc_record(rank, world_size, checkout):
     import vllm.distributed.weight_transfer.ipc_engine as ipc
 
     from cookbook_npu.npu.shims import vllm_ascend as vllm
+    from cookbook_npu.npu.shims import vllm_weights
 
     folder = Path(checkout) / "vllm_ascend/distributed/weight_transfer"
     if not (folder / "npu_ipc_engine.py").is_file():
         fake("vllm_ascend")
-        return {"state": "not needed", "seen": vllm.PACKED.needed()[1], "paths": {}}
+        return {
+            "state": "not needed",
+            "seen": vllm.PACKED_NPU_IPC_SHIM.needed()[1],
+            "paths": {},
+        }
     tree = ast.parse((folder / "npu_ipc_engine.py").read_text())
     for module in (base, ipc):  # names that this version of vLLM does not have any more
         imports = [
@@ -289,9 +294,9 @@ def ipc_record(rank, world_size, checkout):
         return False  # it came back as if all were well
 
     worker = built_with_npu_ipc(module)
-    opened = open_handles(vllm, module, worker)
+    opened = open_handles(module, worker)
     return cycle("vllm_ascend.packed_npu_ipc", check) | {
-        "paths": vllm.weight_update_methods(worker, ["npu_ipc"]),
+        "paths": vllm_weights.weight_update_methods(worker, ["npu_ipc"]),
         "opened": opened,
     }
 
@@ -338,9 +343,11 @@ def unpacked(info):
     return info
 
 
-def open_handles(vllm, module, worker):
+def open_handles(module, worker):
     "What the real engine asks torch_npu to open, and loads, for one tensor"
     import torch
+
+    from cookbook_npu.npu.shims import vllm_weights
 
     module.npu_generate_uuid = lambda: "here"
     reductions = fake("torch_npu.multiprocessing.reductions")
@@ -362,7 +369,7 @@ def open_handles(vllm, module, worker):
         b"",
         False,
     )
-    vllm.ipc_update_function(worker, "npu_ipc")([("w", args)])
+    vllm_weights.ipc_update_function(worker, "npu_ipc")([("w", args)])
     ((name, opened),) = worker.loaded
     return name == "w" and opened == (*args[:6], 0, *args[7:])
 
@@ -372,6 +379,7 @@ def real_vllm(rank, world_size):
     import vllm.engine.arg_utils as arguments
 
     from cookbook_npu.npu.shims import vllm_ascend as vllm
+    from cookbook_npu.npu.shims import vllm_weights
     from cookbook_npu.npu.shims.registry import registry
 
     vllm.enter_rollout()
@@ -379,11 +387,11 @@ def real_vllm(rank, world_size):
     report = {row["name"]: (row["state"], row["detail"]) for row in vllm.enter_engine()}
     during = arguments.EngineArgs(model="m").logprobs_mode
     registry.undo_all()
-    half = vllm.HalfAwake()
+    half = vllm.HalfAwakeCore()
     vllm._core().wake_up(half, ["weights"])
     return (
         report,
         (before, during, arguments.EngineArgs(model="m").logprobs_mode),
         half.resumed,
-        vllm.transfer_engines(),
+        vllm_weights.transfer_engines(),
     )

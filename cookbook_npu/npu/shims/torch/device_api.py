@@ -395,7 +395,7 @@ HOST_CACHE_SHIM = registry.register(
         needed=_host_cache_needed,
         install=_host_cache_install,
         verify=lambda: hasattr(torch._C, "_host_emptyCache"),
-        reason="slime and relax release pinned memory through torch._C._host_emptyCache, "
+        reason="slime and Relax release pinned memory through torch._C._host_emptyCache, "
         "which only a CUDA build of torch has",
         link="https://github.com/THUDM/slime/blob/v0.2.2/slime/utils/memory_utils.py",
     )

@@ -351,7 +351,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         if any(group is not None and group.size() > 1 for group in groups):
             raise ShimError(
                 "context parallel attention was asked of the plain-torch TransformerEngine stub",
-                "Set parallel.context to 1, or use MindSpeed.",
+                "This trainer has no context parallelism: use MindSpeed or TransformerEngine for it.",
             )
         self.cp_group = cp_group
         self.cp_global_ranks = cp_global_ranks

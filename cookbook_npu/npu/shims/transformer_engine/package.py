@@ -417,7 +417,7 @@ def apply_rotary_pos_emb(
     if cp_size > 1:
         raise ShimError(
             "rotary embedding with context parallelism was asked of the TransformerEngine stub",
-            "Set parallel.context to 1.",
+            "This trainer has no context parallelism: use MindSpeed or TransformerEngine for it.",
         )
     angle = _token_angles(freqs, t, tensor_format, cu_seqlens).float()
     rotated = t[..., : angle.shape[-1]].float()
