@@ -180,6 +180,13 @@ def test_lines_are_as_wide_as_a_page():
     assert statistics.quantiles(widths, n=10)[-1] <= 88
 
 
+@ids
+def test_return_types_are_not_torn_apart(path):
+    "A comment that is too long makes the formatter break the type before it"
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        assert not re.search(r"-> \S*[\[(]$", line), f"line {number}: shorten the comment"
+
+
 def public(path: Path):
     "(qualified name, node) of what others may call: no leading underscore anywhere, not inside a function"
     waiting = [("", tree(path).body)]
