@@ -21,15 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from cookbook_npu.npu.shims.vllm_weights import (
-    NATIVE_TRANSFER_ENGINES,
-    ipc_update_function,
-    reload_function,
-    transfer_config,
-    transfer_engines,
-    update_function,
-    weight_update_methods,
-)
 from torch import Tensor
 
 from ..config import WeightUpdateMethod
@@ -39,6 +30,15 @@ from ..heartbeat import report_progress
 from ..npu.device import probe
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
+from cookbook_npu.npu.shims.vllm_weights import (
+    NATIVE_TRANSFER_ENGINES,
+    ipc_update_function,
+    reload_function,
+    transfer_config,
+    transfer_engines,
+    update_function,
+    weight_update_methods,
+)
 from .engine import Engine, Request, SamplingParams
 from ..weights.checksum import checksum
 
