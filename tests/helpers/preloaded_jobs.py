@@ -4,8 +4,10 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 from cookbook_npu.testing.fork_server import fork_process
 
@@ -21,6 +23,7 @@ KERNEL = ["ipykernel.kernelapp", "torch", "transformers", "matplotlib", "preload
 
 def become_fork(argv: list[str]) -> None:
     "Let a fork do what this process was started for, and end as it ends; returns where there is no server"
+    parent = os.getppid()
     is_module = argv[1] == "-m"
     ours, theirs = socket.socketpair()
     process = fork_process(
@@ -36,7 +39,14 @@ def become_fork(argv: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: os.kill(process.pid, number))
     theirs.close()
-    code = process.wait()
+    code = None
+    while code is None:
+        if (
+            os.getppid() != parent
+        ):  # Ray's workers end with their raylet, kernels with who started them
+            os._exit(1)
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(0.5)
     ours.close()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
