@@ -62,8 +62,9 @@ def warm_up_of(notebook: str) -> list[str]:
 def environment(warm_up: list[str]) -> dict[str, str]:
     "Variables of this process without those that Ray's import set, with a path to package and helpers"
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    path = [str(ROOT), str(HELPERS), env.get("PYTHONPATH", "")]
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    path = [str(ROOT), str(HELPERS), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    path = os.pathsep.join(dict.fromkeys(filter(None, path)))
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     if warm_up in (DEVICE, TRAINER):
         env["COOKBOOK_NPU_SIMULATE"] = "1"
     return env
