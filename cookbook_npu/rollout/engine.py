@@ -469,9 +469,7 @@ class Engine(ABC):
     def checksums(
         self,
         names: Iterable[str] | None = None,  # weights to check; none: all
-    ) -> dict[
-        str, int
-    ]:  # Hugging Face name -> `weights.checksum.checksum` in the engine's dtype
+    ) -> dict[str, int]:  # by Hugging Face name, of values in the engine's dtype
         "Checksums of the weights the engine holds"
         self._require("checksums", *_HAVE_WEIGHTS)
         shapes, tied = self._weight_shapes()
@@ -515,7 +513,7 @@ class Engine(ABC):
                 raise EngineError(f"wake tag is {tag!r}", nearest(tag, WAKE_TAGS))
         with self._gate.lock:
             if self._closed:
-                self._require("wake", "asleep")
+                raise EngineError("wake while the engine is closed", _REMEDIES["closed"])
             if "kv_cache" in wanted and "weights" not in wanted | self._resident:
                 raise EngineError(
                     'wake(["kv_cache"]) while the weights are asleep',
