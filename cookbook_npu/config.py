@@ -789,6 +789,18 @@ def _check_loss(c: RunConfig) -> None:
         )
 
 # %% ../nbs/01_config.ipynb #625e6ffa
+def _check_overlong(c: RunConfig) -> None:
+    scorers = {*c.reward.scorers}
+    for of_source in c.reward.by_source.values():
+        scorers |= of_source.keys()
+    share = c.algorithm.overlong_buffer_share
+    if share and "length" in scorers:
+        raise ConfigError(
+            f"reward.scorers has length and algorithm.overlong_buffer_share is {share}",
+            "Penalize length once.",
+        )
+
+
 def _check_rollout_is(c: RunConfig) -> None:
     a = c.algorithm
     if a.rollout_is != "none" and a.old_logprob_source == "rollout":
@@ -858,6 +870,7 @@ _CHECKS = (
     _check_estimator,
     _check_kl,
     _check_loss,
+    _check_overlong,
     _check_rollout_is,
     _check_schedule,
     _check_sleep,

@@ -1,5 +1,6 @@
 """What several test files share: servers whose forks are the processes of tests, and an undisturbed run."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -29,7 +30,13 @@ def pytest_unconfigure(config):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory) -> Path:
-    "The folder of a small run that nobody disturbed"
-    root = tmp_path_factory.mktemp("undisturbed")
-    run(configure(root, "run"))
+    "The folder of a small run that nobody disturbed; the workers of pytest-xdist share it"
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"
+    root.mkdir(exist_ok=True)
+    with open(root / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "done").exists():
+            run(configure(root, "run"))
+            (root / "done").touch()
     return root / "run"

@@ -363,32 +363,26 @@ class Scorer:
     inline: bool  # harmless and linear: graded in the calling process
     worst: float  # the score of an answer whose grading was killed
     window: int | None = None  # characters from the end that it looks at; none: all
+    function: ScorerFunction | None = None  # none: a user's, imported when it is needed
 
 
-_OF_PACKAGE = (
-    Scorer("exact", True, 0.0),
-    Scorer("format", True, 0.0),
-    Scorer("dapo", True, -1.0, DAPO_WINDOW),
-    Scorer("math", False, 0.0, ANSWER_WINDOW),
-    Scorer("deepscaler", False, 0.0, DEEPSCALER_WINDOW),
-    Scorer("gpqa", True, 0.0, ANSWER_WINDOW),
-    Scorer("f1", True, 0.0, ANSWER_WINDOW),
-    Scorer("countdown", True, 0.0, ANSWER_WINDOW),
-    Scorer("length", True, -1.0, 0),
-    Scorer("repetition", True, -1.0, 65536),
-)
-SCORERS = {scorer.name: scorer for scorer in _OF_PACKAGE}
-_FUNCTIONS: dict[str, ScorerFunction] = {
-    "exact": exact,
-    "format": format_think,
-    "dapo": dapo,
-    "math": math,
-    "deepscaler": deepscaler,
-    "gpqa": gpqa,
-    "f1": f1,
-    "countdown": countdown,
-    "length": length,
-    "repetition": repetition,
+SCORERS: dict[str, Scorer] = {
+    "exact": Scorer("exact", inline=True, worst=0.0, function=exact),
+    "format": Scorer("format", inline=True, worst=0.0, function=format_think),
+    "dapo": Scorer("dapo", inline=True, worst=-1.0, window=DAPO_WINDOW, function=dapo),
+    "math": Scorer("math", inline=False, worst=0.0, window=ANSWER_WINDOW, function=math),
+    "deepscaler": Scorer(
+        "deepscaler", inline=False, worst=0.0, window=DEEPSCALER_WINDOW, function=deepscaler
+    ),
+    "gpqa": Scorer("gpqa", inline=True, worst=0.0, window=ANSWER_WINDOW, function=gpqa),
+    "f1": Scorer("f1", inline=True, worst=0.0, window=ANSWER_WINDOW, function=f1),
+    "countdown": Scorer(
+        "countdown", inline=True, worst=0.0, window=ANSWER_WINDOW, function=countdown
+    ),
+    "length": Scorer("length", inline=True, worst=-1.0, window=0, function=length),
+    "repetition": Scorer(
+        "repetition", inline=True, worst=-1.0, window=65536, function=repetition
+    ),
 }
 
 # %% ../../nbs/data/04_graders.ipynb #8cf6673d
@@ -400,7 +394,7 @@ def find_scorer(
         return SCORERS[name]
     module, colon, function = name.partition(":")
     if colon and all(part.isidentifier() for part in [*module.split("."), function]):
-        return Scorer(name, False, 0.0)
+        return Scorer(name, inline=False, worst=0.0)
     raise ConfigError(
         f"reward.scorers: {name!r} is not a scorer",
         nearest(name, SCORERS) + " Your own is written package.module:function.",
@@ -453,9 +447,10 @@ def load_function(
 ) -> ScorerFunction:  # the function, arguments filled in
     "The function of a scorer; imports a user's module"
     arguments = arguments or {}
-    if name in _FUNCTIONS:
-        return _bind(name, _FUNCTIONS[name], arguments)
-    module, _, function = find_scorer(name).name.partition(":")
+    scorer = find_scorer(name)
+    if scorer.function is not None:
+        return _bind(name, scorer.function, arguments)
+    module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:

@@ -61,8 +61,10 @@ def pass_curve(
     tallies = list(tallies)
     largest = min((n for n, _ in tallies), default=0)
     curve = {}
-    for k in (2**i for i in range(largest.bit_length())):
+    k = 1
+    while k <= largest:
         curve[k] = sum(pass_at_k(n, c, k) for n, c in tallies) / len(tallies)
+        k *= 2
     return curve
 
 # %% ../../nbs/data/07_pass_at_k.ipynb #98a2cc91
@@ -70,9 +72,7 @@ def by_difficulty(
     samples: Sequence[Sample],  # graded, with metadata
     key: str = "level",  # key of the metadata
     threshold: float = 0.0,  # a reward above it is a success
-) -> list[
-    dict[str, Any]
-]:  # of each value: value, prompts, mean reward, pass@1, pass@2, ...
+) -> list[dict[str, Any]]:  # of each value: value, prompts, mean reward, pass@1, ...
     "Pass rates, in the order of the values; samples without the key are left out"
     parts: dict[Any, list[Sample]] = defaultdict(list)
     for s in samples:

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'CHAT_TEMPLATE', 'LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING',
-           'GENERATORS', 'GENERATED', 'byte_symbols', 'build_tokenizer', 'save_tokenizer', 'Problem', 'is_held_out',
-           'ArithmeticTask', 'max_answer_chars', 'Solved', 'demonstrations', 'Puzzle', 'expression_tokens',
-           'numbers_in', 'evaluate_expression', 'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle',
-           'held_out_family', 'PuzzleTask', 'all_puzzles', 'generated_task']
+           'GENERATORS', 'GENERATED', 'byte_symbols', 'build_tokenizer', 'Problem', 'is_held_out', 'ArithmeticTask',
+           'Solved', 'demonstrations', 'Puzzle', 'expression_tokens', 'numbers_in', 'evaluate_expression',
+           'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle', 'PuzzleTask', 'all_puzzles', 'generated_task']
 
 # %% ../../nbs/data/01_tasks.ipynb #af35b9bc
 import hashlib
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError, nearest
@@ -69,14 +67,6 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":  # 264 tokens, Qwen's chat f
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )
-
-# %% ../../nbs/data/01_tasks.ipynb #5afc5df7
-def save_tokenizer(
-    folder: Path | str,  # a Hugging Face model folder
-) -> Path:  # the folder
-    "Write the byte tokenizer into `folder`, where `AutoTokenizer` finds it"
-    build_tokenizer().save_pretrained(folder)
-    return Path(folder)
 
 # %% ../../nbs/data/01_tasks.ipynb #fb055ebd
 @dataclass(frozen=True, order=True)
@@ -130,12 +120,11 @@ LEVELS: dict[int, dict[str, int]] = {
 
 # %% ../../nbs/data/01_tasks.ipynb #47051b5f
 def is_held_out(
-    problem: Problem,  # problem
+    key: str,  # names the family of a problem, and the split
     share: float,  # share of families held out
-    seed: int,  # seed of the split
 ) -> bool:  # True: evaluation, False: training
-    "On which side of the split `problem` lies"
-    digest = hashlib.blake2b(f"{seed}/{problem.family}".encode(), digest_size=8).digest()
+    "On which side of a split a family lies"
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 # %% ../../nbs/data/01_tasks.ipynb #d90c8ee6
@@ -168,12 +157,16 @@ class ArithmeticTask:
     @cached_property
     def train(self) -> list[Problem]:
         "Problems to train on"
-        return [p for p in self.problems if not is_held_out(p, self.eval_share, self.seed)]
+        return [p for p in self.problems if not self._is_held_out(p)]
 
     @cached_property
     def held_out(self) -> list[Problem]:
         "Problems of families that are never trained on"
-        return [p for p in self.problems if is_held_out(p, self.eval_share, self.seed)]
+        return [p for p in self.problems if self._is_held_out(p)]
+
+    def _is_held_out(self, problem: Problem) -> bool:
+        "Another seed is another split"
+        return is_held_out(f"{self.seed}/{problem.family}", self.eval_share)
 
 # %% ../../nbs/data/01_tasks.ipynb #6a8ba441
 def _all_problems(level: int, pad: bool, seed: int) -> list[Problem]:
@@ -186,13 +179,6 @@ def _all_problems(level: int, pad: bool, seed: int) -> list[Problem]:
                 problems.append(Problem(a, op, b, width))
     random.Random(f"arithmetic/{seed}").shuffle(problems)
     return problems
-
-# %% ../../nbs/data/01_tasks.ipynb #474f1562
-def max_answer_chars(
-    task: ArithmeticTask,  # task
-) -> int:  # characters of its longest answer
-    "How long an answer of `task` can get"
-    return max(len(p.answer) for p in task.problems)
 
 # %% ../../nbs/data/01_tasks.ipynb #6d7e2ea3
 class Solved(Protocol):
@@ -424,15 +410,6 @@ GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
     "counting": counting_puzzle,
 }
 
-# %% ../../nbs/data/01_tasks.ipynb #81cc5d1b
-def held_out_family(
-    family: str,  # of a problem
-    share: float,  # share of families held out
-) -> bool:  # True: evaluation, False: training
-    "On which side of the split a family lies; depends on no seed"
-    digest = hashlib.blake2b(f"held out/{family}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
-
 # %% ../../nbs/data/01_tasks.ipynb #3a50771f
 @dataclass(frozen=True)
 class PuzzleTask:
@@ -464,12 +441,16 @@ class PuzzleTask:
     @cached_property
     def train(self) -> list[Puzzle]:
         "Problems to train on"
-        return [p for p in self.problems if not held_out_family(p.family, self.eval_share)]
+        return [p for p in self.problems if not self._is_held_out(p)]
 
     @cached_property
     def held_out(self) -> list[Puzzle]:
         "Problems of families that are never trained on"
-        return [p for p in self.problems if held_out_family(p.family, self.eval_share)]
+        return [p for p in self.problems if self._is_held_out(p)]
+
+    def _is_held_out(self, puzzle: Puzzle) -> bool:
+        "The split is the same for every seed"
+        return is_held_out(f"held out/{puzzle.family}", self.eval_share)
 
 # %% ../../nbs/data/01_tasks.ipynb #5dc6d1a1
 def _distinct(kind: str, level: int, count: int, rng: random.Random) -> Iterator[Puzzle]:

@@ -200,6 +200,7 @@ def verifier_command(
     "The command line of a worker"
     code = (
         "import json, sys; from cookbook_npu.data.verifier import serve_calls; "
-        "serve_calls(*map(json.loads, sys.argv[1:]))"
+        "scorers, lifeline, memory_mb = sys.argv[1:]; "
+        "serve_calls(json.loads(scorers), int(lifeline), int(memory_mb))"
     )
     return [sys.executable, "-c", code, json.dumps(scorers), str(lifeline), str(memory_mb)]

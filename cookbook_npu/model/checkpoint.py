@@ -33,7 +33,7 @@ def _rng_tracker() -> Any:  # Megatron's tracker of model-parallel random states
     return tensor_parallel.get_cuda_rng_tracker()
 
 
-def random_state() -> dict[str, Any]:  # tensors; of Megatron's tracker a mapping
+def random_state() -> dict[str, Any]:  # tensors; for Megatron's tracker a mapping of them
     "Every generator of this process"
     return {
         "host": torch.get_rng_state(),

@@ -53,8 +53,8 @@ def _statistics(
     x_CV: Tensor,  # logits of the slice
     targets_C: Tensor,  # token ids of the whole vocabulary
     part: VocabSlice,  # the slice
-) -> Tensor:  # 4 x C
-    "Max, sum of exponentials, their mean logit (unnormalised) and target logit of a slice"
+) -> Tensor:  # 4 x C: max, sum of exponentials, their mean logit, target logit
+    "What a slice contributes to log-probs and entropies; the mean logit is unnormalised"
     position_C, inside_C = part.local(targets_C)
     m_C = x_CV.amax(-1)
     p_CV = (x_CV - m_C[:, None]).exp_()

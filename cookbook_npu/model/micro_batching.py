@@ -119,7 +119,7 @@ def level(
     costs: Sequence[float],  # time of each sample
     budget: int,  # tokens of one micro-batch
     padded: bool = False,  # padded to the longest, instead of packed
-) -> MicroBatches:  # as many, about equal in cost; the given ones if that fails
+) -> MicroBatches:  # as many, as equal in cost as worst fit makes them, or the given ones
     "Share out the samples anew over the same number of micro-batches"
     levelled: MicroBatches = [[] for _ in micro_batches]
     load = [0.0] * len(levelled)

@@ -101,7 +101,7 @@ def activations(
     config: RunConfig,  # the run
     tokens: int,  # T
     response: int,  # R
-) -> tuple[int, int]:  # bytes kept for the backward pass, and more when it begins
+) -> tuple[int, int]:  # bytes kept for the backward pass, and bytes besides when it begins
     "Activation memory of one micro-batch on one rank"
     tensor = config.parallel.tensor
     element = ELEMENT_BYTES[config.model.dtype]

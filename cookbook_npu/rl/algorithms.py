@@ -64,8 +64,8 @@ def _token_returns(
     mask_BT = _pad(masks)
     kl_BT = None if kl is None else _pad(kl)
     reward_BT = token_rewards(worth_B, mask_BT, kl_BT, config.kl_in_reward)
-    adv_BT = discounted_returns(reward_BT, mask_BT, config.gamma)
-    return [adv_BT[i, : len(m)] for i, m in enumerate(masks)]
+    return_BT = discounted_returns(reward_BT, mask_BT, config.gamma)
+    return [return_BT[i, : len(m)] for i, m in enumerate(masks)]
 
 # %% ../../nbs/rl/07_algorithms.ipynb #b5ca8b1f
 def compute_advantages(

@@ -39,8 +39,9 @@ class DynamicSampling:
     wanted: int  # groups of a step
     attempts: int  # rollouts at most
     tried: int = 0  # rollouts so far
-    # Groups whose rewards differ, and the others; each a list of samples, as sampled.
+    # groups whose rewards differ, each a list of samples, as sampled
     kept: list[list[Any]] = field(default_factory=list)
+    # groups whose rewards are equal, which may fill up the step
     spare: list[list[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -25,9 +25,7 @@ def token_weights(
     loss_agg_mode: LossAggMode,  # see the table above
     max_tokens: int | None = None,  # L of `seq-mean-token-sum-norm`, tokens
     group_ids: Sequence[str] | None = None,  # group of each response, for `group-mean`
-) -> list[
-    Tensor
-]:  # weight of each token, float32 at least, shaped and placed like the masks
+) -> list[Tensor]:  # weight of each token, float32 at least, shaped like the masks
     """Weights with which a sum over all tokens of the step is the aggregated loss.
 
     Raises `NumericsError` when no token carries loss, `ConfigError` on an unknown mode."""

@@ -469,7 +469,7 @@ class Engine(ABC):
     def checksums(
         self,
         names: Iterable[str] | None = None,  # weights to check; none: all
-    ) -> dict[str, int]:  # by Hugging Face name, of values in the engine's dtype
+    ) -> dict[str, int]:  # Hugging Face name -> checksum in the engine's dtype
         "Checksums of the weights the engine holds"
         self._require("checksums", *_HAVE_WEIGHTS)
         shapes, tied = self._weight_shapes()

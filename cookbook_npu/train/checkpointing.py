@@ -69,9 +69,7 @@ class CheckpointManager:
 
     def set_score(
         self,
-        row: Mapping[
-            str, Any
-        ],  # metrics of the step that the pending checkpoint belongs to
+        row: Mapping[str, Any],  # metrics of the pending checkpoint's step
     ) -> None:
         "Remember how good the checkpoint is: `train.keep_best` goes by it"
         if self.pending:

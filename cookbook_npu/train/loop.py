@@ -90,6 +90,7 @@ class Driver:
         span = state.tracker.span
         with span("rollout"):
             rollout = self.rollouts.rollout(step)
+            # measured while the engines are awake: what they hold is what is no longer free
             engine_memory = state.trainer.call_rank_zero("engine_memory")
             self.rollouts.sleep_engines()
         with self.train_step.samples_saved_on_error(step, rollout.samples):
@@ -104,6 +105,7 @@ class Driver:
         if due(state.config.train.save_every, step, state.config.num_steps):
             with span("save"):
                 self.checkpoints.begin(step + 1)
+        # the update sends the weights itself, so a restarted engine needs no other update before it
         memory = self.recovery.retry(self.weights.update, resend_weights=False)
         return {
             **rollout_metrics(rollout.samples),

@@ -71,7 +71,7 @@ def place_storages(
             pieces.append(Piece(number, start, block, offset, length))
             start += length
             position += length
-        position = -(-position // COPY_ALIGNMENT) * COPY_ALIGNMENT
+        position += -position % COPY_ALIGNMENT
     return pieces
 
 # %% ../../nbs/train/01_offload.ipynb #d846cc75
@@ -356,9 +356,7 @@ class MemorySaverOffloader(MemoryOffloader):
         self.saver.resume(self.tag)
 
 # %% ../../nbs/train/01_offload.ipynb #4ac7f2da
-def open_memory_saver() -> tuple[
-    Any, HookMode
-]:  # torch_memory_saver's object, how it works here
+def open_memory_saver() -> tuple[Any, HookMode]:  # the saver's object, how it works here
     "The memory saver of this process, once a pause has been seen to free memory; raises `ConfigError`"
     try:
         found = memory_saver.saver_mode()

@@ -28,16 +28,17 @@ def make_requests(
     first: int = 0,  # groups of this step that were requested before
 ) -> list[Request]:  # groups one after another
     "One request for each sample of each prompt"
-    return [
-        Request(
-            group_id=f"{step}.{i}:{p.prompt_id}",
-            index=k,
-            prompt_ids=p.ids,
-            seed=derive_seed(seed, step, i, k),
-        )
-        for i, p in enumerate(prompts, first)
-        for k in range(group_size)
-    ]
+    requests = []
+    for i, prompt in enumerate(prompts, first):
+        for k in range(group_size):
+            request = Request(
+                group_id=f"{step}.{i}:{prompt.prompt_id}",
+                index=k,
+                prompt_ids=prompt.ids,
+                seed=derive_seed(seed, step, i, k),
+            )
+            requests.append(request)
+    return requests
 
 
 def shard_requests(
@@ -81,8 +82,8 @@ class RolloutManager:
         config = self.state.config
         wanted = config.rollout.prompts_per_step
         if config.algorithm.dynamic_sampling_attempts > 1:
-            policy = DynamicSampling(wanted, config.algorithm.dynamic_sampling_attempts)
-            return self._sample_dynamically(step, policy)
+            dynamic = DynamicSampling(wanted, config.algorithm.dynamic_sampling_attempts)
+            return self._sample_dynamically(step, dynamic)
         prompts = self.state.prompts.next_batch(wanted)
         samples = self.generate(
             prompts,
@@ -92,15 +93,15 @@ class RolloutManager:
         )
         return Rollout(prompts, samples)
 
-    def _sample_dynamically(self, step: int, policy: DynamicSampling) -> Rollout:
-        "Sample as long as the policy misses groups and has attempts left"
+    def _sample_dynamically(self, step: int, dynamic: DynamicSampling) -> Rollout:
+        "Sample as long as groups are missing and attempts are left"
         group_size = self.state.config.rollout.samples_per_prompt
         asked: list[Prompt] = []
-        while policy.missing:
-            prompts = self.state.prompts.next_batch(policy.missing)
+        while dynamic.missing:
+            prompts = self.state.prompts.next_batch(dynamic.missing)
             asked.extend(prompts)
-            policy.add(self.generate(prompts, group_size, step, first=policy.sampled))
-        return Rollout(asked, policy.take(), policy.metrics())
+            dynamic.add(self.generate(prompts, group_size, step, first=dynamic.sampled))
+        return Rollout(asked, dynamic.take(), dynamic.metrics())
 
     def generate(
         self,

@@ -42,9 +42,7 @@ def device_name(
 
 def describe_device(
     config: RunConfig,  # the run
-) -> dict[
-    str, Any
-]:  # for stack.json: name, count, simulated, and the memory of a simulated one
+) -> dict[str, Any]:  # for stack.json: name, count, simulated, simulated memory
     "What the run's devices are"
     simulated = config.scale == "laptop"
     described = {

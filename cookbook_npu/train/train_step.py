@@ -13,27 +13,29 @@ import numpy as np
 
 from ..data.sample import Sample
 from ..errors import NumericsError
-from .batch import Batch, complete_batch, make_batch
+from cookbook_npu.train.batch import (
+    Batch,
+    PerSequence,
+    RowValues,
+    complete_batch,
+    make_batch,
+)
 from .state import DriverState
 
 # %% ../../nbs/train/07_train_step.ipynb #c86608e7
 def merge_sequences(
-    answers: Sequence[
-        dict[int, np.ndarray]
-    ],  # of each rank: position in the batch -> values
+    answers: Sequence[RowValues],  # of each rank
     count: int,  # sequences of the batch
-) -> list[np.ndarray]:  # values of each sequence
+) -> PerSequence:
     "Every sequence once, from whichever rank worked on it"
-    found: dict[int, np.ndarray] = {}
+    found: RowValues = {}
     for answer in answers:
         found.update(answer)
     return [found[i] for i in range(count)]
 
 
 def sum_over_ranks(
-    answers: Sequence[
-        dict[str, float]
-    ],  # metrics of each rank; empty on tensor-parallel ranks > 0
+    answers: Sequence[dict[str, float]],  # metrics of each rank; {} unless TP rank 0
 ) -> dict[str, float]:  # metrics of the step
     "Sums over data-parallel ranks; grad_norm and lr come from one rank only"
     names = dict.fromkeys(name for answer in answers for name in answer)
@@ -87,7 +89,7 @@ class TrainStep:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
         return metrics | mismatch
 
-    def _logprobs(self, batch: Batch, policy: str) -> list[np.ndarray]:
+    def _logprobs(self, batch: Batch, policy: str) -> PerSequence:
         "Log-probs of every sequence under a policy"
         answers = self.state.trainer.call("logprobs", batch, policy)
         return merge_sequences(answers, len(batch))

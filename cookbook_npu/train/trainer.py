@@ -41,7 +41,7 @@ from ..model.packing import LAYOUTS
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
-from .batch import Batch, compute_loss, make_micro_batch
+from .batch import Batch, RowValues, compute_loss, make_micro_batch
 from cookbook_npu.train.offload import (
     HOST_RESERVE,
     HostCopy,
@@ -174,11 +174,9 @@ class MicroBatchRunner:
     def logprobs(
         self,
         batch: Batch,  # the whole batch
-    ) -> dict[
-        int, np.ndarray
-    ]:  # row -> log-prob of each response token, float32; {} unless TP rank 0
+    ) -> RowValues:  # log-probs of the response tokens; {} unless TP rank 0
         "Log-probs of every response token under the present weights"
-        found: dict[int, np.ndarray] = {}
+        found: RowValues = {}
         lengths = batch.response_lengths
         for rows in self.micro_batches(batch, range(len(batch))):
             logp_T, _ = self.forward(batch, rows, grad=False)
@@ -282,9 +280,7 @@ class OptimizerSteps:
     def train(
         self,
         batch: Batch,  # batch with old (and reference) log-probs
-    ) -> dict[
-        str, float
-    ]:  # metrics, averaged over optimizer steps; the driver adds up the ranks
+    ) -> dict[str, float]:  # averages over optimizer steps; the driver adds up the ranks
         "All optimizer steps of a rollout"
         done = []
         for rows in batch.optimizer_steps:
@@ -555,7 +551,8 @@ class CheckpointWriter:
     def finish(self) -> None:
         """Wait until everything is written and complete the checkpoint.
 
-        Also asleep: then the communicators that this needs are made for that long."""
+        May be called while the trainer sleeps; destroyed communicators are then made for the
+        duration of the call."""
         asleep = self.saver.request is not None and self.sleeping.groups_destroyed
         if asleep:
             process_groups.reload_process_groups()
@@ -625,10 +622,8 @@ class Trainer:
         self,
         batch: Batch,  # the whole batch
         policy: str = "actor",  # "actor" or "reference"
-    ) -> dict[
-        int, np.ndarray
-    ]:  # row -> log-prob of each response token, float32; {} unless TP rank 0
-        "Log-probs of every response token under the present weights, or under the reference's"
+    ) -> RowValues:  # log-probs of the response tokens; {} unless TP rank 0
+        "See `MicroBatchRunner.logprobs`; `policy` says under whose weights"
         if policy == "reference":
             with self.runner.reference_weights():
                 return self.runner.logprobs(batch)
@@ -639,45 +634,43 @@ class Trainer:
         batch: Batch,  # batch with old (and reference) log-probs
         rows: Sequence[int],  # rows of one optimizer step
     ) -> dict[str, float]:  # weighted metric sums of this rank's rows; {} unless TP rank 0
-        "Compute the gradient of one optimizer step"
+        "See `OptimizerSteps.forward_backward`"
         return self.steps.forward_backward(batch, rows)
 
     def optim_step(self) -> dict[str, float]:  # grad_norm (before clipping) and lr
-        "Clip, step, advance the schedule; raises `NumericsError` when the gradient is not finite"
+        "See `OptimizerSteps.step`"
         return self.steps.step()
 
     def train(
         self,
         batch: Batch,  # batch with old (and reference) log-probs
-    ) -> dict[
-        str, float
-    ]:  # metrics, averaged over optimizer steps; the driver adds up the ranks
-        "All optimizer steps of a rollout"
+    ) -> dict[str, float]:  # averages over optimizer steps; the driver adds up the ranks
+        "See `OptimizerSteps.train`"
         return self.steps.train(batch)
 
     def sleep(
         self,
     ) -> dict[str, float]:  # device memory before and after, and its components, bytes
-        "Give the device memory back, on all ranks or on none"
+        "See `SleepControl.sleep`"
         return self.sleeping.sleep()
 
     def wake(self) -> None:
-        "Take the device memory back, bit for bit, on all ranks or on none"
+        "See `SleepControl.wake`"
         self.sleeping.wake()
 
     def engine_memory(self) -> dict[str, float]:  # bytes
-        "What the engine on this device holds while this rank sleeps"
+        "See `SleepControl.engine_memory`"
         return self.sleeping.engine_memory()
 
     def write_weights(
         self,
         version: int,  # weight version
     ) -> Manifest | None:  # none: this rank only takes part in the gathers
-        "Write all weights for the engines to read; raises `WeightUpdateError` on every rank when one cannot"
+        "See `WeightWriter.write`"
         return self.writer.write(version)
 
     def release_weights(self) -> None:
-        "Every engine has read what `write_weights` wrote"
+        "See `WeightWriter.release`"
         self.writer.release()
 
     def save(
@@ -685,30 +678,26 @@ class Trainer:
         folder: str,  # folder to create
         hf_path: str,  # folder that the configuration and tokenizer files are copied from
     ) -> str | None:  # the folder, on rank 0
-        "Export the model as a Hugging Face folder; a folder of that name that exists already is replaced"
+        "See `CheckpointWriter.export`"
         return self.checkpoints.export(folder, hf_path)
 
     def save_state(
         self,
         folder: str,  # an existing, empty folder that all ranks see
     ) -> None:
-        "Copy weights, optimizer and random states to host memory and begin to write them"
+        "See `CheckpointWriter.start`"
         self.checkpoints.start(folder)
 
     def finish_state(self) -> None:
-        "Wait until everything is written and complete the checkpoint; also asleep"
+        "See `CheckpointWriter.finish`"
         self.checkpoints.finish()
 
     def load_state(
         self,
         folder: str,  # a finished checkpoint, of any TP and DP size
     ) -> bool:  # whether random states were restored, too
-        "Continue from a checkpoint; the reference stays what it was"
+        "See `CheckpointWriter.load`"
         return self.checkpoints.load(folder)
-
-    def memory(self) -> dict[str, int]:  # component -> bytes
-        "Where this rank's device memory went since it woke"
-        return self.held.table()
 
     def shims(
         self,

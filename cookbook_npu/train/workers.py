@@ -20,7 +20,8 @@ from ..plan.roles import role_environment
 from .rollout_worker import Engines
 
 # %% ../../nbs/train/04_workers.ipynb #8dbb8335
-DEVICE_SHARE = 0.4  # of a device, for each of the two workers on it
+# Ray share of a device for each worker; trainer and engine together stay below 1
+DEVICE_SHARE = 0.4
 RESTART_ENV: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}
 
 
@@ -51,10 +52,8 @@ def start_engine(
     hf_path: str,  # first weights
     number: int,  # which engine
     extra_env: Mapping[str, str | None] = MappingProxyType({}),  # further variables
-) -> (
-    WorkerGroup
-):  # its ranks, asleep and without weights, as the first weight update finds them
-    "One process for each device of an engine"
+) -> WorkerGroup:  # its ranks, asleep and without weights
+    "One process for each device of an engine, as the first weight update finds it"
     devices = config.rollout.devices_per_engine
     group = RayWorkerGroup.create(
         f"rollout{number}",

@@ -44,24 +44,25 @@ def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
     return root / f"{name}.json"
 
 
+def preloaded() -> dict[str, str]:
+    "The environment of a run whose workers and kernel are forks of servers"
+    path = [HERE / "preloaded", HERE, HERE.parents[1], os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(p) for p in path if p),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 class Driver:
     "A run under way: its lines as they come, and the process ids it announced"
 
     def __init__(self, config: Path, faults: str = ""):
-        path = os.pathsep.join(
-            [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-        )
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "run_driver.py"), str(config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ
-            | {
-                "PYTHONPATH": path,
-                "OMP_NUM_THREADS": "1",
-                "COOKBOOK_NPU_SIM_FAULTS": faults,
-            },
+            env=preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults},
         )
         self.lines, self.pids, self.started = [], {}, threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -153,7 +154,9 @@ def prompts(folder: Path) -> list[list[str]]:
 def tell(script: str, *words: str) -> dict:
     "What a script of launch_jobs found"
     command = [sys.executable, str(HERE / "launch_jobs" / script), *words]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=850)
+    out = subprocess.run(
+        command, capture_output=True, text=True, timeout=850, env=preloaded()
+    )
     lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
     assert lines, out.stdout[-3000:] + out.stderr[-3000:]
     return json.loads(lines[0][7:])

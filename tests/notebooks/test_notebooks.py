@@ -34,24 +34,29 @@ TRAINER = [
     "mcore_bridge",
 ]
 WARM_UPS = {
-    "data/01_tasks.ipynb": TRANSFORMERS,
-    "model/00_tiny.ipynb": TRANSFORMERS,
-    "model/03_megatron.ipynb": TRAINER,
-    "model/04_logprobs.ipynb": TRAINER,
-    "model/05_optimizer.ipynb": TRAINER,
-    "rollout/01_transformers.ipynb": DEVICE,
-    "testing/02_conformance.ipynb": DEVICE,
-    "train/02_trainer.ipynb": TRAINER,
-    "train/03_rollout_worker.ipynb": DEVICE,
-    "train/12_warm_start.ipynb": DEVICE,
+    "data/tasks": TRANSFORMERS,
+    "model/tiny": TRANSFORMERS,
+    "model/megatron": TRAINER,
+    "model/logprobs": TRAINER,
+    "model/optimizer": TRAINER,
+    "rollout/transformers": DEVICE,
+    "testing/conformance": DEVICE,
+    "train/trainer": TRAINER,
+    "train/rollout_worker": DEVICE,
+    "train/warm_start": DEVICE,
 }
+
+
+def plain(notebook: str) -> str:
+    "Its name without number and ending: train/trainer"
+    return re.sub(r"(^|/)\d+_|\.ipynb$", r"\1", notebook)
 
 
 def warm_up_of(notebook: str) -> list[str]:
     "What the server of a notebook has imported; without torch where the notebook asserts its absence"
     text = (ROOT / "nbs" / notebook).read_text()
     light = re.search(r"torch.{1,40}sys\.modules", text)
-    return WARM_UPS.get(notebook, LIGHT if light else TORCH)
+    return WARM_UPS.get(plain(notebook), LIGHT if light else TORCH)
 
 
 def environment(warm_up: list[str]) -> dict[str, str]:
@@ -65,7 +70,7 @@ def environment(warm_up: list[str]) -> dict[str, str]:
 
 
 def test_the_table_names_notebooks():
-    assert set(WARM_UPS) <= set(NOTEBOOKS)
+    assert set(WARM_UPS) <= set(map(plain, NOTEBOOKS))
 
 
 @pytest.mark.slow

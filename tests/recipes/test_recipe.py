@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from whole_runs import preloaded
 
 PHASES = (
     "rollout",
@@ -47,18 +48,20 @@ TINY = {
 }
 
 
-def command(*args: str, timeout: float = 400) -> subprocess.CompletedProcess:
+def command(
+    *args: str, timeout: float = 400, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
     "Run `cookbook-npu` as a person would"
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = env or os.environ | {"OMP_NUM_THREADS": "1"}
     run = [str(Path(sys.executable).parent / "cookbook-npu"), *args]
     return subprocess.run(
         run, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=env
     )
 
 
-def tiny_run(root: Path, *args: str, **overrides) -> Path:
+def tiny_run(root: Path, *args: str, env: dict[str, str] | None = None) -> Path:
     "A run with tiny settings; its folder"
-    values = {**TINY, "output.root": str(root), **overrides}
+    values = {**TINY, "output.root": str(root)}
     settings = [
         "-p",
         "num_steps",
@@ -71,7 +74,14 @@ def tiny_run(root: Path, *args: str, **overrides) -> Path:
         "4",
     ]
     done = command(
-        "run", "qwen3_4b_colocate", *settings, *args, "-p", "overrides", json.dumps(values)
+        "run",
+        "qwen3_4b_colocate",
+        *settings,
+        *args,
+        "-p",
+        "overrides",
+        json.dumps(values),
+        env=env,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (folder,) = root.iterdir()
@@ -137,7 +147,7 @@ def test_the_notebook_keeps_its_result(folder):
 
 
 def test_the_same_seed_repeats_bitwise(folder, tmp_path):
-    again = tiny_run(tmp_path / "runs")
+    again = tiny_run(tmp_path / "runs", env=preloaded())
 
     def steady(rows):
         return [
@@ -162,7 +172,7 @@ def test_gsm8k_records_run_through(tmp_path):
     ]
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    folder = tiny_run(tmp_path / "runs", "-p", "prompt_data", str(data))
+    folder = tiny_run(tmp_path / "runs", "-p", "prompt_data", str(data), env=preloaded())
     samples = [
         json.loads(line)
         for line in (folder / "samples/step_000000.jsonl").read_text().splitlines()

@@ -105,6 +105,7 @@ def stub_device_memory(block):
 
     import torch
     import vllm.distributed.weight_transfer.ipc_engine as native
+
     from cookbook_npu.npu.shims.vllm_weights import NATIVE_TRANSFER_ENGINES
 
     def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):

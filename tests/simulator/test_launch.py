@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ray.util import get_node_ip_address
-from whole_runs import tell
+from whole_runs import preloaded, tell
 
 from cookbook_npu.cluster.launch import (
     RAY_ENV,
@@ -115,7 +115,7 @@ def test_full_size_rehearsal(tmp_path):
     code = "import sys; from cookbook_npu.cli import main; main()"
     words = [sys.executable, "-c", code, "launch", "qwen3_4b_colocate", "--rehearse"]
     words += ["--runs", str(tmp_path)]
-    env = dict(os.environ)
+    env = preloaded()
     env.pop("RAY_ADDRESS", None)
     out = subprocess.run(words, capture_output=True, text=True, timeout=850, env=env)
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr[-2000:]

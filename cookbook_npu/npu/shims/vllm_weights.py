@@ -247,9 +247,7 @@ def _handle_info(chunk: list, device: str) -> dict[str, list]:
 def ipc_update_function(
     worker: Any,  # a vLLM worker that was built with a native engine
     method: str,  # name of that engine
-) -> Callable[
-    [list], None
-]:  # takes [(name, arguments of the device's rebuild function), ...]
+) -> Callable[[list], None]:  # takes [(name, arguments of its rebuild function), ...]
     "Start, hand over handles chunk by chunk, finish"
     info_class = worker.weight_transfer_engine.init_info_cls
     fields = {field.name for field in dataclasses.fields(info_class)}

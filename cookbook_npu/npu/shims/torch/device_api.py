@@ -365,7 +365,7 @@ LOAD_PATH_SHIM = registry.register(
 )
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #52ab87f6
-def find_host_empty_cache() -> Callable[[], None] | None:  # none: there is no way
+def find_host_empty_cache() -> Callable[[], None] | None:  # none: PyTorch has none
     "The function of this process that gives cached pinned host memory back to the system"
     found = None
     if npu_type():

@@ -1,0 +1,61 @@
+"""A Python process that is started as usual and runs in a fork of a server (preloaded/sitecustomize.py)."""
+
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+
+from cookbook_npu.testing.fork_server import fork_process
+
+QWEN = ["transformers.models.auto", "transformers.generation.utils"]
+QWEN += [
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen2.tokenization_qwen2",
+]
+# A role's process installs the simulated NPU first, and transformers looks for it when it is imported.
+WORKER = ["torch", "cookbook_npu.npu.simulator:install", *QWEN, "preloaded_jobs"]
+KERNEL = ["ipykernel.kernelapp", "torch", "transformers", "matplotlib", "preloaded_jobs"]
+
+
+def become_fork(argv: list[str]) -> None:
+    "Let a fork do what this process was started for, and end as it ends; returns where there is no server"
+    is_module = argv[1] == "-m"
+    ours, theirs = socket.socketpair()
+    process = fork_process(
+        "preloaded_jobs:run_python",
+        {"argv": argv[2:] if is_module else argv[1:], "is_module": is_module},
+        KERNEL if is_module else WORKER,
+        os.environ,
+        1,
+        [theirs.fileno()],
+    )
+    if process is None:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: os.kill(process.pid, number))
+    theirs.close()
+    code = process.wait()
+    ours.close()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def run_python(parent_fd: int, argv: list[str], is_module: bool) -> None:
+    "In the fork: `python ARGV` or `python -m ARGV`"
+    threading.Thread(target=_end_with, args=[parent_fd], daemon=True).start()
+    sys.argv = list(argv)
+    if is_module:
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(argv[0])
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def _end_with(fd: int) -> None:
+    "End this process when the one that stands for it has ended"
+    os.read(fd, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
