@@ -53,10 +53,11 @@ test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, o
 quick: style ## the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow' -x
 
-style: $(VENV)/.test ## what is generated is in step; format, lint
+style: $(VENV)/.test ## what is generated is in step; format, lint, types
 	$(BIN)/python tests/drift.py
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
+	$(BIN)/basedpyright --level error cookbook_npu
 
 export: $(VENV)/.test ## format the notebooks, then notebooks -> cookbook_npu/*.py and README.md
 	$(BIN)/ruff format --quiet

@@ -97,14 +97,14 @@ def rank_main(
 ) -> None:
     "Entry of a rank process"
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    job = pickle.loads(sys.stdin.buffer.read() if job is None else job)
+    call = pickle.loads(sys.stdin.buffer.read() if job is None else job)
     reply = b""
     try:
-        _run_bootstrap(job["bootstrap"])
-        value = import_target(job["target"])(
+        _run_bootstrap(call["bootstrap"])
+        value = import_target(call["target"])(
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
-            **job["kwargs"],
+            **call["kwargs"],
         )
         reply = pickle.dumps((True, value))
     finally:  # the parent is told of every way to end, SystemExit included
