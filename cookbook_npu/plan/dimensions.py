@@ -125,9 +125,8 @@ class Dimensions:
     head_dim: int  # width of a head
     vocab: int  # V
     tied: bool  # head and embedding share their weights
-    gate: bool = (
-        False  # attention has an output gate: its query projection is twice as wide
-    )
+    # attention has an output gate: its query projection is twice as wide
+    gate: bool = False
     linear_layers: int = 0  # layers with a gated delta net instead of attention
     linear_keys: int = 0  # width of all their keys
     linear_values: int = 0  # width of all their values

@@ -31,9 +31,9 @@ class Speeds:
     memory: float = 1.6e12  # device memory, bytes/s: vendor tables
     memory_share: float = 0.6  # of it that decoding reaches
     host_link: float = 25e9  # device to pinned host memory, bytes/s: 16 lanes of PCIe 4
-    load: float = (
-        4e9  # weights into a running engine, bytes/s: 2 s for Qwen3-4B (vllm #48382)
-    )
+    # weights into a running engine, bytes/s: 2 s for Qwen3-4B
+    # (https://github.com/vllm-project/vllm/issues/48382)
+    load: float = 4e9
     # of the kernels of one decoding step without graphs, s: an assumption, about 20 kernels a layer
     launch: float = 0.03
 
@@ -91,9 +91,8 @@ def decode_seconds(
     element = ELEMENT_BYTES[config.model.dtype]
     rows = config.rollout_batch // config.num_engines
     weights = element * parameters_per_rank(d, each)
-    cache = (
-        rows * kv_bytes(d, each, element) * length / 2
-    )  # on average half of it is filled
+    # on average half of it is filled
+    cache = rows * kv_bytes(d, each, element) * length / 2
     step = (weights + cache) / (speeds.memory * speeds.memory_share)
     if config.rollout.enforce_eager:
         step += speeds.launch

@@ -513,7 +513,7 @@ class Engine(ABC):
                 raise EngineError(f"wake tag is {tag!r}", nearest(tag, WAKE_TAGS))
         with self._gate.lock:
             if self._closed:
-                self._require("wake", "asleep")
+                raise EngineError("wake while the engine is closed", _REMEDIES["closed"])
             if "kv_cache" in wanted and "weights" not in wanted | self._resident:
                 raise EngineError(
                     'wake(["kv_cache"]) while the weights are asleep',

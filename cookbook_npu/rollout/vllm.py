@@ -39,7 +39,7 @@ from cookbook_npu.npu.shims.vllm_weights import (
     update_function,
     weight_update_methods,
 )
-from .engine import Engine, Request, SamplingParams
+from .engine import WAKE_TAGS, Engine, Request, SamplingParams
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/02_vllm.ipynb #918232ee
@@ -421,6 +421,7 @@ def llm_arguments(
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "The arguments of a rollout engine"
+    executor = "uni" if tensor_parallel == 1 else "external_launcher"
     return {
         "model": model,
         "dtype": dtype,
@@ -431,9 +432,7 @@ def llm_arguments(
         "seed": 0,
         "enable_sleep_mode": can_sleep,
         "tensor_parallel_size": tensor_parallel,
-        "distributed_executor_backend": "uni"
-        if tensor_parallel == 1
-        else "external_launcher",
+        "distributed_executor_backend": executor,
         "gpu_memory_utilization": memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes,
         "weight_transfer_config": weight_transfer,
@@ -698,7 +697,8 @@ class VllmEngine(Engine):
 
     def _wake(self, tags: set[str]) -> None:
         if self.can_sleep:
-            self.llm.wake_up(tags=sorted(tags, reverse=True))  # weights first
+            # WAKE_TAGS has the weights first
+            self.llm.wake_up(tags=[tag for tag in WAKE_TAGS if tag in tags])
 
     def _close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()

@@ -519,9 +519,8 @@ def pause_keep_goes_on_with_new_weights(
         any(version in s.versions for s in samples),
         "no token was sampled after the weight update",
     )
-    _require_logprobs(
-        case, case.other, case.ask(), 0.8
-    )  # nothing cached of the old weights
+    # nothing cached of the old weights
+    _require_logprobs(case, case.other, case.ask(), 0.8)
     case.update_weights(case.folder)
 
 

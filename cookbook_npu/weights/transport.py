@@ -66,9 +66,8 @@ class Transport(Protocol):
 
 # %% ../../nbs/weights/02_transport.ipynb #3fe8fe6f
 SHM_FOLDER = Path("/dev/shm")
-SHM_PREFIX = (
-    "cookbook_npu_weights"  # <prefix>_<process id of the writer>_<version>_<bucket>
-)
+# names are <prefix>_<process id of the writer>_<version>_<bucket>
+SHM_PREFIX = "cookbook_npu_weights"
 
 
 def remove_stale_names() -> list[str]:  # names of the removed links

@@ -278,9 +278,8 @@ class Machine:
     driver: str | None = None  # version
     cann: str | None = None  # version
     cann_home: str | None = None  # folder
-    packages: Mapping[str, Package] = field(
-        default_factory=dict
-    )  # canonical name -> package
+    # canonical name -> package
+    packages: Mapping[str, Package] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)  # environment
     # total, available, hugepages_reserved: bytes
     memory: Mapping[str, int | None] = field(default_factory=dict)
@@ -323,10 +322,10 @@ class Machine:
     def visible(self) -> tuple[Device, ...]:
         "The devices that the environment selects, in order of their number"
         text = self.env.get(NPU.visible_env)
-        wanted = (
-            None if text is None else set(parse_visible_devices(text, len(self.devices)))
-        )
-        return tuple(d for d in self.devices if wanted is None or d.index in wanted)
+        if text is None:
+            return self.devices
+        wanted = set(parse_visible_devices(text, len(self.devices)))
+        return tuple(d for d in self.devices if d.index in wanted)
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #c849cf6f
 def _simulated_devices(env: Mapping[str, str]) -> tuple[Device, ...]:

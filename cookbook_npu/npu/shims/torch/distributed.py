@@ -108,9 +108,8 @@ def _backend_devices(
     backend: str,  # as given to a group
 ) -> Iterable[str]:
     "The device types that a group of this backend can carry"
-    parsed = cast(
-        dist.Backend, dist.Backend(backend)
-    )  # its constructor says that it makes a str
+    # its constructor says that it makes a str
+    parsed = cast(dist.Backend, dist.Backend(backend))
     return dist.distributed_c10d.BackendConfig(parsed).get_device_backend_map()
 
 
