@@ -36,6 +36,7 @@ SERVERS_ENV = "COOKBOOK_NPU_FORK_SERVERS"  # folder of the servers; unset: no se
 LATE = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 ASCEND_RT_VISIBLE_DEVICES HCCL_BUFFSIZE COOKBOOK_NPU_ROLE COOKBOOK_NPU_SIM_DEVICES
 COOKBOOK_NPU_SIM_MEMORY COOKBOOK_NPU_SIM_SESSION COOKBOOK_NPU_SIM_FAULTS
+CUDA_DEVICE_MAX_CONNECTIONS IN_TEST
 COLUMNS LINES OLDPWD PWD SHLVL _""".split()
 LATE_PREFIXES = ("PYTEST_", "RAY_", "JPY_")
 
@@ -104,7 +105,7 @@ def prepare(
     gc.freeze()  # the children share the pages of what is there now
 
 # %% ../../nbs/testing/00_fork_server.ipynb #c28c13eb
-IDLE_S = 60.0  # a server that nobody used for so long ends
+IDLE_S = 120.0  # a server that nobody used for so long ends
 
 
 class _Server:

@@ -145,8 +145,8 @@ def simulated_rank_env(
         "PYTHONUNBUFFERED": "1",
         **(extra or {}),
     }
-    paths = [_package_root(), env.get("PYTHONPATH")]
-    env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    paths = [_package_root(), *(env.get("PYTHONPATH") or "").split(os.pathsep)]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
     return {name: str(value) for name, value in env.items() if value is not None}
 
 # %% ../../nbs/testing/01_ranks.ipynb #99d5bf9e
