@@ -100,6 +100,7 @@ def run_check(
     code: str,  # defines check()
     ranks: int = 1,  # processes
     bootstrap: str | None = "trainer",  # what prepares them
+    fresh: bool = False,  # an interpreter that has imported nothing yet
 ) -> None:
     "Run a check once, without taking anything back; raises `ShimError` unless it returns True"
     results = run_ranks(
@@ -108,6 +109,7 @@ def run_check(
         kwargs={"code": code, "shim": ""},
         bootstrap=bootstrap,
         timeout=180,
+        fresh=fresh,
     )
     if not all(passed for passed, _ in results):
         raise ShimError("a check did not return True", "Fix what it checks.")
