@@ -41,7 +41,6 @@ WARM_UPS = {
     "model/optimizer": TRAINER,
     "rollout/transformers": DEVICE,
     "testing/conformance": DEVICE,
-    "train/trainer": TRAINER,
     "train/rollout_worker": DEVICE,
     "train/warm_start": DEVICE,
 }
