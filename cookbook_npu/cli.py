@@ -30,6 +30,7 @@ from .errors import ConfigError, CookbookError, MissingError, nearest
 from .npu.device import free_port
 from .plan.preflight import check_files, check_machine
 from .presets import PARAMETERS, preset
+from .stop import RunStopped
 
 # %% ../nbs/99_cli.ipynb #727791d2
 _WORDS = {"none": None, "null": None, "true": True, "false": False}  # however written
@@ -222,31 +223,11 @@ def execute(
     config: RunConfig,  # what they amount to; names the run folder
 ) -> Path:  # the run folder, with the executed notebook inside
     "Run a recipe with papermill; its printed lines appear on the terminal"
-    import papermill
+    from cookbook_npu.runs.kernel import growing_notebook, run_notebook
 
     folder = _run_folder(config).resolve()
-    root = folder.parent
-    aside = root / f".{folder.name}.ipynb"
-    new_root = not root.exists()
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        with print_progress(folder, config.num_steps):
-            papermill.execute_notebook(
-                str(notebook),
-                str(aside),
-                parameters=dict(parameters),
-                kernel_name="python3",
-                progress_bar=False,
-                stdout_file=sys.stdout,
-                stderr_file=sys.stderr,
-                cwd=os.getcwd(),
-            )
-    finally:
-        if folder.is_dir() and aside.exists():
-            os.replace(aside, folder / "notebook.ipynb")
-        aside.unlink(missing_ok=True)
-        if new_root and not any(root.iterdir()):
-            root.rmdir()
+    with growing_notebook(folder) as aside, print_progress(folder, config.num_steps):
+        run_notebook(notebook, aside, parameters)
     return folder
 
 # %% ../nbs/99_cli.ipynb #ed5d87be
@@ -598,7 +579,10 @@ def _launch(
     if attach:
         follow_job(launch.find_job(runs, recipe))
     elif stop:
-        stopped = launch.stop_job(launch.find_job(runs, recipe))
+        job = launch.find_job(runs, recipe)
+        if launch.is_running(job):
+            typer.echo("it stops after its step; the same command again: at once")
+        stopped = launch.stop_job(job)
         typer.echo("stopped" if stopped else "it was not running")
     elif status:
         typer.echo(launch.job_state(launch.find_job(runs, recipe)))
@@ -739,6 +723,9 @@ def main() -> None:
 
     try:
         app(join_pairs(sys.argv[1:]))
+    except RunStopped as e:
+        typer.echo(str(e))
+        raise SystemExit(e.code) from None
     except CookbookError as e:
         exit_with(f"{e}", 2)
     except PapermillExecutionError as e:

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RAY_ENV', 'SUBMITTED_VARIABLES', 'EXIT_CODES', 'EXIT_STATES', 'host_port', 'address_env', 'Node', 'ray_head_command',
-           'ray_worker_command', 'join_instructions', 'started_at', 'end_process', 'Job', 'make_job', 'find_job',
-           'submit_command', 'server_command', 'ask_server', 'wait_for_head', 'ray_log_errors', 'wait_for_devices',
-           'Supervisor', 'supervise_job', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job',
-           'prepare_relaunch']
+           'ray_worker_command', 'join_instructions', 'started_at', 'end_process', 'Job', 'check_job_name', 'make_job',
+           'find_job', 'submit_command', 'server_command', 'ask_server', 'wait_for_head', 'ray_log_errors',
+           'wait_for_devices', 'Supervisor', 'supervise_job', 'launch_job', 'is_running', 'job_state', 'follow_log',
+           'stop_job', 'prepare_relaunch']
 
 # %% ../../nbs/cluster/03_launch.ipynb #db767cc5
 import json
@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,9 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from .environment import MACHINE_VARIABLES, strip_colours, worker_env
-from .ray_cluster import LOOPBACK, ensure_token, session_folder
+from cookbook_npu.cluster.ray_cluster import (
+    LOOPBACK,
+    ensure_token,
+    remove_session_folder,
+    session_folder,
+)
 from ..errors import ConfigError, MissingError, RoleError, RoleTimeout, nearest
 from ..npu.device import NPU, free_port
+from ..stop import EXIT_STOPPED
 
 # %% ../../nbs/cluster/03_launch.ipynb #c79a085a
 def host_port(
@@ -219,6 +224,17 @@ class Job:
         return int(self.exit_file.read_text()) if self.exit_file.is_file() else None
 
 # %% ../../nbs/cluster/03_launch.ipynb #36f3078c
+def check_job_name(
+    name: str,  # name of a job, or the first part of one
+) -> None:
+    "Raise `ConfigError` for a name that leads out of the jobs folder, or hides in it"
+    if not re.fullmatch(r"[\w-][\w.+=@-]*", name):
+        raise ConfigError(
+            f"{name!r} cannot name a job",
+            "Use letters, digits, and - _ . + = @, the first not a dot.",
+        )
+
+
 def make_job(
     root: str | Path,  # folder of the run folders
     name: str,  # first part of the id: recipe and scale
@@ -228,6 +244,7 @@ def make_job(
     nodes: int = 1,  # machines of the run
 ) -> Job:  # written, not started
     "A new job folder under ROOT/.jobs"
+    check_job_name(name)
     name = f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     folder = Path(root).resolve() / ".jobs" / name
     folder.mkdir(parents=True)
@@ -249,6 +266,7 @@ def find_job(
 ) -> Job:
     "A job by its id; raises `MissingError` naming the nearest"
     folder = Path(root).resolve() / ".jobs"
+    check_job_name(job_id)
     job = Job(folder / job_id)
     if not job.record_file.is_file():
         known = [p.parent.name for p in folder.glob("*/job.json")]
@@ -438,6 +456,9 @@ wait_for_devices(sys.argv[1], int(sys.argv[2]))
 """
 
 
+_TERMINATED = 128 + signal.SIGTERM  # exit code of what SIGTERM has ended
+
+
 class Supervisor:
     "Runs one job in this process"
 
@@ -450,6 +471,16 @@ class Supervisor:
         self.children: list[tuple[subprocess.Popen, int | None]] = []  # and start times
         self.ray_folder: Path | None = None  # when this supervisor started Ray
         self.ray: subprocess.Popen | None = None  # the head it started
+        self.started_run: subprocess.Popen | None = None
+        self.asked = False  # to stop
+
+    def ask_to_stop(self) -> None:
+        "Pass the request on to the run; raises `SystemExit` the second time, and before there is a run"
+        if self.asked or self.started_run is None:
+            raise SystemExit(_TERMINATED)
+        self.asked = True
+        with suppress(ProcessLookupError):
+            os.kill(self.started_run.pid, signal.SIGTERM)
 
     def run(self) -> int:  # exit code of the run
         "Run the job to its end and clean up; `SystemExit` (from SIGTERM) ends it early"
@@ -461,7 +492,7 @@ class Supervisor:
         except (RoleError, OSError) as e:
             print(f"error: {e}", flush=True)
         finally:
-            if code not in (0, 143):
+            if code not in (0, EXIT_STOPPED, _TERMINATED):
                 self._print_ray_errors()
             self._stop()
             _write_whole(self.job.exit_file, str(code))
@@ -472,7 +503,16 @@ class Supervisor:
         code = self._wait_for_machines(address)
         if code != 0:
             return code
-        return self._spawn(self.record["run"], RAY_ADDRESS=address).wait()
+        self.started_run = self._spawn(self.record["run"], RAY_ADDRESS=address)
+        pid = self.started_run.pid
+        # not reaped yet, it keeps the number of its group
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        code = self.started_run.wait()
+        if self.asked and code not in (0, EXIT_STOPPED):
+            return _TERMINATED
+        return code
 
     def _spawn(self, words: Sequence[str], **env: str) -> subprocess.Popen:
         "Start a child in a session of its own; its output goes into the log"
@@ -523,19 +563,20 @@ class Supervisor:
             end_process(child.pid, start)
             child.wait()
         if self.ray_folder:
-            shutil.rmtree(self.ray_folder, ignore_errors=True)
+            remove_session_folder(self.ray_folder)
 
 # %% ../../nbs/cluster/03_launch.ipynb #e4aad465
 def supervise_job(
     folder: str | Path,  # a job folder
 ) -> int:  # exit code of the run
-    "Run a job to its end; SIGTERM ends it early, with exit code 143"
+    "Run a job to its end; SIGTERM ends it early, with exit code 75 between two steps, else 143"
+    supervisor = Supervisor(Job(Path(folder)))
 
     def stop_early(*_: Any) -> None:
-        raise SystemExit(143)
+        supervisor.ask_to_stop()
 
     signal.signal(signal.SIGTERM, stop_early)
-    return Supervisor(Job(Path(folder))).run()
+    return supervisor.run()
 
 # %% ../../nbs/cluster/03_launch.ipynb #57c00476
 def _supervisor_env(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
@@ -572,7 +613,9 @@ def launch_job(
 
 # %% ../../nbs/cluster/03_launch.ipynb #de5a1d9a
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": 143}  # state -> exit code
-EXIT_STATES = {code: state for state, code in EXIT_CODES.items()}
+EXIT_STATES = {code: state for state, code in EXIT_CODES.items()} | {
+    EXIT_STOPPED: "stopped"
+}
 
 
 def is_running(
@@ -639,15 +682,20 @@ def follow_log(
 
 def stop_job(
     job: Job,  # launched
-    grace: float = 60.0,  # to end the run, its workers and Ray, s
+    interval: float = 0.1,  # between two looks whether it has ended, s
 ) -> bool:  # it was running
-    "End a job and what it started"
+    "Ask a job to stop after its step, and wait until it and what it started have ended; twice: at once"
     if job.server:
         if job_state(job) != "running":
             return False
         return bool(ask_server(server_command(job, "stop")))
-    record = job.record()
-    return end_process(record.get("pid", 0), record.get("started"), grace, group=False)
+    if not is_running(job):
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(job.record()["pid"], signal.SIGTERM)
+    while is_running(job):
+        time.sleep(interval)
+    return True
 
 # %% ../../nbs/cluster/03_launch.ipynb #e8b9d8ba
 def prepare_relaunch(

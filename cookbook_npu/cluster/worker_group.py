@@ -854,6 +854,10 @@ class RayWorkerGroup(WorkerGroup):
         limit = self.timeout if timeout is None else timeout
         return RayFuture(self.health, self.cluster, method, refs, limit)
 
+    def abandon(self) -> None:
+        "Let `kill` end the processes without asking the roles to close: they are busy"
+        self.health.unresponsive = True
+
     def kill(
         self,
         grace: float = 5.0,  # for `close` of the roles, and again for the processes to end, s

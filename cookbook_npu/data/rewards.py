@@ -168,6 +168,7 @@ class VerifierProcess:
             stderr=self.errors,
             pass_fds=[read_end],
             env=_environment(),
+            process_group=0,  # a Ctrl-C in the terminal is for the run, which ends its step
         )
         os.close(read_end)
         assert self.process.stdin is not None and self.process.stdout is not None

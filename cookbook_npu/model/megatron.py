@@ -288,7 +288,7 @@ def megatron_config(
         raise MissingError(
             f"{path} has no config.json", "Give a Hugging Face model folder."
         )
-    hf = AutoConfig.from_pretrained(path)
+    hf = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if get_mcore_model_type(hf.model_type) is None:
         raise ConfigError(
             f"{path} holds a model of type {hf.model_type!r}, which mcore-bridge does not know",

@@ -429,11 +429,11 @@ class TransformersEngine(Engine):
             raise MissingError(
                 f"{path}/config.json does not exist", "Give a Hugging Face model folder."
             )
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         text_config = config.get_text_config()
         super().__init__(
             str(path),
-            AutoTokenizer.from_pretrained(path),
+            AutoTokenizer.from_pretrained(path, trust_remote_code=False),
             text_config.max_position_embeddings,
         )
         self.device = accelerator().device(0) if device is None else torch.device(device)

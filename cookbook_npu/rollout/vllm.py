@@ -424,6 +424,7 @@ def llm_arguments(
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
     return {
         "model": model,
+        "trust_remote_code": False,
         "dtype": dtype,
         "max_model_len": max_tokens,
         "max_num_seqs": max_sequences,
@@ -593,10 +594,10 @@ class VllmEngine(Engine):
         check_companions()
         from transformers import AutoConfig, AutoTokenizer
 
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         shapes = folder_shapes(path)
         positions = config.get_text_config().max_position_embeddings
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         super().__init__(str(path), tokenizer, max_tokens or positions)
         LLM, EngineArgs = self._import_vllm()
         arguments = llm_arguments(

@@ -39,7 +39,8 @@ def reference_model(
     "The plain model of a folder"
     from transformers import AutoConfig
 
-    kind: Any = model_class(AutoConfig.from_pretrained(folder))
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    kind: Any = model_class(config)
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 

@@ -50,6 +50,7 @@ class CheckpointManager:
         self.state = state
         self.store = Checkpoints(state.folder.checkpoints)
         self.pending: _PendingCheckpoint | None = None
+        self.newest_step = 0  # steps done at the newest checkpoint of this session; 0: none
         self.initial = state.resume_state()
 
     def begin(
@@ -85,6 +86,7 @@ class CheckpointManager:
             self.state.trainer.call("finish_state")
             made = self.store.commit(pending.partial, pending.step, pending.driver)
         self.pending = None
+        self.newest_step = pending.step
         train = self.state.config.train
         self.store.prune(train.keep_last, train.keep_best)
         return made
@@ -101,8 +103,10 @@ class CheckpointManager:
     ) -> None:
         "Put trainer (awake) and driver where they were; a weight update then brings the engines along"
         if checkpoint is None:
+            self.newest_step = 0
             self.state.load_resume_state(self.initial, 0)
             return
+        self.newest_step = checkpoint.step
         self.state.trainer.call("load_state", str(checkpoint.path / "state"))
         self.state.load_resume_state(checkpoint.driver_state, checkpoint.step)
 

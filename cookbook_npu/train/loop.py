@@ -7,10 +7,11 @@ __all__ = ['Driver']
 
 # %% ../../nbs/train/11_loop.ipynb #0d100472
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import RoleError
 from ..runs.checkpoints import Checkpoint
+from ..stop import RunStopped, StopRequest, how_to_go_on
 from .batch import rollout_metrics
 from .checkpointing import CheckpointManager, due
 from .recovery import Recovery
@@ -26,8 +27,10 @@ class Driver:
     def __init__(
         self,
         state: DriverState,  # the run: trainer awake with the first weights, engines asleep
+        stop: StopRequest | None = None,  # who may ask it to stop; none: nobody
     ):
         self.state = state
+        self.stop = stop or StopRequest()
         self.train_step = TrainStep(state)
         self.checkpoints = CheckpointManager(state)
         self.weights = WeightSync(state)
@@ -47,21 +50,49 @@ class Driver:
         self.state.tracker.spans.take()  # this weight update belongs to no step
 
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
-        "All steps that are left, also when the trainer is lost on the way"
-        while True:
-            try:
-                yield from self._steps_from_start()
-                return
-            except RoleError as error:
-                self.recovery.recover(error)
+        "All steps that are left, also when the trainer is lost on the way; raises `RunStopped` when asked to"
+        with self.stop.waiting():
+            while True:
+                try:
+                    yield from self._steps_from_start()
+                    return
+                except RoleError as error:
+                    self.recovery.recover(error)
 
     def _steps_from_start(self) -> Iterator[dict[str, Any]]:
         "The steps from `state.start_step` on"
         config = self.state.config
-        if config.rollout.eval_every and self.state.start_step == 0:
+        begins = self.state.start_step == 0 and self.state.tracker.last < 0
+        if config.rollout.eval_every and begins:
             yield self.state.tracker.log(0, self.rollouts.evaluate(0))
         for step in range(self.state.start_step, config.num_steps):
+            if self.stop.signal:
+                self._stop_before(step)
             yield self._logged_step(step)
+
+    def _stop_before(self, step: int) -> NoReturn:
+        "End the run in order, with a checkpoint of the steps done"
+        state = self.state
+        if step > 0:
+            self._save_between_steps(step)
+        state.start_step = step
+        state.folder.event("stopped", step=step)
+        going_on = how_to_go_on(state.folder.path)
+        raise RunStopped(f"stopped at step {step} of {state.config.num_steps}; {going_on}")
+
+    def _save_between_steps(self, step: int) -> None:
+        "Make sure that there is a checkpoint of the steps done; engines awake before and after"
+        self.checkpoints.finish()
+        if self.checkpoints.newest_step == step:
+            return
+        self.rollouts.sleep_engines()
+        self.state.trainer.call("wake")
+        # as in a step: saved before the update that makes this version
+        self.state.version -= 1
+        self.checkpoints.begin(step)
+        self.checkpoints.finish()
+        self.recovery.retry(self.weights.update, resend_weights=False)
+        self.state.tracker.spans.take()  # belongs to no step
 
     def _logged_step(self, step: int) -> dict[str, Any]:
         "A step, the evaluation after it, and its record"
@@ -102,7 +133,8 @@ class Driver:
                 self.checkpoints.finish()
             trained = self.train_step.run(step, batch, rollout.samples)
         self.rollouts.mark_done(rollout)
-        if due(state.config.train.save_every, step, state.config.num_steps):
+        save_every = state.config.train.save_every
+        if due(save_every, step, state.config.num_steps) or self.stop.signal:
             with span("save"):
                 self.checkpoints.begin(step + 1)
         # the update sends the weights itself, so a restarted engine needs no other update before it

@@ -7,11 +7,12 @@ __all__ = ['device_name', 'describe_device', 'start_cluster', 'first_weights', '
 
 # %% ../../nbs/train/13_session.ipynb #8a4070f2
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
@@ -21,16 +22,24 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..npu.device import CUDA, NPU
 from ..plan.preflight import check_machine
+from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
-from ..runs.live import NotebookView, live_view
+from ..runs.live import NotebookView, in_notebook, live_view
 from ..runs.metrics import Tracker
 from ..runs.report import run_result
+from ..scratch import sweep_scratch
+from cookbook_npu.stop import (
+    RunStopped,
+    StoppedAtOnce,
+    StopRequest,
+    end_with_parent,
+    how_to_go_on,
+)
 from .checkpointing import open_folder
 from .loop import Driver
 from .state import DriverState
 from .warm_start import needs_warm_start, warm_folder
 from .workers import DEVICE_SHARE, start_workers
-from ..weights.transport import remove_stale_names
 
 # %% ../../nbs/train/13_session.ipynb #c20af7a7
 def device_name(
@@ -115,7 +124,7 @@ def load_data(
     "Read and tokenize the prompts of a run"
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(hf_path)
+    tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
     prompts = load_prompts(config.data, tokenizer, config.seed)
     print(prompts.source, flush=True)
     return prompts, eval_prompts(config.data, tokenizer)
@@ -138,7 +147,7 @@ class Run:
         return self.state.folder.path
 
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
-        "Run the loop"
+        "Run the loop; after `RunStopped` another call goes on where it stopped"
         return self.driver.steps()
 
     def status(self) -> list[str]:  # one line for each process
@@ -150,36 +159,78 @@ class Run:
         return run_result(self.folder)
 
 # %% ../../nbs/train/13_session.ipynb #e0d6e644
+def _start(
+    config: RunConfig,  # the run
+    folder: RunFolder,  # open for writing
+    checkpoint: Checkpoint | None,  # where to go on
+    stop: StopRequest,  # listening
+    stack: ExitStack,  # undoes what is started
+) -> Run:
+    "Start everything a run needs"
+    view = live_view(config.num_steps)
+    tracker = stack.enter_context(
+        Tracker.for_run(
+            folder,
+            config.num_steps,
+            config.output.tensorboard,
+            console=False,
+            extra_sinks=[view],
+        )
+    )
+    stack.callback(sweep_scratch)
+    sweep_scratch()
+    cluster = stack.enter_context(start_cluster(config, folder))
+    stop.hurry = cluster.abandon_workers
+    if isinstance(view, NotebookView):
+        cluster.on_wait = lambda: view.show_notes(cluster.status())
+    hf_path = first_weights(cluster, config)
+    prompts, held_out = load_data(config, hf_path)
+    rewards = stack.enter_context(RewardPool(config.reward))
+    workers = stack.enter_context(start_workers(cluster, config, hf_path))
+    shims = workers.trainer.call_rank_zero("shims")
+    folder.save_stack(describe_device(config), shims=shims)
+    state = DriverState(config, workers, prompts, held_out, rewards, folder, tracker)
+    driver = Driver(state, stop)
+    driver.start(checkpoint)
+    return Run(driver)
+
+
 @contextmanager
 def session(
     config: RunConfig,  # the run
 ) -> Iterator[Run]:  # started: engines awake with the first weights, trainer asleep
-    "Start everything a run needs; stop all of it at the end of the block, whatever ends it"
+    """Start everything a run needs; stop all of it at the end of the block, whatever ends it.
+
+    Raises `RunStopped` when somebody asked for a stop.
+    """
     check_machine(config)
-    with ExitStack() as stack:
-        folder, checkpoint = open_folder(config)
-        stack.enter_context(folder)
-        view = live_view(config.num_steps)
-        tracker = stack.enter_context(
-            Tracker.for_run(
-                folder,
-                config.num_steps,
-                config.output.tensorboard,
-                console=False,
-                extra_sinks=[view],
-            )
-        )
-        remove_stale_names()
-        cluster = stack.enter_context(start_cluster(config, folder))
-        if isinstance(view, NotebookView):
-            cluster.on_wait = lambda: view.show_notes(cluster.status())
-        hf_path = first_weights(cluster, config)
-        prompts, held_out = load_data(config, hf_path)
-        rewards = stack.enter_context(RewardPool(config.reward))
-        workers = stack.enter_context(start_workers(cluster, config, hf_path))
-        shims = workers.trainer.call_rank_zero("shims")
-        folder.save_stack(describe_device(config), shims=shims)
-        state = DriverState(config, workers, prompts, held_out, rewards, folder, tracker)
-        driver = Driver(state)
-        driver.start(checkpoint)
-        yield Run(driver)
+    if in_notebook():
+        end_with_parent()
+    stop = StopRequest()
+    path = None
+    try:
+        with stop, ExitStack() as stack:
+            try:
+                folder, checkpoint = open_folder(config)
+                path = folder.path
+                stack.enter_context(folder)
+                yield _start(config, folder, checkpoint, stop, stack)
+            finally:
+                stop.leave()
+    except RunStopped as stopped:
+        _tell_stopped(stopped)
+    except KeyboardInterrupt:
+        if not stop.at_once:
+            raise
+        going_on = how_to_go_on(path) if path else "nothing was begun"
+        _tell_stopped(StoppedAtOnce(f"stopped at once; {going_on}", stop.signal))
+
+
+def _tell_stopped(stopped: RunStopped) -> NoReturn:
+    "Say where a run stopped, once: a notebook shows the exception itself, a program does not"
+    if in_notebook():
+        # what IPython advises on every SystemExit
+        warnings.filterwarnings("ignore", message="To exit: use")
+    else:
+        print(stopped, flush=True)
+    raise stopped from None

@@ -193,7 +193,9 @@ class WarmStart:
 
         warm = self.config.warm_start
         accelerator().seed(warm.seed)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False
+        )
         model.to(self.device)
         clean = demonstration_batches(self.config, tokenizer, corrupt=0.0)
         noisy = demonstration_batches(self.config, tokenizer, corrupt=warm.corrupt)

@@ -21,8 +21,8 @@ STEPS = 5
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
-def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
-    "The configuration file of a run"
+def parameters(root: Path, name: str, resume: bool = False, **more) -> dict:
+    "The parameters of a recipe that make a run"
     overrides = {
         "output.root": str(root),
         "output.name": name,
@@ -37,9 +37,17 @@ def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
         "train.keep_last": 9,
         **more,
     }
-    config = qwen3_4b_colocate(
-        num_steps=STEPS, prompts_per_step=4, samples_per_prompt=4, overrides=overrides
-    )
+    return {
+        "num_steps": STEPS,
+        "prompts_per_step": 4,
+        "samples_per_prompt": 4,
+        "overrides": overrides,
+    }
+
+
+def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
+    "The configuration file of a run"
+    config = qwen3_4b_colocate(**parameters(root, name, resume, **more))
     save_config(config, root / f"{name}.json")
     return root / f"{name}.json"
 
@@ -56,13 +64,14 @@ def preloaded() -> dict[str, str]:
 class Driver:
     "A run under way: its lines as they come, and the process ids it announced"
 
-    def __init__(self, config: Path, faults: str = ""):
+    def __init__(self, config: Path, faults: str = "", process_group: int | None = None):
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "run_driver.py"), str(config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults},
+            process_group=process_group,
         )
         self.lines, self.pids, self.started = [], {}, threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)

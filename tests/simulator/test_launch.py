@@ -3,7 +3,6 @@ two nodes on one machine."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -27,7 +26,11 @@ from cookbook_npu.cluster.launch import (
     stop_job,
     wait_for_head,
 )
-from cookbook_npu.cluster.ray_cluster import ensure_token, session_folder
+from cookbook_npu.cluster.ray_cluster import (
+    ensure_token,
+    remove_session_folder,
+    session_folder,
+)
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.device import free_port
 
@@ -105,7 +108,7 @@ def test_a_job_server(tmp_path, monkeypatch):
         assert job_state(other) == "succeeded"
     finally:
         end_process(head.pid, started_at(head.pid))
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_session_folder(folder)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from ...errors import DeviceError
 from cookbook_npu.npu.device import (
@@ -73,26 +73,22 @@ def _own_session_file() -> Path | None:  # none: this process has no session
     return session_file(session) if session else None
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #25f5f825
-_ROW_BYTES = 16 + 64 * 8  # csrc/ledger.cpp: pid, start time, bytes reserved on each device
-
-
-def _is_alive(pid: int) -> bool:
-    return pid > 0 and Path(f"/proc/{pid}").exists()
-
-
-def _process_ids(table: bytes) -> list[int]:
-    return [
-        int.from_bytes(table[i : i + 8], "little") for i in range(0, len(table), _ROW_BYTES)
-    ]
+def _is_in_use(table: IO[bytes]) -> bool:
+    "Whether a process holds the shared lock on an open table (csrc/ledger.cpp)"
+    try:
+        fcntl.lockf(table, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def remove_dead_sessions() -> list[str]:  # names of the files removed
     "Remove the tables of this user's sessions whose processes are all gone"
     removed = []
     for table in _session_folder().glob(_session_prefix() + "*"):
-        with contextlib.suppress(FileNotFoundError), open(table, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(table, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if any(map(_is_alive, _process_ids(file.read()))):
+            if _is_in_use(file):
                 continue
             table.unlink()
             removed.append(table.name)

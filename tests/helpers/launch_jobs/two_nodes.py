@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +9,12 @@ from contextlib import ExitStack
 
 from cookbook_npu.cluster import launch
 from cookbook_npu.cluster.launch import Node, end_process, started_at
-from cookbook_npu.cluster.ray_cluster import Cluster, ensure_token, session_folder
+from cookbook_npu.cluster.ray_cluster import (
+    Cluster,
+    ensure_token,
+    remove_session_folder,
+    session_folder,
+)
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.device import free_port
@@ -145,7 +149,7 @@ def on_two_nodes(story, devices: int):
             end_process(process.pid, since)
 
     with ExitStack() as undo:
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        undo.callback(remove_session_folder, folder)
         undo.callback(end_all)
         # first: Ray ends a driver that outlives its cluster, and its last output is lost
         undo.callback(ray.shutdown)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['NEW_GROUP_SHIM', 'BOUND_DEVICE_SHIM', 'EAGER_CONNECT_SHIM', 'npu_backend', 'drop_foreign_device', 'hccl_class',
-           'connects_later', 'bare_host', 'join_address', 'is_alone', 'join_world', 'gather_objects']
+           'connects_later', 'bare_host', 'join_address', 'is_alone', 'listening_socket', 'join_world',
+           'gather_objects']
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #3f71c778
 import functools
@@ -12,6 +13,7 @@ import importlib
 import inspect
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, cast
@@ -255,13 +257,40 @@ def is_alone() -> bool:  # no rendezvous in the environment
     return "RANK" not in os.environ or "MASTER_PORT" not in os.environ
 
 
+def listening_socket(
+    host: str,  # an address of this machine, or a name of it
+    port: int,  # a free port
+) -> socket.socket:  # bound
+    "A socket on one interface; raises `DeviceError` when the address is not of this machine"
+    try:
+        family, kind, *_, address = socket.getaddrinfo(
+            bare_host(host), port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise DeviceError(
+            f"rank 0 cannot listen on MASTER_ADDR {host!r}, port {port} ({error.strerror})",
+            "Give the address of an interface of its machine, and a free port.",
+        ) from error
+    return listener
+
+
 def _tcp_store(timeout: timedelta) -> dist.Store:
+    "The store of this job; rank 0 serves it, on the interface of `MASTER_ADDR` alone"
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    serves = os.environ["RANK"] == "0"
+    # the store takes the descriptor over and closes it
+    descriptor = listening_socket(host, port).detach() if serves else None
     return dist.TCPStore(
-        bare_host(os.environ["MASTER_ADDR"]),
-        int(os.environ["MASTER_PORT"]),
+        bare_host(host),
+        port,
         int(os.environ["WORLD_SIZE"]),
-        os.environ["RANK"] == "0",
+        serves,
         timeout,
+        master_listen_fd=descriptor,
     )
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #f5844c40

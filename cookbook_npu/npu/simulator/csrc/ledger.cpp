@@ -60,6 +60,15 @@ class FileLock {
   int fd_;
 };
 
+// A shared lock of another kind on the same file, held as long as the process: whoever sweeps asks for it exclusively and learns whether anybody
+// lives, in whatever PID namespace.
+void hold_life_lock(int fd, const std::string& file) {
+  struct flock whole{};
+  whole.l_type = F_RDLCK;
+  whole.l_whence = SEEK_SET;
+  TORCH_CHECK(fcntl(fd, F_OFD_SETLK, &whole) == 0, "simulated NPU: cannot lock ", file, ": ", std::strerror(errno));
+}
+
 bool still_linked(int fd, const std::string& file) {
   struct stat opened{}, named{};
   return fstat(fd, &opened) == 0 && stat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
@@ -82,6 +91,7 @@ void Ledger::open(const std::string& file) {
     TORCH_CHECK(fd_ >= 0, "simulated NPU: cannot open the session table ", file, ": ", std::strerror(errno));
     FileLock lock(fd_);
     if (still_linked(fd_, file)) {
+      hold_life_lock(fd_, file);
       TORCH_CHECK(ftruncate(fd_, sizeof(Table)) == 0, "simulated NPU: cannot size ", file, ": ", std::strerror(errno));
       void* mapped = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
       TORCH_CHECK(mapped != MAP_FAILED, "simulated NPU: cannot map ", file, ": ", std::strerror(errno));

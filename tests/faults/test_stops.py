@@ -1,0 +1,171 @@
+"""Runs that are asked to stop, once and twice, by every signal that means it: what they leave is a run
+folder to go on with, and nothing else.
+"""
+
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from places import HELPERS, ROOT
+from whole_runs import (
+    RAY_AGENTS,
+    STEPS,
+    Driver,
+    configure,
+    events,
+    learned,
+    parameters,
+    preloaded,
+    prompts,
+    rows,
+    run,
+    weights,
+)
+
+from cookbook_npu.heartbeat import read_heartbeat
+
+pytestmark = pytest.mark.slow
+DEFAULT = {"train.save_every": 0}  # of the recipe: only after the last step
+
+
+def until(what, timeout=300.0):
+    "What a function returns as soon as that is true; fails when it never is"
+    deadline = time.monotonic() + timeout
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.02)
+    return found
+
+
+class Traces:
+    "What a run under way has on this machine beside its folder"
+
+    def __init__(self, process: psutil.Process, folder: Path):
+        beats = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
+        self.workers = [psutil.Process(beat.pid) for beat in beats if beat]
+        self.tree = [process, *process.children(recursive=True), *self.workers]
+        (raylet,) = [p for p in self.tree if p.name() == "raylet"]
+        words = [word for word in raylet.cmdline() if "session_dir=" in word]
+        # session_<time>_<pid>, Ray's folder, and ours around it
+        self.scratch = Path(words[0].partition("=")[2]).parent.parent
+        owner = int((folder / ".lock").read_text().split()[1])
+        self.shared = [f"cookbook_npu_sim_*cbn{owner}x*"]
+        self.shared += [f"cookbook_npu_weights_{p.pid}_*" for p in self.workers]
+
+    def addresses(self) -> set[str]:
+        "Where the processes listen"
+        found = set()
+        for process in self.tree:
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add(connection.laddr.ip)
+        return found
+
+    def check_gone(self):
+        "Within five seconds on an idle machine"
+        limit = 5 * (1 + os.getloadavg()[0])
+        _, left = psutil.wait_procs(self.tree, timeout=limit)
+        assert not left, f"still running: {left}"
+        assert not self.scratch.exists()
+        found = [name for glob in self.shared for name in Path("/dev/shm").glob(glob)]
+        assert not found
+
+
+def is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+@pytest.mark.timeout(900)
+def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(undisturbed, tmp_path):
+    "Under a subreaper, where a kernel does not notice that the command is gone; then the run goes on"
+    folder = tmp_path / "run"
+    file = tmp_path / "parameters.json"
+    file.write_text(json.dumps(parameters(tmp_path, "run", **DEFAULT)))
+    program = str(Path(sys.executable).parent / "cookbook-npu")
+    words = [program, "run", "qwen3_4b_colocate", "-f", str(file)]
+    reaper = subprocess.Popen(
+        [sys.executable, str(HELPERS / "subreaper.py"), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=preloaded(),
+    )
+    command = psutil.Process(int(reaper.stdout.readline()))
+    until(lambda: (folder / "metrics.jsonl").exists() and len(rows(folder)) >= 2)
+    traces = Traces(command, folder)
+    addresses = traces.addresses()
+    assert traces.scratch.stat().st_mode & 0o077 == 0
+    command.send_signal(signal.SIGTERM)
+    text = reaper.stdout.read()
+    reaper.stdout.close()
+    assert reaper.wait() == 0
+    traces.check_gone()
+    assert "ended 75" in text, text[-3000:]
+
+    done = rows(folder)[-1]["step"]
+    assert 0 < done < STEPS, "the stop came too late"
+    going_on = f"folder {folder}; go on with: cookbook-npu run --resume {folder}\n"
+    assert text.count(f"stopped at step {done} of {STEPS}; {going_on}") == 1, text[-3000:]
+    assert [event["step"] for event in events(folder, "stopped")] == [done]
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == [f"step_{done:06d}"]
+    notebook = json.loads((folder / "notebook.ipynb").read_text())
+    outputs = [o for cell in notebook["cells"] for o in cell.get("outputs", [])]
+    (error,) = [o for o in outputs if o["output_type"] == "error"]
+    assert error["ename"] == "RunStopped" and len(error["traceback"]) <= 3, error
+    assert not list(tmp_path.glob(".*.ipynb"))
+    assert {a for a in addresses if not is_loopback(a)} == set()
+
+    run(configure(tmp_path, "run", resume=True, **DEFAULT))
+    assert learned(folder) == learned(undisturbed)
+    assert prompts(folder) == prompts(undisturbed)
+    assert weights(folder) == weights(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGINT], 75), ([signal.SIGTERM, signal.SIGTERM], 143)],
+    ids=["once", "twice"],
+)
+def test_a_program_with_a_session_is_stopped(tmp_path, signals, code):
+    "By Ctrl-C as a terminal sends it, to all processes of the group; and by the impatient"
+    driver = Driver(configure(tmp_path, "run", **DEFAULT), process_group=0)
+    folder = tmp_path / "run"
+    until(lambda: any(line.startswith('{"step": 1') for line in driver.lines))
+    traces = Traces(psutil.Process(driver.process.pid), folder)
+    for number in signals:
+        os.killpg(driver.process.pid, number) if code == 75 else os.kill(
+            driver.process.pid, number
+        )
+        time.sleep(0.05)
+    assert driver.end(120) == code, driver.text()
+    traces.check_gone()
+    assert "Traceback" not in driver.text()
+    assert f"go on with: cookbook-npu run --resume {folder}\n" in driver.text()
+    done = rows(folder)[-1]["step"]
+    made = [path.name for path in (folder / "checkpoints").glob("step_*")]
+    assert made == ([f"step_{done:06d}"] if code == 75 else [])
+
+
+def test_a_program_is_stopped_while_its_session_starts(tmp_path):
+    driver = Driver(configure(tmp_path, "run", **DEFAULT))
+    process = psutil.Process(driver.process.pid)
+
+    def raylets():
+        return [p for p in process.children(recursive=True) if p.name() == "raylet"]
+
+    until(raylets)
+    tree = [process, *process.children(recursive=True)]
+    os.kill(driver.process.pid, signal.SIGTERM)
+    assert driver.end(120) == 143, driver.text()
+    waits = [p for p in tree if p.is_running() and p.name() not in RAY_AGENTS]
+    _, left = psutil.wait_procs(waits, timeout=30)
+    assert not left
+    assert "stopped at once; folder" in driver.text() and "Traceback" not in driver.text()
