@@ -43,7 +43,7 @@ def last_boxed(
             return text[begin:i]
     return None
 
-# %% ../../nbs/data/04_graders.ipynb #c708e059
+# %% ../../nbs/data/04_graders.ipynb #509d31f3
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\{([^{}]*)\}")
 _AROUND = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\!|\\[%$]|[$%]|\^\\circ|\^\{\\circ\}")
 _SPACE = re.compile(r"\\[,;: ]|~|\s")
@@ -98,7 +98,7 @@ def plain_answer(
     answer = answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return answer.removeprefix("+")
 
-# %% ../../nbs/data/04_graders.ipynb #7a25c3ec
+# %% ../../nbs/data/04_graders.ipynb #e2d0684b
 _UNITS = (
     "mm|cm|dm|m|km|inch(?:es)?|foot|feet|yards?|miles?|(?:kilo|centi|milli)?met(?:er|re)s?|"
     "units?|lit(?:er|re)s?|ml|seconds?|minutes?|hours?|days?|weeks?|months?|years?|"
@@ -384,7 +384,7 @@ def numbers_without_eval() -> None:
 
     _Latex2Sympy.parse_number = parse_number
 
-# %% ../../nbs/data/04_graders.ipynb #48ed3440
+# %% ../../nbs/data/04_graders.ipynb #8f48bf4a
 def math(
     text: str,  # what the policy wrote
     label: Any,  # the answer
@@ -434,7 +434,8 @@ def _sides(answer: Any) -> list[Any]:
     from latex2sympy2_extended.logic import And
     from sympy import Eq
 
-    equations = answer._unsorted_args if isinstance(answer, And) else (answer,)
+    whole: Any = answer  # type checkers do not know the argument order that this And keeps
+    equations = whole._unsorted_args if isinstance(answer, And) else (answer,)
     if not all(isinstance(equation, Eq) for equation in equations):
         return [answer]
     sides = [equations[0].lhs, *(equation.rhs for equation in equations)]
@@ -511,7 +512,7 @@ def deepscaler(
     right = str(label) if boxed_label is None else boxed_label
     return same_answer(last_boxed(final), right)
 
-# %% ../../nbs/data/04_graders.ipynb #13a06b85
+# %% ../../nbs/data/04_graders.ipynb #151ef5f6
 # (text, label, metadata, and a scorer's own arguments) -> score; lists of them when batched.
 ScorerFunction = Callable[..., Any]
 # Raises `DataError` for a (label, metadata) that cannot be graded.
