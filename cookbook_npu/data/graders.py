@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ANSWER_WINDOW', 'DAPO_WINDOW', 'ANSWER_LIMIT', 'DEEPSCALER_WINDOW', 'ScorerFunction', 'LabelCheck', 'SCORERS',
-           'CallMode', 'last_boxed', 'without_name', 'plain_answer', 'same_text', 'find_answer', 'as_latex',
-           'find_choice', 'right_choice', 'gpqa', 'normalized_words', 'f1', 'countdown', 'length', 'repetition',
-           'exact', 'format_think', 'refuse_not_finite', 'dapo', 'numbers_without_eval', 'math', 'same_answer',
-           'deepscaler', 'Scorer', 'find_scorer', 'batched', 'call_mode', 'load_function', 'register_reward']
+           'CallMode', 'last_boxed', 'plain_answer', 'same_text', 'find_answer', 'as_latex', 'find_choice',
+           'right_choice', 'gpqa', 'normalized_words', 'f1', 'countdown', 'length', 'repetition', 'exact',
+           'format_think', 'refuse_not_finite', 'dapo', 'numbers_without_eval', 'same_answer', 'math', 'deepscaler',
+           'Scorer', 'find_scorer', 'batched', 'call_mode', 'load_function', 'register_reward']
 
 # %% ../../nbs/data/04_graders.ipynb #7dbcbb6b
 import importlib
@@ -43,13 +43,13 @@ def last_boxed(
             return text[begin:i]
     return None
 
-# %% ../../nbs/data/04_graders.ipynb #509d31f3
+# %% ../../nbs/data/04_graders.ipynb #ea12aaf9
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\{([^{}]*)\}")
 _AROUND = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\!|\\[%$]|[$%]|\^\\circ|\^\{\\circ\}")
 _SPACE = re.compile(r"\\[,;: ]|~|\s")
-_BESIDE_OTHERS = re.compile(
-    r"(?<!\d)\s+|\s+(?!\d)"
-)  # white space, but for that between two digits
+# White space, but for that between two digits.
+_LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+# 1,234,567 and 1 234 567
 _GROUPED = re.compile(
     r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.])\d{1,3}(?: \d{3})+(?!\d)"
 )
@@ -71,10 +71,8 @@ def _joined(answer: str) -> str:
     return _GROUPED.sub(lambda m: re.sub("[, ]", "", m[0]), answer)
 
 
-def without_name(
-    answer: str,  # "x = 34"
-) -> str:  # "34"
-    "The answer without the one name before its first `=`; other equations stay whole"
+def _without_name(answer: str) -> str:
+    "34 for x = 34; an equation that does not begin with a name stays whole"
     name, equals, value = answer.partition("=")
     if equals and _NAME.fullmatch(name.strip()):
         return value.strip()
@@ -92,9 +90,8 @@ def plain_answer(
     for _ in range(3):
         answer = _WRAPPED.sub(r"\1", answer)
     answer = _SPACE.sub(" ", _AROUND.sub("", answer)).strip(" *.")
-    answer = without_name(answer)
-    answer = _joined(answer)
-    answer = _BESIDE_OTHERS.sub("", answer)
+    answer = _joined(_without_name(answer))
+    answer = _LOOSE_SPACE.sub("", answer)
     answer = answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return answer.removeprefix("+")
 
@@ -173,7 +170,7 @@ def as_latex(
     answer = answer.replace("\\$", "").replace("$", "").replace("\\!", "").strip()
     return f"\\boxed{{{_joined(answer)}}}"
 
-# %% ../../nbs/data/04_graders.ipynb #b4e51d64
+# %% ../../nbs/data/04_graders.ipynb #9dd71b7f
 _LETTER = re.compile(
     r"[\s$*({\[]*(?:\\(?:text|textbf|mathrm|mathbf)\{)?\s*\(?([A-J])(?![A-Za-z])"
 )
@@ -185,17 +182,17 @@ def find_choice(
 ) -> str | None:  # a letter, A to J
     "The letter that a response chooses"
     text = text[-ANSWER_WINDOW:].rpartition("</think>")[2]
+    said = list(_CHOSEN.finditer(text))
     if "\\boxed{" in text:
-        places = [last_boxed(text) or ""]
+        place = last_boxed(text) or ""
+    elif said:
+        place = text[said[-1].end() :]
+    elif len(text.strip()) <= 4:
+        place = text
     else:
-        places = [text[said.end() :] for said in list(_CHOSEN.finditer(text))[-1:]]
-    if len(text.strip()) <= 4:
-        places.append(text)
-    for place in places:
-        letter = _LETTER.match(place)
-        if letter:
-            return letter[1]
-    return None
+        return None
+    letter = _LETTER.match(place)
+    return letter[1] if letter else None
 
 # %% ../../nbs/data/04_graders.ipynb #c3ab4a7a
 _LETTERS = "ABCDEFGHIJ"
@@ -384,17 +381,7 @@ def numbers_without_eval() -> None:
 
     _Latex2Sympy.parse_number = parse_number
 
-# %% ../../nbs/data/04_graders.ipynb #8f48bf4a
-def math(
-    text: str,  # what the policy wrote
-    label: Any,  # the answer
-    metadata: Mapping[str, Any],  # unused
-) -> float:  # 1 or 0
-    "1 when math-verify finds answer and label equal; for the pool's processes only"
-    refuse_not_finite(label, metadata)
-    return same_answer(find_answer(text), str(label))
-
-
+# %% ../../nbs/data/04_graders.ipynb #beb5f3e5
 def _parsed(answer: str) -> list[Any]:
     "What the LaTeX grammar makes of an answer"
     from math_verify import LatexExtractionConfig, parse
@@ -410,7 +397,7 @@ def _parsed_label(label: str) -> list[Any]:
     "The same, kept: all samples of a group have one label"
     return _parsed(label)
 
-
+# %% ../../nbs/data/04_graders.ipynb #573ef95f
 def _with_imaginary_unit(expression: Any) -> Any:
     "The letter i is the imaginary unit, unless a sum or a product counts with it"
     from sympy import I
@@ -453,15 +440,12 @@ def _hides_an_equation(answer: Any) -> bool:
 def _equal(gold: list[Any], found: list[Any]) -> bool:
     "Whether math-verify finds a label and an answer equal, both as the grammar gave them"
     from math_verify import verify
-    from sympy import Basic
+    from sympy import Basic, preorder_traversal
     from sympy.core.relational import Relational
 
     label, answer = gold[0], found[0]
-    if (
-        not isinstance(answer, Basic)
-        or isinstance(label, Relational)
-        or not isinstance(label, Basic)
-    ):
+    numbers = isinstance(label, Basic) and isinstance(answer, Basic)
+    if not numbers or any(isinstance(p, Relational) for p in preorder_traversal(label)):
         return verify(gold, found, timeout_seconds=None)
     sides = _sides(answer)
     if any(_hides_an_equation(side) for side in sides):
@@ -471,7 +455,7 @@ def _equal(gold: list[Any], found: list[Any]) -> bool:
         verify(label, _with_imaginary_unit(side), timeout_seconds=None) for side in sides
     )
 
-
+# %% ../../nbs/data/04_graders.ipynb #9eb4bb91
 def same_answer(
     answer: str | None,  # an answer as written; none: there is none
     label: str,  # the right one
@@ -494,6 +478,16 @@ def same_answer(
         return 0.0
     return float(_equal(gold, found))
 
+
+def math(
+    text: str,  # what the policy wrote
+    label: Any,  # the answer
+    metadata: Mapping[str, Any],  # unused
+) -> float:  # 1 or 0
+    "1 when math-verify finds answer and label equal; for the pool's processes only"
+    refuse_not_finite(label, metadata)
+    return same_answer(find_answer(text), str(label))
+
 # %% ../../nbs/data/04_graders.ipynb #873ec2fe
 DEEPSCALER_WINDOW = 16384  # what follows </think> is the final answer, not a second essay
 
@@ -512,7 +506,7 @@ def deepscaler(
     right = str(label) if boxed_label is None else boxed_label
     return same_answer(last_boxed(final), right)
 
-# %% ../../nbs/data/04_graders.ipynb #151ef5f6
+# %% ../../nbs/data/04_graders.ipynb #9ba8daa2
 # (text, label, metadata, and a scorer's own arguments) -> score; lists of them when batched.
 ScorerFunction = Callable[..., Any]
 # Raises `DataError` for a (label, metadata) that cannot be graded.
@@ -526,9 +520,7 @@ class Scorer:
     name: str  # as written in the configuration
     inline: bool  # harmless and linear: graded in the calling process
     worst: float  # the score of an answer whose grading was killed
-    right_from: float | None = (
-        None  # a score from which an answer is right; none: no verdict
-    )
+    right_from: float | None = None  # right from this score on; none: no verdict
     check_label: LabelCheck | None = None  # refuses labels that no answer can equal
     window: int | None = None  # characters from the end that it looks at; none: all
     function: ScorerFunction | None = None  # none: a user's, imported when it is needed

@@ -418,7 +418,7 @@ def _forget_oldest(labels: dict[str, Any]) -> None:
     while len(labels) > LABELS_KEPT:
         del labels[next(iter(labels))]
 
-# %% ../../nbs/data/06_rewards.ipynb #18615bc5
+# %% ../../nbs/data/06_rewards.ipynb #91f1f1b0
 _TRIAL_PLACE = -1  # of a trial of a label: it has no place in the results
 
 
@@ -612,13 +612,17 @@ class VerifierPool:
                 "Check reward.scorers.",
             )
         if process.call:
-            job = process.call[0][1]
-            if job.scorer.name not in SCORERS and code > 0:
+            place, job = process.call[0]
+            raised = job.scorer.name not in SCORERS and code > 0
+            if raised and place != _TRIAL_PLACE:
                 raise DataError(
                     f"{job.name}: scorer {job.scorer.name} raised: {words}",
                     "A scorer returns a number for every text.",
                 )
-            self._on_limit(process, this_round, "crashed")
+            if raised:
+                process.finish()  # the text of the trial was not for this scorer
+            else:
+                self._on_limit(process, this_round, "crashed")
         self._replace(process)
 
     def _on_deadline(self, process: VerifierProcess, this_round: _Round) -> None:

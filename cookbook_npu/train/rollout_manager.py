@@ -54,7 +54,7 @@ def shard_requests(
         shards[engine_of[request.group_id]].append(request)
     return shards
 
-# %% ../../nbs/train/10_rollout_manager.ipynb #8a7b47d2
+# %% ../../nbs/train/10_rollout_manager.ipynb #26d50f75
 @dataclass
 class Rollout:
     "The samples of one step"
@@ -184,9 +184,7 @@ class RolloutManager:
     def reward_metrics(
         self,
         step: int,  # number of the step
-    ) -> dict[
-        str, float
-    ]:  # reward/verifier_timeouts, ..._crashes, ..._memory, ..._given_up
+    ) -> dict[str, float]:  # reward/verifier_timeouts, ..._crashes and so on
         "What happened to answers in the verifiers since the last call; an event when too many failed"
         now = self.state.rewards.counts
         was = self._counted
