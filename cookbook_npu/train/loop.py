@@ -20,7 +20,7 @@ from .state import DriverState
 from .train_step import TrainStep
 from .weight_sync import WeightSync
 
-# %% ../../nbs/train/11_loop.ipynb #5fefeba4
+# %% ../../nbs/train/11_loop.ipynb #a9302de6
 class Driver:
     "The loop of a run"
 
@@ -105,6 +105,7 @@ class Driver:
         eval_every = config.rollout.eval_every
         if eval_every and due(eval_every, step, config.num_steps):
             row |= self.rollouts.evaluate(step + 1)
+        row |= self.rollouts.reward_metrics(step)
         self._check_logprob_diff(step, row)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)

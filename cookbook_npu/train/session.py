@@ -186,6 +186,7 @@ def _start(
     hf_path = first_weights(cluster, config)
     prompts, held_out = load_data(config, hf_path)
     rewards = stack.enter_context(RewardPool(config.reward))
+    rewards.check_labels([*prompts.prompts, *held_out])
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     shims = workers.trainer.call_rank_zero("shims")
     folder.save_stack(describe_device(config), shims=shims)
