@@ -15,7 +15,7 @@ from pathlib import Path
 
 # %% ../nbs/05_scratch.ipynb #070caadc
 SHM_FOLDER = Path("/dev/shm")
-SESSION_PREFIX = "cbn-"  # of Ray's folders, in the folder for temporary files
+SESSION_PREFIX = "cbnpu-"  # of Ray's folders, in the folder for temporary files
 BUCKET_PREFIX = "cookbook_npu_weights_"  # of the folders of buckets, in `SHM_FOLDER`
 _held: dict[Path, int] = {}  # folder of this process -> descriptor that holds its lock
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-# %% ../nbs/04_stop.ipynb #ea0ae72a
+# %% ../nbs/04_stop.ipynb #c537c610
 EXIT_STOPPED = 75  # stopped between two steps; EX_TEMPFAIL of sysexits.h
 
 

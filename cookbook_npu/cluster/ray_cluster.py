@@ -48,6 +48,8 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def import_ray() -> ModuleType:
     "Import Ray, settings first"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # a call that comes after the end would start a cluster of its own
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     npu = logging.getLogger("ray._private.accelerators.npu")
     # Each setLevel empties the caches of all loggers, and every call on a worker group comes here.
     if npu.level != logging.CRITICAL:
@@ -338,10 +340,12 @@ def _check_address(
 def _own_sigterm() -> Iterator[None]:
     "What the driver does on SIGTERM is the same after the block as before, unless it was the default"
     handler = signal.getsignal(signal.SIGTERM)
-    yield
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and handler is not signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and handler not in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _init_ray(ray: ModuleType, address: str | None, options: dict[str, Any]) -> None:

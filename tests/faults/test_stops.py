@@ -56,7 +56,8 @@ class Traces:
         # session_<time>_<pid>, Ray's folder, and ours around it
         self.scratch = Path(words[0].partition("=")[2]).parent.parent
         owner = int((folder / ".lock").read_text().split()[1])
-        self.shared = [f"cookbook_npu_sim_*cbn{owner}x*"]
+        self.tree.append(psutil.Process(owner))
+        self.shared = [f"cookbook_npu_simulator_*cbn{owner}x*"]
         self.shared += [f"cookbook_npu_weights_{p.pid}_*" for p in self.workers]
 
     def addresses(self) -> set[str]:
@@ -78,13 +79,35 @@ class Traces:
         assert not found
 
 
+def read_until_ended(reaper: subprocess.Popen) -> str:
+    "What the command prints; the reaper itself also inherits fork servers, which live on"
+    lines = []
+    for line in reaper.stdout:
+        lines.append(line)
+        if line.startswith("ended"):
+            break
+    return "".join(lines)
+
+
+def end_all(*processes) -> None:
+    "End processes, also after a test that failed"
+    for process in processes:
+        try:
+            process.kill()
+            process.wait(10)
+        except psutil.NoSuchProcess:
+            continue
+
+
 def is_loopback(address: str) -> bool:
     found = ipaddress.ip_address(address)
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 @pytest.mark.timeout(900)
-def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(undisturbed, tmp_path):
+def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
+    undisturbed, tmp_path, request
+):
     "Under a subreaper, where a kernel does not notice that the command is gone; then the run goes on"
     folder = tmp_path / "run"
     file = tmp_path / "parameters.json"
@@ -99,14 +122,13 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(undisturbed, 
         env=preloaded(),
     )
     command = psutil.Process(int(reaper.stdout.readline()))
+    request.addfinalizer(lambda: end_all(reaper, command))
     until(lambda: (folder / "metrics.jsonl").exists() and len(rows(folder)) >= 2)
     traces = Traces(command, folder)
     addresses = traces.addresses()
     assert traces.scratch.stat().st_mode & 0o077 == 0
     command.send_signal(signal.SIGTERM)
-    text = reaper.stdout.read()
-    reaper.stdout.close()
-    assert reaper.wait() == 0
+    text = read_until_ended(reaper)
     traces.check_gone()
     assert "ended 75" in text, text[-3000:]
 

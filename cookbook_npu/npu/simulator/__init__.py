@@ -53,7 +53,7 @@ def _session_folder() -> Path:
 
 
 def _session_prefix() -> str:
-    return f"cookbook_npu_sim_{os.getuid()}_"
+    return f"cookbook_npu_simulator_{os.getuid()}_"
 
 
 def session_file(
