@@ -115,7 +115,7 @@ class CheckpointManager:
             self.discard()
             raise
 
-# %% ../../nbs/train/06_checkpointing.ipynb #f668ad76
+# %% ../../nbs/train/06_checkpointing.ipynb #b5f0f3d1
 MAY_CHANGE = (
     "num_steps",
     "output.",
@@ -131,6 +131,7 @@ MAY_CHANGE = (
     "rollout.eval_every",
     "train.logprob_diff_alarm",
     "reward.retries",
+    "reward.failure_alarm",
 )
 
 

@@ -76,6 +76,7 @@ class Driver:
         eval_every = config.rollout.eval_every
         if eval_every and due(eval_every, step, config.num_steps):
             row |= self.rollouts.evaluate(step + 1)
+        row |= self.rollouts.reward_metrics(step)
         self._check_logprob_diff(step, row)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)
