@@ -41,12 +41,14 @@ class Driver:
         self,
         checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
     ) -> None:
-        "Bring the first weights to the engines"
-        if checkpoint is None:
-            self.weights.update()
-        else:
+        "Bring the first weights to the engines, also when a worker is lost on the way"
+        try:
             seconds = self.recovery.resume(checkpoint)
-            self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        except RoleError as error:
+            self.recovery.recover(error)  # its event says where the run goes on
+        else:
+            if checkpoint is not None:
+                self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
         self.state.tracker.spans.take()  # this weight update belongs to no step
 
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
