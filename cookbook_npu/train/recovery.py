@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ..errors import RoleError
 from ..runs.checkpoints import Checkpoint
+from ..scratch import sweep_scratch
 from cookbook_npu.train.checkpointing import (
     CheckpointManager,
     newest_checkpoint,
@@ -20,7 +21,6 @@ from cookbook_npu.train.checkpointing import (
 )
 from .state import DriverState
 from .weight_sync import WeightSync
-from ..scratch import sweep_scratch
 
 _T = TypeVar("_T")
 

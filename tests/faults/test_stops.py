@@ -50,7 +50,10 @@ class Traces:
     def __init__(self, process: psutil.Process, folder: Path):
         beats = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
         self.workers = [psutil.Process(beat.pid) for beat in beats if beat]
-        self.tree = [process, *process.children(recursive=True), *self.workers]
+        below = process.children(recursive=True)
+        # a server of the tests that was started on the way serves others
+        own = [p for p in below if not any("fork_server" in w for w in p.cmdline())]
+        self.tree = [process, *own, *self.workers]
         (raylet,) = [p for p in self.tree if p.name() == "raylet"]
         words = [word for word in raylet.cmdline() if "session_dir=" in word]
         # session_<time>_<pid>, Ray's folder, and ours around it
