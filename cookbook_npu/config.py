@@ -405,7 +405,7 @@ class OptimConfig(Config):
         default=1.0, ge=0, description="global gradient-norm clip; 0 is off"
     )
 
-# %% ../nbs/01_config.ipynb #e803112c
+# %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
     "The optimizer step and its memory"
 
@@ -433,10 +433,15 @@ class TrainConfig(Config):
     logprob_chunk_tokens: int = Field(
         default=1024, gt=0, description="tokens whose logits exist at once, tokens"
     )
+    logprob_diff_factor: float = Field(
+        default=4.0,
+        gt=1,
+        description="alarm above this many times the median log-prob difference of the first 5 steps",
+    )
     logprob_diff_alarm: float = Field(
-        default=0.05,
+        default=0.2,
         gt=0,
-        description="train_rollout_logprob_abs_diff above this is an alarm event",
+        description="alarm above this log-prob difference (train_rollout_logprob_abs_diff) in any case, nats",
     )
     save_every: int = Field(
         default=0,

@@ -129,7 +129,7 @@ MAY_CHANGE = (
     "placement.transfer_backend",
     "placement.verify_every_nth",
     "rollout.eval_every",
-    "train.logprob_diff_alarm",
+    "train.logprob_diff_",
     "reward.retries",
 )
 
