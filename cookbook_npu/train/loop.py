@@ -24,7 +24,7 @@ from cookbook_npu.train.train_step import (
 )
 from .weight_sync import WeightSync
 
-# %% ../../nbs/train/11_loop.ipynb #42fce748
+# %% ../../nbs/train/11_loop.ipynb #b6d7a009
 class Driver:
     "The loop of a run"
 
@@ -47,12 +47,15 @@ class Driver:
         self,
         checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
     ) -> None:
-        "Bring the first weights to the engines"
-        if checkpoint is None:
-            self.weights.update()
-        else:
+        "Bring the first weights to the engines, also when a worker is lost on the way"
+        try:
             seconds = self.recovery.resume(checkpoint)
-            self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        except RoleError as error:
+            self.recovery.recover(error)  # its event says where the run goes on
+        else:
+            if checkpoint is not None:
+                self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        if checkpoint is not None:
             self.logprob_alarm.recall(load_metrics(self.state.folder.path))
         self.state.tracker.spans.take()  # this weight update belongs to no step
 
@@ -84,6 +87,7 @@ class Driver:
         eval_every = config.rollout.eval_every
         if eval_every and due(eval_every, step, config.num_steps):
             row |= self.rollouts.evaluate(step + 1)
+        row |= self.rollouts.reward_metrics(step)
         self._watch_logprob_diff(step, row)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)
