@@ -323,6 +323,7 @@ class Engine(ABC):
     "A rollout engine: its methods and the states that allow them; a subclass brings the hooks"
 
     dtype = torch.float32  # type of the weights
+    holder = "the engine"  # who this process is in an error: an engine, or a rank of it
 
     def __init__(
         self,
@@ -419,7 +420,7 @@ class Engine(ABC):
 
     def update_weights(
         self,
-        version: int,  # version of the weights, at least the present one
+        version: int,  # of the weights; at least the present one, while the engine has weights
         named_tensors: Iterable[tuple[str, Tensor]],  # all, Hugging Face names, any device
         expected: Mapping[str, int] | None = None,  # checksums of some of them, by name
         handles: Mapping[str, tuple] | None = None,  # the same tensors as device handles
@@ -435,10 +436,10 @@ class Engine(ABC):
                 raise EngineError(
                     "update_weights while generate runs", "Call pause() first."
                 )
-            if version < self.version:
+            if self._weights_valid and version < self.version:
                 raise WeightUpdateError(
                     f"version {version} is older than the engine's {self.version}",
-                    "Versions only grow.",
+                    "Versions only grow; after sleep(2) any version may come.",
                 )
             tensors = collect_weights(named_tensors)
             check_weights(tensors, *self._weight_shapes())
@@ -455,7 +456,7 @@ class Engine(ABC):
         name = self._find_mismatch(version, tensors, expected)
         if name:
             raise WeightUpdateError(
-                f"weight update {version}: the engine holds other values in {name} "
+                f"weight update {version}: {self.holder} holds other values in {name} "
                 f"{list(tensors[name].shape)}",
                 "It serves nothing until an update succeeds: update again, or restart it.",
             )
@@ -492,15 +493,18 @@ class Engine(ABC):
                 "Give 1 (keep the weights in host memory) or 2 (drop them).",
             )
         with self._gate.lock:
-            self._require("sleep", "awake", "paused")
+            self._require("sleep", *_HAVE_WEIGHTS)
             if self._gate.running:
                 raise EngineError(
                     "sleep while generate runs", 'Let it finish, or call pause("abort").'
                 )
+            missing = {tag for tag in WAKE_TAGS if tag not in self._resident}
+            if missing:
+                self._wake(missing)  # vLLM's allocator sleeps as a whole
             self._sleep(level)
             self._gate.resume()
             self._resident = set()
-            self._weights_valid = level == 1
+            self._weights_valid = self._weights_valid and level == 1
 
     def wake(
         self,
