@@ -182,6 +182,7 @@ def read_hf(
     try:
         import datasets
         import pyarrow as pa
+        from datasets.exceptions import DatasetGenerationError
     except ImportError as e:
         raise MissingError(
             f"hf://{repository} needs the package datasets ({e})", "pip install datasets"
@@ -194,7 +195,7 @@ def read_hf(
             f"hf://{repository} cannot be read: {e}",
             "Check its name, and the network or HF_ENDPOINT.",
         ) from None
-    except (datasets.exceptions.DatasetGenerationError, pa.ArrowException, OSError) as e:
+    except (DatasetGenerationError, pa.ArrowException, OSError) as e:
         raise DataError(
             f"hf://{repository} holds a file that cannot be read: {e.__cause__ or e}",
             "Download it again.",

@@ -622,6 +622,8 @@ class RunFolder:
         refuse_link(self.path)
         for name in RUN_FILES:
             refuse_link(self.path / name)
+        for log in self.logs.glob("*"):
+            refuse_link(log)
 
     def close(self) -> None:
         "Give the lock back"
