@@ -500,6 +500,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                    'cookbook_npu/data/graders.py'),
                                            'cookbook_npu.data.graders._joined': ( 'data/graders.html#_joined',
                                                                                   'cookbook_npu/data/graders.py'),
+                                           'cookbook_npu.data.graders._named_choices': ( 'data/graders.html#_named_choices',
+                                                                                         'cookbook_npu/data/graders.py'),
                                            'cookbook_npu.data.graders._parsed': ( 'data/graders.html#_parsed',
                                                                                   'cookbook_npu/data/graders.py'),
                                            'cookbook_npu.data.graders._parsed_label': ( 'data/graders.html#_parsed_label',
