@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['INHERITED', 'PRELOAD_VARIABLES', 'MACHINE_VARIABLES', 'STARTUP_VARIABLES', 'KIND_ENV', 'WITHHELD', 'FORBIDDEN',
-           'check_kind', 'worker_env', 'startup_env', 'apply_env', 'redirect_output', 'load_role', 'role_name',
-           'strip_colours', 'traceback_tail']
+           'SHOWN', 'check_kind', 'worker_env', 'environment_lines', 'startup_env', 'apply_env', 'redirect_output',
+           'load_role', 'role_name', 'strip_colours', 'traceback_tail']
 
-# %% ../../nbs/cluster/00_environment.ipynb #c5de4a18
+# %% ../../nbs/cluster/00_environment.ipynb #0b9f02f7
 import faulthandler
 import importlib
 import importlib.util
@@ -22,8 +22,10 @@ from types import ModuleType
 from typing import TextIO
 
 from ..errors import ConfigError, nearest
+from ..npu.device import allowed_preload
+from ..npu.stack.bundle import is_secret
 
-# %% ../../nbs/cluster/00_environment.ipynb #a88a3f7d
+# %% ../../nbs/cluster/00_environment.ipynb #81e112cb
 # Allocator settings (PYTORCH_*_ALLOC_CONF) and LD_PRELOAD are absent on purpose; a role asks for them.
 INHERITED = (
     "PATH",
@@ -56,6 +58,12 @@ INHERITED = (
     "ATB_*",
     "LCCL_*",
     "TASK_QUEUE_ENABLE",
+    "P2P_HCCL_BUFFSIZE",  # buffers of point-to-point groups
+    "TP_SOCKET_IFNAME",  # interface of torch's tensorpipe
+    "STREAMS_PER_DEVICE",  # streams in torch_npu's pool
+    "DISABLE_L2_CACHE",  # a workaround for kernels that read stale lines
+    "CLOSE_MATMUL_K_SHIFT",  # sums of a matrix product in a fixed order
+    "CPU_AFFINITY_CONF",  # cores of torch_npu's threads
     "CUDA_*",
     "NCCL_*",
     "GLOO_*",
@@ -70,7 +78,7 @@ MACHINE_VARIABLES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 # Read once, when a process starts.
 STARTUP_VARIABLES = ("LD_*", "PYTHONHASHSEED", "MALLOC_*", "ASAN_*")
 
-# %% ../../nbs/cluster/00_environment.ipynb #f48d5ef1
+# %% ../../nbs/cluster/00_environment.ipynb #d568fdbd
 KIND_ENV: dict[str | None, dict[str, str]] = {
     "trainer": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     "rollout": {
@@ -84,9 +92,9 @@ KIND_ENV: dict[str | None, dict[str, str]] = {
 # Patterns of the allow-list that one kind does not get.
 WITHHELD: dict[str | None, tuple[str, ...]] = {"trainer": ("VLLM_*",)}
 # Patterns that one kind must not have, wherever they come from.
-FORBIDDEN: dict[str | None, tuple[str, ...]] = {"rollout": ("LD_PRELOAD", "TMS_*")}
+FORBIDDEN: dict[str | None, tuple[str, ...]] = {"rollout": ("TMS_*",)}
 
-# %% ../../nbs/cluster/00_environment.ipynb #3874a939
+# %% ../../nbs/cluster/00_environment.ipynb #9c6d78c4
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -98,6 +106,9 @@ def check_kind(
     "Raise `ConfigError` where the variables of a worker contradict each other or its kind"
     forbidden = FORBIDDEN.get(kind, ())
     bad = sorted(name for name in env if _matches(name, forbidden))
+    preload = env.get("LD_PRELOAD") or None
+    if kind == "rollout" and preload != allowed_preload(preload or ""):
+        bad = ["LD_PRELOAD", *bad]
     if bad:
         raise ConfigError(
             f"{', '.join(bad)} in the environment of a {kind} role",
@@ -116,7 +127,7 @@ def check_kind(
             f"Set {name}=expandable_segments:False: neither a memory saver nor vLLM's sleep can use them.",
         )
 
-# %% ../../nbs/cluster/00_environment.ipynb #91cf510b
+# %% ../../nbs/cluster/00_environment.ipynb #06cb0068
 def _inherited(environ: Mapping[str, str], kind: str | None) -> dict[str, str]:
     "The variables that a worker of this kind takes over"
     withheld = (*MACHINE_VARIABLES, *WITHHELD.get(kind, ()))
@@ -124,6 +135,9 @@ def _inherited(environ: Mapping[str, str], kind: str | None) -> dict[str, str]:
     for name, value in environ.items():
         if _matches(name, INHERITED) and not _matches(name, withheld):
             inherited[name] = value
+    preload = allowed_preload(environ.get("LD_PRELOAD", ""))
+    if preload:
+        inherited["LD_PRELOAD"] = preload
     return inherited
 
 
@@ -139,6 +153,39 @@ def worker_env(
     full = {name: str(value) for name, value in merged.items() if value is not None}
     check_kind(full, kind)
     return full
+
+# %% ../../nbs/cluster/00_environment.ipynb #27c9fd8a
+SHOWN = (
+    *("ASCEND_*", "ATB_*", "HCCL_*", "LCCL_*", "P2P_*", "ACL_*", "CANN_*", "NPU_*"),
+    *("VLLM_*", "TMS_*", "PYTORCH_*", "TORCH_*", "GLOO_*", "TP_SOCKET_IFNAME"),
+    *("TASK_QUEUE_ENABLE", "STREAMS_PER_DEVICE", "DISABLE_L2_CACHE", "CPU_AFFINITY_CONF"),
+    *("MULTI_STREAM_MEMORY_REUSE", "COMBINED_ENABLE", "CLOSE_MATMUL_K_SHIFT"),
+    *("LD_PRELOAD", "OMP_NUM_THREADS", "CUDA_*", "RAY_EXPERIMENTAL_*", "COOKBOOK_NPU_*"),
+)
+
+
+def environment_lines(
+    env: Mapping[str, str],  # full environment of a worker
+    environ: Mapping[str, str],  # of the shell
+) -> list[str]:  # "  NAME=value", each with where it comes from
+    "What a worker gets, for a person: what is set for it, what it takes over, what it does not"
+    groups: dict[str, list[str]] = {"set": [], "from the shell": [], "not passed on": []}
+    for name in sorted(env.keys() | environ.keys()):
+        if not _matches(name, SHOWN):
+            continue
+        value = "***" if is_secret(name) else env.get(name, environ.get(name, ""))
+        if name not in env:
+            groups["not passed on"].append(f"{name}={value}")
+        elif environ.get(name) == env[name]:
+            groups["from the shell"].append(f"{name}={value}")
+        else:
+            hidden = is_secret(name) or name not in environ
+            shell = "" if hidden else f" (shell: {environ[name]})"
+            groups["set"].append(f"{name}={value}{shell}")
+    lines = []
+    for label, entries in groups.items():
+        lines += [f"  {label:15}{entry}" for entry in entries]
+    return lines
 
 # %% ../../nbs/cluster/00_environment.ipynb #718e7c1e
 def startup_env(
@@ -183,7 +230,8 @@ def redirect_output(
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o644)  # fails for a link, which would lead out of the run
     for standard in (1, 2):
         os.dup2(fd, standard)
     os.close(fd)
