@@ -52,11 +52,11 @@ def _parse(raw: bytes, place: str) -> dict[str, Any]:
         ) from None
     except json.JSONDecodeError as e:
         raise DataError(
-            f"{place} is not JSON: {e.msg} at column {e.colno}", "Mend or remove the line."
+            f"{place} is not JSON: {e.msg} at column {e.colno}", "Fix or remove the line."
         ) from None
     except RecursionError:
         raise DataError(
-            f"{place} is nested too deeply to parse", "Mend or remove the line."
+            f"{place} is nested too deeply to parse", "Fix or remove the line."
         ) from None
     if not isinstance(record, dict):
         raise DataError(
@@ -353,7 +353,7 @@ def read_fields(
     wanted = " / ".join(" and ".join(pair) for pair in pairs)
     raise DataError(
         f"{place} lacks {wanted}; it has {', '.join(map(str, record))}",
-        "Set data.input_key and data.label_key, or mend the record.",
+        "Set data.input_key and data.label_key, or fix the record.",
     )
 
 # %% ../../nbs/data/02_datasets.ipynb #0d733b3d
@@ -389,7 +389,7 @@ def read_images(
     if places != len(values):
         raise DataError(
             f"{place} has {len(values)} images for {places} times <image>",
-            "Mend the record.",
+            "Fix the record.",
         )
     return [_image(v, place) for v in values]
 
@@ -408,7 +408,7 @@ def read_metadata(
         if lookup(record, key) is _ABSENT:
             raise DataError(
                 f"{place} lacks {key}; it has {', '.join(map(str, record))}",
-                "Change data.metadata_keys, or mend the record.",
+                "Change data.metadata_keys, or fix the record.",
             )
     found = {}
     for key in (*schema.metadata, *more):

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['RunRole', 'REHEARSE_ENV', 'role_environment', 'architecture', 'megatron_arguments', 'vllm_arguments']
 
-# %% ../../nbs/plan/03_roles.ipynb #2c9abaf1
+# %% ../../nbs/plan/03_roles.ipynb #98955b96
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..config import RunConfig
 from ..npu.device import NPU
+from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import required_environment
 from .dimensions import Dimensions
 
@@ -38,7 +39,7 @@ _SAVER = (
     "TMS_INIT_ENABLE_CPU_BACKUP",
 )
 
-# %% ../../nbs/plan/03_roles.ipynb #9aff33ab
+# %% ../../nbs/plan/03_roles.ipynb #52b371e1
 def _own(role: RunRole) -> dict[str, str | None]:
     "What a role sets whatever the shell says; none: not passed on"
     common: dict[str, str | None] = {
@@ -48,9 +49,7 @@ def _own(role: RunRole) -> dict[str, str | None]:
         NPU.noset_env: None,
     }
     common |= dict.fromkeys(_SAVER)
-    if role == "trainer":
-        return common | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return common | {"VLLM_ASCEND_ENABLE_NZ": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return {**common, **ROLE_VARIABLES[role]}
 
 
 def role_environment(

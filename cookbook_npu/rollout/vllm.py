@@ -9,7 +9,7 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COM
            'choose_weight_update_method', 'VllmWeights', 'llm_arguments', 'engine_settings', 'PartialResponse',
            'RequestBatch', 'remove_shared_memory', 'VllmEngine']
 
-# %% ../../nbs/rollout/02_vllm.ipynb #cbd0100d
+# %% ../../nbs/rollout/02_vllm.ipynb #ac737e71
 import importlib
 import json
 import os
@@ -28,6 +28,7 @@ from ..data.sample import FinishReason, Sample
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
+from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
 from cookbook_npu.npu.shims.vllm_weights import (
@@ -62,12 +63,9 @@ def vllm_build() -> VllmBuild:
         return "cpu"
     return "npu" if real[0] == "npu" else "cuda"
 
-# %% ../../nbs/rollout/02_vllm.ipynb #0487a3df
+# %% ../../nbs/rollout/02_vllm.ipynb #bbe5cdcd
 VLLM_ENVIRONMENT = {
-    # The engine runs in this process.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Nothing leaves the machine.
-    "VLLM_NO_USAGE_STATS": "1",
+    **ROLE_VARIABLES["rollout"],
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 VLLM_BUILD_ENVIRONMENT: dict[VllmBuild, dict[str, str]] = {
@@ -79,12 +77,7 @@ VLLM_BUILD_ENVIRONMENT: dict[VllmBuild, dict[str, str]] = {
         "VLLM_HOST_IP": "127.0.0.1",
     },
     "cuda": {},
-    "npu": {
-        # NZ weights cannot be overwritten in place.
-        "VLLM_ASCEND_ENABLE_NZ": "0",
-        # The sleep allocator needs plain segments.
-        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
-    },
+    "npu": {},
 }
 
 

@@ -169,6 +169,7 @@ def rope_for_transformers_5(
     def _compute_default_rope_parameters(
         config: Any = None, device: Any = None, seq_len: Any = None
     ) -> Any:
+        "Hand a configuration of transformers 5 on as a view that has what is read"
         parameters = getattr(config, "rope_parameters", None) or {}
         if hasattr(config, "rope_theta") or "rope_theta" not in parameters:
             return original(config, device, seq_len)
@@ -288,6 +289,7 @@ def _sums_install(patch: MonkeyPatch) -> None:
     def _allreduce_non_tensor_model_parallel_grads(
         model: list[nn.Module], config: Any, tp_group: Any = None
     ) -> None:
+        "Sum what Megatron sums, then the gradients of the other replicated weights"
         original(model, config, tp_group)
         group = tp_group
         if not group:
@@ -372,6 +374,7 @@ def tied_head_sources() -> list[str]:  # names of weights; empty: none, as it sh
     def set_state_dict(
         module: Any, name: str, state: dict, key: str, to_mcore: bool
     ) -> None:
+        "Note the name that is asked for"
         asked.append(key)
 
     config = SimpleNamespace(task_type="seq_cls", untie_embeddings_and_output_weights=False)
@@ -408,6 +411,7 @@ def _value_head_install(patch: MonkeyPatch) -> None:
     def _convert_post_process(
         self: Any, mg_model: Any, hf_state_dict: dict, hf_prefix: str, to_mcore: bool
     ) -> dict:
+        "Convert a value head as a head that is not tied"
         config = self.config
         untied = config.untie_embeddings_and_output_weights
         config.untie_embeddings_and_output_weights = untied or config.task_type == "seq_cls"

@@ -357,6 +357,7 @@ def nearest_stack(
     "The known stack that costs least to reach"
 
     def cost(stack: Stack) -> tuple[float, bool]:
+        "Weight of what differs, and whether nobody has reported the stack"
         total = 0.0
         for m in mismatches(stack, versions, commits):
             weight = WEIGHTS.get(m.part, 1)
