@@ -323,6 +323,7 @@ class Engine(ABC):
     "A rollout engine: its methods and the states that allow them; a subclass brings the hooks"
 
     dtype = torch.float32  # type of the weights
+    holder = "the engine"  # who this process is in an error: an engine, or a rank of it
 
     def __init__(
         self,
@@ -455,7 +456,7 @@ class Engine(ABC):
         name = self._find_mismatch(version, tensors, expected)
         if name:
             raise WeightUpdateError(
-                f"weight update {version}: the engine holds other values in {name} "
+                f"weight update {version}: {self.holder} holds other values in {name} "
                 f"{list(tensors[name].shape)}",
                 "It serves nothing until an update succeeds: update again, or restart it.",
             )
