@@ -1314,6 +1314,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'cookbook_npu/npu/shims/mcore_bridge.py'),
                                                      'cookbook_npu.npu.shims.mcore_bridge._sums_needed': ( 'npu/shims/mcore_bridge.html#_sums_needed',
                                                                                                            'cookbook_npu/npu/shims/mcore_bridge.py'),
+                                                     'cookbook_npu.npu.shims.mcore_bridge._trial_net': ( 'npu/shims/mcore_bridge.html#_trial_net',
+                                                                                                         'cookbook_npu/npu/shims/mcore_bridge.py'),
                                                      'cookbook_npu.npu.shims.mcore_bridge._triton_install': ( 'npu/shims/mcore_bridge.html#_triton_install',
                                                                                                               'cookbook_npu/npu/shims/mcore_bridge.py'),
                                                      'cookbook_npu.npu.shims.mcore_bridge._triton_needed': ( 'npu/shims/mcore_bridge.html#_triton_needed',

@@ -42,11 +42,11 @@ def failure_of(
     except _CheckRaised as raised:
         return str(raised)
 
-# %% ../../nbs/testing/03_proof.ipynb #60610898
+# %% ../../nbs/testing/03_proof.ipynb #8e520188
 def look_alike(
     original: Any,  # what a shim replaced
     replacement: Any,  # what it put there
-) -> Any:  # does what the original does; a function bears all attributes of the replacement
+) -> Any:  # does what the original does; a function bears the marks of the replacement
     "The original in disguise, to put back where only a mark is looked for"
     if isinstance(original, property) and isinstance(replacement, property):
         return property(original.fget, look_alike(original.fset, replacement.fset))
@@ -60,7 +60,11 @@ def look_alike(
         original.__closure__,
     )
     copy.__kwdefaults__ = original.__kwdefaults__
-    vars(copy).update(vars(original) | getattr(replacement, "__dict__", {}))
+    vars(copy).update(vars(original))
+    for name, value in getattr(replacement, "__dict__", {}).items():
+        # __wrapped__ and __signature__ say how to call it
+        if not name.startswith("__"):
+            vars(copy)[name] = value
     return copy
 
 
