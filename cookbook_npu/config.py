@@ -156,7 +156,7 @@ class DataConfig(Config):
     )
     task: dict[str, Any] = Field(default={}, description="arguments of the generated task")
 
-# %% ../nbs/01_config.ipynb #f4fe4f9f
+# %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
     "How a response is graded: a weighted sum of named scorers"
 
@@ -182,6 +182,24 @@ class RewardConfig(Config):
         default=2,
         ge=0,
         description="calls of an async scorer (a reward server) after one that failed or hit the time limit",
+    )
+    right_from: dict[str, float] = Field(
+        default={},
+        description="scorer name -> score from which an answer is right, for accuracy and pass@k; "
+        "in place of the scorer's own",
+    )
+    label_failures: int = Field(
+        default=3,
+        gt=0,
+        description="gradings of a label killed one after another before it is tried on its own, "
+        "and given up if it fails, too",
+    )
+    failure_alarm: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="share of a step's verified answers that may time out, crash or run out of "
+        "memory; above it is an alarm event",
     )
 
 

@@ -412,6 +412,19 @@ class Cluster:
         "Names of the device type"
         return CUDA if self.resource == CUDA.resource else NPU
 
+    def check_machines(self) -> None:
+        "Raise `DeviceError` when Ray has ended on a machine of a cluster that this run started"
+        if not self.owned:
+            return  # another machine may take its place
+        alive = {node["NodeID"]: node["Alive"] for node in import_ray().nodes()}
+        for slot in self.slots:
+            if not alive.get(slot.node_id, True):
+                raise DeviceError(
+                    f"Ray has ended on {slot.machine} (node {slot.node_id[:8]}): its raylet was killed, "
+                    "or the machine ran out of memory",
+                    "Nothing that was written is lost: resume the run.",
+                )
+
     def status(self) -> list[str]:  # one line for each rank of each role
         "What every worker of this cluster is doing"
         lines = []

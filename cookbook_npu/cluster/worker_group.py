@@ -402,17 +402,27 @@ def death_error(
         local.add_note(f"last lines of {worker.log}:\n{tail}")
     return local
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #495abefb
+# %% ../../nbs/cluster/02_worker_group.ipynb #3c242bdb
+def _ask_for_stack(worker: WorkerHandle) -> int | None:
+    "Make a worker write its stack; returns where in its log it begins, none without a log or process"
+    if not worker.log or not worker.pid:
+        return None
+    try:
+        size = os.path.getsize(worker.log)
+        os.kill(worker.pid, signal.SIGUSR1)
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it may end at any moment
+    return size
+
+
 def _ask_for_stacks(workers: Iterable[WorkerHandle]) -> dict[str, int]:
     "Make workers of this machine write their stacks; returns where in their logs these begin"
     here = import_ray().get_runtime_context().get_node_id()
     starts = {}
     for worker in workers:
-        if worker.slots[0].node_id != here or not worker.log:
-            continue
-        if os.path.exists(worker.log) and os.path.exists(f"/proc/{worker.pid}"):
-            starts[worker.log] = os.path.getsize(worker.log)
-            os.kill(worker.pid, signal.SIGUSR1)
+        start = _ask_for_stack(worker) if worker.slots[0].node_id == here else None
+        if start is not None:
+            starts[worker.log] = start
     return starts
 
 
@@ -764,6 +774,7 @@ class RayWorkerGroup(WorkerGroup):
         hang_timeout_s: float | None = None,  # a call without progress for so long hangs, s
     ) -> Self:  # built
         "Start a role, one process on the device(s) of each entry of `slots`"
+        cluster.check_machines()
         full = worker_env({**cluster.env, **(env or {})}, kind=bootstrap)
         spec = WorkerSpec(name, role, bootstrap, full, dict(kwargs or {}), share)
         devices = assign_devices(cluster.slots, slots)
@@ -878,5 +889,10 @@ def _wait_until_gone(pids: list[int], grace: float) -> None:
     "Wait until processes of this machine have ended"
     import psutil
 
-    living = [psutil.Process(pid) for pid in pids if pid and psutil.pid_exists(pid)]
+    living = []
+    for pid in filter(None, pids):
+        try:
+            living.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue  # it has ended
     psutil.wait_procs(living, timeout=grace)

@@ -7,9 +7,10 @@ __all__ = ['Record', 'READERS', 'HUBS', 'FORMATS', 'read_jsonl', 'read_parquet',
            'read_records', 'source_name', 'lookup', 'plain_label', 'gsm8k_label', 'RecordSchema', 'detect_format',
            'read_fields', 'read_images', 'read_metadata']
 
-# %% ../../nbs/data/02_datasets.ipynb #4c7991d7
+# %% ../../nbs/data/02_datasets.ipynb #c3e0bd03
 import base64
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,11 +249,17 @@ def lookup(
         return lookup(inner, rest)
     return _ABSENT
 
-# %% ../../nbs/data/02_datasets.ipynb #3ac4be79
+# %% ../../nbs/data/02_datasets.ipynb #5155823e
 def plain_label(
     value: Any,  # label of a record
-) -> str:  # what the scorers compare with
-    "The label as text"
+) -> Any:  # what the scorers compare with
+    """The label as text; a list of right answers stays a list.
+
+    Raises `DataError` for a number that is NaN or infinite: a gap in the data, not an answer."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"the label is {value}", "Leave the record out, or mend it.")
+    if isinstance(value, list):
+        return value
     return str(value).strip()
 
 
@@ -267,13 +274,13 @@ def gsm8k_label(
         )
     return tail.strip().replace(",", "")
 
-# %% ../../nbs/data/02_datasets.ipynb #e62641b5
+# %% ../../nbs/data/02_datasets.ipynb #6e4b9dcd
 @dataclass(frozen=True)
 class RecordSchema:
     "How to read the records of a format"
 
     keys: tuple[tuple[str, str], ...]  # alternatives of (prompt key, label key)
-    label: Callable[[Any], str] = plain_label  # raw label -> what the scorers compare with
+    label: Callable[[Any], Any] = plain_label  # raw label -> what the scorers compare with
     marks: tuple[str, ...] = ()  # keys that a record of this format has besides
     label_holds: str = ""  # text that its labels hold
     messages: bool = False  # its prompts are lists of messages
@@ -331,14 +338,14 @@ def detect_format(
         "Set data.input_key and data.label_key (or data.record_format).",
     )
 
-# %% ../../nbs/data/02_datasets.ipynb #9123ddf3
+# %% ../../nbs/data/02_datasets.ipynb #af2b228f
 def read_fields(
     record: dict[str, Any],  # values
     place: str,  # where it stands
     schema: RecordSchema,  # its format
     input_key: str | None = None,  # prompt key in place of the format's
     label_key: str | None = None,  # label key in place of the format's
-) -> tuple[str | list[dict[str, Any]], str]:  # (text or messages, label)
+) -> tuple[str | list[dict[str, Any]], Any]:  # (text or messages, label)
     "Prompt and label of a record"
     pairs = [(input_key or p, label_key or q) for p, q in schema.keys]
     for prompt_key, key in pairs:
@@ -346,6 +353,9 @@ def read_fields(
         label = lookup(record, key)
         if prompt in (_ABSENT, None) or label in (_ABSENT, None):
             continue
+        # An index of a choice: as text it could be taken for the choice that reads so.
+        if isinstance(label, int) and "choices" in record:
+            return prompt, label
         try:
             return prompt, schema.label(label)
         except DataError as e:

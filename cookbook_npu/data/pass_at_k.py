@@ -34,13 +34,13 @@ def pass_at_k(
         fails *= 1 - k / i
     return 1 - fails
 
-# %% ../../nbs/data/07_pass_at_k.ipynb #1436e4c0
+# %% ../../nbs/data/07_pass_at_k.ipynb #82bda7aa
 Tally = tuple[int, int]  # (samples, right ones)
 
 
 def tally(
     samples: Iterable[Sample],  # graded, in any order
-    threshold: float = 0.0,  # a reward above it is a success
+    threshold: float = 0.0,  # a reward above it is right, for samples without a verdict
 ) -> dict[str, Tally]:  # group id -> (samples, right ones)
     "Count successes by group; raises `DataError` on a sample without a reward"
     counts: dict[str, Tally] = {}
@@ -50,7 +50,8 @@ def tally(
                 f"sample {s.group_id}/{s.index} has no reward", "Grade the samples first."
             )
         n, right = counts.get(s.group_id, (0, 0))
-        counts[s.group_id] = (n + 1, right + (s.reward > threshold))
+        is_right = s.reward > threshold if s.right is None else s.right
+        counts[s.group_id] = (n + 1, right + is_right)
     return counts
 
 # %% ../../nbs/data/07_pass_at_k.ipynb #bafe3479
@@ -67,11 +68,11 @@ def pass_curve(
         k *= 2
     return curve
 
-# %% ../../nbs/data/07_pass_at_k.ipynb #98a2cc91
+# %% ../../nbs/data/07_pass_at_k.ipynb #4b4af0ec
 def by_difficulty(
     samples: Sequence[Sample],  # graded, with metadata
     key: str = "level",  # key of the metadata
-    threshold: float = 0.0,  # a reward above it is a success
+    threshold: float = 0.0,  # a reward above it is right, for samples without a verdict
 ) -> list[dict[str, Any]]:  # of each value: value, prompts, mean reward, pass@1, ...
     "Pass rates, in the order of the values; samples without the key are left out"
     parts: dict[Any, list[Sample]] = defaultdict(list)

@@ -31,7 +31,7 @@ class Prompt:
         kept = {key: value for key, value in self.metadata.items() if key != "images"}
         return {"prompt_id": self.prompt_id, **kept}
 
-# %% ../../nbs/data/00_sample.ipynb #63aecccd
+# %% ../../nbs/data/00_sample.ipynb #fa34ed74
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -50,6 +50,7 @@ class Sample:
     text: str = ""  # decoded response, special tokens left out
     label: Any = None  # label of the prompt
     reward: float | None = None  # filled by the reward pool
+    right: bool | None = None  # the scorers' verdict on the answer, which no bonus changes
     metadata: dict[str, Any] = field(default_factory=dict)  # anything else, JSON-able
 
     def __post_init__(self) -> None:

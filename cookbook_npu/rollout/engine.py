@@ -420,7 +420,7 @@ class Engine(ABC):
 
     def update_weights(
         self,
-        version: int,  # version of the weights, at least the present one
+        version: int,  # of the weights; at least the present one, while the engine has weights
         named_tensors: Iterable[tuple[str, Tensor]],  # all, Hugging Face names, any device
         expected: Mapping[str, int] | None = None,  # checksums of some of them, by name
         handles: Mapping[str, tuple] | None = None,  # the same tensors as device handles
@@ -436,10 +436,10 @@ class Engine(ABC):
                 raise EngineError(
                     "update_weights while generate runs", "Call pause() first."
                 )
-            if version < self.version:
+            if self._weights_valid and version < self.version:
                 raise WeightUpdateError(
                     f"version {version} is older than the engine's {self.version}",
-                    "Versions only grow.",
+                    "Versions only grow; after sleep(2) any version may come.",
                 )
             tensors = collect_weights(named_tensors)
             check_weights(tensors, *self._weight_shapes())
@@ -493,15 +493,18 @@ class Engine(ABC):
                 "Give 1 (keep the weights in host memory) or 2 (drop them).",
             )
         with self._gate.lock:
-            self._require("sleep", "awake", "paused")
+            self._require("sleep", *_HAVE_WEIGHTS)
             if self._gate.running:
                 raise EngineError(
                     "sleep while generate runs", 'Let it finish, or call pause("abort").'
                 )
+            missing = {tag for tag in WAKE_TAGS if tag not in self._resident}
+            if missing:
+                self._wake(missing)  # vLLM's allocator sleeps as a whole
             self._sleep(level)
             self._gate.resume()
             self._resident = set()
-            self._weights_valid = level == 1
+            self._weights_valid = self._weights_valid and level == 1
 
     def wake(
         self,

@@ -313,6 +313,24 @@ def _rename_to_free(staged: Path, root: Path, name: str, exact: bool) -> Path:
     )
 
 # %% ../../nbs/runs/00_folder.ipynb #e9e84b19
+def _step(
+    file: Path,  # samples of one step
+) -> int:
+    "The step in a file name"
+    return int(file.stem.removeprefix("step_"))
+
+
+def _numbered_folder(
+    root: Path,  # made if it is missing
+) -> Path:  # a new folder in it
+    "Make the folder with the next number"
+    root.mkdir(exist_ok=True)
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
+    folder = root / f"{max(numbers, default=0) + 1:03d}"
+    folder.mkdir()
+    return folder
+
+
 @dataclass(eq=False)
 class RunFolder:
     "The folder of one run; hold it open for writing from one process only"
@@ -418,6 +436,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def cut(self) -> Path:
+        "What the steps wrote that were done again, one numbered folder for each time"
+        return self.path / "cut"
+
+    @property
     def logs(self) -> Path:
         "Output of the workers"
         return self.path / "logs"
@@ -484,20 +507,28 @@ class RunFolder:
             )
         return read_lines(path)
 
-    def truncate_after(
+    def cut_after(
         self,
-        step: int,  # last step that is kept
-    ) -> int:  # lines removed
-        "Remove metrics and samples of later steps"
+        steps: int,  # steps done, whose metrics and samples stay; -1: nothing stays
+    ) -> Path | None:  # folder with what was cut; none: there was nothing to cut
+        "Move metrics and samples of later steps aside; none of them is lost, wherever this is interrupted"
         self._check_writable()
         lines = read_lines(self.metrics_file)
-        kept = [line for line in lines if line["step"] <= step]
-        if len(kept) < len(lines):
-            write_atomic(self.metrics_file, "".join(json_line(line) for line in kept))
-        for file in self.samples.glob("step_*.jsonl"):
-            if int(file.stem.removeprefix("step_")) > step:
-                file.unlink()
-        return len(lines) - len(kept)
+        cut = [line for line in lines if line["step"] > steps]
+        samples = [
+            f for f in sorted(self.samples.glob("step_*.jsonl")) if _step(f) >= steps
+        ]
+        if not cut and not samples:
+            return None
+        with storage_errors(self.cut):
+            aside = _numbered_folder(self.cut)
+            if cut:
+                kept = [line for line in lines if line["step"] <= steps]
+                write_atomic(aside / "metrics.jsonl", "".join(map(json_line, cut)))
+                write_atomic(self.metrics_file, "".join(map(json_line, kept)))
+            for file in samples:
+                os.rename(file, aside / file.name)
+        return aside
 
     def _samples_file(self, step: int) -> Path:
         return self.samples / f"step_{step:06d}.jsonl"

@@ -7,8 +7,8 @@ __all__ = ['ENGINE_CHECKS', 'reference_model', 'folder_weights', 'teacher_forced
            'Nonconforming', 'require', 'require_error', 'response_tokens', 'greedy_equals_generate',
            'logprobs_are_teacher_forced', 'records_are_complete', 'group_is_diverse', 'text_equals_generate',
            'seeds_reproduce', 'batch_mates_do_not_matter', 'truncation_renormalises', 'update_equals_a_fresh_engine',
-           'bad_updates', 'refused_update_changes_nothing', 'altered_update_serves_nothing', 'sleep_wake_update',
-           'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'while_generating',
+           'bad_updates', 'refused_update_changes_nothing', 'altered_update_serves_nothing', 'half_awake_sleeps',
+           'sleep_wake_update', 'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'while_generating',
            'pause_keep_goes_on_with_new_weights', 'pause_abort_returns_what_there_is', 'limits_are_enforced',
            'stop_tokens_end_a_response', 'run_suite', 'sharpen_model']
 
@@ -424,6 +424,27 @@ def altered_update_serves_nothing(
         response_tokens(case.ask()) == before,
         "responses changed over a failed update and a good one",
     )
+
+# %% ../../nbs/testing/02_conformance.ipynb #299f3285
+@engine_check
+def half_awake_sleeps(
+    case: Case,  # engine under test
+) -> None:
+    "Half awake, with or without weights, it falls asleep; asleep, it takes weights of any version"
+    before = response_tokens(case.ask())
+    version = case.engine.version
+    case.engine.sleep(2)
+    case.engine.wake(["weights"])
+    case.engine.sleep(2)
+    case.engine.wake(["weights"])
+    case.update_weights(case.folder)
+    case.engine.sleep(2)
+    require(case.engine.state == "asleep", f"the engine is {case.engine.state}")
+    case.engine.wake(["weights"])
+    case.engine.update_weights(version, folder_weights(case.folder).items())
+    case.engine.wake(["kv_cache"])
+    require(case.engine.version == version, "an asleep engine refused an older version")
+    require(response_tokens(case.ask()) == before, "responses changed over a way back")
 
 # %% ../../nbs/testing/02_conformance.ipynb #15639e3d
 @engine_check

@@ -115,7 +115,7 @@ class CheckpointManager:
             self.discard()
             raise
 
-# %% ../../nbs/train/06_checkpointing.ipynb #f668ad76
+# %% ../../nbs/train/06_checkpointing.ipynb #b5f0f3d1
 MAY_CHANGE = (
     "num_steps",
     "output.",
@@ -131,6 +131,7 @@ MAY_CHANGE = (
     "rollout.eval_every",
     "train.logprob_diff_alarm",
     "reward.retries",
+    "reward.failure_alarm",
 )
 
 
@@ -174,19 +175,21 @@ def truncate_run(
     folder: RunFolder,  # open for writing
     checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
 ) -> None:
-    "Forget the metrics and samples of everything after a checkpoint"
+    "Move the metrics and samples of everything after a checkpoint aside; an event names their folder"
     if checkpoint is None:
-        folder.truncate_after(-1)
-        folder.event("truncated", step=0, checkpoint=None)
-        return
-    folder.truncate_after(checkpoint.step)
-    folder.event("truncated", step=checkpoint.step, checkpoint=str(checkpoint.path))
+        cut = folder.cut_after(-1)
+        place = {"step": 0, "checkpoint": None}
+    else:
+        cut = folder.cut_after(checkpoint.step)
+        place = {"step": checkpoint.step, "checkpoint": str(checkpoint.path)}
+    if cut is not None:
+        folder.event("truncated", **place, cut=str(cut))
 
 
 def open_folder(
     config: RunConfig,  # the run
 ) -> tuple[RunFolder, Checkpoint | None]:  # open for writing, and where to go on
-    "A new run folder; with `output.resume` the one of that name, truncated to its newest good checkpoint"
+    "A new run folder; with `output.resume` the one of that name as it is, and its newest good checkpoint"
     output = config.output
     if not output.resume:
         return RunFolder.create(config), None
@@ -198,7 +201,6 @@ def open_folder(
     try:
         check_same(folder.config(), config)
         checkpoint = newest_checkpoint(folder)
-        truncate_run(folder, checkpoint)
     except CookbookError:
         folder.close()
         raise

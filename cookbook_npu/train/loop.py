@@ -19,7 +19,7 @@ from .state import DriverState
 from .train_step import TrainStep
 from .weight_sync import WeightSync
 
-# %% ../../nbs/train/11_loop.ipynb #5fefeba4
+# %% ../../nbs/train/11_loop.ipynb #b6d7a009
 class Driver:
     "The loop of a run"
 
@@ -38,12 +38,14 @@ class Driver:
         self,
         checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
     ) -> None:
-        "Bring the first weights to the engines"
-        if checkpoint is None:
-            self.weights.update()
-        else:
+        "Bring the first weights to the engines, also when a worker is lost on the way"
+        try:
             seconds = self.recovery.resume(checkpoint)
-            self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        except RoleError as error:
+            self.recovery.recover(error)  # its event says where the run goes on
+        else:
+            if checkpoint is not None:
+                self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
         self.state.tracker.spans.take()  # this weight update belongs to no step
 
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
@@ -74,6 +76,7 @@ class Driver:
         eval_every = config.rollout.eval_every
         if eval_every and due(eval_every, step, config.num_steps):
             row |= self.rollouts.evaluate(step + 1)
+        row |= self.rollouts.reward_metrics(step)
         self._check_logprob_diff(step, row)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RestartPolicy', 'Recovery']
 
-# %% ../../nbs/train/09_recovery.ipynb #f13d3231
+# %% ../../nbs/train/09_recovery.ipynb #72597ae1
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from cookbook_npu.train.checkpointing import (
 )
 from .state import DriverState
 from .weight_sync import WeightSync
+from ..weights.transport import remove_stale_names
 
 _T = TypeVar("_T")
 
-# %% ../../nbs/train/09_recovery.ipynb #fa021a7c
+# %% ../../nbs/train/09_recovery.ipynb #ad392931
 @dataclass
 class RestartPolicy:
     "How often lost workers may be started again"
@@ -31,17 +32,28 @@ class RestartPolicy:
     on_failure: str  # "restart", or "fail" to end the run
     max_restarts: int  # failures of one run that do not end it
     restarts: int = 0  # failures so far
+    last: RoleError | None = None  # the error that ends the run
 
     def allow(
         self,
         error: RoleError,  # what happened
     ) -> None:
-        "Count one more failure; raises its error when the policy does not allow it"
-        if self.on_failure == "fail" or self.restarts >= self.max_restarts:
-            raise error
-        self.restarts += 1
+        "Count one more failure; raises its error, and why it ends the run, when the policy does not allow it"
+        if self.on_failure == "restart" and self.restarts < self.max_restarts:
+            self.restarts += 1
+            return
+        self.last = type(error)(error.what, f"{error.remedy} {self._reason()}".strip())
+        raise self.last from error
 
-# %% ../../nbs/train/09_recovery.ipynb #755118ca
+    def _reason(self) -> str:
+        "Why a failure ends the run, and what to do"
+        if self.on_failure == "fail":
+            why = "faults.on_failure is fail"
+        else:
+            why = f"This was failure {self.restarts + 1}, faults.max_restarts is {self.max_restarts}"
+        return f"{why}: the run ends, and its folder is as it was. Resume it."
+
+# %% ../../nbs/train/09_recovery.ipynb #f66d9393
 class Recovery:
     "Brings a run back after the loss of a worker, as often as the policy allows"
 
@@ -94,14 +106,25 @@ class Recovery:
         error: RoleError,  # what happened, somewhere in a step
     ) -> None:
         "Go back to the newest checkpoint with a new trainer; raises the error where the policy forbids it"
-        self._record_failure(error)
-        self.policy.allow(error)
-        self.checkpoints.discard()
+        while error is not self.policy.last:
+            self._record_failure(error)
+            self.policy.allow(error)
+            try:
+                self._go_back()
+                return
+            except RoleError as again:
+                error = again
+        raise error
+
+    def _go_back(self) -> None:
+        "Start again what is lost, and resume where the newest checkpoint is"
         state = self.state
+        state.workers.end_trainer()  # its device memory may be needed to put an engine to sleep
+        self.checkpoints.discard()
+        remove_stale_names()
         engines = state.workers.restart_lost_engines()
         state.workers.restart_trainer()
         checkpoint = newest_checkpoint(state.folder)
-        truncate_run(state.folder, checkpoint)
         seconds = self.resume(checkpoint)
         state.folder.event(
             "restart",
@@ -117,10 +140,11 @@ class Recovery:
         self,
         checkpoint: Checkpoint | None,  # where to go on; none: the beginning of the run
     ) -> float:  # seconds it took
-        "Put trainer and driver where they were, and give the engines the weights of that step"
+        "Put trainer, driver and engines where they were, and only then cut the run folder"
         began = time.perf_counter()
         self.checkpoints.restore(checkpoint)
-        self.weights.update()
+        self.retry(self.weights.update, resend_weights=False)
+        truncate_run(self.state.folder, checkpoint)
         return round(time.perf_counter() - began, 3)
 
     def _wake_trainer(self) -> None:

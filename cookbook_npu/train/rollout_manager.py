@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['make_requests', 'shard_requests', 'Rollout', 'RolloutManager']
 
-# %% ../../nbs/train/10_rollout_manager.ipynb #d88beb32
+# %% ../../nbs/train/10_rollout_manager.ipynb #becc30a5
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from ..data.pass_at_k import eval_metrics
+from ..data.rewards import Counts
 from ..data.sample import Prompt, Sample
 from ..errors import RewardError, RoleError
 from ..rl.filters import DynamicSampling
@@ -53,7 +54,7 @@ def shard_requests(
         shards[engine_of[request.group_id]].append(request)
     return shards
 
-# %% ../../nbs/train/10_rollout_manager.ipynb #afab07f2
+# %% ../../nbs/train/10_rollout_manager.ipynb #26d50f75
 @dataclass
 class Rollout:
     "The samples of one step"
@@ -73,6 +74,7 @@ class RolloutManager:
     ):
         self.state = state
         self.recovery = recovery
+        self._counted = Counts()  # what the last row of metrics holds
 
     def rollout(
         self,
@@ -151,8 +153,11 @@ class RolloutManager:
     ) -> list[Sample]:  # whole groups; those that lack a reward are left out
         "Reward the samples; raises `RewardError` when more groups lack one than `faults.min_groups` allows"
         rewards = self.state.rewards
-        for sample, reward in zip(samples, rewards.score(samples), strict=True):
-            sample.reward = reward
+        for sample, grade in zip(samples, rewards.grade(samples), strict=True):
+            sample.reward = grade.reward
+            sample.right = grade.right
+        for report in rewards.take_reports():
+            self.state.folder.event("label_given_up", **asdict(report))
         groups = {s.group_id for s in samples}
         lacking = {s.group_id for s in samples if s.reward is None}
         if not lacking:
@@ -176,6 +181,34 @@ class RolloutManager:
         "An event that says how many groups the step went on with"
         self.state.folder.event("groups_dropped", kept=kept, groups=groups, error=why)
 
+    def reward_metrics(
+        self,
+        step: int,  # number of the step
+    ) -> dict[str, float]:  # reward/verifier_timeouts, ..._crashes and so on
+        "What happened to answers in the verifiers since the last call; an event when too many failed"
+        now = self.state.rewards.counts
+        was = self._counted
+        self._counted = replace(now)
+        failed = {
+            "timeouts": now.timed_out - was.timed_out,
+            "crashes": now.crashed - was.crashed,
+            "memory": now.limited - was.limited,
+            "given_up": now.given_up - was.given_up,
+        }
+        answers = now.graded - was.graded + sum(failed.values())
+        share = sum(failed.values()) / max(answers, 1)
+        limit = self.state.config.reward.failure_alarm
+        if share > limit:
+            self.state.folder.event(
+                "verifier_failures",
+                step=step,
+                share=share,
+                limit=limit,
+                **failed,
+                remedy="Look at the labels and at the longest answers, raise reward.timeout_s or memory_mb.",
+            )
+        return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
+
     def sleep_engines(self) -> None:
         "Put the engines to sleep, also when one of them is lost"
         try:
@@ -197,12 +230,12 @@ class RolloutManager:
         self,
         steps_done: int,  # part of every seed, engines awake
     ) -> dict[str, float]:  # eval_accuracy, and pass@k and levels when there are any
-        "Sample the held-out prompts: the share with a positive reward; empty when there are none"
+        "Sample the held-out prompts: the share of right answers; empty when there are none"
         held_out = self.state.held_out
         if not held_out:
             return {}
         group_size = self.state.config.rollout.eval_samples
         with self.state.tracker.span("eval"):
             samples = self.generate(held_out, group_size, -1 - steps_done)
-        accuracy = float(np.mean([(s.reward or 0.0) > 0 for s in samples]))
+        accuracy = float(np.mean([bool(s.right) for s in samples]))
         return {"eval_accuracy": accuracy, **eval_metrics(samples)}

@@ -149,7 +149,7 @@ class Run:
         "The result so far, in a few lines"
         return run_result(self.folder)
 
-# %% ../../nbs/train/13_session.ipynb #e0d6e644
+# %% ../../nbs/train/13_session.ipynb #10819423
 @contextmanager
 def session(
     config: RunConfig,  # the run
@@ -176,6 +176,7 @@ def session(
         hf_path = first_weights(cluster, config)
         prompts, held_out = load_data(config, hf_path)
         rewards = stack.enter_context(RewardPool(config.reward))
+        rewards.check_labels([*prompts.prompts, *held_out])
         workers = stack.enter_context(start_workers(cluster, config, hf_path))
         shims = workers.trainer.call_rank_zero("shims")
         folder.save_stack(describe_device(config), shims=shims)

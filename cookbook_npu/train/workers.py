@@ -15,7 +15,7 @@ from types import MappingProxyType
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup, WorkerGroup
 from ..config import RunConfig
-from ..errors import RoleError
+from ..errors import EngineError, RoleError
 from ..plan.roles import role_environment
 from .rollout_worker import Engines
 
@@ -95,9 +95,13 @@ class Workers(AbstractContextManager):
             self.cluster, self.config, self.hf_path, number, RESTART_ENV
         )
 
-    def restart_trainer(self) -> None:
-        "End what is left of the trainer and start it again, awake with the first weights"
+    def end_trainer(self) -> None:
+        "End what is left of the trainer: its devices are free afterwards"
         self.trainer.kill(grace=1.0)
+
+    def restart_trainer(self) -> None:
+        "Start the trainer again, awake with the first weights"
+        self.end_trainer()
         self.trainer = start_trainer(self.cluster, self.config, self.hf_path, RESTART_ENV)
 
     def restart_lost_engines(
@@ -120,10 +124,10 @@ def _put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
     if group.lost:
         return False
     try:
-        state = group.call_rank_zero("health", timeout=timeout)["state"]
-        if state in ("awake", "paused"):
+        states = {health["state"] for health in group.call("health", timeout=timeout)}
+        if states != {"asleep"}:
             group.call("sleep", timeout=timeout)
-    except RoleError:
+    except (RoleError, EngineError):
         return False
     return True
 

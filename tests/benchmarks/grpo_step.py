@@ -94,8 +94,19 @@ class Prompts:
 
 
 class Rewards:
-    def score(self, samples: list) -> list[float]:
-        return [reward(s.response_ids) for s in samples]
+    def __init__(self) -> None:
+        from cookbook_npu.data.rewards import Counts
+
+        self.counts = Counts()
+
+    def grade(self, samples: list) -> list[Any]:
+        from cookbook_npu.data.rewards import Grade
+
+        rewards = [reward(s.response_ids) for s in samples]
+        return [Grade(value, value > 0) for value in rewards]
+
+    def take_reports(self) -> list:
+        return []
 
 
 def start_ours(task: Task) -> Any:

@@ -72,7 +72,7 @@ def test_a_run_goes_on_without_what_it_may_leave_out(tmp_path):
     assert [
         len(f.read_text().splitlines())
         for f in sorted((folder / "samples").glob("*.jsonl"))
-    ] == [16, 8, 16, 16, 16]
+    ] == [16, 8, 16, 16, 16, 16]
     (nan,) = events(folder, "not_finite")
     assert nan["step"] == 2 and Path(nan["samples"]).is_file()
     assert [row["step"] for row in rows(folder) if row.get("skipped_steps")] == [3]

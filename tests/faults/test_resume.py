@@ -1,12 +1,11 @@
-"""A run that is killed, anywhere, goes on as if nothing had happened: same metrics, same weights, each
-prompt trained once.
+"""A run that is killed, and does not start lost workers again itself, goes on when resumed as if nothing had
+happened: same metrics, same weights, each prompt trained once.
 """
 
 import os
 import random
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from whole_runs import (
@@ -23,48 +22,29 @@ from whole_runs import (
     weights,
 )
 
-# random moments besides the two chosen ones
-POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "2"))
-VICTIMS = ("driver", "trainer", "engine", "raylet")
+# random moments; test_recovery.py has the chosen ones
+POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "1"))
+VICTIMS = ("engine", "raylet", "driver", "trainer")
 pytestmark = pytest.mark.slow
 
 
-def in_save(folder: Path, driver: Driver, chance: random.Random) -> None:
-    "While the files of a checkpoint are being written, after the first step"
-    wait_for(lambda: any(folder.glob("checkpoints/.step_00000[2-9]*/state/*")), driver)
-
-
-def in_weight_update(folder: Path, driver: Driver, chance: random.Random) -> None:
-    "While the new weights lie in shared memory, after the first step"
-    wait_for(lambda: (folder / "checkpoints" / "step_000001").exists(), driver)
-    buckets = f"cookbook_npu_weights_{driver.pids['trainer'][0]}_*"
-    wait_for(lambda: any(Path("/dev/shm").glob(buckets)), driver)
-
-
-def anywhere(folder: Path, driver: Driver, chance: random.Random) -> None:
+def anywhere(driver: Driver, chance: random.Random) -> None:
     "Some time after a step, reproducibly chosen, with another still to come"
     done = f'{{"step": {chance.randrange(STEPS)},'
     wait_for(lambda: any(line.startswith(done) for line in driver.lines), driver)
     time.sleep(chance.uniform(0.0, 0.5))
 
 
-CASES = [("driver", in_save), ("trainer", in_weight_update)] + [
-    (VICTIMS[(i + 2) % 4], anywhere) for i in range(POINTS)
-]
-
-
-@pytest.mark.parametrize(
-    "number", range(len(CASES)), ids=lambda n: f"{n}-{CASES[n][0]}-{CASES[n][1].__name__}"
-)
+@pytest.mark.parametrize("number", range(POINTS))
 def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
-    victim, moment = CASES[number]
+    victim = VICTIMS[number % len(VICTIMS)]
     folder = tmp_path / "run"
     # a moment is short: a busy machine may miss it, and the run ends by itself
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
         driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
         assert driver.started.wait(600) and driver.pids, driver.text()
-        moment(folder, driver, random.Random(number))
+        anywhere(driver, random.Random(number))
         if driver.strike(victim):
             break
     assert driver.end() != 0, driver.text()
@@ -73,7 +53,6 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     resumed = [event["seconds"] for event in events(folder, "resumed")]
     # beside the start of the processes
     assert all(seconds < 20 for seconds in resumed), resumed
-    assert resumed or moment is anywhere
     assert rows(folder) == rows(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)

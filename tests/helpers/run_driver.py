@@ -1,10 +1,26 @@
-"""A run in a process of its own, for whole_runs.py: `python run_driver.py CONFIG.json` prints its
-processes, then its steps.
+"""A run in a process of its own, for whole_runs.py: `python run_driver.py CONFIG.json [STRIKE.json]` prints
+its processes, then its steps. With STRIKE.json it kills some of them, see `Strike`.
 """
 
 import json
 import os
+import signal
 import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+# phase -> what the driver measures, and the call that is under way
+CALLS = {
+    "rollout": ("rollout", "generate"),
+    "logprobs": ("logprobs", "logprobs"),
+    "train": ("actor_train", "train"),
+    "save": ("save", "save_state"),
+    "update_weights": ("update_weights", "update_weights"),
+    "eval": ("eval", "generate"),
+}
 
 
 def spread(answer, label, metadata):
@@ -14,11 +30,109 @@ def spread(answer, label, metadata):
 
 def raylets():
     "Process ids of the raylet below this process"
-    import psutil
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name() == "raylet":
+                found.append(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
 
-    return [
-        p.pid for p in psutil.Process().children(recursive=True) if p.name() == "raylet"
-    ]
+
+def processes(run):
+    "Process ids of the run by role, in rank order"
+    return {
+        "driver": [os.getpid()],
+        "raylet": raylets(),
+        "trainer": run.state.trainer.pids,
+        "engine": run.state.engines.groups[0].pids,
+    }
+
+
+class Strike:
+    "Kills processes of a run, each while one call of one phase is under way, and writes down what it met"
+
+    def __init__(self, run, plan):
+        self.run = run
+        self.blows = plan["blows"]  # [role, rank, phase, steps logged before], in order
+        self.record = Path(plan["record"])
+        self.below = [p.pid for p in psutil.Process().children(recursive=True)]
+        self.raylet = raylets()
+        self.met = []  # what was written down
+        self.spans = []  # what the driver is measuring, outermost first
+
+    def arm(self):
+        "Watch what the driver measures and waits for"
+        from cookbook_npu.cluster.worker_group import RayFuture
+
+        tracker = self.run.state.tracker
+        span = tracker.span
+        result = RayFuture.result
+
+        @contextmanager
+        def noted(name):
+            self.spans.append(name)
+            try:
+                with span(name):
+                    yield
+            finally:
+                self.spans.pop()
+
+        def watched(future, timeout=None):
+            if self.is_met(future):
+                time.sleep(0.001)  # the workers begin
+                self.hit(future)
+            return result(future, timeout)
+
+        tracker.span = noted
+        RayFuture.result = watched
+
+    def is_met(self, future):
+        "Is this the call of the next blow?"
+        if not self.blows:
+            return False
+        _, _, phase, logged = self.blows[0]
+        span, method = CALLS.get(phase, (None, None))
+        in_phase = span in self.spans and future.method == method
+        return in_phase and self.run.state.tracker.last == logged
+
+    def hit(self, future=None):
+        "Kill, and write down where the run stood; not the other way round, because a call may be short"
+        role, rank, phase, _ = self.blows.pop(0)
+        met = {
+            "role": role,
+            "rank": rank,
+            "phase": phase,
+            "logged": self.run.state.tracker.last,
+            "spans": list(self.spans),
+            "call": future.method if future else None,
+            "below": self.below,
+        }
+        if role == "driver":
+            # it cannot go on before it has taken what the call returns
+            self.write_down(met, True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(self.pid(role, rank), signal.SIGKILL)
+        self.write_down(met, future is None or not future.done())
+
+    def pid(self, role, rank):
+        "The process that is to fall, as the run has it now"
+        if role == "raylet":
+            return self.raylet[rank]
+        state = self.run.state
+        group = state.trainer if role == "trainer" else state.engines.groups[0]
+        return group.pids[rank]
+
+    def write_down(self, met, under_way):
+        "What was met, and what the run folder holds"
+        folder = self.run.state.folder
+        metrics = folder.metrics_file
+        met["under_way"] = under_way
+        met["metrics"] = metrics.read_text() if metrics.exists() else ""
+        met["samples"] = {f.name: f.read_text() for f in folder.samples.glob("step_*")}
+        self.met.append(met)
+        self.record.write_text(json.dumps(self.met))
 
 
 def main():
@@ -26,21 +140,13 @@ def main():
     from cookbook_npu.train.session import session
 
     with session(load_config(sys.argv[1])) as run:
-        roles = {
-            "trainer": run.state.trainer.pids,
-            "engine": run.state.engines.groups[0].pids,
-        }
-        print(
-            json.dumps(
-                {
-                    "driver": [os.getpid()],
-                    "raylet": raylets(),
-                    **roles,
-                    "status": run.status(),
-                }
-            ),
-            flush=True,
-        )
+        told = processes(run) | {"status": run.status()}
+        print(json.dumps(told), flush=True)
+        if len(sys.argv) > 2:
+            strike = Strike(run, json.loads(Path(sys.argv[2]).read_text()))
+            strike.arm()
+            if strike.blows[0][2] == "start":
+                strike.hit()
         for row in run.steps():
             print(json.dumps(row), flush=True)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from cookbook_npu.config import save_config
 from cookbook_npu.presets import qwen3_4b_colocate
 
 HERE = Path(__file__).parent
-STEPS = 5
+STEPS = 6
 # notice only after a minute that they are alone
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -56,9 +57,10 @@ def preloaded() -> dict[str, str]:
 class Driver:
     "A run under way: its lines as they come, and the process ids it announced"
 
-    def __init__(self, config: Path, faults: str = ""):
+    def __init__(self, config: Path, faults: str = "", strike: Path | None = None):
+        told = [str(config)] if strike is None else [str(config), str(strike)]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "run_driver.py"), str(config)],
+            [sys.executable, str(HERE / "run_driver.py"), *told],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -85,7 +87,7 @@ class Driver:
         "Kill a process of the run at once and wait for the others; false: the run had ended by itself"
         try:
             below = psutil.Process(self.process.pid).children(recursive=True)
-            waits = [p for p in below if p.name() not in RAY_AGENTS]
+            waits = living(process.pid for process in below)
             os.kill(self.pids[victim][0], signal.SIGKILL)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return False
@@ -95,6 +97,17 @@ class Driver:
 
     def text(self) -> str:
         return "".join(self.lines)[-6000:]
+
+
+def living(pids) -> list[psutil.Process]:
+    "Those processes that have to end with their run"
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.name() not in RAY_AGENTS:
+                found.append(process)
+    return found
 
 
 def run(config: Path) -> None:
@@ -163,7 +176,12 @@ def tell(script: str, *words: str) -> dict:
 
 
 def wait_for(what, driver: Driver, timeout=200) -> None:
-    "Poll until a thing happens or the run ends"
+    "Poll until a thing happens; fails when the run ends, or the time is over, without it"
     deadline = time.monotonic() + timeout
-    while not what() and driver.process.poll() is None and time.monotonic() < deadline:
+    while not what():
+        ended = driver.process.poll() is not None
+        if ended and what():
+            return
+        assert not ended, f"the run ended before it happened:\n{driver.text()}"
+        assert time.monotonic() < deadline, f"not within {timeout} s:\n{driver.text()}"
         time.sleep(0.001)

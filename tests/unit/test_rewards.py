@@ -30,6 +30,7 @@ from cookbook_npu.data.graders import (
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tasks import evaluate_expression, numbers_in
+from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
@@ -390,3 +391,31 @@ def test_what_the_environment_wrote_is_never_graded():
             dialogue.loss_mask = mask
             write_policy_text(dialogue, lambda ids: "".join(map(chr, ids)))
             assert pool.score([dialogue]) == [-1.0]  # dapo's worst, nothing else
+
+
+def test_a_label_that_no_answer_can_be_compared_with_is_given_up():
+    """Its answers cost their time limit a few times, then nothing; it is reported once. The pool grades
+    other labels, and a label with hanging answers, as before."""
+    config = RewardConfig(scorers={"math": 1.0}, workers=1, timeout_s=0.5, label_failures=2)
+    hopeless = [sample(rf"\boxed{{{n}}}", "99999999999!") for n in range(30)]
+    with RewardPool(config) as strict:
+        assert strict.score(hopeless) == [0.0] * 30
+        assert strict.counts.timed_out == 2 and strict.counts.given_up == 28
+        (report,) = strict.take_reports()
+        assert (report.scorer, report.label, report.why) == (
+            "math",
+            '"99999999999!"',
+            "timed_out",
+        )
+        start = time.perf_counter()
+        assert strict.score(hopeless) == [0.0] * 30
+        assert time.perf_counter() - start < 0.5 and not strict.take_reports()
+        assert strict.score([sample(r"\boxed{\frac{8}{2}}")]) == [1.0]
+
+
+def test_labels_that_are_no_number_stop_the_grading():
+    for scorer in ("math", "deepscaler", "dapo"):
+        rewards = RewardPool(RewardConfig(scorers={scorer: 1.0}))
+        for label in ("nan", "-Infinity", float("nan"), float("inf")):
+            with pytest.raises(DataError, match=f"sample p/0: scorer {scorer}: the label"):
+                rewards.score([sample("Answer: nan", label)])
