@@ -60,6 +60,7 @@ def look_alike(
         original.__closure__,
     )
     copy.__kwdefaults__ = original.__kwdefaults__
+    copy.__annotations__ = original.__annotations__
     vars(copy).update(vars(original))
     for name, value in getattr(replacement, "__dict__", {}).items():
         # __wrapped__ and __signature__ say how to call it

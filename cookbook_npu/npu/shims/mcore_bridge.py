@@ -277,8 +277,9 @@ def _trial_net(gradient: torch.Tensor) -> nn.Module:
     "A module that counts as a gated delta net, whose norm has this gradient"
     net: Any = type("GatedDeltaNet", (nn.Module,), {})()
     net.config = SimpleNamespace(sequence_parallel=False)
-    net.out_norm = nn.Linear(1, 1, bias=False)
-    net.out_norm.weight.main_grad = gradient
+    weight: Any = nn.Parameter(torch.zeros(1))  # made without random numbers
+    weight.main_grad = gradient
+    net.out_norm = SimpleNamespace(weight=weight)
     return net
 
 
