@@ -249,7 +249,7 @@ def execute(
             root.rmdir()
     return folder
 
-# %% ../nbs/99_cli.ipynb #ed5d87be
+# %% ../nbs/99_cli.ipynb #83da886a
 _ABOUT = "RL post-training on Ascend NPUs, as notebooks that run at three scales."
 app = typer.Typer(
     no_args_is_help=True,
@@ -272,6 +272,9 @@ _ParameterFile = Annotated[
 ]
 _Scale = Annotated[str, typer.Option(help="910b, cuda, or laptop (simulated NPUs).")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+_Runs = Annotated[
+    Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")
+]
 
 
 @app.callback(help=_ABOUT)
@@ -430,7 +433,7 @@ def machine_need(
     config = build(**{**given, **parameters, "scale": scale})
     return need_of(config, 10**6 if scale == "laptop" else None)
 
-# %% ../nbs/99_cli.ipynb #c6e4f45c
+# %% ../nbs/99_cli.ipynb #a35012f0
 @app.command("doctor")
 def _doctor(
     recipe: Annotated[
@@ -448,6 +451,13 @@ def _doctor(
     compare: Annotated[
         Path | None, typer.Option(help="Print what changed since this lock.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
+        ),
+    ] = None,
+    runs: _Runs = Path("runs"),
 ) -> None:
     "Look at this machine: nearest known stack, first mismatch, every check. Exits with 1 on a failure."
     from cookbook_npu.npu.stack.doctor import examine, machine_lock, show_changes
@@ -464,6 +474,11 @@ def _doctor(
     if compare:
         changes = show_changes(read_lock(compare), machine_lock(machine))
         typer.echo(f"\n{changes}")
+    if bundle:
+        from cookbook_npu.npu.stack.bundle import write_bundle
+
+        names = write_bundle(bundle, report, runs)
+        typer.echo(f"\n{bundle}: {', '.join(names)}", err=as_json)
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
@@ -531,7 +546,7 @@ def job_parameters(
     result["overrides"] = overrides
     return result
 
-# %% ../nbs/99_cli.ipynb #d8904c34
+# %% ../nbs/99_cli.ipynb #f46a80f5
 _Recipe = Annotated[
     str,
     typer.Argument(
@@ -557,9 +572,6 @@ _Nodes = Annotated[
     int, typer.Option(help="Machines of the run; the commands for the others are printed.")
 ]
 _Devices = Annotated[int, typer.Option(help="NPUs of each machine.")]
-_Runs = Annotated[
-    Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")
-]
 _Rehearse = Annotated[
     bool, typer.Option(help="One step of the full layout on simulated NPUs, here and now.")
 ]
@@ -613,6 +625,7 @@ def _launch(
         check_nodes(config, None if address else nodes * devices, host, nodes)
         if address is None and nodes == 1:
             check_machine(config)
+        typer.echo(_environment_text(config, address))
         port = port or (6379 if nodes > 1 else free_port())
         node = launch.Node(host, devices, port)
         start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
@@ -678,7 +691,18 @@ def resume_job(
 def _parameter_file(job: Any) -> Path:
     return job.folder / "parameters.json"
 
-# %% ../nbs/99_cli.ipynb #278efb6f
+# %% ../nbs/99_cli.ipynb #305d0937
+def _environment_text(config: RunConfig, address: str | None) -> str:
+    "What each role of a job will have in its environment"
+    from cookbook_npu.cluster.environment import worker_env
+    from cookbook_npu.cluster.launch import submitted_env
+    from cookbook_npu.plan.roles import environment_text
+
+    server = address is not None and address.startswith("http")
+    passed = submitted_env(os.environ) if server else worker_env({}, os.environ)
+    return environment_text(config, passed)
+
+
 def start_job(
     job: Any,  # a Job of cluster.launch
     detach: bool,  # do not follow its log

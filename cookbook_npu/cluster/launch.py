@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['RAY_ENV', 'SUBMITTED_VARIABLES', 'EXIT_CODES', 'EXIT_STATES', 'host_port', 'address_env', 'Node', 'ray_head_command',
            'ray_worker_command', 'join_instructions', 'started_at', 'end_process', 'Job', 'make_job', 'find_job',
-           'submit_command', 'server_command', 'ask_server', 'wait_for_head', 'ray_log_errors', 'wait_for_devices',
-           'Supervisor', 'supervise_job', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job',
-           'prepare_relaunch']
+           'submitted_env', 'submit_command', 'server_command', 'ask_server', 'wait_for_head', 'ray_log_errors',
+           'wait_for_devices', 'Supervisor', 'supervise_job', 'launch_job', 'is_running', 'job_state', 'follow_log',
+           'stop_job', 'prepare_relaunch']
 
 # %% ../../nbs/cluster/03_launch.ipynb #db767cc5
 import json
@@ -258,12 +258,15 @@ def find_job(
         )
     return job
 
-# %% ../../nbs/cluster/03_launch.ipynb #05f3d848
+# %% ../../nbs/cluster/03_launch.ipynb #461110ca
 # No secrets.
 SUBMITTED_VARIABLES = (
     "HCCL_*",
     "GLOO_SOCKET_IFNAME",
     "TP_SOCKET_IFNAME",
+    "P2P_HCCL_BUFFSIZE",
+    "STREAMS_PER_DEVICE",
+    "DISABLE_L2_CACHE",
     "HF_HOME",
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
@@ -271,7 +274,9 @@ SUBMITTED_VARIABLES = (
 )
 
 
-def _submitted_env(environ: Mapping[str, str]) -> dict[str, str]:
+def submitted_env(
+    environ: Mapping[str, str],  # variables to choose from
+) -> dict[str, str]:
     "The variables that travel with a job"
     env = {}
     for name, value in environ.items():
@@ -293,7 +298,7 @@ def submit_command(
                 f"{word!r} would be read by a shell on the way to the cluster",
                 "Rename the file or folder.",
             )
-    runtime_env = json.dumps({"env_vars": _submitted_env(environ)})
+    runtime_env = json.dumps({"env_vars": submitted_env(environ)})
     words = ["job", "submit", "--address", record["address"]]
     words += ["--submission-id", record["submission"]]
     words += ["--runtime-env-json", runtime_env, "--no-wait"]

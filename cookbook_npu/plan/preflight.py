@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['has_package', 'look_for_devices', 'check_devices', 'check_packages', 'check_files', 'check_machine']
 
-# %% ../../nbs/plan/05_preflight.ipynb #9bab80a3
+# %% ../../nbs/plan/05_preflight.ipynb #c7ecce6b
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -22,6 +22,9 @@ from cookbook_npu.npu.device import (
     probe_cuda,
     probe_npu,
 )
+from ..npu.stack.machine import Machine
+from ..npu.stack.settings import part_fix
+from ..npu.stack.stacks import installed_packages
 from .roles import role_environment
 
 # %% ../../nbs/plan/05_preflight.ipynb #8d84b0b9
@@ -76,20 +79,31 @@ def check_devices(
             "Lower placement.devices, or join a cluster that has them (RAY_ADDRESS).",
         )
 
-# %% ../../nbs/plan/05_preflight.ipynb #b5f35d66
+# %% ../../nbs/plan/05_preflight.ipynb #30533547
 def check_packages(
     config: RunConfig,  # the run
 ) -> None:
-    "Raise `ConfigError` when a package that the run's engine needs is not installed"
-    if config.rollout.engine != "vllm":
-        return
-    wanted = ("vllm", "vllm_ascend") if config.scale == "910b" else ("vllm",)
-    for package in wanted:
+    "Raise `ConfigError` when a package that the run needs is not installed"
+    if config.scale == "910b":
+        _check_stack(config)
+    elif config.rollout.engine == "vllm" and not has_package("vllm"):
+        raise ConfigError(
+            f"rollout.engine is 'vllm' at scale {config.scale!r}, but vllm is not installed",
+            "Install it (pip install 'cookbook-npu[vllm]'), or choose engine transformers.",
+        )
+
+
+def _check_stack(config: RunConfig) -> None:
+    "What a run on 910B imports: the engine, and MindSpeed, without which attention has no fused kernel"
+    wanted = {"mindspeed": "mindspeed"}
+    if config.rollout.engine == "vllm":
+        wanted |= {"vllm": "vllm", "vllm_ascend": "vllm-ascend"}
+    for package, part in wanted.items():
         if not has_package(package):
-            extra = "npu" if config.scale == "910b" else "vllm"
+            here = Machine(packages=installed_packages())
             raise ConfigError(
-                f"rollout.engine is 'vllm' at scale {config.scale!r}, but {package} is not installed",
-                f"Install it (pip install 'cookbook-npu[{extra}]'), or choose engine transformers.",
+                f"{package} is not installed, which a run at scale '910b' imports",
+                f"{part_fix(part, here.versions)}; `cookbook-npu doctor` has the whole stack.",
             )
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508

@@ -47,7 +47,7 @@ from cookbook_npu.rollout.vllm_layers import (
 )
 from ..weights.checksum import checksum
 
-# %% ../../nbs/rollout/03_vllm.ipynb #918232ee
+# %% ../../nbs/rollout/03_vllm.ipynb #e0386859
 VllmBuild = Literal["cpu", "cuda", "npu"]
 
 
@@ -55,6 +55,10 @@ def missing_reason() -> str | None:  # none: vLLM can be used
     "Why there is no vLLM here"
     if find_spec("vllm"):
         return None
+    if any(p.usable and not p.simulated and p.type.name == "npu" for p in probe()):
+        return (
+            "vLLM is not installed (`cookbook-npu doctor` says how, for this NPU's stack)"
+        )
     return "vLLM is not installed (pip install 'cookbook-npu[vllm]'; wheels: Linux x86_64)"
 
 

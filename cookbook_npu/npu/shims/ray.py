@@ -7,8 +7,9 @@ __all__ = ['OLD_NAMES', 'HOOK', 'NUM_GPUS_SHIM', 'GPU_BUNDLES_SHIM', 'GPU_IDS_SH
            'check_environment', 'reads_noset', 'adapter_env', 'install_adapter', 'npu_options', 'npu_bundles',
            'get_gpu_ids']
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #05655e7c
+# %% ../../../nbs/npu/shims/06_ray.ipynb #b9f538e5
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -228,7 +229,7 @@ def npu_bundles(
     "The same bundles, of NPUs"
     return [_npu_bundle(bundle) for bundle in bundles]
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #eae01d4c
+# %% ../../../nbs/npu/shims/06_ray.ipynb #45f19635
 def _bundle_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if args:
         return (npu_bundles(args[0]), *args[1:]), kwargs
@@ -240,12 +241,19 @@ def _bundle_owners() -> list[Any]:
     return [sys.modules["ray.util.placement_group"], importlib.import_module("ray.util")]
 
 
+_BUNDLE_PARAMETERS = (
+    "bundles strategy name lifetime _soft_target_node_id bundle_label_selector"
+)
+
+
+def _expect_bundles(function: Callable) -> None:
+    "Only the bundles are translated; Ray 2.58 and later know one parameter more than 2.55"
+    newer = " topology_strategy" in f" {' '.join(inspect.signature(function).parameters)}"
+    expect_parameters(function, _BUNDLE_PARAMETERS + " topology_strategy" * newer)
+
+
 def _bundles_needed() -> tuple[bool, str]:
-    expect_parameters(
-        _bundle_owners()[0].placement_group,
-        "bundles strategy name lifetime _soft_target_node_id bundle_label_selector "
-        "topology_strategy",
-    )
+    _expect_bundles(_bundle_owners()[0].placement_group)
     return _needed_without_cuda("bundles of GPU are reserved as GPU")
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #12073dd8

@@ -1,0 +1,358 @@
+"""Do all pins hold together? The stacks, this package's own requirements and the documented install lines
+against the metadata of the released wheels (see helpers/package_index.py)."""
+
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+import zipfile
+from pathlib import Path
+
+import package_index
+import pytest
+from package_index import metadata, requirements, wheels
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from cookbook_npu.npu.stack.stacks import (
+    ASCEND_INDEX,
+    KNOWN_STACKS,
+    PARTS,
+    RECOMMENDED_STACK,
+    REQUIRES,
+    RUNNABLE_STACKS,
+    TORCH_INDEX,
+    admits,
+    constraints_file,
+    install_lines,
+    read_requirements,
+)
+from cookbook_npu.presets import PRESETS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BEST = KNOWN_STACKS[RECOMMENDED_STACK]
+ARCHITECTURES = ("aarch64", "x86_64")
+# (package, version) -> where it comes from instead of the package index
+SERVED_ELSEWHERE = {
+    ("triton-ascend", "3.2.2"): ASCEND_INDEX,
+    ("torch", "2.10.0+cpu"): TORCH_INDEX,
+    ("torch", "2.9.0+cpu"): TORCH_INDEX,
+}
+# vLLM's wheel is its CUDA build: what its build without a device does not ask for
+CUDA_ONLY = re.compile(
+    r"torch|torchaudio|torchvision|flashinfer-.*|nvidia-.*|quack-kernels|apache-tvm-ffi|"
+    r"tilelang|tokenspeed-mla|humming-kernels|fastsafetensors"
+)
+# The image of 0.18.0 has the older one: vllm and vllm-ascend disagree, and pip only warns.
+DISAGREE = {("vllm-ascend-0.18.0", "opencv-python-headless")}
+# Speculative decoding, which nothing here uses; a source distribution that builds against torch 2.7.
+LEFT_OUT = {"arctic-inference"}
+
+
+@pytest.fixture(scope="module")
+def index():
+    "The package index, when it answers"
+    reason = package_index.offline_reason()
+    if reason:
+        pytest.skip(reason)
+
+
+needs_index = pytest.mark.usefixtures("index")
+
+
+def wheel_requirements(part: str, release: str, arch: str) -> list[Requirement]:
+    "Of a wheel, as it is installed here"
+    files = wheels(part, release, arch) or wheels(part, release, arch, "cp312")
+    found = requirements(part, files[-1], arch)
+    if part == "vllm":
+        return [r for r in found if not CUDA_ONLY.fullmatch(canonicalize_name(r.name))]
+    return found
+
+
+def pins(stack, arch: str) -> dict[str, str]:
+    "Package -> version: of the stack, and of its constraints file"
+    found = {}
+    for line in (ROOT / constraints_file(stack)).read_text().splitlines():
+        requirement = Requirement(line) if line and line[0] != "#" else None
+        if requirement and str(requirement.specifier).startswith("=="):
+            found[canonicalize_name(requirement.name)] = str(requirement.specifier)[2:]
+    for part, want in stack.versions.items():
+        found[canonicalize_name(part)] = want.split("|")[-1]
+    if arch == "x86_64":
+        found["torch"] += "+cpu"  # what torch_npu asks for there
+    return found
+
+
+def all_requirements(stack, arch: str) -> list[tuple[str, Requirement]]:
+    "(who asks, for what): of every wheel of a stack, and of this package"
+    asked = [("cookbook-npu", Requirement(text)) for text in PROJECT["dependencies"]]
+    if stack is BEST:
+        extra = PROJECT["optional-dependencies"]["npu"]
+        asked += [("cookbook-npu[npu]", Requirement(text)) for text in extra]
+    for part, want in stack.versions.items():
+        if part in ("cann", "python", "triton-ascend"):
+            continue
+        release = want.split("|")[-1]
+        for requirement in wheel_requirements(part, release, arch):
+            asked.append((f"{part} {release}", requirement))
+    return asked
+
+
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", RUNNABLE_STACKS)
+def test_every_pin_lies_inside_every_other(name, arch):
+    stack = KNOWN_STACKS[name]
+    have = pins(stack, arch)
+    wrong = []
+    for who, requirement in all_requirements(stack, arch):
+        package = canonicalize_name(requirement.name)
+        if package not in have or (name, package) in DISAGREE:
+            continue
+        if not requirement.specifier.contains(have[package], prereleases=True):
+            wrong.append(f"{who} asks for {requirement}, the stack has {have[package]}")
+    assert not wrong
+
+
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", RUNNABLE_STACKS)
+def test_every_part_has_a_wheel(name, arch):
+    "On the index for Python 3.11, or marked as served elsewhere"
+    for part, want in KNOWN_STACKS[name].versions.items():
+        release = want.split("|")[-1]
+        if part in ("cann", "python") or (part, release) in SERVED_ELSEWHERE:
+            continue
+        assert wheels(part, release, arch), f"{part} {release} for {arch}"
+        asks = metadata(part, wheels(part, release, arch)[0])["Requires-Python"]
+        assert "3.11.9" in SpecifierSet(asks or "")
+
+
+@needs_index
+@pytest.mark.parametrize(("part", "release"), REQUIRES, ids="-".join)
+def test_the_table_of_requirements_is_what_the_wheels_say(part, release):
+    known = {canonicalize_name(name): name for name in PARTS}
+    files = wheels(part, release) or wheels(part, release, python="cp312")
+    said = {}
+    for requirement in requirements(part, files[-1]):
+        name = known.get(canonicalize_name(requirement.name))
+        cuda = part == "vllm" and name == "torch"
+        if name and not cuda and str(requirement.specifier):
+            said[name] = requirement.specifier
+    written = read_requirements(REQUIRES[part, release])
+    if "python" in written:
+        said["python"] = SpecifierSet(metadata(part, files[-1])["Requires-Python"])
+    said.pop("ray", None)  # vLLM's executor for several machines, which is not used
+    assert {name: SpecifierSet(text) for name, text in written.items()} == said
+
+
+@needs_index
+def test_the_extra_has_what_vllm_ascend_needs():
+    "vllm-ascend is installed without its dependencies; the extra npu brings all but one"
+    extra = PROJECT["optional-dependencies"]["npu"]
+    ours = map(Requirement, [*PROJECT["dependencies"], *extra])
+    by_name = {canonicalize_name(r.name): r for r in ours}
+    own_line = {"triton-ascend"}  # installed last, from another index
+    for wanted in wheel_requirements(
+        "vllm-ascend", BEST.versions["vllm-ascend"], "aarch64"
+    ):
+        package = canonicalize_name(wanted.name)
+        if package not in LEFT_OUT | own_line:
+            assert set(wanted.specifier) <= set(by_name[package].specifier), wanted
+
+
+def test_this_package_admits_every_stack_and_the_laptop():
+    "One range of transformers and Ray serves the tests and both stacks"
+    ours = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+    for stack in map(KNOWN_STACKS.get, RUNNABLE_STACKS):
+        for version in stack.versions["transformers"].split("|"):
+            assert version in ours["transformers"]
+        python = SpecifierSet(PROJECT["requires-python"])
+        assert all(f"{v}.5" in python for v in stack.versions["python"].split("|"))
+    for text in (ROOT / ".constraints.txt").read_text().splitlines():
+        requirement = Requirement(text) if text and text[0] != "#" else None
+        if requirement and requirement.name in ours:
+            assert admits(str(ours[requirement.name]), str(requirement.specifier)[2:])
+    assert "2.55.1" in ours["ray"] and "2.54.0" not in ours["ray"]
+
+
+# ---------------------------------------------------------------- the documented lines
+
+
+def documented() -> list[tuple[str, str]]:
+    "(file, command): every pip install that a page, a Dockerfile or a remedy of the doctor names"
+    files = [ROOT / "README.md", ROOT / ".devcontainer/910b/Dockerfile"]
+    files += ROOT.glob("nbs/tutorials/*.ipynb")
+    found = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".ipynb":
+            text = text.replace('\\n",', "").replace('\\"', '"')
+        for line in text.splitlines():
+            for command in re.findall(
+                r"(?:\w+=\S+ )*(?:python3 -m )?pip install [^`&|#]+", line
+            ):
+                found.append((str(file.relative_to(ROOT)), command.strip(' "\\')))
+    return found
+
+
+def test_documented_lines_are_known():
+    "A line that nobody resolves cannot be written: each is of the recommended stack, or listed here"
+    known = {
+        "pip install jupyterlab",
+        "pip install 'cookbook-npu[jobs]'",
+        "python3 -m pip install --no-cache-dir --no-deps -e /opt/MindSpeed",
+        "python3 -m pip install --no-cache-dir -c .devcontainer/910b/vllm-ascend-${VLLM_ASCEND}.txt -e .",
+    }
+    lines = set(install_lines(BEST))
+    strays = [(file, line) for file, line in documented() if line not in known | lines]
+    assert not strays
+    assert lines - {line for _, line in documented()} == {
+        "pip uninstall -y triton triton-ascend"
+    }
+
+
+def test_the_container_is_of_the_recommended_stack():
+    text = (ROOT / ".devcontainer/910b/Dockerfile").read_text()
+    assert f"ARG VLLM_ASCEND={BEST.versions['vllm-ascend']}\n" in text
+    assert f"--branch {BEST.commits['mindspeed']} " in text
+    for name in RUNNABLE_STACKS:
+        assert (ROOT / constraints_file(KNOWN_STACKS[name])).is_file()
+
+
+def stub(folder: Path, name: str, version: str, asks: list[str]) -> None:
+    "A wheel that is nothing but its metadata"
+    written = name.replace("-", "_")
+    info = f"{written}-{version}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {text}" for text in asks]
+    tag = f"{written}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(folder / tag, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+# They take a minute and read the metadata of some 400 wheels.
+dry_run = pytest.mark.skipif(
+    os.environ.get("COOKBOOK_DRY_RUN") != "1",
+    reason="COOKBOOK_DRY_RUN=1 resolves the documented install lines",
+)
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory) -> Path:
+    "What the index does not serve, and what is built or installed without its dependencies"
+    folder = tmp_path_factory.mktemp("stubs")
+    for (name, version), _ in SERVED_ELSEWHERE.items():
+        asks = []
+        if name == "torch":
+            files = wheels("torch", version.removesuffix("+cpu"))
+            asks = [str(r) for r in requirements("torch", files[-1])]
+        stub(folder, name, version, asks)
+    release = BEST.versions["vllm"]
+    asked = [str(r) for r in wheel_requirements("vllm", release, "aarch64")]
+    stub(folder, "vllm", f"{release}+empty", asked)
+    return folder
+
+
+def resolve(stubs: Path, arch: str, python: str, *words: str) -> str:
+    "Resolve for another machine. pip itself evaluates markers of the machine it runs on; uv does not"
+    import uv
+
+    command = [uv.find_uv_bin(), "pip", "install", "--dry-run", "--no-build"]
+    command += ["--python-platform", f"{arch}-manylinux_2_34", "--python-version", python]
+    command += ["--target", str(stubs / "nowhere"), "--find-links", str(stubs)]
+    command += [
+        "--default-index",
+        package_index.INDEX,
+        "--index-strategy",
+        "unsafe-best-match",
+    ]
+    command += ["--no-config", "--no-progress", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stderr
+
+
+def resolver_words(line: str, arch: str) -> list[str] | None:
+    "A documented line in the resolver's words; none: nothing of it comes from an index"
+    words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]
+    if words[:2] != ["pip", "install"] or "git+" in line:
+        return None
+    rest = iter(words[2:])
+    found = []
+    for word in rest:
+        if word in ("--extra-index-url", "--no-binary"):
+            next(
+                rest
+            )  # another index: what it serves is a stub here; vllm is built: so is it
+        elif word == "-e":
+            extra = re.fullmatch(r"\.\[(\w+)\]", next(rest))
+            found += ["-r", "pyproject.toml", "--extra", extra[1]]
+        elif word == "--no-build-isolation":
+            pass
+        elif arch == "x86_64" and word.startswith("torch=="):
+            found.append(f"{word}+cpu")
+        else:
+            found.append(word)
+    return found
+
+
+@dry_run
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_each_documented_line_resolves(stubs, arch):
+    "From wheels alone, for Python 3.11"
+    for line in install_lines(BEST):
+        words = resolver_words(line, arch)
+        if words is not None:
+            resolve(stubs, arch, "3.11", *words)
+
+
+@dry_run
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_lines_together_have_one_solution(stubs, arch):
+    "The environment that the last line leaves: nothing in it contradicts anything else in it"
+    words = ["-r", "pyproject.toml", "--extra", "npu", "-c", constraints_file(BEST)]
+    words += [f"vllm=={BEST.versions['vllm']}", "triton-ascend==3.2.2"]
+    solution = resolve(stubs, arch, "3.11", *words)
+    for package in ("torch-npu==2.10.0.post4", "transformers==5.5.4", "vllm==0.23.0+empty"):
+        assert f" + {package}\n" in solution
+
+
+@dry_run
+@needs_index
+@pytest.mark.parametrize(
+    ("name", "python"), [(BEST.name, "3.12"), (RUNNABLE_STACKS[1], "3.11")]
+)
+def test_this_package_fits_into_the_published_images(stubs, name, python):
+    "pip install -c FILE -e . in the container changes none of the stack's parts"
+    stack = KNOWN_STACKS[name]
+    for arch in ARCHITECTURES:
+        words = ["-r", "pyproject.toml", "-c", constraints_file(stack)]
+        solution = resolve(stubs, arch, python, *words)
+        for part in ("torch", "transformers", "megatron-core", "mcore-bridge"):
+            want = stack.versions[part].split("|")[-1]
+            assert f" + {part}=={want}" in solution
+
+
+# ---------------------------------------------------------------- support at a glance
+
+
+def test_the_table_of_support_names_what_exists():
+    "One row for each recipe, stack and engine, and each claim links to the test that stands for it"
+    page = (ROOT / "nbs/tutorials/on_910b.ipynb").read_text(encoding="utf-8")
+    rows = re.findall(r'"\| (\w+) \| (vllm-ascend-[\d.]+) \| (\w+) \|(.*)\|\\n"', page)
+    found = {row[:3] for row in rows}
+    engines = ("vllm", "transformers")
+    assert found == {(r, s, e) for r in PRESETS for s in RUNNABLE_STACKS for e in engines}
+    for *_, claims in rows:
+        simulated, wheel, source, user = (text.strip() for text in claims.split("|"))
+        for claim in (simulated, wheel, source):
+            assert re.search(r"\]\(\.\./\.\./tests/[\w/]+\.py\)", claim), claim
+        assert user == "none" or "https://" in user
