@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-npu-wheel quick style export docs clean
+.PHONY: help setup run test test-npu-wheel test-stacks quick style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -49,6 +49,14 @@ test: style ## every test: drift, style, notebooks, pytest, the recipe end to en
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
 	$(BIN)/python tests/helpers/npu_wheel/build.py
 	$(BIN)/python -m pytest tests/wheel tests/upstream/test_api_inventory.py
+
+test-stacks: $(VENV)/.test ## models on the transformers of each 910B stack; every documented install line resolved
+	for stack in vllm-ascend-0.23.0 vllm-ascend-0.18.0; do \
+	  PYTHONPATH=$$($(BIN)/python tests/helpers/stack_packages.py $$stack) \
+	    $(BIN)/python -m pytest tests/simulator/test_model_equality.py || exit 1; done
+	PYTHONPATH=$$($(BIN)/python tests/helpers/stack_packages.py vllm-ascend-0.23.0) \
+	  $(BIN)/python -m pytest tests/simulator/test_engines.py
+	COOKBOOK_DRY_RUN=1 $(BIN)/python -m pytest tests/unit/test_stacks.py
 
 quick: style ## the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow' -x

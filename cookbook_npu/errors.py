@@ -5,11 +5,15 @@
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'StorageError',
-           'NumericsError', 'nearest']
+           'NumericsError', 'nearest', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
+import json
+import re
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 # %% ../nbs/00_errors.ipynb #a91b920f
 class CookbookError(Exception):
@@ -92,3 +96,38 @@ def nearest(
     names = sorted(names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names)}."
+
+# %% ../nbs/00_errors.ipynb #4b2192e7
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # an escape that stands for half a character
+
+
+def _parse(raw: bytes) -> Any:
+    "JSON whose texts can all be written as UTF-8"
+    text = raw.decode("utf-8")
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def parse_json(
+    raw: bytes,  # JSON as UTF-8
+    place: str,  # the file, and the line where it has several records
+    remedy: str = "Restore the file.",  # what to do when it is damaged
+) -> Any:  # what it says
+    "Read JSON that may be damaged; raises `DataError` naming the place"
+    try:
+        return _parse(raw)
+    except UnicodeDecodeError as e:
+        what = f"is not UTF-8: {e.reason} at byte {e.start}"
+    except UnicodeEncodeError as e:
+        half = e.object[e.start]
+        what = f"holds half of a surrogate pair, {half!r}, which is no character"
+    except json.JSONDecodeError as e:
+        line = f"line {e.lineno} " if e.lineno > 1 else ""
+        what = f"is not JSON: {e.msg} at {line}column {e.colno}"
+    except RecursionError:
+        what = "is nested too deeply to parse"
+    except ValueError:
+        what = f"holds an integer of more than {sys.get_int_max_str_digits()} digits"
+    raise DataError(f"{place} {what}", remedy)

@@ -64,7 +64,7 @@ def start_heartbeat(
 ) -> Heartbeat:  # of this process; its thread ends with the process
     "Start the heartbeat of this process; raises `OSError` when the file cannot be written"
     global _heartbeat
-    heartbeat = Heartbeat(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    heartbeat = Heartbeat(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
     heartbeat.write()
     thread = threading.Thread(
         target=_write_forever, args=(heartbeat, interval_s), name="heartbeat", daemon=True

@@ -222,7 +222,8 @@ def redirect_output(
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o644)  # fails for a link, which would lead out of the run
     for standard in (1, 2):
         os.dup2(fd, standard)
     os.close(fd)

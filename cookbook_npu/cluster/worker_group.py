@@ -739,7 +739,7 @@ class WorkerSpec:
 
 def _give_log(worker: WorkerHandle, folder: Path) -> None:
     "Choose the log file of a worker, and remove the heartbeat of an earlier process"
-    worker.log = str((folder / f"{worker.group}-{worker.rank}.log").resolve())
+    worker.log = str(folder.resolve() / f"{worker.group}-{worker.rank}.log")
     worker.watch = HeartbeatWatch(Path(_heartbeat_file(worker.log)))
     worker.watch.path.unlink(missing_ok=True)
 

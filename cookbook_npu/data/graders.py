@@ -194,8 +194,21 @@ def find_choice(
     letter = _LETTER.match(place)
     return letter[1] if letter else None
 
-# %% ../../nbs/data/04_graders.ipynb #c3ab4a7a
+# %% ../../nbs/data/04_graders.ipynb #ed0c2625
 _LETTERS = "ABCDEFGHIJ"
+
+
+def _named_choices(choices: Any) -> dict[str, str]:
+    "Text of each choice by its letter, or by the name that a mapping gives it"
+    if not choices:
+        return dict.fromkeys(_LETTERS, "")
+    if not isinstance(choices, Mapping):
+        named = zip(_LETTERS, choices, strict=False)
+    elif {"label", "text"} <= choices.keys():
+        named = zip(choices["label"], choices["text"], strict=True)
+    else:
+        named = choices.items()
+    return {str(name): str(text).strip() for name, text in named}
 
 
 def right_choice(
@@ -203,13 +216,18 @@ def right_choice(
     metadata: Mapping[str, Any],  # `choices`: their texts, as shown; `correct_letter`
 ) -> str:  # a letter
     "The letter of the right choice; raises `DataError` when the record names none"
-    choices = [str(choice).strip() for choice in metadata.get("choices") or ()]
-    letters = _LETTERS[: len(choices) or None]
+    named = _named_choices(metadata.get("choices"))
+    names = list(named)
+    choices = list(named.values())
+    letters = _LETTERS[: len(names)]
     text = str(label).strip()
-    for letter in (str(metadata.get("correct_letter") or "").strip(), text.strip("(). ")):
-        if len(letter) == 1 and letter.upper() in letters:
-            return letter.upper()
-    if isinstance(label, str) and choices.count(text) == 1:
+    given = [str(metadata.get("correct_letter") or "").strip().upper()]
+    if isinstance(label, str):
+        given.append(text.strip("(). ").upper())
+    for name in given:
+        if name in names[: len(letters)]:
+            return letters[names.index(name)]
+    if isinstance(label, str) and choices[: len(letters)].count(text) == 1 and text:
         return letters[choices.index(text)]
     index = _WHOLE.fullmatch(text)
     if index and not index[1] and int(index[2]) < len(letters):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
 
 from ..errors import ConfigError, DataError
-from .folder import RunFolder, append_line, read_lines, replace_nonfinite
+from .folder import RunFolder, append_line, read_steps, replace_nonfinite
 
 # %% ../../nbs/runs/01_metrics.ipynb #c13a5c34
 # Phases of a step, in order; the last one is the whole step.
@@ -97,13 +97,14 @@ class FileSink:
     "metrics.jsonl: on the disk before the next step starts"
 
     path: Path  # the file
+    root: Path | None = None  # deepest folder that may be reached by a link
 
     def write(
         self,
         record: Mapping[str, Any],  # of one step
     ) -> None:
         "Append one line"
-        append_line(self.path, record)
+        append_line(self.path, record, self.root)
 
     def close(self) -> None:
         "Nothing is held open"
@@ -253,7 +254,7 @@ class Tracker:
         extra_sinks: Iterable[Sink] = (),  # e.g. a live view
     ) -> Self:
         "The tracker of a run, with the usual sinks"
-        sinks: list[Sink] = [FileSink(folder.metrics_file)]
+        sinks: list[Sink] = [FileSink(folder.metrics_file, folder.path.parent)]
         if tensorboard:
             sinks.append(TensorBoardSink(folder.tensorboard))
         if console:
@@ -332,7 +333,7 @@ def load_metrics(
     "The metrics of a run, as columns"
     path = Path(path)
     file = path / "metrics.jsonl" if path.is_dir() else path
-    return to_columns(read_lines(file))
+    return to_columns(read_steps(file))
 
 # %% ../../nbs/runs/01_metrics.ipynb #8b6eafd2
 def metric_points(

@@ -288,10 +288,6 @@ def _template() -> Any:
     )
     return environment.from_string(_read_resource("report.html.j2"))
 
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
 # %% ../../nbs/runs/04_report.ipynb #89845820
 def _subtitle(config: RunConfig, stack: Mapping[str, Any]) -> list[str]:
     "The line under the title"
@@ -395,7 +391,7 @@ def write_report(
     page = render_report(
         run.config(),
         load_metrics(run.path),
-        _read_json(run.stack_file),
+        run.stack(),
         read_lines(run.events_file),
         references,
         title or run.path.name,
@@ -411,6 +407,6 @@ def run_result(
     "The result table of a run, read from its folder, with its phase times in one line"
     run = RunFolder.open(folder)
     metrics = load_metrics(run.path)
-    rows = result_table(metrics, _read_json(run.stack_file), run.config().num_steps)
+    rows = result_table(metrics, run.stack(), run.config().num_steps)
     rows.append(("phases of a step", _phase_line(metrics)))
     return rows

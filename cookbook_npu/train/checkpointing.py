@@ -48,7 +48,7 @@ class CheckpointManager:
         state: DriverState,  # the run, before its first step
     ):
         self.state = state
-        self.store = Checkpoints(state.folder.checkpoints)
+        self.store = Checkpoints.of_run(state.folder)
         self.pending: _PendingCheckpoint | None = None
         self.initial = state.resume_state()
 
@@ -129,7 +129,7 @@ MAY_CHANGE = (
     "placement.transfer_backend",
     "placement.verify_every_nth",
     "rollout.eval_every",
-    "train.logprob_diff_alarm",
+    "train.logprob_diff_",
     "reward.retries",
     "reward.failure_alarm",
 )
@@ -166,7 +166,7 @@ def newest_checkpoint(
     def passed_over(path: Path, why: str) -> None:
         folder.event("checkpoint_passed_over", path=str(path), why=why)
 
-    store = Checkpoints(folder.checkpoints)
+    store = Checkpoints.of_run(folder)
     store.remove_partial()
     return store.newest_valid(passed_over)
 

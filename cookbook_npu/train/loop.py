@@ -5,18 +5,23 @@
 # %% auto #0
 __all__ = ['Driver']
 
-# %% ../../nbs/train/11_loop.ipynb #0d100472
+# %% ../../nbs/train/11_loop.ipynb #f30ae28d
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import RoleError
 from ..runs.checkpoints import Checkpoint
+from ..runs.metrics import load_metrics
 from .batch import rollout_metrics
 from .checkpointing import CheckpointManager, due
 from .recovery import Recovery
 from .rollout_manager import RolloutManager
 from .state import DriverState
-from .train_step import TrainStep
+from cookbook_npu.train.train_step import (
+    LOGPROB_DIFF,
+    LogprobDiffAlarm,
+    TrainStep,
+)
 from .weight_sync import WeightSync
 
 # %% ../../nbs/train/11_loop.ipynb #b6d7a009
@@ -33,6 +38,10 @@ class Driver:
         self.weights = WeightSync(state)
         self.recovery = Recovery(state, self.checkpoints, self.weights)
         self.rollouts = RolloutManager(state, self.recovery)
+        train = state.config.train
+        self.logprob_alarm = LogprobDiffAlarm(
+            train.logprob_diff_factor, train.logprob_diff_alarm
+        )
 
     def start(
         self,
@@ -46,6 +55,8 @@ class Driver:
         else:
             if checkpoint is not None:
                 self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        if checkpoint is not None:
+            self.logprob_alarm.recall(load_metrics(self.state.folder.path))
         self.state.tracker.spans.take()  # this weight update belongs to no step
 
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
@@ -77,7 +88,7 @@ class Driver:
         if eval_every and due(eval_every, step, config.num_steps):
             row |= self.rollouts.evaluate(step + 1)
         row |= self.rollouts.reward_metrics(step)
-        self._check_logprob_diff(step, row)
+        self._watch_logprob_diff(step, row)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)
         if step + 1 == config.num_steps:
@@ -120,11 +131,11 @@ class Driver:
             "tokens": sum(len(s.prompt_ids) + len(s.response_ids) for s in rollout.samples),
         }
 
-    def _check_logprob_diff(self, step: int, row: dict[str, float]) -> None:
+    def _watch_logprob_diff(self, step: int, row: dict[str, float]) -> None:
         "Record an event when engine and trainer disagree about the log-probs of the same tokens"
-        diff = row.get("train_rollout_logprob_abs_diff", 0.0)
-        limit = self.state.config.train.logprob_diff_alarm
-        if diff > limit:
+        diff = row.get(LOGPROB_DIFF, 0.0)
+        limit = self.logprob_alarm.limit
+        if self.logprob_alarm.exceeded(diff):
             self.state.folder.event(
                 "logprob_diff",
                 step=step,

@@ -8,6 +8,7 @@ import pytest
 from whole_runs import STEPS, Driver, configure, events, learned, rows, weights
 
 from cookbook_npu.runs.checkpoints import Checkpoints
+from cookbook_npu.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +101,6 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     assert (
         "ran out of simulated NPU memory" in driver.text() and "optimizer" in driver.text()
     ), driver.text()
-    assert Checkpoints(folder / "checkpoints").newest_valid().step == 2 and [
+    assert Checkpoints.of_run(RunFolder.open(folder)).newest_valid().step == 2 and [
         row["step"] for row in rows(folder)
     ] == [0, 1, 2]

@@ -59,9 +59,11 @@ def command(
     )
 
 
-def tiny_run(root: Path, *args: str, env: dict[str, str] | None = None) -> Path:
+def tiny_run(
+    root: Path, *args: str, env: dict[str, str] | None = None, **overrides: object
+) -> Path:
     "A run with tiny settings; its folder"
-    values = {**TINY, "output.root": str(root)}
+    values = {**TINY, "output.root": str(root), **overrides}
     settings = [
         "-p",
         "num_steps",
@@ -184,9 +186,12 @@ def test_gsm8k_records_run_through(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="the vllm extra has no wheel here"
 )
-def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
-    folder = tiny_run(tmp_path / "runs", "-p", "engine", "vllm")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_vllm_engine_runs_the_same_recipe(tmp_path, devices):
+    engines = {"rollout.devices_per_engine": devices}
+    folder = tiny_run(tmp_path / "runs", "-p", "engine", "vllm", **engines)
     rows = records(folder)
+    assert records(folder)[-1]["step"] == 2
     assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
 
 

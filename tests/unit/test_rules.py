@@ -1,6 +1,7 @@
 """Rules of the whole package: rooms and names, how code is written, what importing costs."""
 
 import ast
+import json
 import re
 import statistics
 import subprocess
@@ -278,6 +279,27 @@ def test_nothing_is_swallowed():
         if isinstance(n, ast.ExceptHandler)
     ]
     assert not [f"{name_of(p)}:{n.lineno}" for p, n in handlers if broad(n)]
+
+
+def second_argument(call: ast.Call) -> ast.expr | None:
+    "Of `test_fail`: a message, which a class of errors is not"
+    if isinstance(call.func, ast.Name) and call.func.id == "test_fail" and call.args[1:]:
+        return call.args[1]
+    return None
+
+
+def test_the_class_of_an_expected_error_has_its_name():
+    "`test_fail(f, SomeError)` takes any error: the class is `exc`"
+    for path in (p for p in NOTEBOOKS if "npu" not in p.relative_to(ROOT).parts):
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] != "code" or "test_fail(" not in source:
+                continue
+            for node in ast.walk(ast.parse(source)):
+                given = second_argument(node) if isinstance(node, ast.Call) else None
+                assert given is None or isinstance(given, ast.Constant), (
+                    f"{path}: {ast.unparse(node)}: give exc={ast.unparse(given)}"
+                )
 
 
 # ---- what importing costs

@@ -1,7 +1,5 @@
 """The graders that others publish, as the package index serves them.
 
-    python -m published_graders        # with tests/helpers on PYTHONPATH: what there is, and why not
-
 Nothing is installed. A wheel is downloaded with pip once, into ~/.cache/cookbook_npu/graders, checked
 against its SHA-256 and unpacked; a grader is imported from there. TRL, transformers and math-verify are
 those of the environment.
@@ -50,17 +48,24 @@ def folder() -> Path:
 def _download(requirement: str, into: Path) -> Path:
     "The wheel of a requirement, without what it depends on"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "-d", str(into), requirement]
+    command += ["--retries", "1", "--timeout", "15", "--only-binary=:all:"]
+    command += ["-d", str(into), requirement]
     done = subprocess.run(command, capture_output=True, text=True)
     found = list(into.glob("*.whl"))
     if done.returncode or not found:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise Unavailable(f"pip could not download {requirement}: {last}")
+        _missing[requirement] = f"pip could not download {requirement}: {last}"
+        raise Unavailable(_missing[requirement])
     return found[0]
+
+
+_missing: dict[str, str] = {}  # why a wheel was not to be had: it is not tried twice
 
 
 def unpacked(requirement: str) -> Path:
     "The folder of an unpacked wheel; raises `Unavailable` without a package index"
+    if requirement in _missing:
+        raise Unavailable(_missing[requirement])
     site = folder() / f"{requirement.replace('==', '-')}-{WHEELS[requirement][:12]}"
     if site.is_dir():
         return site
