@@ -134,7 +134,6 @@ class Recovery:
             restarts=self.policy.restarts,
             seconds=seconds,
         )
-        state.tracker.restart(state.start_step if checkpoint else -1)
 
     def resume(
         self,
@@ -145,6 +144,7 @@ class Recovery:
         self.checkpoints.restore(checkpoint)
         self.retry(self.weights.update, resend_weights=False)
         truncate_run(self.state.folder, checkpoint)
+        self.state.tracker.restart(checkpoint.step if checkpoint else -1)
         return round(time.perf_counter() - began, 3)
 
     def _wake_trainer(self) -> None:

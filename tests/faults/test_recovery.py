@@ -1,8 +1,9 @@
 """Each role is killed in each phase of a run, with checkpoints seldom or never: the run ends like an
 undisturbed one, by itself or resumed, and nothing it wrote is lost.
 
-A few cells of the table meet each role, each phase and each `save_every`; the variable COOKBOOK_KILL_MATRIX
-asks for others: `all` of them, 105, or those it names, `trainer1-train-0,raylet-save-2`.
+A cell is a role, a phase and a `save_every`; several cells of one run are joined by a plus. A few of them
+meet each role, each phase and each `save_every`. The variable COOKBOOK_KILL_MATRIX asks for others: `all`,
+105 of them, or those it names, `trainer1-train-0,engine-start-2+raylet-save-2`.
 """
 
 import json
@@ -34,25 +35,46 @@ VICTIMS = {
     "engine": ("engine", 0),
     "raylet": ("raylet", 0),
 }
-PHASES = ("start", "rollout", "logprobs", "train", "save", "update_weights", "eval")
-SAVE_EVERY = (0, 2, 5)
+END_THE_RUN = ("driver", "raylet")  # started by the run itself, on one machine
+# phases in the order in which their blows fall, see `rows_before`
+PHASES = {
+    0: ("start", "rollout", "logprobs", "train", "update_weights", "eval", "save"),
+    2: ("start", "rollout", "logprobs", "train", "save", "update_weights", "eval"),
+    5: ("start", "save", "rollout", "logprobs", "train", "update_weights", "eval"),
+}
 CHOSEN = (
     "driver-save-2",
-    "trainer0-update_weights-0",
     "trainer1-train-5",
-    "trainer1-logprobs-2",
-    "engine-eval-0",
-    "engine-start-5",
     "raylet-rollout-2",
+    "engine-start-2+trainer1-logprobs-2",
+    "trainer0-update_weights-0+engine-eval-0",
 )
-ALL = ["-".join(map(str, cell)) for cell in product(VICTIMS, PHASES, SAVE_EVERY)]
 
 
-def cells() -> list[str]:
-    "The cells to run"
+def runs_of(save_every: int) -> list[str]:
+    "Runs that meet every role in every phase"
+    phases = PHASES[save_every]
+    runs = []
+    for first in range(len(phases)):
+        three = []
+        for i, role in enumerate(("trainer0", "trainer1", "engine")):
+            place = (first + 2 * i) % len(phases)
+            three.append((place, f"{role}-{phases[place]}-{save_every}"))
+        runs.append("+".join(cell for _, cell in sorted(three)))
+    for role in END_THE_RUN:
+        runs.append("+".join(f"{role}-{phase}-{save_every}" for phase in phases))
+    return runs
+
+
+def selected() -> list[str]:
+    "The runs to make"
     wanted = os.environ.get("COOKBOOK_KILL_MATRIX", "")
-    named = ALL if wanted == "all" else [cell for cell in wanted.split(",") if cell]
-    unknown = set(named) - set(ALL)
+    everything = [cells for save_every in PHASES for cells in runs_of(save_every)]
+    known = {f"{r}-{p}-{s}" for r, s in product(VICTIMS, PHASES) for p in PHASES[s]}
+    if wanted == "all":
+        return everything
+    named = [cells for cells in wanted.split(",") if cells]
+    unknown = {cell for cells in named for cell in cells.split("+")} - known
     assert not unknown, f"COOKBOOK_KILL_MATRIX: no cells {sorted(unknown)}"
     return named or list(CHOSEN)
 
@@ -73,27 +95,40 @@ def blow(cell: str) -> list:
     return [*VICTIMS[victim], phase, rows_before(phase, int(save_every))]
 
 
-def struck(root: Path, *cells: str, **settings) -> tuple[Driver, list[dict]]:
+def strike(root: Path, cells: list[str], **settings) -> tuple[Driver, list[dict]]:
     "A run in which processes are killed, after its end, and what was met"
-    save_every = int(cells[0].split("-")[2])
     plan = {"blows": [blow(cell) for cell in cells], "record": str(root / "met.json")}
     (root / "strike.json").write_text(json.dumps(plan))
-    config = configure(root, "run", **{"train.save_every": save_every, **settings})
-    # a call is short: a busy machine may strike when it has just returned
-    for _ in range(4):
-        shutil.rmtree(root / "run", ignore_errors=True)
-        (root / "met.json").unlink(missing_ok=True)
-        driver = Driver(config, strike=root / "strike.json")
-        driver.end()
-        assert (root / "met.json").exists(), f"the moment never came:\n{driver.text()}"
-        met = json.loads((root / "met.json").read_text())
-        assert len(met) == len(cells), f"only {len(met)} moments came:\n{driver.text()}"
-        if all(one["under_way"] for one in met):
-            break
+    (root / "met.json").unlink(missing_ok=True)
+    config = configure(
+        root, "run", **{"train.save_every": int(cells[0].split("-")[2]), **settings}
+    )
+    driver = Driver(config, strike=root / "strike.json")
+    driver.end()
+    assert (root / "met.json").exists(), f"the moment never came:\n{driver.text()}"
+    met = json.loads((root / "met.json").read_text())
+    assert len(met) == len(cells), f"only {len(met)} moments came:\n{driver.text()}"
     for one, planned in zip(met, plan["blows"], strict=True):
         found = [one["role"], one["rank"], one["phase"], one["logged"]]
         assert found == planned, (found, planned)
+    return driver, met
+
+
+def struck(root: Path, cells: list[str], **settings) -> tuple[Driver, list[dict]]:
+    "The same, again where a busy machine struck when a short call had just returned"
+    folder, before = root / "run", root / "before"
+    if folder.exists():
+        shutil.copytree(folder, before, symlinks=True)
+    for _ in range(4):
+        driver, met = strike(root, cells, **settings)
+        if all(one["under_way"] for one in met):
+            break
+        shutil.rmtree(folder)
+        if before.exists():
+            shutil.copytree(before, folder, symlinks=True)
+    for one in met:
         assert one["under_way"], f"{one['call']}() had returned when the blow fell"
+    shutil.rmtree(before, ignore_errors=True)
     return driver, met
 
 
@@ -118,33 +153,54 @@ def check_nothing_lost(folder: Path, met: dict) -> None:
     assert not lost, sorted(name for name, _ in lost)
 
 
-def check_equal(folder: Path, undisturbed: Path) -> None:
-    "The run ended as if nothing had happened"
+def check_ended(folder: Path, driver: Driver, met: dict) -> None:
+    "The run is over, nothing of it lives, and its folder holds what it held when the blow fell"
+    assert driver.end() != 0
+    if met["role"] == "raylet":
+        assert "resume the run" in driver.text(), driver.text()
+    _, left = psutil.wait_procs(living(met["below"]), timeout=150)
+    assert not left, f"processes that outlive their run: {left}"
+    kept = folder / "metrics.jsonl"
+    assert (kept.read_text() if kept.exists() else "").startswith(met["metrics"])
+    check_nothing_lost(folder, met)
+
+
+def sessions(cells: list[str]) -> list[list[str]]:
+    "The blows of each process that drives the run; after a fatal one there is another process"
+    parts = [[]]
+    for cell in cells:
+        parts[-1].append(cell)
+        if cell.startswith(END_THE_RUN):
+            parts.append([])
+    return parts
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("cells", selected())
+def test_whoever_falls_whenever_the_run_ends_as_if_nothing_had_happened(
+    undisturbed, tmp_path, cells
+):
+    folder = tmp_path / "run"
+    save_every = {"train.save_every": int(cells.split("-")[-1])}
+    everything = []
+    for part in sessions(cells.split("+")):
+        resume = bool(everything)
+        if not part:
+            run(configure(tmp_path, "run", resume=resume, **save_every))
+            continue
+        driver, met = struck(tmp_path, part, resume=resume)
+        everything += met
+        if met[-1]["role"] in END_THE_RUN:
+            check_ended(folder, driver, met[-1])
+        else:
+            assert driver.end() == 0, driver.text()
+    for one in everything:
+        check_nothing_lost(folder, one)
+    alone = [one for one in everything if one["role"] not in END_THE_RUN]
+    assert len(events(folder, "restart")) == len(alone)
     assert learned(folder) == learned(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("cell", cells())
-def test_whoever_falls_whenever_the_run_ends_as_if_nothing_had_happened(
-    undisturbed, tmp_path, cell
-):
-    folder = tmp_path / "run"
-    driver, (met,) = struck(tmp_path, cell)
-    check_nothing_lost(folder, met)
-    if met["role"] in ("driver", "raylet"):
-        assert driver.end() != 0
-        _, left = psutil.wait_procs(living(met["below"]), timeout=150)
-        assert not left, f"processes that outlive their run: {left}"
-        assert (folder / "metrics.jsonl").exists() == bool(met["metrics"])
-        save_every = int(cell.split("-")[2])
-        run(configure(tmp_path, "run", resume=True, **{"train.save_every": save_every}))
-        check_nothing_lost(folder, met)
-    else:
-        assert driver.end() == 0, driver.text()
-        assert len(events(folder, "restart")) == 1, events(folder, "restart")
-    check_equal(folder, undisturbed)
 
 
 @pytest.mark.timeout(900)
@@ -152,8 +208,7 @@ def test_a_second_fall_on_the_way_back_leaves_the_run_as_it_was(tmp_path):
     "The new trainer falls when it sends its first weights: the run ends, says why, and has cut nothing"
     driver, (first, second) = struck(
         tmp_path,
-        "trainer1-train-0",
-        "trainer1-update_weights-0",
+        ["trainer1-train-0", "trainer1-way_back-0"],
         **{"faults.max_restarts": 1},
     )
     folder = tmp_path / "run"

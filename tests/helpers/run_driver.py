@@ -20,7 +20,9 @@ CALLS = {
     "save": ("save", "save_state"),
     "update_weights": ("update_weights", "update_weights"),
     "eval": ("eval", "generate"),
+    "way_back": ("update_weights", "update_weights"),
 }
+OUTSIDE_OF_STEPS = ("eval", "way_back")
 
 
 def spread(answer, label, metadata):
@@ -95,6 +97,8 @@ class Strike:
         _, _, phase, logged = self.blows[0]
         span, method = CALLS.get(phase, (None, None))
         in_phase = span in self.spans and future.method == method
+        if ("step" in self.spans) == (phase in OUTSIDE_OF_STEPS):
+            return False
         return in_phase and self.run.state.tracker.last == logged
 
     def hit(self, future=None):
