@@ -340,12 +340,19 @@ def _check_address(
 def _own_sigterm() -> Iterator[None]:
     "What the driver does on SIGTERM is the same after the block as before, unless it was the default"
     handler = signal.getsignal(signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or handler in (signal.SIG_DFL, None):
+        yield
+        return
+    came = False
     try:
         yield
+    except SystemExit:
+        came = True  # what Ray does on SIGTERM while it starts
     finally:
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and handler not in (signal.SIG_DFL, None):
-            signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, handler)
+    if came:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _init_ray(ray: ModuleType, address: str | None, options: dict[str, Any]) -> None:

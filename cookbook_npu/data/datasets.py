@@ -89,7 +89,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parse_line(raw: bytes, place: str) -> dict[str, Any]:
     "One line as a JSON object"
-    record = parse_json(raw, place, "Mend or remove the line.")
+    record = parse_json(raw, place, "Fix or remove the line.")
     if not isinstance(record, dict):
         raise DataError(
             f"{place} is a JSON {type(record).__name__}, not an object",
@@ -407,7 +407,7 @@ def read_fields(
     wanted = " / ".join(" and ".join(pair) for pair in pairs)
     raise DataError(
         f"{place} lacks {wanted}; it has {', '.join(map(str, record))}",
-        "Set data.input_key and data.label_key, or mend the record.",
+        "Set data.input_key and data.label_key, or fix the record.",
     )
 
 # %% ../../nbs/data/02_datasets.ipynb #0d733b3d
@@ -443,7 +443,7 @@ def read_images(
     if places != len(values):
         raise DataError(
             f"{place} has {len(values)} images for {places} times <image>",
-            "Mend the record.",
+            "Fix the record.",
         )
     return [_image(v, place) for v in values]
 
@@ -462,7 +462,7 @@ def read_metadata(
         if lookup(record, key) is _ABSENT:
             raise DataError(
                 f"{place} lacks {key}; it has {', '.join(map(str, record))}",
-                "Change data.metadata_keys, or mend the record.",
+                "Change data.metadata_keys, or fix the record.",
             )
     found = {}
     for key in (*schema.metadata, *more):

@@ -395,7 +395,7 @@ def _tokenize(text: str, place: str, tokenizer: "PreTrainedTokenizerBase") -> li
         )
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if not ids:
-        raise DataError(f"{place}: the prompt is empty", "Mend or remove the record.")
+        raise DataError(f"{place}: the prompt is empty", "Fix or remove the record.")
     return ids
 
 # %% ../../nbs/data/03_prompts.ipynb #74135aa9

@@ -101,7 +101,7 @@ def current_layout(
         sequence=parallel.sequence and size > 1,
     )
 
-# %% ../../nbs/model/03_megatron.ipynb #3f7f6256
+# %% ../../nbs/model/03_megatron.ipynb #2cd94777
 def init_parallel(
     parallel: ParallelConfig,  # how one model is split
     seed: int,  # seed of everything random in this process
@@ -116,8 +116,6 @@ def init_parallel(
     check_parallel(parallel, int(os.environ.get("WORLD_SIZE", "1")))
     acc = accelerator()
     acc.module.set_device(local_device())
-    # Megatron insists on it with sequence parallelism
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     backends = f"cpu:gloo,{acc.type.name}:{acc.type.backend}"
     join_world(backends, timedelta(seconds=timeout_s))
     parallel_state.initialize_model_parallel(

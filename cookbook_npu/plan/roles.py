@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ..cluster.environment import environment_lines, worker_env
 from ..config import RunConfig
 from ..npu.device import NPU, allowed_preload
+from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import required_environment
 from .dimensions import Dimensions
 
@@ -54,10 +55,10 @@ def _own(role: RunRole, environ: Mapping[str, str]) -> dict[str, str | None]:
         "LD_PRELOAD": allowed_preload(environ.get("LD_PRELOAD", "")),
     }
     common |= dict.fromkeys(_SAVER)
+    own: dict[str, str | None] = {**common, **ROLE_VARIABLES[role]}
     if role == "trainer":
-        cumem = environ.get("HCCL_CUMEM_ENABLE", "0")
-        return common | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HCCL_CUMEM_ENABLE": cumem}
-    return common | {"VLLM_ASCEND_ENABLE_NZ": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        own["HCCL_CUMEM_ENABLE"] = environ.get("HCCL_CUMEM_ENABLE", "0")
+    return own
 
 
 def role_environment(

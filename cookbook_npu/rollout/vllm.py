@@ -27,6 +27,7 @@ from ..data.sample import FinishReason, Sample
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
+from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
 from cookbook_npu.npu.shims.vllm_weights import (
@@ -70,12 +71,9 @@ def vllm_build() -> VllmBuild:
         return "cpu"
     return "npu" if real[0] == "npu" else "cuda"
 
-# %% ../../nbs/rollout/03_vllm.ipynb #0487a3df
+# %% ../../nbs/rollout/03_vllm.ipynb #bbe5cdcd
 VLLM_ENVIRONMENT = {
-    # The engine runs in this process.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Nothing leaves the machine.
-    "VLLM_NO_USAGE_STATS": "1",
+    **ROLE_VARIABLES["rollout"],
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 VLLM_BUILD_ENVIRONMENT: dict[VllmBuild, dict[str, str]] = {
@@ -87,12 +85,7 @@ VLLM_BUILD_ENVIRONMENT: dict[VllmBuild, dict[str, str]] = {
         "VLLM_HOST_IP": "127.0.0.1",
     },
     "cuda": {},
-    "npu": {
-        # NZ weights cannot be overwritten in place.
-        "VLLM_ASCEND_ENABLE_NZ": "0",
-        # The sleep allocator needs plain segments.
-        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
-    },
+    "npu": {},
 }
 
 

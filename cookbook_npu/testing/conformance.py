@@ -522,6 +522,7 @@ def pause_keep_goes_on_with_new_weights(
     "A kept generation waits, goes on after resume, and its tokens carry the version that sampled them"
 
     def update() -> None:
+        "One update"
         case.engine.pause("keep")
         case.update_weights(case.other)
         case.engine.resume()

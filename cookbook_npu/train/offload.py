@@ -420,13 +420,13 @@ def memory_table(
     "Components of the peak; they add up to it"
     return {**sizes, "activations": max(0, peak - sum(sizes.values()))}
 
-# %% ../../nbs/train/01_offload.ipynb #22bb8733
+# %% ../../nbs/train/01_offload.ipynb #748a9957
 SETTINGS_OF = {  # component -> what changes its size
     "activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute",
     "weights": "parallel.tensor",
     "gradients": "parallel.tensor",
     "optimizer": "parallel.tensor or more data-parallel ranks",
-    "communicators": "HCCL_BUFFSIZE or placement.destroy_process_groups",
+    "communicators": "HCCL_BUFFSIZE (MiB of one of the two buffers of each group, 200 when unset)",
     "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens",
 }
 

@@ -207,8 +207,10 @@ class DeviceHandles:
             if hasattr(device_module, name):
                 getattr(device_module, name)()
 
-# %% ../../nbs/weights/02_transport.ipynb #70cc2b9e
-DEVICE_ARGUMENT = 6  # of a rebuild function: index of the device in the sender's process
+# %% ../../nbs/weights/02_transport.ipynb #4ab2af21
+DEVICE_ARGUMENT = (
+    "storage_device"  # of a rebuild function: the sender's index of the device
+)
 
 
 def open_handle(
@@ -218,10 +220,16 @@ def open_handle(
     "Open a block of another process"
     # safe to unpickle: written by our own trainer and carried by Ray, which pickles itself
     rebuild, args = pickle.loads(handle)
-    args = list(args)
-    if device.type != "cpu":
-        args[DEVICE_ARGUMENT] = device.index or 0
-    return rebuild(*args)
+    if device.type == "cpu":
+        return rebuild(*args)
+    names = inspect.signature(rebuild).parameters
+    if DEVICE_ARGUMENT not in names:
+        raise WeightUpdateError(
+            f"{rebuild.__name__}({', '.join(names)}) opens a handle and has no {DEVICE_ARGUMENT}",
+            "Set placement.transfer_backend to shm.",
+        )
+    own = {DEVICE_ARGUMENT: device.index or 0}
+    return rebuild(*(own.get(name, value) for name, value in zip(names, args, strict=True)))
 
 # %% ../../nbs/weights/02_transport.ipynb #1ba3825a
 def why_no_handles(

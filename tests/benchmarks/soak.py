@@ -4,7 +4,8 @@ A run at laptop scale (simulated NPU) with checkpoints, evaluations and weight u
 step: host memory of every process, device memory, open files, sockets, threads, processes, shared
 memory. For each it fits a line over the steps after the first third (caches fill until then) and prints
 a table. Exits with 1 when something grows by more than its noise (three standard deviations around the
-line) and more than a floor, or when anything is left when the run has ended.
+line) and more than a floor, when the host memory of a process of the run leaves a band of 1 % after step
+200, or when anything is left when the run has ended.
 """
 
 import argparse
@@ -32,6 +33,8 @@ FLOORS = {
     "/dev/shm": 0.5,
 }
 SHM = Path("/dev/shm")
+SETTLED = 200  # steps until caches are full
+BAND = 0.01  # of host memory, afterwards
 
 
 def configuration(root: str, steps: int, engine: str):
@@ -132,6 +135,23 @@ def report(watcher: Watcher) -> list[str]:
     return grows
 
 
+def unsettled(watcher: Watcher) -> list[str]:
+    "Print the host memory of every process of the run at eleven steps; which leave the band"
+    wrong = []
+    print(f"\n{'rss MiB at step':22}", end="")
+    count = len(watcher.series["all", "processes"])
+    steps = np.linspace(0, count - 1, 11).astype(int)
+    print(*(f"{step:7}" for step in steps))
+    for name in watcher.named:
+        values = watcher.series[name, "rss MiB"]
+        print(f"{name:22}", *(f"{values[step]:7.1f}" for step in steps))
+        settled = values[SETTLED:] or values[-1:]
+        spread = (max(settled) - min(settled)) / max(settled)
+        if spread > BAND:
+            wrong.append(f"rss of {name} spreads over {spread:.1%} after step {SETTLED}")
+    return wrong
+
+
 def main() -> int:
     "Run, watch, judge"
     parser = argparse.ArgumentParser(
@@ -162,6 +182,7 @@ def main() -> int:
     )
     wrong = (
         report(watcher)
+        + unsettled(watcher)
         + [f"left behind: {name}" for name in left]
         + [f"event: {kind}" for kind in told]
     )

@@ -1,4 +1,4 @@
-"""Every benchmark still runs: with the smallest sizes it takes, for what it prints, not for its numbers."""
+"""Every benchmark still runs and measures: with the smallest sizes it takes, for a number that is not 0."""
 
 import os
 import re
@@ -10,37 +10,84 @@ from places import TESTS
 from whole_runs import preloaded
 
 FOLDER = TESTS / "benchmarks"
-SMALL = {  # arguments, and a word of the result
-    "driver_overhead": (["--steps", "3"], '"driver_alone_share": '),
+NUMBER = r"([\d.,]+(?:e-?\d+)?)"
+SMALL = {  # arguments, and where the measured number stands
+    "driver_overhead": ("--steps 3", f'"driver_alone_share": {NUMBER}'),
     "engine_speed": (
-        "--response 2 --prompts 2 --samples 2 --rounds 1".split(),
-        "processor time: ",
+        "--response 2 --prompts 2 --samples 2 --rounds 1",
+        f"processor time: engine {NUMBER} tokens/s",
     ),
-    "grpo_step": ("--repeats 1 --steps 1 --warm 1".split(), "processor time TRL / ours"),
-    "reward_speed": ("--workers 1 --answers 20".split(), '"answers_per_s": '),
-    "simulator_overhead": ([], "training step, "),
-    "sleep_wake": ("--share 0.03 --rounds 1".split(), "blocks of 16 MiB"),
-    "soak": (["--steps", "3"], "threads  .*trainer 1"),
-    "weight_update_speed": ("--layers 1 --every 1 --rounds 1".split(), "memcpy / .* = 0"),
+    "grpo_step": (
+        "--repeats 1 --steps 1 --warm 1",
+        f"processor time TRL / ours {NUMBER}",
+    ),
+    "reward_speed": ("--workers 1 --answers 20", f'"answers_per_s": {NUMBER}'),
+    "simulator_overhead": ("", rf"training step, .*\n +cpu +{NUMBER} ms"),
+    "sleep_wake": ("--share 0.03 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),
+    "soak": ("--steps 3", f"rss MiB +trainer 1 +{NUMBER}"),
+    "weight_update_speed": (
+        "--layers 1 --every 1 --rounds 1",
+        f"memcpy / .* = {NUMBER}",
+    ),
 }
-CODES = {"soak": (0, 1)}  # 1: something grew, as everything does in three steps
+LEFT_BEHIND = r"left behind: .*|event: .*"
+
+
+def what_is_wrong(name: str, code: int, output: str) -> str:
+    "Why a benchmark that ended so did not work; empty when it did"
+    # 1 of the soak: something grew, as everything does in three steps
+    if code not in ((0, 1) if name == "soak" else (0,)):
+        return f"it ended with {code}"
+    if "Traceback" in output:
+        return "it raised"
+    left = re.search(LEFT_BEHIND, output)
+    if left:
+        return left[0]
+    measured = re.search(SMALL[name][1], output)
+    if not measured:
+        return "it printed no result"
+    return "" if float(measured[1].replace(",", "")) > 0 else f"it measured {measured[0]}"
 
 
 def test_every_benchmark_is_here():
     assert set(SMALL) == {p.stem for p in FOLDER.glob("*.py")} - {"test_benchmarks"}
 
 
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_benchmark_that_does_nothing_is_red(name):
+    assert what_is_wrong(name, 0, "") == "it printed no result"
+    assert what_is_wrong(name, 2, "") == "it ended with 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "wrong"),
+    [
+        ("engine_speed", "processor time: engine 1,234 tokens/s, generate", ""),
+        ("engine_speed", "processor time: engine 0 tokens/s", "it measured"),
+        ("engine_speed", "processor time: engine nan tokens/s", "no result"),
+        ("reward_speed", '{"answers_per_s": 0.0}', "it measured"),
+        ("simulator_overhead", "training step, 2.0M:\n    cpu    12 ms", ""),
+        ("soak", "rss MiB   trainer 1    681.2\nrss MiB of driver grew by 9.1", ""),
+        ("soak", "rss MiB   trainer 1    681.2\nleft behind: ray::IDLE", "left behind"),
+        ("soak", "rss MiB   trainer 1    681.2\nevent: role_lost", "event: role_lost"),
+        ("soak", "rss MiB   trainer 1    681.2\nTraceback (most", "it raised"),
+    ],
+)
+def test_a_broken_benchmark_is_red(name, output, wrong):
+    found = what_is_wrong(name, int(name == "soak"), output)
+    assert wrong in found and bool(found) == bool(wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_it_runs(name, tmp_path):
-    arguments, word = SMALL[name]
+    arguments, _ = SMALL[name]
     if name == "grpo_step":
         pytest.importorskip("trl")
     env = os.environ if name == "soak" else preloaded()  # it watches the processes below it
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments]
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments.split()]
     done = subprocess.run(
         command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=500
     )
-    output = done.stdout[-4000:] + done.stderr[-4000:]
-    assert done.returncode in CODES.get(name, (0,)), output
-    assert re.search(word, done.stdout), output
+    output = f"{done.stdout}\n{done.stderr}"
+    assert not what_is_wrong(name, done.returncode, output), output[-8000:]

@@ -94,7 +94,7 @@ def mindspeed_grouped(folder: Path):
 
 
 def grouped(rank, world_size, folder):
-    "Axes of real grouped linears over two expert-tensor-parallel ranks: as built, mended, undone"
+    "Axes of real grouped linears over two expert-tensor-parallel ranks: as built, fixed, undone"
     import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.transformer import TransformerConfig
@@ -134,11 +134,11 @@ def grouped(rank, world_size, folder):
     shapes = [tuple(layer.weight0.shape) for layer in model]
     built = [layer.weight0.partition_dim for layer in model]
     states = {row["name"]: row["state"] for row in model_ready(model)}
-    mended = [layer.weight0.partition_dim for layer in model]
+    fixed = [layer.weight0.partition_dim for layer in model]
     registry.undo("megatron.grouped_partition")
     undone = [layer.weight0.partition_dim for layer in model]
     return {
         "shapes": shapes,
-        "axes": (built, mended, undone),
+        "axes": (built, fixed, undone),
         "state": states["megatron.grouped_partition"],
     }

@@ -9,12 +9,13 @@ import torch.distributed as dist
 
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.npu.shims.registry import registry
+from cookbook_npu.testing.proof import SIMULATED_CUDA
 from cookbook_npu.testing.ranks import import_target
 
 
 def bootstrap_core():
     """The device, its shims, a stub for TE, Megatron; only the checkpoint records after it."""
-    import_target("cookbook_npu.npu.shims.torch.device_api:simulated_cuda")()
+    import_target(SIMULATED_CUDA)()
     from cookbook_npu.npu.shims.transformer_engine import package as transformer_engine
 
     assert (

@@ -80,36 +80,52 @@ def update_in_pieces(case) -> None:
     require(got != old, "the responses are still those of the old weights")
 
 
+class HostStorage:
+    """What CUDA's driver does with a handle, on the host: it names shared memory, and opening maps it.
+
+    Nothing above it is replaced: vLLM's engine and PyTorch's rebuild function are the real ones."""
+
+    @staticmethod
+    def _new_shared_cuda(device, handle, nbytes, offset, *counters):
+        from cookbook_npu.weights.transport import open_shared
+
+        memory = open_shared(handle.decode())
+        assert offset == 0 and memory.nbytes >= nbytes
+        return memory.untyped_storage()
+
+    @staticmethod
+    def _release_ipc_counter(*counter, device):
+        "Nobody counts who has opened shared memory of the host"
+
+
 def packed_handles(new: dict) -> tuple:
-    """One block with all tensors, and the arguments with which vLLM would open each of them"""
+    """A block of shared memory with all tensors, and the arguments with which vLLM opens each of them"""
     import torch
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     from cookbook_npu.weights.manifest import pack_bucket
-    from cookbook_npu.weights.transport import entry_handle
+    from cookbook_npu.weights.transport import SharedMemory, entry_handle
 
+    sender = SharedMemory()
     size = sum(t.nbytes + 64 for t in new.values()) // 64 * 64
-    block = torch.zeros(size, dtype=torch.uint8)
+    block = sender.allocate(0, size)
     entries = pack_bucket(list(new.items()), 0, block, 1, 1, 0)
-    storage = (torch.UntypedStorage, torch.uint8, 0, 0, block.nbytes, 0)
+    (name,) = sender.share(0, 1).values()
+    storage = (HostStorage, torch.uint8, 0, name.encode(), block.nbytes, 0)
     shared = (False, b"", 0, b"", False)
     bucket = (torch.Tensor, block.shape, (1,), 0, *storage, *shared)
-    return block, {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
+    return sender, {e.name: entry_handle(rebuild_cuda_tensor, bucket, e) for e in entries}
 
 
 @contextlib.contextmanager
-def stub_device_memory(block):
-    """vLLM's ipc engine on a CPU: opening a handle gives a view of the block"""
+def cuda_of_the_host():
+    """vLLM's ipc engine on a CPU: a device with a name that needs no start"""
     from types import SimpleNamespace
     from unittest import mock
 
     import torch
-    import vllm.distributed.weight_transfer.ipc_engine as native
 
     from cookbook_npu.npu.shims.vllm_weights import NATIVE_TRANSFER_ENGINES
-
-    def opened(cls, size, stride, offset, storage_cls, dtype, device, handle, *others):
-        return block.view(dtype).as_strided(size, stride, offset)
 
     def properties(index):
         return SimpleNamespace(uuid="GPU-1")
@@ -117,21 +133,21 @@ def stub_device_memory(block):
     with (
         mock.patch.dict(NATIVE_TRANSFER_ENGINES, cpu="ipc"),
         mock.patch.object(torch.cuda, "get_device_properties", properties),
-        mock.patch.object(native, "rebuild_cuda_tensor", opened),
+        mock.patch.object(torch.cuda, "_lazy_init"),
     ):
         yield
 
 
 def update_by_handles(case) -> None:
-    """Through vLLM's own engine for memory of the same device; a stub opens the handles"""
+    """Through vLLM's own engine for memory of the same device, which opens shared memory of the host here"""
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
     from cookbook_npu.weights.checksum import checksum
 
     case.close()
     new = folder_weights(case.other)
-    block, handles = packed_handles(new)
-    with stub_device_memory(block):
+    sender, handles = packed_handles(new)
+    with cuda_of_the_host():
         case.built = build_engine("vllm", case.folder, weight_update_method="native")
         weights = case.engine.weights
         require(weights.method == "ipc", f"method: {weights.method}")
@@ -150,6 +166,7 @@ def update_by_handles(case) -> None:
             f"after an update without handles the engine is {case.engine.state}",
         )
         case.close()
+    sender.release()
     case.update_weights(case.other)
     want = response_tokens(case.ask())
     require(got == want, "the responses are not those of the new weights")

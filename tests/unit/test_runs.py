@@ -77,7 +77,7 @@ def test_kill_9_while_writing_leaves_files_that_can_be_read(tmp_path, pause):
         assert "not measured" in write_report(run).read_text()
 
 
-def test_a_line_cut_off_at_any_byte_is_mended(tmp_path):
+def test_a_line_cut_off_at_any_byte_is_repaired(tmp_path):
     path = make(tmp_path)
     whole = b'{"step": 0, "raw_reward": 0.5}\n{"step": 1, "raw_reward": 0.75}\n'
     for size in range(len(whole) + 1):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from places import HELPERS
 
+from cookbook_npu.testing.proof import SIMULATED_CUDA
 from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
@@ -44,7 +45,7 @@ def test_nothing_of_megatron_stays_compiled(ref):
         "fuser",
         1,
         checkout(f"Megatron-LM@{ref}"),
-        bootstrap="cookbook_npu.npu.shims.torch.device_api:simulated_cuda",
+        bootstrap=SIMULATED_CUDA,
     )
     assert found["before"] == found["without"] > 20 and found["needed_again"]
     assert found["state"] == "applied" and found["with"] == 0

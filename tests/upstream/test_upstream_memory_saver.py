@@ -74,8 +74,11 @@ def test_records_on_the_real_npu_build(python):
     )[0]
     assert found["build"] == "npu"
     left = [0, 16]  # MiB that a weight update leaves, with and without the shim
-    assert found["tms.disable_empties_cache"] == (["applied", "undone"], left)
-    assert found["tms.margin"] == (["applied", "undone"], ["refused", "an attribute"])
+    assert found["memory_saver.disable_empties_cache"] == (["applied", "undone"], left)
+    assert found["memory_saver.margin"] == (
+        ["applied", "undone"],
+        ["refused", "an attribute"],
+    )
 
 
 def test_a_trainer_sleeps_by_the_real_python_code(python, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from places import HELPERS
 
+from cookbook_npu.testing.proof import SIMULATED_CUDA
 from cookbook_npu.testing.ranks import run_ranks
 
 UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
@@ -25,7 +26,7 @@ def checkout(name):
 def run(
     function,
     ranks=1,
-    bootstrap="cookbook_npu.npu.shims.torch.device_api:simulated_cuda",
+    bootstrap=SIMULATED_CUDA,
     first="",
     **kwargs,
 ):

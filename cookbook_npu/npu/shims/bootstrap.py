@@ -7,7 +7,7 @@ __all__ = ['ProcessRole', 'PROCESS_ROLES', 'FORBIDDEN_IMPORTS', 'RECORDS', 'load
            'forbid_imports', 'check_role', 'bootstrap', 'parallel_ready', 'model_ready', 'report_or_refusals',
            'report_of_fresh_process']
 
-# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #9af99274
+# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #51a848b9
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -18,17 +18,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cookbook_npu
 from ...errors import ConfigError, ShimError, nearest
 from ..device import SIMULATE_ENV, Accelerator, accelerator
+from ..role_variables import ROLE_VARIABLES
 from .mindspeed import adaptor as adaptors
 from .registry import registry
 
-# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #ef17b8f1
+# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #30cc5d07
 ProcessRole = Literal["trainer", "rollout", "plain"]
-PROCESS_ROLES: tuple[ProcessRole, ...] = ("trainer", "rollout", "plain")
+PROCESS_ROLES: tuple[ProcessRole, ...] = get_args(ProcessRole)
 _role: ProcessRole | None = None  # of this process, once bootstrapped
 
 
@@ -166,10 +167,10 @@ def bootstrap(
     _role = role
     return registry.report()
 
-# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #e7f06ac5
+# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #701ed74c
 def _enter_trainer(adaptor: str | None) -> None:
-    # Megatron insists on it for sequence parallelism
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    for name, value in ROLE_VARIABLES["trainer"].items():
+        os.environ.setdefault(name, value)
     for name in RECORDS:
         importlib.import_module(f"cookbook_npu.npu.shims.{name}")
     registry.enter("device")

@@ -6,8 +6,10 @@
 __all__ = ['FLA_SHIM', 'CONV_SHIM', 'l2norm', 'solve_chunks', 'chunk_gated_delta_rule', 'causal_conv1d', 'borders_of',
            'causal_conv1d_fn', 'causal_conv1d_update', 'fused_recurrent_gated_delta_rule', 'FusedRMSNormGated']
 
-# %% ../../../nbs/npu/shims/03_fla.ipynb #b70252d1
+# %% ../../../nbs/npu/shims/03_fla.ipynb #68e1bb5f
+import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -410,16 +412,50 @@ def _needed(package: str) -> tuple[bool, str]:
         )
     return True, f"no {package} can be imported"
 
-# %% ../../../nbs/npu/shims/03_fla.ipynb #d5351000
+# %% ../../../nbs/npu/shims/03_fla.ipynb #e7ccfc6d
 def _install(patch: MonkeyPatch, modules: dict[str, dict[str, Any]]) -> None:
     for name, module in make_package(modules).items():
         patch.setitem(sys.modules, name, module)
 
 
-def _is_stub(package: str) -> bool:
-    return bool(getattr(sys.modules.get(package), "__stub__", False))
+def _trial_row(features: int) -> tuple[Tensor, Tensor]:
+    "A packed row [1, 3, features] of two sequences, and their borders; on the host"
+    row = torch.arange(1.0, 1 + 3 * features, device="cpu").view(1, 3, features) / 8
+    return row, torch.tensor([0, 1, 3], device="cpu")
 
-# %% ../../../nbs/npu/shims/03_fla.ipynb #b74c4c67
+
+def _rule_keeps_borders() -> bool:
+    "Whether fla's rule gives a packed sequence what it gives this sequence alone"
+    ops = importlib.import_module("fla.ops.gated_delta_rule")
+    row, borders = _trial_row(2)
+    keys = row[:, :, None]
+    weights = row[..., :1]
+    inputs = (keys, keys, keys, -weights, weights)
+    packed, _ = ops.chunk_gated_delta_rule(*inputs, cu_seqlens=borders)
+    alone, _ = ops.chunk_gated_delta_rule(*(t[:, 1:] for t in inputs))
+    return torch.allclose(packed[:, 1:], alone, atol=1e-5)
+
+
+def _convolution_keeps_borders() -> bool:
+    "Whether causal-conv1d's convolution gives a packed sequence what it gives this sequence alone"
+    package = importlib.import_module("causal_conv1d")
+    row, _ = _trial_row(2)
+    row_1DT = row.transpose(1, 2)
+    weight = torch.ones(2, 2, device="cpu")
+    numbers = torch.tensor([[0, 1, 1]], device="cpu")
+    packed = package.causal_conv1d_fn(row_1DT, weight, seq_idx=numbers)
+    alone = package.causal_conv1d_fn(row_1DT[:, :, 1:], weight)
+    return torch.allclose(packed[:, :, 1:], alone, atol=1e-5)
+
+
+def _works(trial: Callable[[], bool]) -> bool:
+    "The answer of a trial; False where the package or a function of it is not there"
+    try:
+        return trial()
+    except (ImportError, AttributeError):
+        return False
+
+# %% ../../../nbs/npu/shims/03_fla.ipynb #e5e33a76
 FLA_SHIM = registry.register(
     Shim(
         name="fla.gated_delta_rule",
@@ -427,14 +463,14 @@ FLA_SHIM = registry.register(
         phase="before_megatron",
         needed=lambda: _needed("fla"),
         install=lambda patch: _install(patch, _fla_modules()),
-        verify=lambda: _is_stub("fla"),
+        verify=lambda: _works(_rule_keeps_borders),
         reason="without flash-linear-attention mcore-bridge refuses packed sequences in Qwen3.5's "
         "gated delta nets",
         link="https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py",
     )
 )
 
-# %% ../../../nbs/npu/shims/03_fla.ipynb #c0ffee09
+# %% ../../../nbs/npu/shims/03_fla.ipynb #63dbaa69
 CONV_SHIM = registry.register(
     Shim(
         name="causal_conv1d.packed",
@@ -442,7 +478,7 @@ CONV_SHIM = registry.register(
         phase="before_megatron",
         needed=lambda: _needed("causal_conv1d"),
         install=lambda patch: _install(patch, _causal_conv1d_modules()),
-        verify=lambda: _is_stub("causal_conv1d"),
+        verify=lambda: _works(_convolution_keeps_borders),
         reason="transformers' fallback convolution of Qwen3.5 ignores the borders of packed sequences: "
         "the first tokens of each see the end of the one before",
         link="https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen3_5/modeling_qwen3_5.py",

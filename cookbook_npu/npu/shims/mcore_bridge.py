@@ -8,7 +8,7 @@ __all__ = ['TRITON_MODULES', 'TRITON_MODULES_SHIM', 'ROPE_INITIALISER_SHIM', 'GA
            'rope_for_transformers_5', 'delta_nets', 'unsummed_weights', 'oversummed_weights', 'unmarked_slices',
            'tied_head_sources']
 
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #436f5aeb
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
 import functools
 import importlib
 import importlib.util
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -30,7 +31,15 @@ from cookbook_npu.npu.shims.megatron_core.built_model import (
     tensor_parallel_size,
 )
 from .megatron_core.imports import module_file
-from .registry import MonkeyPatch, Shim, expect_parameters, registry
+from cookbook_npu.npu.shims.registry import (
+    MonkeyPatch,
+    Shim,
+    expect_parameters,
+    innermost_wrapper,
+    inside,
+    registry,
+    wrap,
+)
 from .transformer_engine.package import importable
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b87be44c
@@ -169,6 +178,7 @@ def rope_for_transformers_5(
     def _compute_default_rope_parameters(
         config: Any = None, device: Any = None, seq_len: Any = None
     ) -> Any:
+        "Hand a configuration of transformers 5 on as a view that has what is read"
         parameters = getattr(config, "rope_parameters", None) or {}
         if hasattr(config, "rope_theta") or "rope_theta" not in parameters:
             return original(config, device, seq_len)
@@ -255,7 +265,7 @@ def oversummed_weights() -> list[nn.Parameter]:
     weights = [net.in_proj.layer_norm_weight for net in nets]
     return [weight for weight in weights if getattr(weight, "sequence_parallel", False)]
 
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #56fdf59d
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #2968d582
 _ALLREDUCE = "_allreduce_non_tensor_model_parallel_grads"
 
 
@@ -263,8 +273,32 @@ def _finalize() -> Any:
     return importlib.import_module("megatron.core.distributed.finalize_model_grads")
 
 
+def _trial_net(gradient: torch.Tensor) -> nn.Module:
+    "A module that counts as a gated delta net, whose norm has this gradient"
+    net: Any = type("GatedDeltaNet", (nn.Module,), {})()
+    net.config = SimpleNamespace(sequence_parallel=False)
+    weight: Any = nn.Parameter(torch.zeros(1))  # made without random numbers
+    weight.main_grad = gradient
+    net.out_norm = SimpleNamespace(weight=weight)
+    return net
+
+
 def _sums_delta_nets() -> bool:
-    return getattr(getattr(_finalize(), _ALLREDUCE), "sums_delta_nets", False)
+    "Whether the gradient of a gated delta net's norm is summed, after Megatron's own"
+    function = getattr(_finalize(), _ALLREDUCE)
+    wrapper = innermost_wrapper(function)
+    if wrapper is None:
+        return False
+    gradient = torch.zeros(1)
+    summed: list[torch.Tensor] = []
+    trial = MonkeyPatch()
+    trial.setattr(dist, "all_reduce", lambda tensor, group: summed.append(tensor))
+    try:
+        with inside(wrapper, lambda *_: None):
+            function([_trial_net(gradient)], None, "a group")
+    finally:
+        trial.undo()
+    return [tensor is gradient for tensor in summed] == [True]
 
 
 def _sums_needed() -> tuple[bool, str]:
@@ -276,18 +310,17 @@ def _sums_needed() -> tuple[bool, str]:
     seen = f"{over} gradients would be summed twice and {under} not at all"
     return over + under > 0, seen
 
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9e5e64cc
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #6c202b7b
 def _sums_install(patch: MonkeyPatch) -> None:
     for weight in oversummed_weights():
         patch.setitem(WeakAttributes(weight), "sequence_parallel", False)
     if _sums_delta_nets() or not unsummed_weights():
         return
-    original = getattr(_finalize(), _ALLREDUCE)
 
-    @functools.wraps(original)
-    def _allreduce_non_tensor_model_parallel_grads(
-        model: list[nn.Module], config: Any, tp_group: Any = None
+    def sum_all(
+        original: Callable, model: list[nn.Module], config: Any, tp_group: Any = None
     ) -> None:
+        "Sum what Megatron sums, then the gradients of the other replicated weights"
         original(model, config, tp_group)
         group = tp_group
         if not group:
@@ -297,8 +330,7 @@ def _sums_install(patch: MonkeyPatch) -> None:
         for weight in weights:
             dist.all_reduce(weight.main_grad, group=group)
 
-    vars(_allreduce_non_tensor_model_parallel_grads)["sums_delta_nets"] = True
-    patch.setattr(_finalize(), _ALLREDUCE, _allreduce_non_tensor_model_parallel_grads)
+    patch.setattr(_finalize(), _ALLREDUCE, wrap(getattr(_finalize(), _ALLREDUCE), sum_all))
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9123168d
 GATED_DELTA_SUMS_SHIM = registry.register(
@@ -372,6 +404,7 @@ def tied_head_sources() -> list[str]:  # names of weights; empty: none, as it sh
     def set_state_dict(
         module: Any, name: str, state: dict, key: str, to_mcore: bool
     ) -> None:
+        "Note the name that is asked for"
         asked.append(key)
 
     config = SimpleNamespace(task_type="seq_cls", untie_embeddings_and_output_weights=False)
@@ -408,6 +441,7 @@ def _value_head_install(patch: MonkeyPatch) -> None:
     def _convert_post_process(
         self: Any, mg_model: Any, hf_state_dict: dict, hf_prefix: str, to_mcore: bool
     ) -> dict:
+        "Convert a value head as a head that is not tied"
         config = self.config
         untied = config.untie_embeddings_and_output_weights
         config.untie_embeddings_and_output_weights = untied or config.task_type == "seq_cls"

@@ -8,8 +8,7 @@ __all__ = ['ALLOC_ENVS', 'HookMode', 'STEMS', 'REMEDIES', 'DISABLE_EMPTIES_CACHE
            'saver_environment', 'SaverMode', 'saver_mode', 'required_environment', 'check_pause', 'report_pause',
            'start_check']
 
-# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #778a33e9
-import functools
+# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #bca162e8
 import importlib
 import importlib.util
 import os
@@ -24,7 +23,15 @@ from typing import Any, Literal
 
 from ...errors import ConfigError, ShimError
 from ..device import Accelerator
-from .registry import MonkeyPatch, Shim, expect_parameters, registry
+from cookbook_npu.npu.shims.registry import (
+    MonkeyPatch,
+    Shim,
+    expect_parameters,
+    innermost_wrapper,
+    inside,
+    registry,
+    wrap,
+)
 
 # %% ../../../nbs/npu/shims/09_memory_saver.ipynb #de85b420
 ALLOC_ENVS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -260,7 +267,7 @@ def report_pause(
     freed = check_pause(instance, accelerator, found.hook)
     print(f"{found.hook}: a pause freed {freed >> 20} MiB on the {accelerator.name}")
 
-# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #c3869a18
+# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #c1c49da5
 _CHECK = "from cookbook_npu.npu.shims.memory_saver import report_pause; report_pause()"
 
 
@@ -290,7 +297,7 @@ def start_check(
     last = lines[-1] if lines else "nothing was said"
     raise ShimError(
         f"the check of the memory saver ended with {done.returncode}: {last}",
-        "Do without it (train.memory moves tensors instead), or mend what it says.",
+        "Do without it (train.memory moves tensors instead), or fix what it says.",
     )
 
 # %% ../../../nbs/npu/shims/09_memory_saver.ipynb #cc7e9e1b
@@ -325,39 +332,55 @@ def _disable_needed() -> tuple[bool, str]:
         return False, "disable() empties the cache"
     return True, "disable() does not empty the cache"
 
-# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #40056b1b
+# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #ea4be016
+@contextmanager
+def _disabled(original: Callable, saver: Any) -> Iterator[None]:
+    "The saver's own block, and the cache emptied behind it"
+    try:
+        with original(saver):
+            yield
+    finally:
+        importlib.import_module("torch").npu.empty_cache()
+
+
 def _disable_install(patch: MonkeyPatch) -> None:
-    original = _saver_class().disable
+    patch.setattr(_saver_class(), "disable", wrap(_saver_class().disable, _disabled))
+
+
+def _disable_verify() -> bool:
+    "Whether the cache is emptied once, when the block has ended"
+    wrapper = innermost_wrapper(_saver_class().disable)
+    if wrapper is None:
+        return False
+    emptied: list[str] = []
+    events: list[list[str]] = []
+    trial = MonkeyPatch()
     npu = importlib.import_module("torch").npu
-
-    @functools.wraps(original)
-    @contextmanager
-    def disable(self: Any) -> Iterator[None]:
-        try:
-            with original(self):
-                yield
-        finally:
-            npu.empty_cache()
-
-    vars(disable)["empties_cache"] = True
-    patch.setattr(_saver_class(), "disable", disable)
+    trial.setattr(npu, "empty_cache", lambda: emptied.append("emptied"))
+    try:
+        with inside(wrapper, lambda saver: nullcontext()):
+            with _saver_class().disable(None):
+                events.append(list(emptied))
+    finally:
+        trial.undo()
+    return events == [[]] and emptied == ["emptied"]
 
 
 DISABLE_EMPTIES_CACHE_SHIM = registry.register(
     Shim(
-        name="tms.disable_empties_cache",
+        name="memory_saver.disable_empties_cache",
         target="torch_memory_saver.entrypoint.TorchMemorySaver.disable",
         phase="device",
         needed=_disable_needed,
         install=_disable_install,
-        verify=lambda: getattr(_saver_class().disable, "empties_cache", False),
+        verify=_disable_verify,
         reason="memory allocated inside disable() stays with the process after it: "
         "every weight update leaves its buckets on the device",
         link="https://github.com/sgl-project/sgl-kernel-npu/blob/main/contrib/torch_memory_saver/python/torch_memory_saver/entrypoint.py",
     )
 )
 
-# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #900d53f8
+# %% ../../../nbs/npu/shims/09_memory_saver.ipynb #c3c17106
 _MARGIN = "memory_margin_bytes"
 
 
@@ -381,14 +404,24 @@ def _margin_install(patch: MonkeyPatch) -> None:
     patch.setattr(_saver_class(), _MARGIN, property(lambda self: 0, _refuse_margin))
 
 
+def _margin_verify() -> bool:
+    "Whether a margin is refused, and reads as 0"
+    saver = object.__new__(_saver_class())
+    try:
+        setattr(saver, _MARGIN, 1)
+    except ShimError:
+        return getattr(saver, _MARGIN) == 0
+    return False
+
+
 MEMORY_MARGIN_SHIM = registry.register(
     Shim(
-        name="tms.margin",
+        name="memory_saver.margin",
         target=f"torch_memory_saver.entrypoint.TorchMemorySaver.{_MARGIN}",
         phase="device",
         needed=_margin_needed,
         install=_margin_install,
-        verify=lambda: not _margin_needed()[0],
+        verify=_margin_verify,
         reason="setting memory_margin_bytes on the NPU build only makes an "
         "attribute: the memory one believes to be kept free is not",
         link="https://github.com/sgl-project/sgl-kernel-npu/blob/main/contrib/torch_memory_saver/python/torch_memory_saver/entrypoint.py",

@@ -7,10 +7,10 @@ __all__ = ['BRIDGE', 'TE_LAYERS', 'PARALLELISM', 'LAYER_NAMES_SHIM', 'FUSED_NORM
            'QWEN_VL', 'UNUSED_ARGUMENTS', 'FORWARD_ARGUMENTS_SHIM', 'PICKLING_SHIM', 'EMPTY_TASKS_SHIM',
            'NVIDIA_VALUE_HEAD_SHIM', 'PROVIDER_ARGUMENTS', 'FUSION_DEFAULT_SHIM', 'enter_nvidia_bridge',
            'load_nvidia_bridge', 'bridge_module', 'bound_name', 'unknown_layers', 'detected_parallelism', 'flatten',
-           'rebuild', 'flat_checkpoint', 'list_arguments', 'narrow_forwards', 'without_argument', 'may_hold_none',
-           'matches', 'set_provider']
+           'rebuild', 'flat_checkpoint', 'takes_lists', 'list_arguments', 'narrow_forwards', 'without_argument',
+           'may_hold_none', 'matches', 'set_provider']
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #8e4356d1
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #da8d5f20
 import ast
 import functools
 import importlib
@@ -28,7 +28,10 @@ from cookbook_npu.npu.shims.registry import (
     Shim,
     ShimState,
     expect_parameters,
+    innermost_wrapper,
+    inside,
     registry,
+    wrap,
 )
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #c9cc4774
@@ -162,6 +165,7 @@ def _decide_before(patch: MonkeyPatch, decide: Callable[[str, Any], str]) -> Non
 
     @functools.wraps(original)
     def _detect_parallelism_type(self: Any, module: Any) -> str:
+        "What `decide` says, else what upstream says"
         return decide(self.megatron_param, module) or original(self, module)
 
     patch.setattr(_auto_mapping(), "_detect_parallelism_type", _detect_parallelism_type)
@@ -284,24 +288,44 @@ def rebuild(
             values.append([next(rest) for _ in range(length)])
     return values
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #0a273361
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #bb7d7918
 def flat_checkpoint(
     checkpoint: Callable,  # Megatron's
     leading: int,  # its arguments between the function and the function's own arguments
 ) -> Callable:  # the same, for lists of tensors as well
     "A `checkpoint` that takes lists of tensors"
 
-    @functools.wraps(checkpoint)
-    def wrapped(function: Callable, *args: Any) -> Any:
+    def flattened(original: Callable, function: Callable, *args: Any) -> Any:
+        "Call the checkpoint with every tensor by itself"
         flat, lengths = flatten(args[leading:])
 
         def with_lists(*again: Any) -> Any:
+            "The function, with its lists again"
             return function(*rebuild(again, lengths))
 
-        return checkpoint(with_lists, *args[:leading], *flat)
+        return original(with_lists, *args[:leading], *flat)
 
-    vars(wrapped)["takes_lists"] = True
-    return wrapped
+    return wrap(checkpoint, flattened)
+
+
+def takes_lists(
+    checkpoint: Callable,  # what stands in Megatron's place
+    leading: int,  # as for `flat_checkpoint`
+) -> bool:
+    "Whether no list reaches the checkpoint inside, and the function gets its lists all the same"
+    wrapper = innermost_wrapper(checkpoint)
+    if wrapper is None:
+        return False
+    seen: list[Any] = []
+
+    def trial(function: Callable, *args: Any) -> Any:
+        "Note the arguments, and call the function"
+        seen.extend(args)
+        return function(*args[leading:])
+
+    with inside(wrapper, trial):
+        again = checkpoint(lambda *args: args, *range(leading), [7, 8], 9)
+    return seen == [*range(leading), 7, 8, 9] and again == ([7, 8], 9)
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #bb2b2c90
 def _vl_block() -> Any:
@@ -331,7 +355,7 @@ def _lists_needed() -> tuple[bool, str]:
     seen = f"{count} calls hand the deepstack features to a recomputation as one list"
     return count > 0, seen
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #71d1a6bd
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #6581fe5c
 def _lists_install(patch: MonkeyPatch) -> None:
     module = _vl_block()
     parallel = SimpleNamespace(**vars(module.tensor_parallel))
@@ -346,7 +370,10 @@ def _lists_verify() -> bool:
     module = _vl_block()
     if module is None:
         return True
-    return getattr(module.tensor_parallel.checkpoint, "takes_lists", False)
+    te_checkpoint = getattr(module, "te_checkpoint", None)
+    if te_checkpoint and not takes_lists(te_checkpoint, leading=3):
+        return False
+    return takes_lists(module.tensor_parallel.checkpoint, leading=1)
 
 
 DEEPSTACK_SHIM = registry.register(
@@ -396,6 +423,7 @@ def without_argument(
 
     @functools.wraps(forward)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        "Call without the argument"
         kwargs.pop(argument, None)
         return forward(self, *args, **kwargs)
 
@@ -462,6 +490,7 @@ def _pickle_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def remove_non_pickleables(obj: Any, max_depth: int = 3, current_depth: int = 0) -> Any:
+        "Leave an object as it is whose attributes cannot be set"
         try:
             return original(obj, max_depth, current_depth)
         except (ValueError, TypeError, AttributeError):
@@ -520,6 +549,7 @@ def _tasks_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def build_conversion_tasks(self: Any, *args: Any, **kwargs: Any) -> list:
+        "The tasks, filtered"
         return [task for task in original(self, *args, **kwargs) if task is not None]
 
     signature = inspect.signature(original).replace(return_annotation=list)
@@ -579,10 +609,12 @@ def _value_head_install(patch: MonkeyPatch) -> None:
         megatron_model: Any,
         allowed_mismatched_params: list[str] | None = None,
     ) -> Any:
+        "Load, without the tasks of parameters that may differ"
         build = self.build_conversion_tasks
         patterns = allowed_mismatched_params or []
 
         def build_conversion_tasks(*args: Any, **kwargs: Any) -> list:
+            "The tasks, filtered"
             tasks = build(*args, **kwargs)
             return [t for t in tasks if t is None or not matches(t, patterns)]
 
@@ -653,7 +685,7 @@ def set_provider(
         setattr(provider, name, value)
     return provider
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #78c4b964
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #ada0db03
 def _has_fusion_kernel() -> bool:
     layers = importlib.import_module(_PARALLEL_LAYERS)
     return bool(getattr(layers, "_grad_accum_fusion_available", False))
@@ -664,12 +696,24 @@ def _auto_bridge() -> Any:
     return None if module is None else module.AutoBridge
 
 
+def _sets_fusion() -> bool:
+    "Whether a provider that asks for the fusion comes out with what Megatron has"
+    function = _auto_bridge().to_megatron_provider
+    wrapper = innermost_wrapper(function)
+    if wrapper is None:
+        return False
+    provider = SimpleNamespace(gradient_accumulation_fusion=True)
+    with inside(wrapper, lambda *_: provider):
+        function(None)
+    return provider.gradient_accumulation_fusion == _has_fusion_kernel()
+
+
 def _fusion_needed() -> tuple[bool, str]:
     fusions = bridge_module("utils.fusions")
     if _auto_bridge() is None or fusions is None:
         return _NOT_IMPORTED
     expect_parameters(_auto_bridge().to_megatron_provider, "self load_weights hf_path")
-    if getattr(_auto_bridge().to_megatron_provider, "sets_fusion", False):
+    if _sets_fusion():
         return False, "providers have the fusion that Megatron has"
     default = fusions.can_enable_gradient_accumulation_fusion()
     has_kernel = _has_fusion_kernel()
@@ -677,21 +721,19 @@ def _fusion_needed() -> tuple[bool, str]:
     seen = f"gradient_accumulation_fusion is {default} by default, Megatron {megatron} its kernel"
     return default and not has_kernel, seen
 
-# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #1464d5d4
+# %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #e6756ff5
 def _fusion_install(patch: MonkeyPatch) -> None:
-    original = _auto_bridge().to_megatron_provider
-
-    @functools.wraps(original)
-    def to_megatron_provider(
-        self: Any, load_weights: bool = True, hf_path: Any = None
+    def without_kernel(
+        original: Callable, bridge: Any, load_weights: bool = True, hf_path: Any = None
     ) -> Any:
-        provider = original(self, load_weights, hf_path)
+        "A provider that asks for no kernel that is not there"
+        provider = original(bridge, load_weights, hf_path)
         if not _has_fusion_kernel():
             set_provider(provider, gradient_accumulation_fusion=False)
         return provider
 
-    vars(to_megatron_provider)["sets_fusion"] = True
-    patch.setattr(_auto_bridge(), "to_megatron_provider", to_megatron_provider)
+    wrapper = wrap(_auto_bridge().to_megatron_provider, without_kernel)
+    patch.setattr(_auto_bridge(), "to_megatron_provider", wrapper)
 
 
 FUSION_DEFAULT_SHIM = registry.register(

@@ -8,7 +8,6 @@ __all__ = ['OLD_NAMES', 'HOOK', 'NUM_GPUS_SHIM', 'GPU_BUNDLES_SHIM', 'GPU_IDS_SH
            'get_gpu_ids']
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #b9f538e5
-import functools
 import importlib
 import inspect
 import sys
@@ -21,8 +20,12 @@ from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
     ShimState,
+    arguments_inside,
     expect_parameters,
+    innermost_wrapper,
+    inside,
     registry,
+    wrap,
 )
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #79678bf1
@@ -124,24 +127,21 @@ def install_adapter() -> list[ShimState]:  # what became of the three records
         )
     return states
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #e3d32e9f
+# %% ../../../nbs/npu/shims/06_ray.ipynb #fda749c3
 def _translation(
     function: Callable,  # of Ray
     change: Callable[
         [tuple, dict], tuple[tuple, dict]
     ],  # of (positional, keyword) arguments
-) -> Callable:  # with a mark
-    @functools.wraps(function)
-    def translated(*args: Any, **kwargs: Any) -> Any:
+) -> Callable:  # in its place
+    "The function with changed arguments"
+
+    def translated(original: Callable, *args: Any, **kwargs: Any) -> Any:
+        "Call Ray with what `change` makes of the arguments"
         args, kwargs = change(args, kwargs)
-        return function(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    vars(translated)["to_npu"] = True
-    return translated
-
-
-def _to_npu(function: Callable) -> bool:
-    return getattr(function, "to_npu", False)
+    return wrap(function, translated)
 
 
 def _needed_without_cuda(seen: str) -> tuple[bool, str]:
@@ -167,7 +167,7 @@ def npu_options(
     rest = {name: value for name, value in options.items() if name != "num_gpus"}
     return rest | {"resources": resources | {NPU.resource: share}}
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #9ff04b1a
+# %% ../../../nbs/npu/shims/06_ray.ipynb #7a92dfda
 def _remotes() -> list[Any]:
     return [
         importlib.import_module("ray.actor").ActorClass,
@@ -192,7 +192,15 @@ def _options_install(patch: MonkeyPatch) -> None:
     for kind in _remotes():
         patch.setattr(kind, "_remote", _translation(kind._remote, _option_arguments))
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #eba22c20
+
+def _options_verify() -> bool:
+    booked = {"resources": {NPU.resource: 1}}
+    for kind in _remotes():
+        if booked not in arguments_inside(kind._remote, None, num_gpus=1).values():
+            return False
+    return True
+
+# %% ../../../nbs/npu/shims/06_ray.ipynb #28722675
 NUM_GPUS_SHIM = registry.register(
     Shim(
         name="ray.num_gpus",
@@ -200,7 +208,7 @@ NUM_GPUS_SHIM = registry.register(
         phase="on_request",
         needed=_options_needed,
         install=_options_install,
-        verify=lambda: all(_to_npu(kind._remote) for kind in _remotes()),
+        verify=_options_verify,
         reason="code written for GPUs asks for num_gpus: on a cluster of NPUs such "
         "an actor or task waits for ever",
         link="https://github.com/THUDM/slime/pull/1750",
@@ -248,12 +256,21 @@ def _bundles_needed() -> tuple[bool, str]:
     _expect_bundles(_bundle_owners()[0].placement_group)
     return _needed_without_cuda("bundles of GPU are reserved as GPU")
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #06aa36f4
+# %% ../../../nbs/npu/shims/06_ray.ipynb #12073dd8
 def _bundles_install(patch: MonkeyPatch) -> None:
     module, package = _bundle_owners()
     translated = _translation(module.placement_group, _bundle_arguments)
     for owner in (module, package):
         patch.setattr(owner, "placement_group", translated)
+
+
+def _bundles_verify() -> bool:
+    wanted = [{NPU.resource: 1}]
+    for owner in _bundle_owners():
+        asked = arguments_inside(owner.placement_group, [{CUDA.resource: 1}])
+        if asked.get("bundles") != wanted:
+            return False
+    return True
 
 
 GPU_BUNDLES_SHIM = registry.register(
@@ -263,14 +280,14 @@ GPU_BUNDLES_SHIM = registry.register(
         phase="on_request",
         needed=_bundles_needed,
         install=_bundles_install,
-        verify=lambda: all(_to_npu(owner.placement_group) for owner in _bundle_owners()),
+        verify=_bundles_verify,
         reason="a placement group of {'GPU': 1} bundles is never ready on a cluster "
         "of NPUs",
         link="https://github.com/THUDM/slime/pull/1750",
     )
 )
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #9063fe26
+# %% ../../../nbs/npu/shims/06_ray.ipynb #fcfe0fa4
 def _context() -> Any:
     return importlib.import_module("ray.runtime_context").RuntimeContext
 
@@ -281,22 +298,47 @@ def _ids_needed() -> tuple[bool, str]:
     return _needed_without_cuda("get_gpu_ids looks for GPU")
 
 
+def _ids_with_gpus(original: Callable, context: Any) -> dict[str, list[str]]:
+    "What a context says of its accelerators, its NPUs as GPUs, too"
+    found = original(context)
+    return found | {CUDA.resource: list(found.get(NPU.resource, []))}
+
+
 def _ids_install(patch: MonkeyPatch) -> None:
-    original = _context().get_accelerator_ids
-
-    @functools.wraps(original)
-    def get_accelerator_ids(self: Any) -> dict[str, list[str]]:
-        found = original(self)
-        return found | {CUDA.resource: list(found.get(NPU.resource, []))}
-
-    patch.setattr(_context(), "get_accelerator_ids", get_accelerator_ids)
+    translated = wrap(_context().get_accelerator_ids, _ids_with_gpus)
+    patch.setattr(_context(), "get_accelerator_ids", translated)
     for name in ("ray", "ray._private.worker"):
         patch.setattr(importlib.import_module(name), "get_gpu_ids", get_gpu_ids)
 
-# %% ../../../nbs/npu/shims/06_ray.ipynb #b252eda2
+# %% ../../../nbs/npu/shims/06_ray.ipynb #ae6a4e64
 def get_gpu_ids() -> list[int]:  # ascending; empty outside of a task or actor with devices
     "`ray.get_gpu_ids` for NPUs"
     return device_ids(NPU.resource)
+
+
+def _trial_ids(context: Any) -> dict[str, list[str]]:
+    "What Ray says to a worker with two NPUs"
+    return {NPU.resource: ["10", "2"]}
+
+
+def _ids_verify() -> bool:
+    ray = importlib.import_module("ray")
+    wrapper = innermost_wrapper(_context().get_accelerator_ids)
+    if wrapper is None:
+        return False
+    context = object.__new__(_context())
+    trial = MonkeyPatch()
+    trial.setattr(ray, "get_runtime_context", lambda: context)
+    try:
+        with inside(wrapper, _trial_ids):
+            texts = context.get_accelerator_ids()[CUDA.resource]
+            numbers = [module.get_gpu_ids() for module in (ray, ray._private.worker)]
+    except ray.exceptions.RaySystemError:
+        # Ray's own get_gpu_ids, in a process that is in no cluster
+        return False
+    finally:
+        trial.undo()
+    return texts == ["10", "2"] and numbers == [[2, 10], [2, 10]]
 
 
 GPU_IDS_SHIM = registry.register(
@@ -306,7 +348,7 @@ GPU_IDS_SHIM = registry.register(
         phase="on_request",
         needed=_ids_needed,
         install=_ids_install,
-        verify=lambda: importlib.import_module("ray").get_gpu_ids is get_gpu_ids,
+        verify=_ids_verify,
         reason="ray.get_gpu_ids() is empty in a worker that holds NPUs, and "
         "get_accelerator_ids()['NPU'] holds text that sorts '10' before '2'",
         link="https://github.com/ray-project/ray/blob/ray-2.60.0/python/ray/runtime_context.py",

@@ -6,10 +6,10 @@
 __all__ = ['VLLM_ENVIRONMENT_SHIM', 'NZ_ENV', 'NZ_WEIGHTS_SHIM', 'PROCESSED_LOGPROBS_SHIM', 'PARTIAL_WAKE_SHIM',
            'DUMMY_BATCH_SHIM', 'TIED_HEAD_SHIM', 'STARTUP_WAIT', 'STARTUP_POLL', 'STARTUP_MEMORY_SHIM',
            'PROFILING_MEMORY_SHIM', 'SLEEP_MEMORY_SHIM', 'IPC_MODULE', 'PACKED_NPU_IPC_SHIM', 'installed',
-           'contains_text', 'mapped_libraries', 'HalfAwakeCore', 'wake_up', 'pack_is_stale', 'repack', 'empty_device',
-           'packed_loads', 'npu_ipc_module', 'enter_rollout', 'enter_engine']
+           'contains_text', 'mapped_libraries', 'HalfAwakeCore', 'wake_up', 'pack_is_stale', 'repack', 'reload_repacks',
+           'empty_device', 'packed_loads', 'npu_ipc_module', 'enter_rollout', 'enter_engine']
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #2e3b2612
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #da09bc7f
 import copy
 import functools
 import importlib
@@ -26,7 +26,16 @@ from types import CodeType, SimpleNamespace
 from typing import Any
 
 from ...errors import ShimError
-from .registry import MonkeyPatch, Shim, expect_parameters, registry
+from cookbook_npu.npu.shims.registry import (
+    MonkeyPatch,
+    Shim,
+    arguments_inside,
+    expect_parameters,
+    innermost_wrapper,
+    inside,
+    registry,
+    wrap,
+)
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #f1757b8d
 def installed(
@@ -137,7 +146,7 @@ NZ_WEIGHTS_SHIM = registry.register(
     )
 )
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #cafbaaca
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #10c31ecc
 _PROCESSED = "processed_logprobs"
 
 
@@ -159,17 +168,21 @@ def _logprobs_needed() -> tuple[bool, str]:
 
 
 def _logprobs_install(patch: MonkeyPatch) -> None:
-    original = _engine_args().__post_init__
+    def processed(original: Callable, arguments: Any) -> None:
+        "Set the mode first"
+        arguments.logprobs_mode = _PROCESSED
+        original(arguments)
 
-    @functools.wraps(original)
-    def __post_init__(self: Any) -> None:
-        self.logprobs_mode = _PROCESSED
-        original(self)
+    wrapper = wrap(_engine_args().__post_init__, processed)
+    patch.setattr(_engine_args(), "__post_init__", wrapper)
 
-    vars(__post_init__)["processed"] = True
-    patch.setattr(_engine_args(), "__post_init__", __post_init__)
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #19253d10
+def _logprobs_verify() -> bool:
+    arguments = SimpleNamespace(logprobs_mode="raw_logprobs")
+    arguments_inside(_engine_args().__post_init__, arguments)
+    return arguments.logprobs_mode == _PROCESSED
+
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #b5908394
 PROCESSED_LOGPROBS_SHIM = registry.register(
     Shim(
         name="vllm.processed_logprobs",
@@ -177,7 +190,7 @@ PROCESSED_LOGPROBS_SHIM = registry.register(
         phase="before_engine",
         needed=_logprobs_needed,
         install=_logprobs_install,
-        verify=lambda: getattr(_engine_args().__post_init__, "processed", False),
+        verify=_logprobs_verify,
         reason="raw log-probs ignore temperature, top-p and top-k: train and rollout "
         "log-probs differ from the first step on",
         link="https://github.com/vllm-project/vime/pull/69",
@@ -282,6 +295,7 @@ def _dummy_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def execute_dummy_batch(self: Any) -> None:
+        "Run nothing while asleep"
         if not self.model_executor.is_sleeping:
             original(self)
 
@@ -302,19 +316,38 @@ DUMMY_BATCH_SHIM = registry.register(
     )
 )
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #d0e70b3e
-def pack_is_stale() -> bool:  # the packed copy keeps its old values
-    "Whether a layer that kept its weight computes with a packed copy that does not follow it"
-    import torch
-
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #5bbb7c82
+def _pack(layer: Any) -> None:
+    "Pack the weight of a layer as vLLM does, and keep the original"
     utils = importlib.import_module("vllm.model_executor.layers.utils")
     dispatch = utils.dispatch_cpu_unquantized_gemm
     expect_parameters(dispatch, "layer remove_weight")
+    dispatch(layer, False)
+
+
+def _packed_layer() -> Any:  # a torch.nn.Module
+    "A small layer of zeros with a packed copy"
+    import torch
+
     layer: Any = torch.nn.Module()
     layer.weight = torch.nn.Parameter(torch.zeros(32, 32), requires_grad=False)
-    dispatch(layer, False)
-    layer.weight.data.fill_(1.0)
+    layer.quant_method = SimpleNamespace(process_weights_after_loading=_pack)
+    _pack(layer)
+    return layer
+
+
+def _computes_zero(layer: Any) -> bool:
+    "Whether a layer of `_packed_layer` computes with zeros"
+    import torch
+
     return not layer.cpu_linear(torch.ones(1, 32), layer.weight, None).any()
+
+
+def pack_is_stale() -> bool:  # the packed copy keeps its old values
+    "Whether a layer that kept its weight computes with a packed copy that does not follow it"
+    layer = _packed_layer()
+    layer.weight.data.fill_(1.0)
+    return _computes_zero(layer)
 
 
 def _runner() -> Any:
@@ -332,7 +365,7 @@ def _tied_head_needed() -> tuple[bool, str]:
         return True, "a packed head keeps its old values"
     return False, "a packed head follows its weight"
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #dfcb1888
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #1895b9cd
 def repack(
     model: Any,  # a vLLM model
 ) -> None:
@@ -343,15 +376,28 @@ def repack(
 
 
 def _tied_head_install(patch: MonkeyPatch) -> None:
-    original = _runner().reload_weights
+    def repacked(original: Callable, runner: Any, *args: Any, **kwargs: Any) -> None:
+        "Reload, then repack"
+        original(runner, *args, **kwargs)
+        repack(runner.model)
 
-    @functools.wraps(original)
-    def reload_weights(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        repack(self.model)
+    patch.setattr(_runner(), "reload_weights", wrap(_runner().reload_weights, repacked))
 
-    vars(reload_weights)["repacks"] = True
-    patch.setattr(_runner(), "reload_weights", reload_weights)
+
+def reload_repacks() -> bool:
+    "Whether `reload_weights` of this process repacks: a packed layer follows a weight that a trial writes"
+    wrapper = innermost_wrapper(_runner().reload_weights)
+    if wrapper is None:
+        return False
+    layer = _packed_layer()
+
+    def fill(runner: Any) -> None:
+        "Write other values, as a reload does"
+        layer.weight.data.fill_(1.0)
+
+    with inside(wrapper, fill):
+        _runner().reload_weights(SimpleNamespace(model=layer))
+    return not _computes_zero(layer)
 
 
 TIED_HEAD_SHIM = registry.register(
@@ -361,7 +407,7 @@ TIED_HEAD_SHIM = registry.register(
         phase="before_engine",
         needed=_tied_head_needed,
         install=_tied_head_install,
-        verify=lambda: getattr(_runner().reload_weights, "repacks", False),
+        verify=reload_repacks,
         reason="on a CPU a tied head is a packed copy that reload_weights leaves at "
         "its old values: new embeddings, old predictions, no error",
         link="https://github.com/vllm-project/vllm/blob/v0.23.0/vllm/model_executor/layers/vocab_parallel_embedding.py",
@@ -391,34 +437,59 @@ def _worker_needed(method: str, parameters: str, text: str) -> tuple[bool, str]:
         return True, f"NPUWorker.{method} says {text!r}"
     return False, f"NPUWorker.{method} does not say {text!r}"
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #14f47825
-def _replace(patch: MonkeyPatch, method: str, repaired: Callable) -> None:
-    original = getattr(_npu_worker(), method)
-    vars(repaired)["is_repaired"] = True
-    patch.setattr(_npu_worker(), method, functools.wraps(original)(repaired))
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #90d3a831
+def _replace(patch: MonkeyPatch, method: str, around: Callable) -> None:
+    "Wrap a method of the worker"
+    patch.setattr(_npu_worker(), method, wrap(getattr(_npu_worker(), method), around))
 
 
-def _is_repaired(method: str) -> bool:
-    return getattr(getattr(_npu_worker(), method), "is_repaired", False)
+def _survives(
+    method: str,  # of NPUWorker
+    trial: Callable,  # fails as the original may
+    worker: Any,  # a stub of a worker
+) -> bool:
+    "Whether the wrapped method comes back although what is inside failed"
+    function = getattr(_npu_worker(), method)
+    wrapper = innermost_wrapper(function)
+    if wrapper is None:
+        return False
+    with inside(wrapper, trial):
+        try:
+            function(worker)
+        except (AssertionError, ValueError):
+            return False
+    return True
 
 
-def _startup_install(patch: MonkeyPatch) -> None:
-    original = _npu_worker()._init_device
+def _wait_for_memory(original: Callable, worker: Any) -> Any:
+    "Start; ask again while memory is missing"
+    deadline = time.monotonic() + STARTUP_WAIT
+    before = dict(vars(worker))
+    while True:
+        try:
+            return original(worker)
+        except ValueError as error:
+            is_ours = str(error).startswith(_FREE_MEMORY)
+            if not is_ours or time.monotonic() > deadline:
+                raise
+        time.sleep(STARTUP_POLL)
+        vars(worker).update(before)
 
-    def _init_device(self: Any) -> Any:
-        deadline = time.monotonic() + STARTUP_WAIT
-        before = dict(vars(self))
-        while True:
-            try:
-                return original(self)
-            except ValueError as error:
-                is_ours = str(error).startswith(_FREE_MEMORY)
-                if not is_ours or time.monotonic() > deadline:
-                    raise
-            time.sleep(STARTUP_POLL)
-            vars(self).update(before)
 
-    _replace(patch, "_init_device", _init_device)
+def _startup_verify() -> bool:
+    def short_of_memory_once(worker: Any) -> None:
+        "The second attempt finds what the first one left out"
+        if not attempts:
+            attempts.append(worker)
+            raise ValueError(f"{_FREE_MEMORY}: a trial")
+
+    attempts: list[Any] = []
+    at_once = MonkeyPatch()
+    at_once.setitem(globals(), "STARTUP_POLL", 0.0)
+    try:
+        return _survives("_init_device", short_of_memory_once, SimpleNamespace())
+    finally:
+        at_once.undo()
 
 
 STARTUP_MEMORY_SHIM = registry.register(
@@ -427,15 +498,15 @@ STARTUP_MEMORY_SHIM = registry.register(
         target="vllm_ascend.worker.worker.NPUWorker._init_device",
         phase="before_engine",
         needed=lambda: _worker_needed("_init_device", "self", _FREE_MEMORY),
-        install=_startup_install,
-        verify=lambda: _is_repaired("_init_device"),
+        install=lambda patch: _replace(patch, "_init_device", _wait_for_memory),
+        verify=_startup_verify,
         reason="an engine that starts while a colocated trainer gives its memory "
         "back stops: 'Free memory on device ... is less than desired'",
         link="https://github.com/vllm-project/vllm-ascend/blob/v0.23.0/vllm_ascend/worker/worker.py#L470",
     )
 )
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #bdc92876
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #7e62df47
 _PROFILING = "Error in memory profiling"
 
 
@@ -451,23 +522,30 @@ def empty_device(
     return empty
 
 
-def _profiling_install(patch: MonkeyPatch) -> None:
-    original = _npu_worker().determine_available_memory
+def _measure_again(original: Callable, worker: Any) -> int:
+    "Measure; where memory has come free meanwhile, again, against an empty device"
+    try:
+        return original(worker)
+    except AssertionError as error:
+        if not str(error).startswith(_PROFILING):
+            raise
+    kept = worker.init_snapshot
+    worker.init_snapshot = empty_device(kept)
+    try:
+        return original(worker)
+    finally:
+        worker.init_snapshot = kept
 
-    def determine_available_memory(self: Any) -> int:
-        try:
-            return original(self)
-        except AssertionError as error:
-            if not str(error).startswith(_PROFILING):
-                raise
-        kept = self.init_snapshot
-        self.init_snapshot = empty_device(kept)
-        try:
-            return original(self)
-        finally:
-            self.init_snapshot = kept
 
-    _replace(patch, "determine_available_memory", determine_available_memory)
+def _profiling_verify() -> bool:
+    def disturbed(worker: Any) -> None:
+        "Content with an empty device only"
+        snapshot = worker.init_snapshot
+        assert snapshot.free_memory == snapshot.total_memory, _PROFILING
+
+    snapshot = SimpleNamespace(free_memory=1, total_memory=2)
+    worker = SimpleNamespace(init_snapshot=snapshot)
+    return _survives("determine_available_memory", disturbed, worker)
 
 
 PROFILING_MEMORY_SHIM = registry.register(
@@ -476,36 +554,50 @@ PROFILING_MEMORY_SHIM = registry.register(
         target="vllm_ascend.worker.worker.NPUWorker.determine_available_memory",
         phase="before_engine",
         needed=lambda: _worker_needed("determine_available_memory", "self", _PROFILING),
-        install=_profiling_install,
-        verify=lambda: _is_repaired("determine_available_memory"),
+        install=lambda patch: _replace(patch, "determine_available_memory", _measure_again),
+        verify=_profiling_verify,
         reason="a colocated trainer that releases memory while the engine profiles "
         "itself ends the engine with 'Error in memory profiling'",
         link="https://github.com/vllm-project/vllm-ascend/blob/v0.23.0/vllm_ascend/worker/worker.py#L580",
     )
 )
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #1bec8008
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #a684b80c
 _GREW = "Memory usage increased after sleeping."
 
 
-def _sleep_install(patch: MonkeyPatch) -> None:
-    original = _npu_worker().sleep
+def _sleep_beside_others(original: Callable, worker: Any, level: int = 1) -> None:
+    "Sleep; that another process took what was released is a warning"
+    allocator = _npu_worker_module().CaMemAllocator.get_instance()
+    released = allocator.get_current_usage()
+    try:
+        original(worker, level)
+    except AssertionError as error:
+        if str(error) != _GREW or not released:
+            raise
+        warnings.warn(
+            f"the engine released {released / 2**30:.2f} GiB, "
+            "and another process took at least as much meanwhile",
+            stacklevel=3,
+        )
 
-    def sleep(self: Any, level: int = 1) -> None:
-        allocator = _npu_worker_module().CaMemAllocator.get_instance()
-        released = allocator.get_current_usage()
-        try:
-            original(self, level)
-        except AssertionError as error:
-            if str(error) != _GREW or not released:
-                raise
-            warnings.warn(
-                f"the engine released {released / 2**30:.2f} GiB, "
-                "and another process took at least as much meanwhile",
-                stacklevel=2,
-            )
 
-    _replace(patch, "sleep", sleep)
+def _sleeps_having_released(nbytes: int) -> bool:
+    "Whether a worker that released so much falls asleep although free memory shrank"
+
+    def followed(worker: Any, level: int) -> None:
+        "Fail as a sleep that another process follows"
+        raise AssertionError(_GREW)
+
+    allocator = SimpleNamespace(get_current_usage=lambda: nbytes)
+    trial = MonkeyPatch()
+    stub = SimpleNamespace(get_instance=lambda: allocator)
+    trial.setattr(_npu_worker_module(), "CaMemAllocator", stub)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return _survives("sleep", followed, SimpleNamespace())
+    finally:
+        trial.undo()
 
 
 SLEEP_MEMORY_SHIM = registry.register(
@@ -514,8 +606,8 @@ SLEEP_MEMORY_SHIM = registry.register(
         target="vllm_ascend.worker.worker.NPUWorker.sleep",
         phase="before_engine",
         needed=lambda: _worker_needed("sleep", "self level", _GREW),
-        install=_sleep_install,
-        verify=lambda: _is_repaired("sleep"),
+        install=lambda patch: _replace(patch, "sleep", _sleep_beside_others),
+        verify=lambda: _sleeps_having_released(1) and not _sleeps_having_released(0),
         reason="an engine that sleeps while a colocated trainer wakes ends with "
         "'Memory usage increased after sleeping'",
         link="https://github.com/vllm-project/vllm-ascend/blob/v0.23.0/vllm_ascend/worker/worker.py#L232",
@@ -557,7 +649,7 @@ def packed_loads(
         stubs.undo()
     return bool(loaded)
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #be0d4b1f
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #79854734
 def npu_ipc_module() -> Any:  # None: there is no npu_ipc engine
     "The module of vllm-ascend's engine for memory of the same device"
     if not installed("vllm_ascend"):
@@ -585,19 +677,23 @@ def _packed_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def receive_weights(self: Any, *args: Any, **kwargs: Any) -> None:
+        "Refuse packed weights, receive others"
         if getattr(self, "packed", False):
             raise ShimError(
                 "npu_ipc receives packed weights and never loads them", "Use packed=False."
             )
         original(self, *args, **kwargs)
 
-    vars(receive_weights)["refuses_packed"] = True
     patch.setattr(engine, "receive_weights", receive_weights)
 
 
 def _packed_verify() -> bool:
-    receive = npu_ipc_module().NPUIPCWeightTransferEngine.receive_weights
-    return getattr(receive, "refuses_packed", False)
+    "Whether packed weights are refused"
+    try:
+        packed_loads(npu_ipc_module())
+    except ShimError:
+        return True
+    return False
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #5cc23d94
 PACKED_NPU_IPC_SHIM = registry.register(

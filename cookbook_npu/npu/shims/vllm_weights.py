@@ -7,7 +7,7 @@ __all__ = ['TRANSFER_ENGINE', 'NATIVE_TRANSFER_ENGINES', 'CHUNK_TENSORS', 'confi
            'transfer_engines', 'start_arguments', 'reload_function', 'transfer_engine_class',
            'register_transfer_engine', 'update_function', 'ipc_update_function', 'transfer_config']
 
-# %% ../../../nbs/npu/shims/08_vllm_weights.ipynb #843fc240
+# %% ../../../nbs/npu/shims/08_vllm_weights.ipynb #ffece774
 import dataclasses
 import importlib
 import inspect
@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...errors import ShimError
+from .registry import registry
 from cookbook_npu.npu.shims.vllm_ascend import (
+    TIED_HEAD_SHIM,
     installed,
     npu_ipc_module,
     packed_loads,
@@ -120,6 +122,7 @@ def reload_function(
     set_config = importlib.import_module("vllm.config").set_current_vllm_config
 
     def reload_weights(**kwargs: Any) -> None:
+        "Reload with vLLM's configuration set"
         with set_config(worker.vllm_config):
             worker.model_runner.reload_weights(**kwargs)
 
@@ -132,6 +135,7 @@ def transfer_engine_class(
     "Our transfer engine, as a subclass of what this vLLM calls a transfer engine"
 
     def layers() -> Any:
+        "vLLM's module of layerwise reloads"
         return importlib.import_module("vllm.model_executor.model_loader.reload")
 
     class InProcessTransferEngine(base.WeightTransferEngine):
@@ -192,7 +196,7 @@ def register_transfer_engine() -> dict[str, str] | None:
         return None
     return {"backend": TRANSFER_ENGINE}
 
-# %% ../../../nbs/npu/shims/08_vllm_weights.ipynb #54691926
+# %% ../../../nbs/npu/shims/08_vllm_weights.ipynb #8057022f
 CHUNK_TENSORS = 64  # tensors handed over at once
 
 
@@ -204,8 +208,7 @@ def _update_in_chunks(
     for first in range(0, len(weights), CHUNK_TENSORS):
         worker.update_weights(update_info(weights[first : first + CHUNK_TENSORS]))
     worker.finish_weight_update()
-    reload_weights = getattr(worker.model_runner, "reload_weights", None)
-    if getattr(reload_weights, "repacks", False):
+    if registry[TIED_HEAD_SHIM.name].is_applied:
         repack(worker.model_runner.model)  # vllm.tied_head
 
 
@@ -220,6 +223,7 @@ def update_function(
         )
 
     def update(weights: list) -> None:
+        "One weight update"
         _update_in_chunks(worker, weights, lambda chunk: {"weights": chunk})
 
     return update
@@ -255,6 +259,7 @@ def ipc_update_function(
     worker.init_weight_transfer_engine(init_info)
 
     def update(weights: list) -> None:
+        "One weight update"
         device = _device_name(worker, method)
         _update_in_chunks(worker, weights, lambda chunk: _handle_info(chunk, device))
 

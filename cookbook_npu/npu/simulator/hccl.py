@@ -41,6 +41,7 @@ def create_hccl_backend(
     import simulated_npu
 
     def join(generation: int) -> Any:  # dist.ProcessGroupGloo
+        "The gloo group of one communicator"
         part = dist.PrefixStore(f"simulated_hccl_{generation}", store)
         return dist.ProcessGroupGloo(part, rank, size, timeout)
 

@@ -56,6 +56,7 @@ def takes_device(
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        "Call with npu for cuda"
         for name in _DEVICE_ARGUMENTS:
             if name in kwargs:
                 kwargs[name] = _translate_named(name, kwargs[name])
@@ -71,6 +72,7 @@ def takes_backend(
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        "Call with npu for cuda"
         if "backend" in kwargs:
             kwargs["backend"] = translate_backend(kwargs["backend"])
         return function(*map(translate_backend, args), **kwargs)

@@ -70,9 +70,11 @@ def fill_acl(
     from cookbook_npu.npu import simulator
 
     def get_device_count() -> tuple[int, int]:
+        "As acl counts"
         return len(simulator.visible_ids()), 0
 
     def get_soc_name() -> str:
+        "Name of the simulated chip"
         return SOC_NAME
 
     runtime: Any = ModuleType("acl.rt")
@@ -118,9 +120,11 @@ def make_mstx() -> ModuleType:  # torch_npu.npu.mstx
     "Marks for a profiler that is not there"
 
     def range_start(message: str = "", stream: Any = None, domain: str = "default") -> int:
+        "Begin nothing; an id"
         return 0
 
     def ignore(*args: Any, **kwargs: Any) -> None:
+        "Do nothing"
         pass
 
     module: Any = ModuleType("torch_npu.npu.mstx")
@@ -136,6 +140,7 @@ def fill_torchair(
     "Registering a converter leaves its function alone"
 
     def register_converter(operator: Any) -> Callable:
+        "Register nothing"
         return lambda converter: converter
 
     module.register_fx_node_ge_converter = register_converter

@@ -131,6 +131,7 @@ def _compile(compiler: str, unit: str, folder: Path) -> Path:
 # %% ../../../nbs/npu/simulator/01_toolchain.ipynb #9d479d12
 def _compile_all(compiler: str, folder: Path) -> Path:
     def compile_unit(unit: str) -> Path:
+        "Compile one source"
         return _compile(compiler, unit, folder)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

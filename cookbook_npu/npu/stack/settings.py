@@ -75,7 +75,7 @@ def _alloc_conf(m: Machine, need: Need) -> Answer:
         )
     return ok(f"{both[0]}={m.env[both[0]]}" if both else "none is set")
 
-# %% ../../../nbs/npu/stack/03_settings.ipynb #204ab3d2
+# %% ../../../nbs/npu/stack/03_settings.ipynb #ed01bcfa
 @check(
     "expandable-segments",
     "expandable segments are off where memory is given back",
@@ -88,7 +88,7 @@ def _alloc_conf(m: Machine, need: Need) -> Answer:
 def _expandable(m: Machine, need: Need) -> Answer:
     name = expandable(m)
     sleepers = []
-    if need.colocate and need.vllm:
+    if need.vllm:
         sleepers.append("vLLM's sleep mode")
     if "TMS_HOOK_MODE" in m.env or "TMS_INIT_ENABLE" in m.env:
         sleepers.append("torch_memory_saver")
@@ -522,6 +522,8 @@ def _training_stack(m: Machine, need: Need) -> Answer:
 )
 def _delta_net(m: Machine, need: Need) -> Answer:
     version = m.version("megatron-core")
+    if not need.family:
+        return unknown("the folder of the model is not here")
     if need.family != "qwen3_5":
         return ok(f"{need.family} needs nothing special")
     if version is None:
@@ -531,32 +533,9 @@ def _delta_net(m: Machine, need: Need) -> Answer:
             f"megatron-core {version} has no gated delta net",
             "pip install megatron-core==0.16.1",
         )
-    if need.context > 1:
-        return fail(
-            "context parallelism with gated delta nets", "use tensor parallelism alone"
-        )
     return ok(version)
 
-# %% ../../../nbs/npu/stack/03_settings.ipynb #fa5fbfe7
-@check(
-    "context-parallel",
-    "context parallelism works with this MindSpeed",
-    "verl-project/verl#6135",
-    "modelscope/ms-swift#9067",
-    "modelscope/twinkle#153",
-)
-def _context(m: Machine, need: Need) -> Answer:
-    at = f"{m.version('mindspeed') or ''} {m.commits.get('mindspeed', '')}"
-    if need.context == 1:
-        return ok("not used")
-    if "0.15" in at:
-        return warn(
-            f"CP {need.context} with MindSpeed {at.strip()}",
-            "use MindSpeed core_r0.16.0, or raise parallel.tensor instead",
-        )
-    return ok(f"CP {need.context}")
-
-
+# %% ../../../nbs/npu/stack/03_settings.ipynb #3f254a85
 @check(
     "attention-masks",
     "masks reach the fused attention in a form it takes",
@@ -607,7 +586,7 @@ def _graphs(m: Machine, need: Need) -> Answer:
         "set rollout.enforce_eager true: captured graphs keep the addresses of weights that sleep freed",
     )
 
-# %% ../../../nbs/npu/stack/03_settings.ipynb #5a237bd0
+# %% ../../../nbs/npu/stack/03_settings.ipynb #b29f87fb
 _EXPORT = (
     "vllm-project/vime#274",
     "vllm-project/vime#275",
@@ -641,22 +620,7 @@ def _objects(m: Machine, need: Need) -> Answer:
         "export GLOO_SOCKET_IFNAME to the interface that the machines share",
     )
 
-
-@check(
-    "moe-weights",
-    "Mixture-of-Experts weights survive a weight update",
-    "modelscope/ms-swift#9828",
-    "modelscope/ms-swift#9589",
-    "vllm-project/vime#374",
-    "vllm-project/vllm-ascend#6710",
-)
-def _moe(m: Machine, need: Need) -> Answer:
-    if "moe" in need.family:
-        remedy = "checksums of the weight update stop the run when they differ"
-        return warn(f"{need.family} has experts", remedy)
-    return ok(f"{need.family} is dense")
-
-# %% ../../../nbs/npu/stack/03_settings.ipynb #abb35cd4
+# %% ../../../nbs/npu/stack/03_settings.ipynb #a6527edb
 COMPLAINTS = {
     "EI0006 'Getting socket times out', 107020, 507046": ("hccl-timeouts", "interfaces"),
     "EJ0003, EI0019, ret(-98): bind failed": ("hccl-ports",),
@@ -677,10 +641,8 @@ COMPLAINTS = {
     "'FRACTAL_NZ mode is enabled', garbage after a weight update": ("nz-format",),
     "graph capture fails (207005, 207008), stale replay (ERR99999)": ("graph-capture",),
     "import order, missing TransformerEngine classes": ("training-stack", "versions"),
-    "context parallelism: ring ranks, refused algorithm": ("context-parallel",),
     "attention mask has a shape the kernel refuses": ("attention-masks",),
     "hang in collectives of objects or metrics": ("object-collectives",),
-    "Mixture-of-Experts wrong after a weight update": ("moe-weights",),
     "memory saver: the process ends without a traceback": (
         "memory-saver",
         "ld-preload",
@@ -691,6 +653,6 @@ COMPLAINTS = {
         "cann-sourced",
         "device-count",
     ),
-    "Qwen3.5: packing or context parallelism unsupported": ("gated-delta-net",),
+    "Qwen3.5: packing unsupported": ("gated-delta-net",),
     "out of memory with a large model or optimizer": ("hccl-buffers", "host-memory"),
 }

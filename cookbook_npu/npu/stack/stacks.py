@@ -490,6 +490,7 @@ def nearest_stack(
     "The known stack that costs least to reach; of two that cost the same, the recommended one"
 
     def cost(stack: Stack) -> float:
+        "Weight of what differs"
         total = 0.0
         for m in mismatches(stack, versions, commits):
             weight = WEIGHTS.get(m.part, 1)

@@ -102,8 +102,8 @@ def records(rank, world_size, python):
         return "an attribute"
 
     for name, use in (
-        ("tms.disable_empties_cache", update_weights),
-        ("tms.margin", margin),
+        ("memory_saver.disable_empties_cache", update_weights),
+        ("memory_saver.margin", margin),
     ):
         torch.npu.empty_cache()
         states = [registry.apply(name).state]

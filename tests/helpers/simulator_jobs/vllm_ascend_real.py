@@ -343,35 +343,45 @@ def unpacked(info):
     return info
 
 
+class HostStorage:
+    "What the driver does with a handle, for memory of the host: it names shared memory, and opening maps it"
+
+    @staticmethod
+    def _new_shared_cuda(device, handle, nbytes, offset, *counters):
+        from cookbook_npu.weights.transport import open_shared
+
+        assert (device, offset) == (0, 0)
+        return open_shared(handle.decode()).untyped_storage()
+
+
 def open_handles(module, worker):
-    "What the real engine asks torch_npu to open, and loads, for one tensor"
+    """Whether the real engine opens the handle of one tensor and loads it.
+
+    torch_npu cannot be imported here. Its rebuild function is a copy of PyTorch's for CUDA, which stands
+    in for it."""
     import torch
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     from cookbook_npu.npu.shims import vllm_weights
+    from cookbook_npu.weights.transport import SharedMemory
 
+    torch.cuda._lazy_init = lambda: None
     module.npu_generate_uuid = lambda: "here"
     reductions = fake("torch_npu.multiprocessing.reductions")
-    reductions.rebuild_npu_tensor = lambda *args: args
-    args = (
-        torch.Tensor,
-        torch.Size([2, 3]),
-        (3, 1),
-        16,
-        torch.UntypedStorage,
-        torch.bfloat16,
-        0,
-        b"handle",
-        64,
-        0,
-        False,
-        b"",
-        0,
-        b"",
-        False,
-    )
+    reductions.rebuild_npu_tensor = rebuild_cuda_tensor
+    sent = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    sender = SharedMemory()
+    block = sender.allocate(0, 64)
+    block[32:44] = sent.flatten().view(torch.uint8)  # 16 elements into the block
+    (name,) = sender.share(0, 1).values()
+    layout = (torch.Size([2, 3]), (3, 1), 16)
+    memory = (HostStorage, torch.bfloat16, 7, name.encode(), 64, 0)
+    counters = (False, b"", 0, b"", False)
+    args = (torch.Tensor, *layout, *memory, *counters)
     vllm_weights.ipc_update_function(worker, "npu_ipc")([("w", args)])
+    sender.release()
     ((name, opened),) = worker.loaded
-    return name == "w" and opened == (*args[:6], 0, *args[7:])
+    return name == "w" and torch.equal(opened, sent)
 
 
 def real_vllm(rank, world_size):

@@ -7,7 +7,7 @@ __all__ = ['OPTIMIZER_STEP_SHIM', 'P2P_SHIM', 'SPLIT_AXIS', 'GROUPED_PARTITION_S
            'built_modules', 'tensor_parallel_size', 'WeakAttributes', 'saves_no_step', 'real_group', 'wrapped_groups',
            'reversed_splits']
 
-# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #08b0debd
+# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #b46a8dfd
 import functools
 import importlib
 import weakref
@@ -23,8 +23,10 @@ from ....errors import ShimError
 from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
+    arguments_inside,
     expect_parameters,
     registry,
+    wrap,
 )
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #2e9bf352
@@ -119,6 +121,7 @@ def _step_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def state_dict(self: Any) -> dict[str, Any]:
+        "The state, without a step that is None"
         state = original(self)
         for group in state["optimizer"]["param_groups"]:
             if group.get("step", 0) is None:
@@ -169,9 +172,18 @@ def wrapped_groups() -> list[str]:  # names
                 names.append(name)
     return sorted(names)
 
-# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #48d4a966
+# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #779cf6f8
 def _unwraps() -> bool:
-    return getattr(dist.P2POp.__init__, "looks_into", None) is real_group
+    "Whether `P2POp` gets the group that is inside a wrapper"
+    known = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    trial = MonkeyPatch()
+    trial.setitem(dist.distributed_c10d._world.pg_map, known, ("trial", None))
+    try:
+        around = SimpleNamespace(group=known)
+        asked = arguments_inside(dist.P2POp.__init__, None, None, None, 0, around)
+    finally:
+        trial.undo()
+    return asked.get("group") is known
 
 
 def _p2p_needed() -> tuple[bool, str]:
@@ -185,11 +197,9 @@ def _p2p_needed() -> tuple[bool, str]:
 
 
 def _p2p_install(patch: MonkeyPatch) -> None:
-    original: Callable = dist.P2POp.__init__
-
-    @functools.wraps(original)
-    def __init__(
-        self: Any,
+    def unwrapped(
+        original: Callable,
+        operation: Any,
         op: Any,
         tensor: Any,
         peer: int | None = None,
@@ -197,10 +207,10 @@ def _p2p_install(patch: MonkeyPatch) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        original(self, op, tensor, peer, real_group(group), *args, **kwargs)
+        "Make the operation of the real group"
+        original(operation, op, tensor, peer, real_group(group), *args, **kwargs)
 
-    vars(__init__)["looks_into"] = real_group
-    patch.setattr(dist.P2POp, "__init__", __init__)
+    patch.setattr(dist.P2POp, "__init__", wrap(dist.P2POp.__init__, unwrapped))
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #7e918993
 P2P_SHIM = registry.register(

@@ -138,6 +138,7 @@ def _objects_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def load_bytes(self: Any, read_item: Any, value: io.BytesIO) -> None:
+        "Load with the safe unpickler first; it raises for what is not allowed"
         start = value.tell()
         torch.load(value, weights_only=True)
         value.seek(start)
@@ -224,6 +225,7 @@ def _metadata_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def read_metadata(self: Any, *args: Any, **kwargs: Any) -> Any:
+        "Read with the safe unpickler first; it raises for what is not allowed"
         rank = kwargs.get("rank")
         name = ".metadata" if rank is None else f"__{rank}.metadata"
         with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as file:
@@ -335,6 +337,7 @@ def load_partial(
     check_patterns(differing, wanted, may_differ)
 
     def is_skipped(value: Any) -> bool:
+        "Whether a part of the state holds a tensor that differs"
         return any(leaf.key in differing for leaf in _leaves(value))
 
     skipped, rest = tools.extract_matching_values(sharded_state_dict, is_skipped)

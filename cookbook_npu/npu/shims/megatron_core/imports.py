@@ -8,7 +8,7 @@ __all__ = ['FUSER_SHIM', 'FLOAT_MODULES', 'FLOAT_TYPES', 'FLOAT_TYPES_SHIM', 'FL
            'is_compiled', 'loaded_modules', 'held_values', 'identity_decorator', 'unfuse', 'failed_try_blocks',
            'rerun_try_block', 'frozen_flags', 'findable', 'module_file', 'rng_works']
 
-# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #3041c389
+# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #e8e38f6f
 import ast
 import functools
 import importlib
@@ -28,7 +28,10 @@ from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
     expect_parameters,
+    innermost_wrapper,
+    inside,
     registry,
+    wrap,
 )
 from ..torch.device_api import npu_type
 
@@ -387,15 +390,30 @@ def module_file(
             return file
     return None
 
-# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #6b8e18e3
+# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #e5e079d6
 def _saver_mode() -> property | None:
     "`hook_mode` of the class of the process's saver; None where the saver is not loaded"
     saver = getattr(sys.modules.get("torch_memory_saver"), "torch_memory_saver", None)
     return vars(type(saver)).get("hook_mode") if saver is not None else None
 
 
+def _assign_mode(mode: Any, value: str) -> None:
+    "What an assignment to `hook_mode` calls; the saver does not matter"
+    mode.fset(None, value)
+
+
 def _mode_guarded() -> bool:
-    return getattr(getattr(_saver_mode(), "fset", None), "ignores", None) == DYNAMIC_CONTEXT
+    "Whether an assignment in DYNAMIC_CONTEXT is ignored, and one elsewhere is not"
+    mode = _saver_mode()
+    wrapper = innermost_wrapper(getattr(mode, "fset", None))
+    if wrapper is None:
+        return False
+    heard: list[str] = []
+    with inside(wrapper, lambda saver, value: heard.append(value)):
+        for module in (DYNAMIC_CONTEXT, "elsewhere"):
+            assign = types.FunctionType(_assign_mode.__code__, {"__name__": module})
+            assign(mode, f"from {module}")
+    return heard == ["from elsewhere"]
 
 
 def _mode_needed() -> tuple[bool, str]:
@@ -413,17 +431,13 @@ def _mode_needed() -> tuple[bool, str]:
         )
     return True, f"importing megatron sets torch_memory_saver.hook_mode in {file.name}"
 
-# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #338fceee
-def _guarded_setter(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
-    "The setter of `hook_mode`, deaf to assignments in DYNAMIC_CONTEXT"
-
-    def hook_mode(self: Any, value: str) -> None:
-        caller = sys._getframe(1).f_globals.get("__name__")
-        if caller != DYNAMIC_CONTEXT:
-            original(self, value)
-
-    vars(hook_mode)["ignores"] = DYNAMIC_CONTEXT
-    return hook_mode
+# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #dd952776
+def _set_mode(original: Callable[[Any, str], None], saver: Any, value: str) -> None:
+    "Set `hook_mode`, unless the assignment is in DYNAMIC_CONTEXT"
+    # the frames above: the wrapper, and who assigned
+    caller = sys._getframe(2).f_globals.get("__name__")
+    if caller != DYNAMIC_CONTEXT:
+        original(saver, value)
 
 
 def _mode_install(patch: MonkeyPatch) -> None:
@@ -434,7 +448,7 @@ def _mode_install(patch: MonkeyPatch) -> None:
             f"{kind.__name__}.hook_mode is no property that can be set",
             "Look whether the shim is still right.",
         )
-    setter = _guarded_setter(mode.fset)
+    setter = wrap(mode.fset, _set_mode)
     patch.setattr(kind, "hook_mode", property(mode.fget, setter, doc=mode.__doc__))
 
 
@@ -505,12 +519,14 @@ def _rng_install(patch: MonkeyPatch) -> None:
     def _get_cuda_rng_state(
         device: Any = "cuda", clone: bool = False, graph_safe: bool = False
     ) -> torch.Tensor:
+        "The state of the NPU's generator"
         state = npu.get_rng_state(_device_index(device))
         return state.clone() if clone else state
 
     def _set_cuda_rng_state(
         new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False
     ) -> None:
+        "Restore the state of the NPU's generator"
         npu.set_rng_state(new_state, _device_index(device))
 
     patch.setattr(_rng_module(), "_get_cuda_rng_state", _get_cuda_rng_state)
@@ -567,6 +583,7 @@ def _norm_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def __new__(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        "A norm without sequence parallelism whose parameters are marked for it"
         sequence_parallel = config.sequence_parallel
         config.sequence_parallel = False
         try:

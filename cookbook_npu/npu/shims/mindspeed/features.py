@@ -308,7 +308,7 @@ def _triton_needed() -> tuple[bool, str]:
         f"{count} modules need a Triton with an NPU backend, which is not here",
     )
 
-# %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #8b6dcc3f
+# %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #ab78da53
 def _triton_install(patch: MonkeyPatch) -> None:
     for name, function in KERNELS.items():
         doc = "Plain torch in place of Triton kernels, by cookbook_npu"
@@ -318,6 +318,15 @@ def _triton_install(patch: MonkeyPatch) -> None:
         patch.setitem(sys.modules, module.__name__, module)
 
 
+def _triton_verify() -> bool:
+    "Whether whoever imports the kernels gets ours"
+    for name, function in KERNELS.items():
+        module = sys.modules.get(f"mindspeed.{name}")
+        if getattr(module, function, None) is not getattr(fla, function):
+            return False
+    return True
+
+
 MINDSPEED_TRITON_SHIM = registry.register(
     Shim(
         name="mindspeed.triton",
@@ -325,7 +334,7 @@ MINDSPEED_TRITON_SHIM = registry.register(
         phase="before_megatron",
         needed=_triton_needed,
         install=_triton_install,
-        verify=lambda: all(_is_stub(name) for name in KERNELS),
+        verify=_triton_verify,
         reason="MindSpeed imports its Triton kernels for gated delta nets always; "
         "without a Triton for the NPU it cannot be imported",
         link="https://gitcode.com/Ascend/MindSpeed/blob/core_r0.16.0/mindspeed/features_manager/megatron_basic/requirements_basic.py",
@@ -357,6 +366,7 @@ def _conflicts_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def register_features_args(cls: type, parser: argparse.ArgumentParser) -> None:
+        "Register; the last definition of an option wins"
         kept = parser.conflict_handler
         parser.conflict_handler = "resolve"
         try:
@@ -513,6 +523,7 @@ def passing_cp_group(
         mscale: float = 1.0,
         cp_group: Any = None,
     ) -> torch.Tensor:
+        "Rotate, with cp_group handed on"
         if cu_seqlens is None:
             return original(t, freqs, config, mscale=mscale, cp_group=cp_group)
         if not cp_group:
@@ -612,6 +623,7 @@ def zero_centered(
 
     @functools.wraps(original)
     def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+        "Normalise with the scale as configured"
         if not getattr(self.config, "layernorm_zero_centered_gamma", False):
             return original(self, x)
         eps = getattr(self, "eps", None)

@@ -51,6 +51,7 @@ def record_kernel_calls() -> Iterator[list[dict[str, Any]]]:  # the keywords of 
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor]:
+        "Note the call"
         calls.append(kwargs)
         return (query,)
 
@@ -140,6 +141,7 @@ def without_fields(
 
     @functools.wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        "Leave fields out that are not set, refuse those that are"
         extra = {name: kwargs.pop(name, None) for name in unknown}
         is_set = _set_fields(extra)
         if is_set:
@@ -178,7 +180,12 @@ def _fields_install(patch: MonkeyPatch) -> None:
 def _fields_verify() -> bool:
     ends = torch.tensor([0, 2], dtype=torch.int32)
     packed = _packed_params()(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends)
-    return "actual_seq_qlen" in kernel_arguments(attention_class(), "causal", None, packed)
+    try:
+        arguments = kernel_arguments(attention_class(), "causal", None, packed)
+    except TypeError:
+        # a field that the attention does not take
+        return False
+    return "actual_seq_qlen" in arguments
 
 
 PACKED_FIELDS_SHIM = registry.register(
@@ -277,6 +284,7 @@ def _mask_install(patch: MonkeyPatch) -> None:
         attention_bias: Any = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
+        "Attend, with the mask in the form that the kernel takes"
         rest = dict(attention_bias=attention_bias, packed_seq_params=packed_seq_params)
         if getattr(self, "context_parallel", False):
             return original(self, query, key, value, attention_mask, attn_mask_type, **rest)

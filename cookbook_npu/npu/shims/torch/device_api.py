@@ -130,6 +130,7 @@ def _type_names_install(patch: MonkeyPatch) -> None:
     def type(
         self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any
     ) -> Any:
+        "The name of a tensor's type with cuda for npu, or a conversion"
         if dtype is None:
             return cuda_name(original(self))
         if isinstance(dtype, str):
@@ -168,6 +169,7 @@ def _capability_install(patch: MonkeyPatch) -> None:
     original = torch.cuda.get_device_capability
 
     def get_device_capability(device: Any = None) -> tuple[int, int]:
+        "What the redirection answers, or a capability"
         return original(device) or CAPABILITY
 
     patch.setattr(torch.cuda, "get_device_capability", get_device_capability)
@@ -218,6 +220,7 @@ def _for_npu(decorator: Callable) -> Callable:
 
     @functools.wraps(decorator)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        "Decorate for the NPU"
         if kwargs.get("device_type") == "cuda":
             kwargs["device_type"] = npu_type()
         return decorator(*args, **kwargs)
@@ -345,6 +348,7 @@ def _path_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        "Load from a path, in which nothing is rewritten"
         return original(Path(f) if isinstance(f, str) else f, *args, **kwargs)
 
     patch.setattr(torch, "load", load)
@@ -425,6 +429,7 @@ def _view_install(patch: MonkeyPatch) -> None:
 
     @functools.wraps(original)
     def view(self: torch.Tensor, *shape: Any, **kwargs: Any) -> torch.Tensor:
+        "View unsigned integers as signed ones"
         if shape and type(shape[0]) is torch.dtype and self.device.type == npu:
             return original(self, SIGNED_DTYPES.get(shape[0], shape[0]))
         return original(self, *shape, **kwargs)

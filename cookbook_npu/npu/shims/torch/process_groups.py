@@ -7,7 +7,7 @@ __all__ = ['GROUP_COLLECTIVES', 'POINT_TO_POINT', 'GroupState', 'PROCESS_GROUPS_
            'group_state', 'guarded', 'destroy_process_groups', 'communicator_bytes', 'total_communicator_bytes',
            'check_communicator', 'reload_process_groups']
 
-# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #fabe9e8d
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #cba5c592
 import functools
 import importlib
 import os
@@ -72,18 +72,20 @@ def group_state(
     "State of a group"
     return "destroyed" if group in _destroyed else "active"
 
-# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #a5054efe
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #dfc901b7
 def _refuse_destroyed(group: dist.ProcessGroup, what: str) -> None:
+    "Raise `DeviceError` for a destroyed group"
     if group not in _destroyed:
         return
-    ranks = dist.get_process_group_ranks(group)
+    # torch knows the ranks of every group but that of a trial
+    ranks = list(dist.distributed_c10d._world.pg_group_ranks.get(group, {}))
     raise DeviceError(
         f"{what} on group {group.group_name} (ranks {ranks}), whose communicator is destroyed "
         "while the trainer sleeps",
         "Call reload_process_groups() on all ranks first.",
     )
 
-# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #cd0e9857
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #8c42e716
 def guarded(
     original: Callable,  # method of ProcessGroup
     npu: str,  # device type of the NPU
@@ -93,32 +95,70 @@ def guarded(
 
     @functools.wraps(original)
     def method(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        "Refuse for a destroyed group, else call"
         if any(is_on_device(value, npu) for value in (*args, *kwargs.values())):
             _refuse_destroyed(self, original.__name__)
             if counts:
                 _used.add(self)
         return original(self, *args, **kwargs)
 
-    vars(method)["guards"] = True
     return method
 
-
-def _is_guarded() -> bool:
-    return hasattr(dist.ProcessGroup.allreduce, "guards")
-
-# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #bc1b510c
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #543bd33b
 def _guarded_operation(original: Callable) -> Callable:
+    "A `P2POp.__init__` that refuses destroyed groups"
+
     @functools.wraps(original)
     def __init__(
-        self: dist.P2POp, op: Callable, tensor: torch.Tensor, *args: Any, **kwargs: Any
+        self: dist.P2POp,
+        op: Callable,
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        original(self, op, tensor, *args, **kwargs)
+        "Refuse for a destroyed group, else make the operation"
         if is_on_device(tensor, npu_type()):
-            _refuse_destroyed(self.group or dist.group.WORLD, "P2POp")
+            _refuse_destroyed(group or dist.distributed_c10d._get_default_group(), "P2POp")
+        original(self, op, tensor, peer, group, *args, **kwargs)
 
     return __init__
 
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #8c4fb88d
+def _refuses(
+    function: Callable,  # of torch.distributed
+    *args: Any,  # with a destroyed group
+) -> bool:
+    "Whether the guard refuses; torch itself does not take a device for a tensor"
+    try:
+        function(*args)
+    except DeviceError:
+        return True
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return False
 
+
+class _TrialGroup(dist.ProcessGroup):
+    "A group without backends, which torch does not know"
+
+    group_name = "trial"  # pyright: ignore[reportAssignmentType]
+
+
+def _is_guarded() -> bool:
+    "Whether every collective and `P2POp` refuse a destroyed group"
+    group = _TrialGroup(0, 1)  # pyright: ignore[reportCallIssue]
+    device = torch.device(npu_type())
+    _destroyed.add(group)
+    for name in (*GROUP_COLLECTIVES, *POINT_TO_POINT):
+        method = getattr(dist.ProcessGroup, name, None)
+        if method is not None and not _refuses(method, group, device):
+            return False
+    operation = object.__new__(dist.P2POp)
+    return _refuses(dist.P2POp.__init__, operation, dist.isend, device, 0, group)
+
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #65b00734
 def _needed() -> tuple[bool, str]:
     hccl = hccl_class()
     if hccl is None:
@@ -213,7 +253,7 @@ def check_communicator(
             "Its ranks disagree about the communicator: reload on all ranks.",
         )
 
-# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #cf142ee2
+# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #2df15d0a
 class _Meetings:
     "Counts the meetings of all ranks, so that each has keys of its own in the store"
 
@@ -239,6 +279,10 @@ class _Meetings:
                 )
             time.sleep(0.005)
             here = store.add(f"{key}/here", 0)
+        if dist.get_rank() == 0 and self.count > 1:
+            # everybody is here, so nobody reads the keys of the last meeting any more
+            for name in ("failures", "here"):
+                store.delete_key(f"process_groups/{self.count - 1}/{name}")
         return store.add(f"{key}/failures", 0)
 
 

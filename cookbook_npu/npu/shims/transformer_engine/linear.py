@@ -651,6 +651,7 @@ def _quick_gelu(x: Tensor) -> Tensor:
 
 def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def gated(x: Tensor) -> Tensor:
+        "The activation of the first half, times the second"
         gate, value = x.chunk(2, -1)
         return activation(gate) * value
 

@@ -152,6 +152,7 @@ def checkpoint(
     states = copy.copy(tracker.get_states())
 
     def contexts() -> tuple[Any, Any]:
+        "Nothing for the first run; the random states again for the second"
         return nullcontext(), _replay(tracker, states)
 
     return torch_checkpoint(
@@ -598,9 +599,11 @@ def activation_op(
 
     class Activation(FusibleOperation):
         def __init__(self, cache_quantized_input: bool = False) -> None:
+            "Take the arguments of TransformerEngine"
             super().__init__()
 
         def forward(self, x: Tensor) -> Tensor:
+            "Activate"
             return te_linear.ACTIVATIONS[name](x)
 
     Activation.__name__ = name
