@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from ....errors import ShimError
+from ....errors import DeviceError, ShimError
 from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
