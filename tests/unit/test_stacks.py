@@ -11,6 +11,7 @@ from pathlib import Path
 
 import package_index
 import pytest
+import yaml
 from package_index import metadata, requirements, wheels
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -339,6 +340,23 @@ def test_this_package_fits_into_the_published_images(stubs, name, python):
         for part in ("torch", "transformers", "megatron-core", "mcore-bridge"):
             want = stack.versions[part].split("|")[-1]
             assert f" + {part}=={want}" in solution
+
+
+# ---------------------------------------------------------------- conda
+
+
+def test_the_conda_environment_is_what_make_run_installs():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    python, pip, lines = environment["dependencies"]
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.partition("=")[2])
+    assert pip == "pip"
+    constraint, package = lines["pip"]
+    file = constraint.removeprefix("--constraint ")
+    extra = package.removeprefix("--editable .")
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"-c {file}" in makefile and (ROOT / file).is_file()
+    assert f"-e '.{extra}'" in makefile
+    assert extra.strip("[]") in PROJECT["optional-dependencies"]
 
 
 # ---------------------------------------------------------------- support at a glance
