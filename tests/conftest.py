@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -15,12 +16,22 @@ from cookbook_npu.testing.fork_server import make_folder
 
 def pytest_configure(config):
     "One folder of fork servers for the session; processes of tests find the helpers"
+    _take_signals()
     if hasattr(config, "workerinput"):
         return  # a worker of pytest-xdist has the variables of its controller
     config.fork_servers = Path(tempfile.mkdtemp(prefix="cb_")) / "servers"
     os.environ.update(make_folder(config.fork_servers))
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), inherited]))
+
+
+def _take_signals() -> None:
+    """Stops are tested with signals, and a program keeps ignoring what its parent ignores.
+
+    A shell that starts the tests in the background has them ignore SIGINT, nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config):
