@@ -38,7 +38,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 TRL = "1.16.0"
@@ -121,7 +120,9 @@ def start_ours(task: Task) -> Any:
     bootstrap("trainer")
     torch.set_num_threads(1)
     from cookbook_npu.cluster.worker_group import LocalWorkerGroup
+    from cookbook_npu.config import override
     from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.runs.folder import RunFolder
     from cookbook_npu.runs.metrics import Spans, Tracker
     from cookbook_npu.train.loop import Driver
     from cookbook_npu.train.rollout_worker import Engines
@@ -159,7 +160,9 @@ def start_ours(task: Task) -> Any:
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
     tracker = Tracker()
     tracker.spans = Spans(clock=time.process_time)
-    folder = SimpleNamespace(checkpoints=Path(task["output"]))
+    folder = RunFolder.create(
+        override(config, {"output.root": str(Path(task["output"]) / "ours")})
+    )
     state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)
     driver = Driver(state)
     driver.start(checkpoint=None)

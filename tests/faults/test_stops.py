@@ -67,7 +67,11 @@ class Traces:
         "Where the processes listen"
         found = set()
         for process in self.tree:
-            for connection in process.net_connections("inet"):
+            try:
+                connections = process.net_connections("inet")
+            except psutil.NoSuchProcess:
+                continue  # it has ended since the tree was listed
+            for connection in connections:
                 if connection.status == psutil.CONN_LISTEN:
                     found.add(connection.laddr.ip)
         return found
