@@ -160,12 +160,11 @@ def start_ours(task: Task) -> Any:
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
     tracker = Tracker()
     tracker.spans = Spans(clock=time.process_time)
-    folder = RunFolder.create(
-        override(config, {"output.root": str(Path(task["output"]) / "ours")})
-    )
+    root = tempfile.mkdtemp(dir=Path(task["output"]).parent)
+    folder = RunFolder.create(override(config, {"output.root": root}))
     state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)
     driver = Driver(state)
-    driver.start(checkpoint=None)
+    driver.weights.update()  # the first weights; there is nothing to resume
     return driver
 
 
