@@ -7,7 +7,7 @@ __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'import_ray', 'ensure_
            'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options', 'cluster_env', 'device_options',
            'bundle_options', 'Cluster']
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #e6bb1940
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #7058b320
 import atexit
 import importlib
 import logging
@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
+
+import psutil
 
 from ..errors import ConfigError, DeviceError, MissingError
 from cookbook_npu.npu.device import (
@@ -384,7 +386,29 @@ def _init_ray(ray: ModuleType, address: str | None, options: dict[str, Any]) -> 
             "The machine may be too busy: wait, or stop other jobs, and try again.",
         ) from e
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #cb4f9c0f
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #44e3fe3b
+def _find_raylet() -> psutil.Process:
+    "The raylet that `ray.init` has just started below this process"
+    children = psutil.Process().children(recursive=True)
+    return next(process for process in children if process.name() == "raylet")
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    "Whether a process still works: one that was killed stays as a zombie until Ray looks at it"
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _ray_has_ended(machine: str, what: str) -> DeviceError:
+    return DeviceError(
+        f"Ray has ended on {machine} ({what}): its raylet was killed, "
+        "or the machine ran out of memory",
+        "Nothing that was written is lost: resume the run.",
+    )
+
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #75d8afc2
 @dataclass
 class Cluster:
     "Reserved devices of one run"
@@ -396,6 +420,7 @@ class Cluster:
     slots: tuple[DeviceSlot, ...] = ()  # reserved devices, sorted
     placement: Any = None  # Ray's placement group
     owned: bool = False  # this run started the cluster and stops it
+    raylet: psutil.Process | None = None  # Ray on this machine, if this run started it
     folder: Path | None = None  # session folder, if it is ours to remove
     worker_groups: list[Any] = field(default_factory=list)  # living worker groups
     on_wait: Callable[[], Any] | None = None  # called about once a second during a call
@@ -445,24 +470,31 @@ class Cluster:
         self.owned = address is None
         options = init_options(devices, self.resource, self.simulated, folder, object_store)
         _init_ray(import_ray(), address, options)
+        if self.owned:
+            self.raylet = _find_raylet()
 
     @property
     def type(self) -> DeviceType:
         "Names of the device type"
         return CUDA if self.resource == CUDA.resource else NPU
 
+    def check_ray(self) -> None:
+        """Raise `DeviceError` when Ray has ended on this machine, if this run started it.
+
+        To be asked before each use of the object store: without a raylet Ray ends the driver
+        there and then, without a word."""
+        if self.raylet is not None and not _is_alive(self.raylet):
+            raise _ray_has_ended("this machine", f"process {self.raylet.pid}")
+
     def check_machines(self) -> None:
         "Raise `DeviceError` when Ray has ended on a machine of a cluster that this run started"
         if not self.owned:
             return  # another machine may take its place
+        self.check_ray()
         alive = {node["NodeID"]: node["Alive"] for node in import_ray().nodes()}
         for slot in self.slots:
             if not alive.get(slot.node_id, True):
-                raise DeviceError(
-                    f"Ray has ended on {slot.machine} (node {slot.node_id[:8]}): its raylet was killed, "
-                    "or the machine ran out of memory",
-                    "Nothing that was written is lost: resume the run.",
-                )
+                raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}")
 
     def status(self) -> list[str]:  # one line for each rank of each role
         "What every worker of this cluster is doing"
@@ -494,6 +526,7 @@ class Cluster:
         self.placement = None
         self.slots = ()
         self.owned = False
+        self.raylet = None
         self.folder = None
 
     def __enter__(self) -> Self:

@@ -579,7 +579,7 @@ class RayFuture:
         workers = [self.health.workers[rank] for rank in ranks]
         return late_error(workers, self.method, reason, self.cluster.status())
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #d2c67f04
+# %% ../../nbs/cluster/02_worker_group.ipynb #889b1a42
 POLL_S = 1.0  # time between two looks at the heartbeats
 
 
@@ -600,6 +600,7 @@ class _Collector:
         "Until all ranks have returned, the deadline has passed, or the call hangs"
         ray = import_ray()
         while self.waiting:
+            self.cluster.check_ray()
             left = self.deadline - time.monotonic()
             timeout = max(0.0, min(left, POLL_S))
             ready, _ = ray.wait(list(self.waiting), num_returns=1, timeout=timeout)
@@ -617,6 +618,7 @@ class _Collector:
     def _take(self, ref: Any) -> None:
         "Take what one rank returned or raised"
         ray = import_ray()
+        self.cluster.check_ray()
         rank = self.waiting.pop(ref)
         try:
             self.values[rank] = ray.get(ref)
@@ -743,7 +745,7 @@ def _give_log(worker: WorkerHandle, folder: Path) -> None:
     worker.watch = HeartbeatWatch(Path(_heartbeat_file(worker.log)))
     worker.watch.path.unlink(missing_ok=True)
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #599b221f
+# %% ../../nbs/cluster/02_worker_group.ipynb #00929a47
 class RayWorkerGroup(WorkerGroup):
     "A role in several processes, each with its own devices"
 
@@ -853,6 +855,7 @@ class RayWorkerGroup(WorkerGroup):
                 f"{self.name}: {method}() on a group that was ended",
                 "Create the group again.",
             )
+        self.cluster.check_ray()
         self.health.restart_watches(ranks)
         same = len(ranks) > 1 and all(own is args[0] for own in args)
         # one copy in the object store serves all ranks
