@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Driver']
 
-# %% ../../nbs/train/11_loop.ipynb #9cc7a8b5
+# %% ../../nbs/train/11_loop.ipynb #523a8985
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -18,14 +18,10 @@ from .checkpointing import CheckpointManager, due
 from .recovery import Recovery
 from .rollout_manager import RolloutManager
 from .state import DriverState
-from cookbook_npu.train.train_step import (
-    LOGPROB_DIFF,
-    LogprobDiffAlarm,
-    TrainStep,
-)
+from .train_step import LogprobDiffAlarm, TrainStep
 from .weight_sync import WeightSync
 
-# %% ../../nbs/train/11_loop.ipynb #97dbf605
+# %% ../../nbs/train/11_loop.ipynb #cf355e32
 class Driver:
     "The loop of a run"
 
@@ -87,25 +83,11 @@ class Driver:
         "End the run in order, with a checkpoint of the steps done"
         state = self.state
         if step > 0:
-            self._save_between_steps(step)
+            self.recovery.save_between_steps(step)
         state.start_step = step
         state.folder.event("stopped", step=step)
         going_on = how_to_go_on(state.folder.path)
         raise RunStopped(f"stopped at step {step} of {state.config.num_steps}; {going_on}")
-
-    def _save_between_steps(self, step: int) -> None:
-        "Make sure that there is a checkpoint of the steps done; engines awake before and after"
-        self.checkpoints.finish()
-        if self.checkpoints.newest_step == step:
-            return
-        self.rollouts.sleep_engines()
-        self.state.trainer.call("wake")
-        # as in a step: saved before the update that makes this version
-        self.state.version -= 1
-        self.checkpoints.begin(step)
-        self.checkpoints.finish()
-        self.recovery.retry(self.weights.update, resend_weights=False)
-        self.state.tracker.spans.take()  # belongs to no step
 
     def _logged_step(self, step: int) -> dict[str, Any]:
         "A step, the evaluation after it, and its record"
@@ -119,7 +101,7 @@ class Driver:
         if eval_every and due(eval_every, step, config.num_steps):
             row |= self.rollouts.evaluate(step + 1)
         row |= self.rollouts.reward_metrics(step)
-        self._watch_logprob_diff(step, row)
+        self.logprob_alarm.watch(step, row, self.state.folder)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)
         if step + 1 == config.num_steps:
@@ -137,7 +119,7 @@ class Driver:
             rollout = self.rollouts.rollout(step)
             # measured while the engines are awake: what they hold is what is no longer free
             engine_memory = state.trainer.call_rank_zero("engine_memory")
-            self.rollouts.sleep_engines()
+            self.recovery.sleep_engines()
         with self.train_step.samples_saved_on_error(step, rollout.samples):
             with span("wake_up"):
                 waking = state.trainer.start("wake")
@@ -162,16 +144,3 @@ class Driver:
             "version": state.version,
             "tokens": sum(len(s.prompt_ids) + len(s.response_ids) for s in rollout.samples),
         }
-
-    def _watch_logprob_diff(self, step: int, row: dict[str, float]) -> None:
-        "Record an event when engine and trainer disagree about the log-probs of the same tokens"
-        diff = row.get(LOGPROB_DIFF, 0.0)
-        limit = self.logprob_alarm.limit
-        if self.logprob_alarm.exceeded(diff):
-            self.state.folder.event(
-                "logprob_diff",
-                step=step,
-                value=diff,
-                limit=limit,
-                remedy="Check the weight update, the engine's dtype and its sampling parameters.",
-            )

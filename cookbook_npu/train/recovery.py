@@ -53,9 +53,9 @@ class RestartPolicy:
             why = f"This was failure {self.restarts + 1}, faults.max_restarts is {self.max_restarts}"
         return f"{why}: the run ends, and its folder is as it was. Resume it."
 
-# %% ../../nbs/train/09_recovery.ipynb #f66d9393
+# %% ../../nbs/train/09_recovery.ipynb #916d3ea2
 class Recovery:
-    "Brings a run back after the loss of a worker, as often as the policy allows"
+    "Brings a run back after the loss of a worker, and leaves it so that it can come back"
 
     def __init__(
         self,
@@ -146,6 +146,30 @@ class Recovery:
         truncate_run(self.state.folder, checkpoint)
         self.state.tracker.restart(checkpoint.step if checkpoint else -1)
         return round(time.perf_counter() - began, 3)
+
+    def sleep_engines(self) -> None:
+        "Put the engines to sleep, also when one of them is lost"
+        try:
+            self.state.engines.call("sleep")
+        except RoleError as error:
+            self.restart_engines(error)
+
+    def save_between_steps(
+        self,
+        step: int,  # steps done; engines awake, trainer asleep, before and after
+    ) -> None:
+        "Make sure that there is a checkpoint of the steps done"
+        self.checkpoints.finish()
+        if self.checkpoints.newest_step == step:
+            return
+        self.sleep_engines()
+        self.state.trainer.call("wake")
+        # as in a step: saved before the update that makes this version
+        self.state.version -= 1
+        self.checkpoints.begin(step)
+        self.checkpoints.finish()
+        self.retry(self.weights.update, resend_weights=False)
+        self.state.tracker.spans.take()  # belongs to no step
 
     def _wake_trainer(self) -> None:
         "A trainer that slept when an engine was lost has to send the weights again"

@@ -54,7 +54,7 @@ def shard_requests(
         shards[engine_of[request.group_id]].append(request)
     return shards
 
-# %% ../../nbs/train/10_rollout_manager.ipynb #26d50f75
+# %% ../../nbs/train/10_rollout_manager.ipynb #054ceb01
 @dataclass
 class Rollout:
     "The samples of one step"
@@ -208,13 +208,6 @@ class RolloutManager:
                 remedy="Look at the labels and at the longest answers, raise reward.timeout_s or memory_mb.",
             )
         return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
-
-    def sleep_engines(self) -> None:
-        "Put the engines to sleep, also when one of them is lost"
-        try:
-            self.state.engines.call("sleep")
-        except RoleError as error:
-            self.recovery.restart_engines(error)
 
     def mark_done(
         self,

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LOGPROB_DIFF', 'FIRST_STEPS', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'TrainStep', 'LogprobDiffAlarm']
 
-# %% ../../nbs/train/07_train_step.ipynb #3abd8766
-from collections.abc import Iterator, Sequence
+# %% ../../nbs/train/07_train_step.ipynb #0009540b
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..data.sample import Sample
 from ..errors import NumericsError
+from ..runs.folder import RunFolder
 from ..runs.metrics import MetricColumns, metric_points
 from cookbook_npu.train.batch import (
     Batch,
@@ -126,7 +127,7 @@ class TrainStep:
         path = folder.save_samples(step, [vars(s) for s in samples])
         folder.event("not_finite", step=step, why=why, samples=str(path))
 
-# %% ../../nbs/train/07_train_step.ipynb #2217ec76
+# %% ../../nbs/train/07_train_step.ipynb #b5a8e930
 LOGPROB_DIFF = "train_rollout_logprob_abs_diff"  # the metric
 FIRST_STEPS = 5  # steps that say what is normal
 SMALLEST_ALARM = 1e-3  # nats: no ratio of a policy loss notices less
@@ -161,6 +162,24 @@ class LogprobDiffAlarm:
         if len(self.first) < FIRST_STEPS:
             self.first.append(diff)
         return exceeded
+
+    def watch(
+        self,
+        step: int,  # number of the step
+        row: Mapping[str, float],  # its metrics
+        folder: RunFolder,  # gets the event
+    ) -> None:
+        "Record an event when engine and trainer disagree about the log-probs of the same tokens"
+        diff = row.get(LOGPROB_DIFF, 0.0)
+        limit = self.limit
+        if self.exceeded(diff):
+            folder.event(
+                "logprob_diff",
+                step=step,
+                value=diff,
+                limit=limit,
+                remedy="Check the weight update, the engine's dtype and its sampling parameters.",
+            )
 
     def recall(
         self,

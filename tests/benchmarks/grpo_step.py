@@ -199,7 +199,7 @@ def gate_ours(task: Task) -> dict[str, Any]:
     config = state.config
     trainer = state.trainer.workers[0]
     samples = driver.rollouts.generate(state.prompts.next_batch(PROMPTS), SAMPLES, step=0)
-    driver.rollouts.sleep_engines()
+    driver.recovery.sleep_engines()
     state.trainer.call("wake")
     batch = make_batch(
         samples, SAMPLES, config.algorithm, config.global_batch_size, task["tokens"]

@@ -63,6 +63,14 @@ def test_there_are_modules():
 # ---- rooms and names
 
 
+def test_no_two_test_files_share_a_name():
+    "pytest imports test files by name alone: the second of a pair ends a whole run as an error"
+    files = defaultdict(list)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        files[path.name].append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in files.items() if len(paths) > 1}
+
+
 def imported(path: Path):
     "Modules of this package that a module imports, without the package's name, and the line"
     here = list(path.relative_to(PACKAGE).parts[:-1])
