@@ -33,7 +33,7 @@ from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
 from cookbook_npu.npu.shims.vllm_weights import (
     NATIVE_TRANSFER_ENGINES,
     ipc_update_function,
-    load_function,
+    load_weights_function,
     reload_function,
     transfer_config,
     transfer_engines,
@@ -209,7 +209,7 @@ def _replace_weights(
         elif method == "update_weights":
             update_function(worker)(weights)
         elif method == "load_weights":
-            load_function(worker)(weights)
+            load_weights_function(worker)(weights)
         else:
             ipc_update_function(worker, method)(weights)
 

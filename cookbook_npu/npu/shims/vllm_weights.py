@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRANSFER_ENGINE', 'NATIVE_TRANSFER_ENGINES', 'FRACTAL_NZ', 'CHUNK_TENSORS', 'configured_engine',
-           'weight_update_methods', 'transfer_engines', 'start_arguments', 'reload_function', 'load_function',
+           'weight_update_methods', 'transfer_engines', 'start_arguments', 'reload_function', 'load_weights_function',
            'transfer_engine_class', 'register_transfer_engine', 'update_function', 'ipc_update_function',
            'transfer_config']
 
@@ -154,7 +154,7 @@ def reload_function(
     return reload_weights
 
 # %% ../../../nbs/npu/shims/08_vllm_weights.ipynb #d575f816
-def load_function(
+def load_weights_function(
     worker: Any,  # a vLLM worker
 ) -> Callable[[Iterable], None]:  # takes (name, tensor) pairs
     """The `load_weights` of the worker's model; raises `ShimError` when its layers keep
