@@ -127,8 +127,8 @@ def check_companions(
             reason = str(e).splitlines()[0]
             raise EngineError(
                 f"{name} does not load beside torch {torch.__version__}: {reason}",
-                f"Install a build for this torch, or pip uninstall {' '.join(TORCH_COMPANIONS)}: "
-                "text models need none of them.",
+                f"Install a build for this torch, or pip uninstall {name}: "
+                "models need torchvision only if they have a vision tower, and none of the others.",
             ) from e
 
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
