@@ -209,6 +209,7 @@ _QWEN3_5_9B = {
         sampling=dict(max_response_tokens=8192, temperature=0.8),
         reward=dict(scorers={"dapo": 1.0}, workers=8),
         algorithm=dict(rollout_is="truncate"),
+        optim=dict(cpu_offload=True),
         rollout=dict(
             engine="vllm",
             devices_per_engine=4,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROPE_BASE', 'PLACEHOLDERS', 'ROTARY_SHARE', 'head_width', 'mrope_section', 'placeholder_ids', 'rope_of_4',
-           'hf_config', 'head_class', 'random_model', 'save_model', 'check_folder', 'build_tiny']
+           'hf_config', 'head_class', 'random_model', 'save_model', 'check_tiny', 'build_tiny']
 
 # %% ../../nbs/model/00_tiny.ipynb #5bb9702d
 import inspect
@@ -310,7 +310,7 @@ def _same_tokens(tokenizer: Any, read: Any) -> bool:
     return kept and tokenizer.eos_token_id == read.eos_token_id
 
 
-def check_folder(
+def check_tiny(
     folder: Path | str,  # Hugging Face folder
     tiny: TinyConfig,  # shape of the model that should be there
     tokenizer: Any,  # its tokenizer
@@ -346,7 +346,7 @@ def _write(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     save_model(model, folder)
     tokenizer.save_pretrained(folder)
-    check_folder(folder, tiny, tokenizer, model)
+    check_tiny(folder, tiny, tokenizer, model)
     (folder / _NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 

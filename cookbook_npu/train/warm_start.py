@@ -26,7 +26,7 @@ from cookbook_npu.data.tasks import (
     demonstrations,
     generated_task,
 )
-from ..model.tiny import build_tiny, check_folder, head_class, save_model
+from ..model.tiny import build_tiny, check_tiny, head_class, save_model
 from ..npu.device import accelerator
 from ..npu.simulator.toolchain import cache_root
 
@@ -205,7 +205,7 @@ class WarmStart:
         loss = train_supervised(model, clean, noisy, warm)
         model.to("cpu")
         save_model(model, folder)
-        check_folder(folder, self.config.model.tiny, tokenizer, model)
+        check_tiny(folder, self.config.model.tiny, tokenizer, model)
         return loss
 
 # %% ../../nbs/train/12_warm_start.ipynb #acbf40fe
