@@ -217,7 +217,9 @@ class SamplingConfig(Config):
     )
 
 # %% ../nbs/01_config.ipynb #d13f9411
-WeightUpdateMethod = Literal["auto", "reload_weights", "update_weights", "native"]
+WeightUpdateMethod = Literal[
+    "auto", "reload_weights", "update_weights", "load_weights", "native"
+]
 
 
 class RolloutConfig(Config):

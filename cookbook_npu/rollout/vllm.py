@@ -33,6 +33,7 @@ from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
 from cookbook_npu.npu.shims.vllm_weights import (
     NATIVE_TRANSFER_ENGINES,
     ipc_update_function,
+    load_weights_function,
     reload_function,
     transfer_config,
     transfer_engines,
@@ -191,11 +192,11 @@ def tied_names(
 def choose_weight_update_method(
     methods: Mapping[str, str],  # method -> "" when it can be used, else why not
     asked: WeightUpdateMethod = "auto",  # rollout.weight_update_method
-) -> str:  # "reload_weights", "update_weights" or the name of a native transfer engine
+) -> str:  # name of the method, or of a native transfer engine
     "The first method that can be used; raises `EngineError` with the reasons when there is none"
     native = tuple(NATIVE_TRANSFER_ENGINES.values())
     if asked == "auto":
-        candidates = ("reload_weights", "update_weights", *native)
+        candidates = ("reload_weights", "update_weights", "load_weights", *native)
     elif asked == "native":
         candidates = native
     else:
@@ -206,7 +207,7 @@ def choose_weight_update_method(
     reasons = "; ".join(f"{method}: {why}" for method, why in methods.items())
     raise EngineError(
         f"this vLLM cannot take new weights (weight_update_method {asked}): {reasons}",
-        "Set rollout.weight_update_method to auto, with a vLLM that takes weights (0.20 and later do).",
+        "Set rollout.weight_update_method to auto, with a vLLM that takes weights.",
     )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #3c5d8e21
@@ -221,6 +222,8 @@ def _replace_weights(
             reload_function(worker)(weights_iterator=iter(weights))
         elif method == "update_weights":
             update_function(worker)(weights)
+        elif method == "load_weights":
+            load_weights_function(worker)(weights)
         else:
             ipc_update_function(worker, method)(weights)
 
@@ -358,7 +361,7 @@ def engine_settings(
     if lacking:
         raise EngineError(
             f"this vLLM has no setting {', '.join(lacking)}",
-            "Use a vLLM that has it (0.20 and later do).",
+            "Use a vLLM that has it (0.13 and later do).",
         )
     return {k: v for k, v in wanted.items() if k in known and v is not None}
 

@@ -161,7 +161,7 @@ def _logprobs_needed() -> tuple[bool, str]:
     if field is None:
         raise ShimError(
             "vllm.EngineArgs has no logprobs_mode",
-            "Use a vLLM that has it (0.20 and later do).",
+            "Use a vLLM that has it (0.13 and later do).",
         )
     expect_parameters(_engine_args().__post_init__, "self")
     return field.default != _PROCESSED, f"the default of logprobs_mode is {field.default}"
