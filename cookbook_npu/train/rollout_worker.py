@@ -37,6 +37,7 @@ def make_engine(
             memory_utilization=rollout.memory_utilization,
             enforce_eager=rollout.enforce_eager,
             weight_update_method=rollout.weight_update_method,
+            request_seeds=rollout.request_seeds,
             max_tokens=config.data.max_prompt_tokens + config.sampling.max_response_tokens,
         )
     from cookbook_npu.rollout.transformers import TransformersEngine
