@@ -221,7 +221,9 @@ class SamplingConfig(Config):
     )
 
 # %% ../nbs/01_config.ipynb #d13f9411
-WeightUpdateMethod = Literal["auto", "reload_weights", "update_weights", "native"]
+WeightUpdateMethod = Literal[
+    "auto", "reload_weights", "update_weights", "load_weights", "native"
+]
 
 
 class RolloutConfig(Config):
@@ -407,7 +409,7 @@ class AlgorithmConfig(
 ):
     "The policy-gradient algorithm"
 
-# %% ../nbs/01_config.ipynb #12491ec4
+# %% ../nbs/01_config.ipynb #a641bfa8
 class OptimConfig(Config):
     "Adam, and its schedule in optimizer steps"
 
@@ -429,6 +431,14 @@ class OptimConfig(Config):
     eps: float = Field(default=1e-8, gt=0, description="Adam epsilon")
     clip_grad: float = Field(
         default=1.0, ge=0, description="global gradient-norm clip; 0 is off"
+    )
+    cpu_offload: bool = Field(
+        default=False,
+        description="moments and float32 weights live on the host and are updated there (bfloat16 models)",
+    )
+    cpu_offload_overlap: bool = Field(
+        default=True,
+        description="with cpu_offload: copies between device and host overlap the update",
     )
 
 # %% ../nbs/01_config.ipynb #51c6b806
@@ -868,7 +878,15 @@ def _check_schedule(c: RunConfig) -> None:
             "Warm up for fewer steps than the run has.",
         )
 
-# %% ../nbs/01_config.ipynb #f7cde2be
+# %% ../nbs/01_config.ipynb #761088fe
+def _check_offload(c: RunConfig) -> None:
+    if c.optim.cpu_offload and c.model.dtype == "float32":
+        raise ConfigError(
+            "optim.cpu_offload is true with model.dtype 'float32'",
+            "Megatron offloads the optimizer of bfloat16 weights only: set model.dtype to 'bfloat16'.",
+        )
+
+
 def _check_sleep(c: RunConfig) -> None:
     p = c.placement
     on_npu_only = p.sleep != "offload" or p.destroy_process_groups
@@ -916,7 +934,7 @@ def _check_output(c: RunConfig) -> None:
     if c.output.name is not None:
         check_run_name(c.output.name)
 
-# %% ../nbs/01_config.ipynb #5c1d92ff
+# %% ../nbs/01_config.ipynb #746adca4
 _CHECKS = (
     _check_devices,
     _check_engines,
@@ -929,6 +947,7 @@ _CHECKS = (
     _check_overlong,
     _check_rollout_is,
     _check_schedule,
+    _check_offload,
     _check_sleep,
     _check_tiny,
     _check_output,

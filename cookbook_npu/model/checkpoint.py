@@ -50,7 +50,7 @@ def set_random_state(
     accelerator().module.set_rng_state(state["device"])
     _rng_tracker().set_states(state["tracker"])
 
-# %% ../../nbs/model/06_checkpoint.ipynb #34741da6
+# %% ../../nbs/model/06_checkpoint.ipynb #3c856e76
 def _sizes(
     optimizer: Optimizer,  # with its model
 ) -> dict[str, int]:
@@ -74,6 +74,16 @@ def _sharded_random_state(
     )
 
 
+def _without_classes(
+    state: dict[str, Any],  # of Megatron's distributed optimizer; changed
+) -> dict[str, Any]:
+    "Leave out what an offloaded optimizer puts into its groups: classes, which no reader would load"
+    for group in state["optimizer"]["param_groups"]:
+        for name in [name for name, value in group.items() if isinstance(value, type)]:
+            del group[name]
+    return state
+
+
 def sharded_state(
     optimizer: Optimizer,  # with its model
     loading: bool = False,  # describe what to read; otherwise what to write
@@ -81,11 +91,12 @@ def sharded_state(
 ) -> dict[str, Any]:  # for Megatron's dist_checkpointing
     "The state of a trainer, every part with its place in the whole; collective"
     weights = optimizer.model.module.sharded_state_dict()
+    moments = optimizer.megatron.sharded_state_dict(
+        weights, is_loading=loading, metadata=SHARDING
+    )
     state = {
         "model": weights,
-        "optimizer": optimizer.megatron.sharded_state_dict(
-            weights, is_loading=loading, metadata=SHARDING
-        ),
+        "optimizer": _without_classes(moments),
         "schedule": optimizer.scheduler.state_dict(),
         "layout": _sizes(optimizer),
     }
@@ -194,7 +205,7 @@ class BackgroundSaver:
             for finalize in request.finalize_fns:
                 finalize()
 
-# %% ../../nbs/model/06_checkpoint.ipynb #8487553b
+# %% ../../nbs/model/06_checkpoint.ipynb #8559e227
 def saved_layout(
     folder: Path | str,  # a checkpoint
 ) -> dict[str, int]:  # TP and DP it was written with
@@ -228,6 +239,22 @@ def _read(
         ) from error
 
 
+def _release_superset(
+    optimizer: Optimizer,  # just loaded
+) -> None:
+    """Let an offloaded optimizer own its moments.
+
+    A rank reads whole tensors and takes its share of each. On a device Megatron copies that share; on the
+    host it keeps a view, and with it the moments of all data-parallel ranks."""
+    for part in optimizer.megatron.chained_optimizers:
+        for own in getattr(part.optimizer, "cpu_optimizers", []):
+            for param, state in own.state.items():
+                # a copy of the weights that the next step would replace anyway
+                state["master_param"] = param
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name] = state[name].clone()
+
+
 @torch.no_grad()
 def load_state(
     optimizer: Optimizer,  # of a freshly built model
@@ -239,6 +266,7 @@ def load_state(
     # not strict: "extra state" entries of layers have no tensor
     optimizer.model.module.load_state_dict(state["model"], strict=False)
     optimizer.megatron.load_state_dict(state["optimizer"])
+    _release_superset(optimizer)
     # Megatron's scheduler adds the saved count to its own
     optimizer.scheduler.num_steps = 0
     optimizer.scheduler.load_state_dict(state["schedule"])

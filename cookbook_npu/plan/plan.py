@@ -6,7 +6,7 @@
 __all__ = ['DEVICES_PER_NODE', 'DeviceRoles', 'device_roles', 'process_groups', 'device_map', 'batch_arithmetic', 'RunPlan',
            'make_plan', 'model_name']
 
-# %% ../../nbs/plan/04_plan.ipynb #f5571310
+# %% ../../nbs/plan/04_plan.ipynb #be7c43b0
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,11 +20,14 @@ from cookbook_npu.plan.dimensions import (
 )
 from cookbook_npu.plan.memory import (
     MemoryPhase,
+    cache_tokens,
     capacity_of,
     check_fits,
+    host_optimizer_bytes,
     memory_phases,
     micro_batch,
     model_of,
+    planned_cache,
 )
 from .roles import megatron_arguments, role_environment, vllm_arguments
 from .time import Estimate, estimate, speeds_of
@@ -147,7 +150,7 @@ def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
     "A title and sorted rows"
     return [title, *(f"  {name:36}{value}" for name, value in sorted(rows.items()))]
 
-# %% ../../nbs/plan/04_plan.ipynb #781dc2d6
+# %% ../../nbs/plan/04_plan.ipynb #dbc75ba5
 @dataclass(frozen=True)
 class RunPlan:
     "Everything that can be known of a run before it starts"
@@ -168,7 +171,32 @@ class RunPlan:
             parts = ", ".join(f"{c.name} {_bytes(c.nbytes)}" for c in held if c.nbytes)
             bar = _bar(phase.nbytes, self.capacity)
             lines.append(f"  {phase.name:14}{bar} {_bytes(phase.nbytes):>10}  {parts}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._cache_lines(), *self._host_lines()])
+
+    @property
+    def cache_bytes(self) -> int | None:  # none: not decided by the plan
+        "The key/value cache that each engine is told to make on each of its devices"
+        if self.config.rollout.engine != "vllm":
+            return None
+        return planned_cache(self.config, self.capacity)
+
+    def _cache_lines(self) -> list[str]:
+        "The key/value cache, where the plan decides it"
+        if self.cache_bytes is None:
+            return []
+        tokens = cache_tokens(self.model, self.config, self.capacity)
+        return [
+            f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
+            f"{tokens:,} tokens in each engine"
+        ]
+
+    def _host_lines(self) -> list[str]:
+        "The optimizer, where it is on the host"
+        parameters = parameters_per_rank(self.model, self.config.parallel.tensor)
+        nbytes = host_optimizer_bytes(parameters, self.config)
+        if not nbytes:
+            return []
+        return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
 
     def time_text(self) -> str:
         "Seconds of each phase, for responses of full length; empty where nothing is known"
@@ -176,7 +204,7 @@ class RunPlan:
             return ""
         lines = [
             f"time of one step on {self.soc}, responses of full length "
-            "(an estimate: see plan.time for its errors)"
+            "(an estimate: see plan.plan for its errors)"
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
         seconds = sum(e.seconds for e in self.times)
@@ -188,7 +216,7 @@ class RunPlan:
         arguments = megatron_arguments(self.model, config)
         lines = _table("trainer: Megatron receives", arguments)
         if config.rollout.engine == "vllm":
-            lines += _table("rollout: vLLM receives", vllm_arguments(config))
+            lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
         for role in ("trainer", "rollout"):
             variables = {}
             for name, value in role_environment(config, role).items():
@@ -231,6 +259,7 @@ class RunPlan:
             config=self.config.model_dump(mode="json"),
             soc=self.soc,
             capacity=self.capacity,
+            kv_cache_memory_bytes=self.cache_bytes,
             devices=[asdict(place) for place in device_roles(self.config)],
             groups=process_groups(self.config),
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],

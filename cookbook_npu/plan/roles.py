@@ -6,7 +6,7 @@
 __all__ = ['RunRole', 'REHEARSE_ENV', 'RUN_ROLES', 'role_environment', 'environment_text', 'architecture', 'megatron_arguments',
            'vllm_arguments']
 
-# %% ../../nbs/plan/03_roles.ipynb #dbbf56b1
+# %% ../../nbs/plan/03_roles.ipynb #8974b9fc
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from ..npu.device import NPU, allowed_preload
 from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import required_environment
 from .dimensions import Dimensions
+from .memory import capacity_of, planned_cache
 
 # %% ../../nbs/plan/03_roles.ipynb #5a20eb91
 RunRole = Literal["trainer", "rollout"]
@@ -123,9 +124,10 @@ def megatron_arguments(
     options["params_dtype"] = str(options["params_dtype"]).removeprefix("torch.")
     return architecture(d) | options | ddp_options() | optimizer_options(config.optim)
 
-# %% ../../nbs/plan/03_roles.ipynb #379efe77
+# %% ../../nbs/plan/03_roles.ipynb #79a70ae2
 def vllm_arguments(
     config: RunConfig,  # a run with vLLM
+    soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "What the engine gives to vLLM on an accelerator, without `weight_transfer_config`"
     from cookbook_npu.rollout.vllm import llm_arguments
@@ -138,4 +140,5 @@ def vllm_arguments(
         r.memory_utilization,
         r.enforce_eager,
         r.devices_per_engine,
+        kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
     )

@@ -9,7 +9,7 @@ __all__ = ['COPY_ALIGNMENT', 'PINNED_BLOCK_BYTES', 'HOST_RESERVE', 'Tensors', 'L
            'open_memory_saver', 'make_offloader', 'engine_bytes', 'component_bytes', 'memory_table',
            'explain_out_of_memory', 'HostCopy']
 
-# %% ../../nbs/train/01_offload.ipynb #0696d08f
+# %% ../../nbs/train/01_offload.ipynb #36e88aa5
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +24,7 @@ from ..errors import ConfigError, DeviceError, ShimError
 from ..npu.device import Accelerator
 from ..npu.shims import memory_saver
 from ..npu.shims.memory_saver import HookMode
-from ..plan.memory import engine_components, model_of
+from ..plan.memory import engine_components, model_of, planned_capacity
 from ..runs.metrics import format_bytes
 
 # %% ../../nbs/train/01_offload.ipynb #21c0f739
@@ -383,7 +383,7 @@ def make_offloader(
     saver, hook = open_memory_saver()
     return MemorySaverOffloader(acc, keep, drop, saver, hook)
 
-# %% ../../nbs/train/01_offload.ipynb #f5ed24b2
+# %% ../../nbs/train/01_offload.ipynb #028026d3
 def engine_bytes(
     config: RunConfig,  # the run
     capacity: int,  # memory of a device, bytes
@@ -396,6 +396,9 @@ def engine_bytes(
         model = model_of(config)
     except ConfigError:
         return 0
+    if config.scale == "910b":
+        # as the engine itself was told
+        capacity = planned_capacity(capacity)
     return sum(part.nbytes for part in engine_components(model, config, capacity))
 
 # %% ../../nbs/train/01_offload.ipynb #1ea67c76
@@ -420,12 +423,12 @@ def memory_table(
     "Components of the peak; they add up to it"
     return {**sizes, "activations": max(0, peak - sum(sizes.values()))}
 
-# %% ../../nbs/train/01_offload.ipynb #748a9957
+# %% ../../nbs/train/01_offload.ipynb #6e38c2b9
 SETTINGS_OF = {  # component -> what changes its size
     "activations": "train.micro_batch_tokens, train.logprob_chunk_tokens or model.recompute",
     "weights": "parallel.tensor",
     "gradients": "parallel.tensor",
-    "optimizer": "parallel.tensor or more data-parallel ranks",
+    "optimizer": "optim.cpu_offload, parallel.tensor or more data-parallel ranks",
     "communicators": "HCCL_BUFFSIZE (MiB of one of the two buffers of each group, 200 when unset)",
     "kv_cache": "rollout.memory_utilization or sampling.max_response_tokens",
 }

@@ -6,7 +6,7 @@
 __all__ = ['SHARD_BYTES', 'TrainerMemory', 'MicroBatchRunner', 'OptimizerSteps', 'run_on_all_ranks', 'SleepControl',
            'WeightWriter', 'write_weights', 'CheckpointWriter', 'Trainer']
 
-# %% ../../nbs/train/02_trainer.ipynb #399355ca
+# %% ../../nbs/train/02_trainer.ipynb #5de8d7fc
 import json
 import os
 import shutil
@@ -42,6 +42,7 @@ from ..model.packing import LAYOUTS
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
+from ..plan.memory import host_optimizer_bytes
 from .batch import Batch, RowValues, compute_loss, make_micro_batch
 from cookbook_npu.train.offload import (
     HOST_RESERVE,
@@ -600,7 +601,7 @@ class CheckpointWriter:
         with self.sleeping.offloader.allocating():
             return load_state(self.optimizer, folder)
 
-# %% ../../nbs/train/02_trainer.ipynb #bd548ad6
+# %% ../../nbs/train/02_trainer.ipynb #f5986b88
 class Trainer:
     "One rank of the policy model"
 
@@ -641,8 +642,16 @@ class Trainer:
         with self.offloader.allocating():
             self.model = load_model(hf_path, config.model, config.parallel)
             self.held.model = self.model
+            self._check_host_room(config)
             self.optimizer = build_optimizer(self.model, config.optim, num_steps)
             self.held.optimizer = self.optimizer
+
+    def _check_host_room(self, config: RunConfig) -> None:
+        "Raise `DeviceError` where the host cannot hold an offloaded optimizer"
+        parameters = sum(p.numel() for p in self.model.module.parameters())
+        need = host_optimizer_bytes(parameters, config)
+        if need:
+            check_host_room(need, "the optimizer on the host (optim.cpu_offload)")
 
     @property
     def weight_bytes(self) -> int:

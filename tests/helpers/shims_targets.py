@@ -117,6 +117,7 @@ def train(
     fusion=False,
     steps=3,
     filled=False,
+    offload=False,
 ):
     """Losses and gradient norms of a few steps of a tiny GPT with the distributed optimizer."""
     from megatron.core.distributed import (
@@ -142,6 +143,10 @@ def train(
         clip_grad=1.0,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
+        optimizer_cpu_offload=offload,
+        optimizer_offload_fraction=float(offload),
+        use_precision_aware_optimizer=offload,
+        overlap_cpu_optimizer_d2h_h2d=offload,
     )
     optimizer = get_megatron_optimizer(settings, [ddp])
     report = model_ready(ddp)

@@ -194,7 +194,35 @@ def one_seed_for_a_batch(case) -> None:
     require(len(set(map(tuple, first[:3]))) == 3, f"three samples of a prompt: {first[:3]}")
 
 
-VLLM_CHECKS = [update_in_pieces, one_seed_for_a_batch, update_by_handles]
+def update_in_place(case) -> None:
+    """Through the model's own load_weights, where no layer is packed, as on an NPU"""
+    from unittest import mock
+
+    from vllm import _custom_ops
+
+    from cookbook_npu.testing.conformance import require, response_tokens
+
+    packed = case.engine.weights.methods["load_weights"]
+    require("packed after it was loaded" in packed, f"of a packed model: {packed!r}")
+    case.update_weights(case.folder)
+    old = response_tokens(case.ask())
+    case.update_weights(case.other)
+    want = response_tokens(case.ask())
+    case.close()
+    with mock.patch.object(_custom_ops, "_supports_onednn", False):
+        case.built = build_engine("vllm", case.folder, weight_update_method="load_weights")
+    weights = case.engine.weights
+    require(weights.method == "load_weights", f"method: {weights.method}")
+    require(response_tokens(case.ask()) == old, "other responses before the update")
+    require(want != old, "both models respond alike")
+    case.update_weights(case.other)
+    require(
+        response_tokens(case.ask()) == want, "the new weights are not those of a reload"
+    )
+    case.close()
+
+
+VLLM_CHECKS = [update_in_pieces, one_seed_for_a_batch, update_in_place, update_by_handles]
 
 
 @functools.cache

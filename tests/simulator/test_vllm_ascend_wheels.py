@@ -59,7 +59,8 @@ def registered() -> dict:
         checkouts=checkouts, old_config=str(unpacked("vllm", "0.23.0", config) / config)
     )
     env = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
-    return run_ranks(f"{JOBS}:registered_engines", 1, kwargs, env=env, timeout=300)[0]
+    job = f"{JOBS}:registered_engines"
+    return run_ranks(job, 1, kwargs, env=env, bootstrap="simulator", timeout=300)[0]
 
 
 def test_without_vllm_ascend_native_is_refused(registered):

@@ -81,14 +81,14 @@ def test_tables_of_npu_smi(name, devices, free_gib, slots, holders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "like", "part", "want", "fails"),
+    ("name", "nearest", "part", "want", "fails"),
     [
         ("910b1_idle_old", None, None, None, {"cann-sourced", "ray", "stack"}),
         (
             "910b3_busy",
-            "slime",
+            "vllm-ascend-0.13.0",
             "cann",
-            "9.1.0",
+            "8.5.0",
             {
                 "expandable-segments",
                 "nz-format",
@@ -99,23 +99,23 @@ def test_tables_of_npu_smi(name, devices, free_gib, slots, holders, tmp_path):
         ),
         (
             "a3_busy",
-            "slime",
-            "cann",
-            "9.1.0",
+            "vllm-ascend-0.13.0",
+            "torch_npu",
+            "2.8.0.post2",
             {"device-memory", "leftover-processes", "versions"},
         ),
         (
             "a3_slime_scripts",
-            "slime",
-            "cann",
-            "9.1.0",
+            "vllm-ascend-0.13.0",
+            "torch_npu",
+            "2.8.0.post2",
             {"alloc-conf", "expandable-segments", "noset", "visible-order", "versions"},
         ),
         ("a3_wide_table", None, None, None, {"device-count"}),
         ("container_occupied", None, None, None, {"npu-smi"}),
     ],
 )
-def test_sick_machines(name, like, part, want, fails, tmp_path):
+def test_sick_machines(name, nearest, part, want, fails, tmp_path):
     report = examine(recorded(name, tmp_path))
     assert report.exit_code == 1
     assert fails <= {f.check for f in report.failed}
@@ -123,9 +123,9 @@ def test_sick_machines(name, like, part, want, fails, tmp_path):
         "every one of these differs from all known stacks"
     )
     assert report.stack.runs
-    if like:
+    if nearest:
         first = report.differs[0]
-        assert (report.like.name, first.part, first.want) == (like, part, want)
+        assert (report.stack.name, first.part, first.want) == (nearest, part, want)
     text = report.as_text()
     assert "\nfix " in text and all(f.saw in text for f in report.failed)
 

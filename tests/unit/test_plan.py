@@ -8,6 +8,7 @@ import pytest
 from places import HELPERS
 
 from cookbook_npu.cli import planned_config
+from cookbook_npu.errors import DeviceError
 from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     dimensions_of_tiny,
@@ -94,6 +95,7 @@ def accepted(recipe):
         length=made.model_config.max_model_len,
         eager=made.model_config.enforce_eager,
         logprobs=made.model_config.logprobs_mode,
+        cache=made.cache_config.kv_cache_memory_bytes,
     )
 
 
@@ -128,6 +130,50 @@ def test_vllm_accepts_the_arguments(recipe, accepted_by_vllm):
         config.rollout.enforce_eager,
     )
     assert got["logprobs"] == "processed_logprobs"
+    assert got["cache"] == make_plan(config).cache_bytes
+
+
+def test_the_command_names_the_cache_that_the_engine_gets():
+    "One number: on the page, in the arguments, and what an engine on a device of that kind asks for"
+    from typer.testing import CliRunner
+
+    from cookbook_npu.cli import app
+    from cookbook_npu.train.rollout_worker import decided_cache
+
+    class Device:
+        def mem_get_info(self, index):
+            return 30 * 2**30, 65_787_658_240  # what a 910B of 64 GiB says of itself
+
+    words = ["plan", "qwen3_4b_colocate", "--scale", "910b", "--no-roles"]
+    page = CliRunner().invoke(app, words).output
+    nbytes = decided_cache(planned_config("qwen3_4b_colocate", "910b", {}), Device())
+    assert f"vLLM is given kv_cache_memory_bytes {nbytes} on each device" in page
+    assert 10 * 2**30 < nbytes < 0.35 * 64 * 2**30
+
+
+def test_qwen35_9b_fits_four_devices_with_its_optimizer_on_the_host():
+    "As Relax trains it: TP 4, padded rows, the optimizer offloaded; without that it does not fit"
+    overrides = {
+        "placement.devices": 4,
+        "parallel.tensor": 4,
+        "rollout.devices_per_engine": 4,
+        "rollout.memory_utilization": 0.7,
+        "train.layout": "bshd",
+    }
+    parameters = {"model": "Qwen3.5-9B", "overrides": overrides}
+    on_device = planned_config("qwen3_4b_colocate", "910b", parameters)
+    with pytest.raises(DeviceError, match="its largest part is optimizer"):
+        make_plan(on_device)
+    overrides["optim.cpu_offload"] = True
+    on_host = planned_config("qwen3_4b_colocate", "910b", parameters)
+    phases = {phase.name: phase.nbytes for phase in make_plan(on_host).phases}
+    saved = phases_of(on_device)["actor_train"] - phases["actor_train"]
+    assert saved == 12 * parameters_per_rank(published_dimensions("Qwen3.5-9B"), 4)
+
+
+def phases_of(config) -> dict[str, int]:
+    "Bytes of each phase, whether it fits or not"
+    return {phase.name: phase.nbytes for phase in make_plan(config, check=False).phases}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ SERVED_ELSEWHERE = {
     ("triton-ascend", "3.2.2"): ASCEND_INDEX,
     ("torch", "2.10.0+cpu"): TORCH_INDEX,
     ("torch", "2.9.0+cpu"): TORCH_INDEX,
+    ("torch", "2.8.0+cpu"): TORCH_INDEX,
 }
 # vLLM's wheel is its CUDA build: what its build without a device does not ask for
 CUDA_ONLY = re.compile(
@@ -329,7 +330,8 @@ def test_the_lines_together_have_one_solution(stubs, arch):
 @dry_run
 @needs_index
 @pytest.mark.parametrize(
-    ("name", "python"), [(BEST.name, "3.12"), (RUNNABLE_STACKS[1], "3.11")]
+    ("name", "python"),
+    [(BEST.name, "3.12"), *((name, "3.11") for name in RUNNABLE_STACKS[1:])],
 )
 def test_this_package_fits_into_the_published_images(stubs, name, python):
     "pip install -c FILE -e . in the container changes none of the stack's parts"

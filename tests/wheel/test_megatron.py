@@ -24,6 +24,16 @@ def test_both_lanes_train_alike(lane, layers, sequence):
             assert got == pytest.approx(want, abs=1e-6)
 
 
+def test_an_optimizer_on_the_host_trains_alike(lane):
+    "HybridDeviceOptimizer takes the NPU for its device, with streams and pinned memory of torch_npu"
+    settings = dict(dtype="bfloat16", offload=True)
+    ((simulated, _),) = run_ranks(TARGET, 1, settings, bootstrap="trainer", timeout=300)
+    ((real, _),) = lane(TARGET, kwargs=settings, enter="trainer")
+    for got, want in zip(real, simulated, strict=True):
+        assert got == pytest.approx(want, abs=1e-3)
+    assert real[-1][0] < real[0][0] - 0.01
+
+
 def test_a_checkpoint_comes_back(lane, tmp_path):
     (history, changed), (_, also) = lane(
         "checkpointed", ranks=2, kwargs=dict(folder=str(tmp_path)), enter="trainer"

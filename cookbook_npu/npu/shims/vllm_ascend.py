@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['VLLM_ENVIRONMENT_SHIM', 'NZ_ENV', 'NZ_WEIGHTS_SHIM', 'PROCESSED_LOGPROBS_SHIM', 'PARTIAL_WAKE_SHIM',
            'DUMMY_BATCH_SHIM', 'TIED_HEAD_SHIM', 'STARTUP_WAIT', 'STARTUP_POLL', 'STARTUP_MEMORY_SHIM',
-           'PROFILING_MEMORY_SHIM', 'SLEEP_MEMORY_SHIM', 'IPC_MODULE', 'PACKED_NPU_IPC_SHIM', 'installed',
-           'contains_text', 'mapped_libraries', 'HalfAwakeCore', 'wake_up', 'pack_is_stale', 'repack', 'reload_repacks',
-           'empty_device', 'packed_loads', 'npu_ipc_module', 'enter_rollout', 'enter_engine']
+           'PROFILING_MEMORY_SHIM', 'KV_CACHE_BYTES_SHIM', 'SLEEP_MEMORY_SHIM', 'IPC_MODULE', 'PACKED_NPU_IPC_SHIM',
+           'installed', 'contains_text', 'mapped_libraries', 'HalfAwakeCore', 'wake_up', 'pack_is_stale', 'repack',
+           'reload_repacks', 'empty_device', 'packed_loads', 'npu_ipc_module', 'enter_rollout', 'enter_engine']
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #da09bc7f
 import copy
@@ -161,7 +161,7 @@ def _logprobs_needed() -> tuple[bool, str]:
     if field is None:
         raise ShimError(
             "vllm.EngineArgs has no logprobs_mode",
-            "Use a vLLM that has it (0.20 and later do).",
+            "Use a vLLM that has it (0.13 and later do).",
         )
     expect_parameters(_engine_args().__post_init__, "self")
     return field.default != _PROCESSED, f"the default of logprobs_mode is {field.default}"
@@ -506,7 +506,7 @@ STARTUP_MEMORY_SHIM = registry.register(
     )
 )
 
-# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #7e62df47
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #a44d4ac2
 _PROFILING = "Error in memory profiling"
 
 
@@ -544,7 +544,8 @@ def _profiling_verify() -> bool:
         assert snapshot.free_memory == snapshot.total_memory, _PROFILING
 
     snapshot = SimpleNamespace(free_memory=1, total_memory=2)
-    worker = SimpleNamespace(init_snapshot=snapshot)
+    undecided = SimpleNamespace(kv_cache_memory_bytes=None)
+    worker = SimpleNamespace(init_snapshot=snapshot, cache_config=undecided)
     return _survives("determine_available_memory", disturbed, worker)
 
 
@@ -559,6 +560,61 @@ PROFILING_MEMORY_SHIM = registry.register(
         reason="a colocated trainer that releases memory while the engine profiles "
         "itself ends the engine with 'Error in memory profiling'",
         link="https://github.com/vllm-project/vllm-ascend/blob/v0.23.0/vllm_ascend/worker/worker.py#L580",
+    )
+)
+
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #6edebbef
+def _cache_needed() -> tuple[bool, str]:
+    if not installed("vllm_ascend"):
+        return False, "vllm_ascend is not installed"
+    function = _npu_worker().determine_available_memory
+    expect_parameters(function, "self")
+    if "kv_cache_memory_bytes" in inspect.unwrap(function).__code__.co_names:
+        return False, "determine_available_memory reads kv_cache_memory_bytes"
+    return True, "determine_available_memory does not read kv_cache_memory_bytes"
+
+
+def _given_cache(original: Callable, worker: Any) -> int:
+    "Warm up and return the cache that was asked for; measure where none was"
+    given = worker.cache_config.kv_cache_memory_bytes
+    if not given:
+        return original(worker)
+    with importlib.import_module("torch").inference_mode():
+        worker.model_runner.profile_run()
+    return given
+
+
+def _cache_verify() -> bool:
+    "A worker that was given 7 bytes warms up and returns 7, without measuring"
+    runs: list[bool] = []
+
+    def measured(worker: Any) -> int:
+        "Another number"
+        return 8
+
+    worker = SimpleNamespace(
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=7),
+        model_runner=SimpleNamespace(profile_run=lambda: runs.append(True)),
+    )
+    function = _npu_worker().determine_available_memory
+    wrapper = innermost_wrapper(function)
+    if wrapper is None:
+        return False
+    with inside(wrapper, measured):
+        return function(worker) == 7 and runs == [True]
+
+
+KV_CACHE_BYTES_SHIM = registry.register(
+    Shim(
+        name="vllm_ascend.kv_cache_bytes",
+        target="vllm_ascend.worker.worker.NPUWorker.determine_available_memory",
+        phase="before_engine",
+        needed=_cache_needed,
+        install=lambda patch: _replace(patch, "determine_available_memory", _given_cache),
+        verify=_cache_verify,
+        reason="the worker measures its cache although kv_cache_memory_bytes is given: "
+        "beside a trainer it is another one at each launch, or none",
+        link="https://github.com/vllm-project/vllm-ascend/blob/v0.18.0/vllm_ascend/worker/worker.py#L327",
     )
 )
 

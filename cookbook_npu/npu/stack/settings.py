@@ -458,8 +458,8 @@ def _triton(m: Machine, need: Need) -> Answer:
     )
 
 
-# vllm-ascend 0.18.0, the oldest that takes weights from a trainer, wants torch 2.9
-OLDEST_TORCH = (2, 9)
+# vllm-ascend 0.13.0, the oldest on which these recipes run, wants torch 2.8
+OLDEST_TORCH = (2, 8)
 
 
 @check(

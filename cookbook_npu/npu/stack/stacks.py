@@ -150,6 +150,18 @@ _RUNNABLE = (
         "below 5, which has no Qwen3.5: for Qwen3 and Qwen3-VL.",
         runs="the oldest vllm-ascend, release candidates aside, that takes weights from an iterator",
     ),
+    make_stack(
+        "vllm-ascend-0.13.0",
+        "untested",
+        _POLICY,
+        "cann 8.5.0, python 3.11, torch 2.8.0, torch_npu 2.8.0.post2, triton-ascend 3.2.0, "
+        "vllm 0.13.0, vllm-ascend 0.13.0, megatron-core 0.16.1, mcore-bridge 1.6.5, "
+        "transformers 4.57.4|4.57.5|4.57.6",
+        "mindspeed core_r0.16.0",
+        note="For machines that stay on torch 2.8. Weights enter by its model's load_weights: dense "
+        "models, VLLM_ASCEND_ENABLE_NZ=0. For Qwen3 and Qwen3-VL.",
+        runs="the oldest vllm-ascend whose pins and ours have a solution; by load_weights only",
+    ),
 )
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #75e5342b
@@ -188,7 +200,7 @@ _REPORTED = (
         "megatron-core 3714d81d, mindspeed fc63de5c, megatron-bridge 35b4ebfc",
         ("triton-ascend", "vllm", "vllm-ascend"),
         "Samples with SGLang; the guide writes torch_npu 2.8.0, which belongs to CANN 8.3.RC1.",
-        because="it has SGLang and no vLLM, and the vLLM of its torch takes no weights from an iterator",
+        because="it has SGLang and no vLLM; with vllm-ascend 0.13.0 it is vllm-ascend-0.13.0",
     ),
     make_stack(
         "twinkle",

@@ -518,6 +518,8 @@ def give_real_sleep(worker, checkout: str) -> None:
         envs_ascend=SimpleNamespace(VLLM_ASCEND_ENABLE_NZ=0),
     )
     torch.npu = SimpleNamespace(mem_get_info=lambda *args: (30 * GIB, 64 * GIB))
+    # later versions have their model runner bring its own state of the cache back
+    worker.model_runner.post_kv_cache_wake_up = lambda: None
     worker._sleep_saved_buffers = {}
     for name in ("sleep", "wake_up"):
         method = getattr(module.NPUWorker, name)
