@@ -2609,6 +2609,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                                      'cookbook_npu/npu/shims/transformer_engine/package.py')},
             'cookbook_npu.npu.shims.transformer_engine.packed': { 'cookbook_npu.npu.shims.transformer_engine.packed.LengthGroup': ( 'npu/shims/transformer_engine/packed.html#lengthgroup',
                                                                                                                                     'cookbook_npu/npu/shims/transformer_engine/packed.py'),
+                                                                  'cookbook_npu.npu.shims.transformer_engine.packed.LengthGroup.to': ( 'npu/shims/transformer_engine/packed.html#lengthgroup.to',
+                                                                                                                                       'cookbook_npu/npu/shims/transformer_engine/packed.py'),
                                                                   'cookbook_npu.npu.shims.transformer_engine.packed.PackedPlan': ( 'npu/shims/transformer_engine/packed.html#packedplan',
                                                                                                                                    'cookbook_npu/npu/shims/transformer_engine/packed.py'),
                                                                   'cookbook_npu.npu.shims.transformer_engine.packed._inverse': ( 'npu/shims/transformer_engine/packed.html#_inverse',

@@ -1,5 +1,4 @@
-"""Released files of vllm-ascend, read out of their wheels, on the installed vLLM: what they register, and
-their sleep.
+"""Released files of vllm-ascend, read out of their wheels, on the installed vLLM: what they register.
 
 The files are read once, into the user's cache; nothing of CANN is needed. A later version than the stacks' is
 there so that a change is seen before a stack moves to it.
@@ -54,10 +53,7 @@ def registered() -> dict:
     checkouts = {}
     for version in VERSIONS:
         checkouts[version] = str(unpacked("vllm-ascend", version, *ENGINE_FILES))
-    config = "vllm/config/weight_transfer.py"
-    kwargs = dict(
-        checkouts=checkouts, old_config=str(unpacked("vllm", "0.23.0", config) / config)
-    )
+    kwargs = dict(checkouts=checkouts)
     env = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
     job = f"{JOBS}:registered_engines"
     return run_ranks(job, 1, kwargs, env=env, bootstrap="simulator", timeout=300)[0]
@@ -72,46 +68,10 @@ def test_without_vllm_ascend_native_is_refused(registered):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_native_is_what_vllm_ascend_registers(registered, version):
-    "vLLM of its time takes only some names; the handles that we send are opened and loaded"
-    found = registered[version, "open"]
-    assert found == {"name": "npu_ipc", "chosen": "npu_ipc", "opened": True}
-
-
-def test_vllm_0_23_takes_the_name_ipc_only(registered):
-    found = registered["0.23.0", "strict"]
-    assert found == {"name": "ipc", "chosen": "ipc", "opened": True}
-
-
-SLEEPERS = ("0.18.0", "0.23.0", "0.26.0rc1")
-
-
-@pytest.fixture(scope="module")
-def slept(tmp_path_factory) -> dict:
-    checkouts = {
-        version: str(unpacked("vllm-ascend", version, "vllm_ascend/worker/worker.py"))
-        for version in SLEEPERS
-    }
-    kwargs = dict(checkouts=checkouts, cache=str(tmp_path_factory.mktemp("sleep")))
-    env = {"VLLM_LOGGING_LEVEL": "ERROR"}
-    found = run_ranks(f"{JOBS}:sleep_cycles", 1, kwargs, env=env, timeout=300)[0]
-    assert found["the weights differ"]
-    return found
-
-
-@pytest.mark.parametrize("version", SLEEPERS)
-def test_memory_that_forgets_is_filled_again(slept, version):
-    """At level 2 no weight survives; NPUWorker brings the buffers back, the weight update all parameters,
-    by either method, and the engine answers to the last digit as before
+    """Its patch puts its class under vLLM's name ipc, its plugin under npu_ipc. The handles that we send
+    are opened and loaded
     """
-    seen = slept[version]
-    parameters, buffers = seen["asleep"]
-    assert parameters > 10 and buffers > 0
-    assert seen["awake without weights"] == (parameters, 0)
-    for method in ("reload_weights", "update_weights"):
-        assert seen[f"{method} nan"] == (0, 0)
-        assert seen[method], f"after {method} the engine answers otherwise"
-
-
-@pytest.mark.parametrize("version", SLEEPERS)
-def test_level_1_keeps_the_weights(slept, version):
-    assert slept[version]["level 1"]
+    found = registered[version, "patch"]
+    assert found == {"name": "ipc", "chosen": "ipc", "opened": True}
+    found = registered[version, "patch and plugin"]
+    assert found == {"name": "npu_ipc", "chosen": "npu_ipc", "opened": True}

@@ -144,7 +144,7 @@ def transfer_engines() -> list[str]:  # for example ["hccl", "npu_ipc"]
 
 
 def _config_takes(name: str) -> bool:
-    "Whether weight_transfer_config may name an engine: up to vLLM 0.23 it knows vLLM's own names only"
+    "Whether weight_transfer_config may name an engine: some versions of vLLM know their own names only"
     try:
         config = importlib.import_module("vllm.config.weight_transfer")
         config.WeightTransferConfig(backend=name)

@@ -265,19 +265,16 @@ def load_ipc_engine(folder: Path) -> types.ModuleType:
     return load_file(IPC_MODULE, folder / "npu_ipc_engine.py")
 
 
-def registered_engines(rank, world_size, checkouts: dict[str, str], old_config: str):
+def registered_engines(rank, world_size, checkouts: dict[str, str]):
     """What `native` finds on vLLM's factory before and after the real files of vllm-ascend have run on it,
-    and whether it opens handles: {version: ...}. `old_config`: vllm/config/weight_transfer.py of vLLM 0.23"""
-    from unittest import mock
-
-    import vllm.config.weight_transfer as config
+    and whether it opens handles: {version, what ran: ...}
+    """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     from cookbook_npu.npu.shims import vllm_weights
 
     registry = WeightTransferEngineFactory._registry
     bare = dict(registry)
-    strict = load_file("old_vllm.weight_transfer_config", Path(old_config))
     answers = {"bare": {"name": vllm_weights.native_engine("npu")}}
     try:
         vllm_weights.transfer_config("native", "npu")
@@ -287,18 +284,14 @@ def registered_engines(rank, world_size, checkouts: dict[str, str], old_config: 
         registry.clear()
         registry.update(bare)
         folder = Path(checkout, "vllm_ascend/distributed/weight_transfer")
-        package = fake("vllm_ascend.distributed.weight_transfer")
-        fake(
-            f"{package.__name__}.hccl_engine", HCCLWeightTransferEngine=type("Hccl", (), {})
-        )
+        package = fake("vllm_ascend.distributed.weight_transfer").__name__
+        fake(f"{package}.hccl_engine", HCCLWeightTransferEngine=type("Hccl", (), {}))
         module = load_ipc_engine(folder)
         patch = Path(checkout, "vllm_ascend/patch/platform/patch_weight_transfer_engine.py")
         load_file("vllm_ascend.patch.platform.patch_weight_transfer_engine", patch)
-        load_file(f"{package.__name__}.plugin", folder / "__init__.py").register_engine()
-        kinds = {"open": config.WeightTransferConfig, "strict": strict.WeightTransferConfig}
-        for kind, config_class in kinds.items():
-            with mock.patch.object(config, "WeightTransferConfig", config_class):
-                answers[version, kind] = native_answers(module)
+        answers[version, "patch"] = native_answers(module)
+        load_file(f"{package}.plugin", folder / "__init__.py").register_engine()
+        answers[version, "patch and plugin"] = native_answers(module)
     return answers
 
 
@@ -526,12 +519,23 @@ def give_real_sleep(worker, checkout: str) -> None:
         setattr(worker, name, types.MethodType(method, worker))
 
 
-def count_nan(worker) -> tuple[int, int]:
-    "Parameters and buffers with a NaN"
+def with_nan(worker) -> tuple[list[str], list[str]]:
+    "Parameters and buffers that hold a NaN"
     model = worker.model_runner.model
-    parameters = sum(bool(p.isnan().any()) for p in model.parameters())
-    buffers = [b for b in model.buffers() if b.is_floating_point()]
-    return parameters, sum(bool(b.isnan().any()) for b in buffers)
+    parameters = [n for n, p in model.named_parameters() if p.isnan().any()]
+    return parameters, [n for n, b in model.named_buffers() if b.isnan().any()]
+
+
+def other_tensors_with_nan(worker) -> list[str]:
+    "Attributes of modules, neither parameters nor buffers, that hold a NaN"
+    import torch
+
+    found = []
+    for name, module in worker.model_runner.model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.isnan().any():
+                found.append(f"{name}.{attribute}")
+    return found
 
 
 def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
@@ -539,6 +543,10 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     import torch
 
     torch.set_num_threads(1)
+    from unittest import mock
+
+    from vllm import _custom_ops
+
     from cookbook_npu.config import SamplingConfig, TinyConfig
     from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
@@ -551,8 +559,14 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
         Path(sharpen_model(build_tiny(shape, build_tokenizer(), f"{cache}/{seed}", seed)))
         for seed in (0, 1)
     )
+    # no layer is packed, as on an NPU: a packed copy would outlive the sleep
+    mock.patch.object(_custom_ops, "_supports_onednn", False).start()
     engine = VllmEngine(
-        folder, dtype="float32", max_tokens=64, kv_cache_bytes=16 << 20, enforce_eager=False
+        folder,
+        dtype="float32",
+        max_tokens=64,
+        kv_cache_bytes=16 << 20,
+        enforce_eager=False,
     )
     engine.can_sleep = True
 
@@ -569,23 +583,29 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     old = answers()
     publish(other)
     new = answers()
-    found = {"the weights differ": old != new}
+    names = engine.weights._ask(
+        lambda worker: [n for n, _ in worker.model_runner.model.named_parameters()]
+    )
+    found = {"the weights differ": old != new, "parameters": names}
     for version, checkout in checkouts.items():
         engine.weights._ask(give_real_sleep, checkout)
         seen = found[version] = {}
         for method in ("reload_weights", "update_weights"):
             engine.weights.method = method
             engine.sleep(2)
-            seen["asleep"] = engine.weights._ask(count_nan)
+            seen["asleep"] = engine.weights._ask(with_nan)
             engine.wake(["weights"])
-            seen["awake without weights"] = engine.weights._ask(count_nan)
+            seen["awake without weights"] = engine.weights._ask(with_nan)
             publish(folder)
             engine.wake(["kv_cache"])
             seen[method] = answers() == old
-            seen[f"{method} nan"] = engine.weights._ask(count_nan)
+            seen[f"{method} others"] = engine.weights._ask(other_tensors_with_nan)
+            seen[f"{method} nan"] = engine.weights._ask(with_nan)
             publish(other)
         engine.sleep(1)
         engine.wake()
         seen["level 1"] = answers() == new
+        seen["answers"] = (answers(), new)
+        seen["level 1 nan"] = engine.weights._ask(with_nan)
     engine.close()
     return found
