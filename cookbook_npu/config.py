@@ -462,9 +462,10 @@ class TrainConfig(Config):
         gt=0,
         description="longest sequence that may be trained, tokens; none: longest prompt + longest response",
     )
-    layout: Literal["thd", "bshd"] = Field(
-        default="thd",
-        description="micro-batches packed into one row, or padded (gated delta nets need bshd)",
+    layout: Literal["auto", "thd", "bshd"] = Field(
+        default="auto",
+        description="micro-batches packed into one row (thd) or padded (bshd); auto: packed where "
+        "every layer keeps packed sequences apart",
     )
     logprob_chunk_tokens: int = Field(
         default=1024, gt=0, description="tokens whose logits exist at once, tokens"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROPE_BASE', 'PLACEHOLDERS', 'ROTARY_SHARE', 'head_width', 'mrope_section', 'placeholder_ids', 'rope_of_4',
-           'hf_config', 'random_model', 'save_model', 'build_tiny']
+           'hf_config', 'head_class', 'random_model', 'save_model', 'check_tiny', 'build_tiny']
 
 # %% ../../nbs/model/00_tiny.ipynb #5bb9702d
 import inspect
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TinyConfig
-from ..errors import ConfigError, MissingError
+from ..errors import ConfigError, DataError, MissingError
 
 # %% ../../nbs/model/00_tiny.ipynb #22c7fa6b
 ROPE_BASE = 1_000_000
@@ -209,20 +209,27 @@ def hf_config(
     return kind(**values)
 
 # %% ../../nbs/model/00_tiny.ipynb #e16f321c
+def head_class(
+    config: Any,  # a transformers configuration of one of the families
+) -> type:  # for example Qwen3ForCausalLM
+    "The transformers class of the whole model, vision tower included, with its language head"
+    import transformers
+
+    name = type(config).__name__.removesuffix("Config")
+    head = "ForCausalLM" if name == "Qwen3" else "ForConditionalGeneration"
+    return getattr(transformers, f"{name}{head}")
+
+
 def random_model(
     config: Any,  # a transformers configuration
     seed: int,  # seed of the weights
 ) -> Any:  # a float32 transformers model on the host
     "A model with fresh random weights; the global random state is untouched"
     import torch
-    import transformers
 
-    name = type(config).__name__.removesuffix("Config")
-    head = "ForCausalLM" if name == "Qwen3" else "ForConditionalGeneration"
-    model_class = getattr(transformers, f"{name}{head}")
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
-        return model_class(config).float().eval()
+        return head_class(config)(config).float().eval()
 
 # %% ../../nbs/model/00_tiny.ipynb #f37ad0d5
 _NOTE = "tiny.json"
@@ -279,6 +286,56 @@ def save_model(
         }
         save_file(named, file, {"format": "pt"})
 
+# %% ../../nbs/model/00_tiny.ipynb #eb469ff7
+def _differing_weight(model: Any, folder: Path) -> str | None:
+    "The first weight of `model` that the folder does not give back as it is"
+    import torch
+
+    again, info = type(model).from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    lacking = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"])
+    if lacking:
+        return lacking[0]
+    found = again.state_dict()
+    for name, weight in model.state_dict().items():
+        if not torch.equal(weight, found[name]):
+            return name
+    return None
+
+
+def _same_tokens(tokenizer: Any, read: Any) -> bool:
+    "Whether each token has kept its number; the class of a family may add tokens of its own"
+    kept = tokenizer.get_vocab().items() <= read.get_vocab().items()
+    return kept and tokenizer.eos_token_id == read.eos_token_id
+
+
+def check_tiny(
+    folder: Path | str,  # Hugging Face folder
+    tiny: TinyConfig,  # shape of the model that should be there
+    tokenizer: Any,  # its tokenizer
+    model: Any,  # what was saved: a float32 transformers model on the host
+) -> None:
+    "Raise `DataError` unless the folder gives back a model of this family, its weights and its tokenizer"
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    reason = None
+    if type(config) is not type(hf_config(tiny, tokenizer)):
+        reason = f"it is a {config.model_type!r} and no {tiny.family!r}"
+    else:
+        weight = _differing_weight(model, Path(folder))
+        read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if weight is not None:
+            reason = f"the weight {weight} is another"
+        elif not _same_tokens(tokenizer, read):
+            reason = "the tokenizer is another"
+    if reason:
+        raise DataError(
+            f"{folder} does not give back the model that was saved: {reason}",
+            "Use a transformers version that knows the model (5.19 does).",
+        )
+
 # %% ../../nbs/model/00_tiny.ipynb #b4221050
 def _write(
     folder: Path, tiny: TinyConfig, tokenizer: Any, seed: int, note: dict[str, Any]
@@ -289,6 +346,7 @@ def _write(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     save_model(model, folder)
     tokenizer.save_pretrained(folder)
+    check_tiny(folder, tiny, tokenizer, model)
     (folder / _NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 

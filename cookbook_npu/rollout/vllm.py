@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
-           'missing_reason', 'vllm_build', 'prepare_environment', 'check_companions', 'safetensors_shapes',
-           'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_addresses', 'VllmWeights',
-           'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch', 'remove_shared_memory', 'VllmEngine']
+           'missing_reason', 'vllm_build', 'prepare_environment', 'check_companions', 'check_torchvision',
+           'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_addresses',
+           'VllmWeights', 'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch', 'remove_shared_memory',
+           'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #f5b50f3c
 import importlib
@@ -47,6 +48,7 @@ from cookbook_npu.rollout.vllm_layers import (
     worker_checksums,
     worker_difference,
 )
+from ..torchvision_ops import inherited_operators
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
@@ -129,9 +131,22 @@ def check_companions(
             reason = str(e).splitlines()[0]
             raise EngineError(
                 f"{name} does not load beside torch {torch.__version__}: {reason}",
-                f"Install a build for this torch, or pip uninstall {' '.join(TORCH_COMPANIONS)}: "
-                "text models need none of them.",
+                f"Install a build for this torch, or pip uninstall {name}: "
+                "models need torchvision only if they have a vision tower, and none of the others.",
             ) from e
+
+
+def check_torchvision(
+    config: Any,  # a transformers configuration
+    find: Callable[[str], Any] = find_spec,  # looks for a package
+) -> None:
+    "Raise `MissingError` when torchvision is missing: vLLM imports it for vision towers, for text, too"
+    if hasattr(config, "vision_config") and not find("torchvision"):
+        raise MissingError(
+            f"torchvision is not installed; vLLM needs it for {config.model_type} models, for text, too",
+            "pip install --no-deps torchvision==0.28.0 (for torch 2.13; its CUDA build will do), "
+            "or use rollout.engine 'transformers'.",
+        )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
 def safetensors_shapes(
@@ -505,6 +520,7 @@ class VllmEngine(Engine):
         from transformers import AutoConfig, AutoTokenizer
 
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        check_torchvision(config)
         shapes = folder_shapes(path)
         positions = config.get_text_config().max_position_embeddings
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -523,7 +539,8 @@ class VllmEngine(Engine):
             transfer_config(weight_update_method, self.platform),
         )
         known = EngineArgs.__dataclass_fields__
-        self.llm: Any = LLM(**engine_settings(arguments, known))
+        with inherited_operators():
+            self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
         if tensor_parallel > 1:
             rank, ranks, _ = tensor_parallel_group()

@@ -190,6 +190,9 @@ def _start(
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     shims = workers.trainer.call_rank_zero("shims")
     folder.save_stack(describe_device(config), shims=shims)
+    for note in workers.trainer.call_rank_zero("notes"):
+        print(note, flush=True)
+        folder.event("note", text=note)
     state = DriverState(config, workers, prompts, held_out, rewards, folder, tracker)
     driver = Driver(state, stop)
     driver.start(checkpoint)

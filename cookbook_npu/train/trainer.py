@@ -25,6 +25,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, CookbookError, DeviceError, NumericsError
 from ..heartbeat import report_progress
 from ..model.checkpoint import BackgroundSaver, checkpoint_errors, load_state
+from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs
 from cookbook_npu.model.megatron import (
     MegatronModel,
@@ -117,9 +118,11 @@ class MicroBatchRunner:
         config: RunConfig,  # the run
         model: MegatronModel,  # the policy
         memory: TrainerMemory,  # for messages
+        layout: str = "thd",  # of micro-batches: thd or bshd
     ):
         self.config = config
         self.model = model
+        self.layout = layout
         self.memory = memory
         self.device = model.layout.device
         self.reference: HostCopy | None = None
@@ -150,7 +153,7 @@ class MicroBatchRunner:
             train.micro_batch_tokens,
             layout.data_size,
             [sequence_cost(n, hidden_size) for n in lengths],
-            padded=train.layout == "bshd",
+            padded=self.layout == "bshd",
         )
         return [[rows[i] for i in members] for members in plan[layout.data_rank]]
 
@@ -162,7 +165,7 @@ class MicroBatchRunner:
     ) -> tuple[Tensor, Tensor]:  # logp_T, entropy_T
         "Log-probs and entropies of the response tokens of one micro-batch"
         report_progress(f"a micro-batch of {len(rows)} rows")
-        lay_out = LAYOUTS[self.config.train.layout]
+        lay_out = LAYOUTS[self.layout]
         packed = lay_out([batch.tokens[i] for i in rows], self.model.layout.row_multiple)
         with (
             torch.set_grad_enabled(grad),
@@ -621,7 +624,8 @@ class Trainer:
         )
         self._build_model(config, hf_path)
         weight_bytes = self.weight_bytes
-        self.runner = MicroBatchRunner(config, self.model, self.held)
+        self.layout = choose_layout(self.model, config.train.layout)
+        self.runner = MicroBatchRunner(config, self.model, self.held, self.layout.layout)
         self.steps = OptimizerSteps(
             rank, config, self.runner, self.optimizer, self.offloader
         )
@@ -745,6 +749,10 @@ class Trainer:
     ) -> list[dict[str, str]]:  # name, target, phase, state, reason, ... of each
         "What became of every shim in this process"
         return registry.report()
+
+    def notes(self) -> list[str]:  # empty: nothing unusual
+        "What a person should know of how this trainer works here"
+        return [self.layout.note] if self.layout.note else []
 
     def health(self) -> dict[str, Any]:
         "What this rank is doing"

@@ -7,7 +7,7 @@ __all__ = ['PROCEDURE_VERSION', 'IGNORE', 'Demonstration', 'Batches', 'demonstra
            'demonstration_batches', 'warm_learning_rate', 'next_token_loss', 'train_supervised', 'WarmStart',
            'needs_warm_start']
 
-# %% ../../nbs/train/12_warm_start.ipynb #e3ba9075
+# %% ../../nbs/train/12_warm_start.ipynb #c207b2c4
 import hashlib
 import json
 import os
@@ -26,13 +26,17 @@ from cookbook_npu.data.tasks import (
     demonstrations,
     generated_task,
 )
-from ..model.tiny import build_tiny, save_model
+from ..model.tiny import build_tiny, check_tiny, head_class, save_model
 from ..npu.device import accelerator
 from ..npu.simulator.toolchain import cache_root
 
-# %% ../../nbs/train/12_warm_start.ipynb #610b6782
+# %% ../../nbs/train/12_warm_start.ipynb #7b379ea5
 # raise it when the procedure below changes: older results are then not found any more
-PROCEDURE_VERSION = 1
+PROCEDURE_VERSION = {
+    "qwen3": 1,
+    "qwen3_vl": 2,
+    "qwen3_5": 2,
+}  # family of the model -> version
 
 
 def demonstrated_task(
@@ -48,7 +52,7 @@ def warm_folder(
 ) -> Path:  # folder of the tiny model, warm-started if the configuration asks for it
     "Where the first weights of a run without a model folder are kept"
     settings = {
-        "rules": PROCEDURE_VERSION,
+        "rules": PROCEDURE_VERSION[config.model.tiny.family],
         "tiny": config.model.tiny.model_dump(),
         "warm": config.warm_start.model_dump(),
         "task": config.data.task if config.warm_start.steps else None,
@@ -149,7 +153,7 @@ def train_supervised(
             print(f"warm start {step + 1}/{warm.steps} loss {loss.item():.3f}", flush=True)
     return loss.item()
 
-# %% ../../nbs/train/12_warm_start.ipynb #d9c52fec
+# %% ../../nbs/train/12_warm_start.ipynb #4befc9df
 class WarmStart:
     "Builds and teaches the first weights of a run without a model folder"
 
@@ -188,20 +192,20 @@ class WarmStart:
         return loss
 
     def _teach(self, folder: Path, tokenizer: Any) -> float:
-        "Both supervised stages on the model in `folder`"
-        from transformers import AutoModelForCausalLM
+        "Both supervised stages on the model in `folder`; its vision tower stays as it is"
+        from transformers import AutoConfig
 
         warm = self.config.warm_start
         accelerator().seed(warm.seed)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False
-        )
+        kind: Any = head_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        model = kind.from_pretrained(folder, dtype=torch.float32)
         model.to(self.device)
         clean = demonstration_batches(self.config, tokenizer, corrupt=0.0)
         noisy = demonstration_batches(self.config, tokenizer, corrupt=warm.corrupt)
         loss = train_supervised(model, clean, noisy, warm)
         model.to("cpu")
         save_model(model, folder)
+        check_tiny(folder, self.config.model.tiny, tokenizer, model)
         return loss
 
 # %% ../../nbs/train/12_warm_start.ipynb #acbf40fe

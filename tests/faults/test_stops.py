@@ -173,7 +173,8 @@ def test_a_program_with_a_session_is_stopped(tmp_path, signals, code):
         os.killpg(driver.process.pid, number) if code == 75 else os.kill(
             driver.process.pid, number
         )
-        time.sleep(0.05)
+        # two signals of one kind that are not yet taken are one
+        until(lambda: "stopping after this step" in driver.text())
     assert driver.end(120) == code, driver.text()
     traces.check_gone()
     assert "Traceback" not in driver.text()

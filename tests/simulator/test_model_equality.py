@@ -280,6 +280,7 @@ def count_attention(model) -> list[int]:
 
 
 def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
+    from cookbook_npu.model.delta_net import choose_layout
     from cookbook_npu.model.megatron import export_weights, load_model
 
     model = load_model(folder, ModelConfig(dtype="float32"), parallel)
@@ -290,6 +291,7 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "changed": [n for n in saved if not torch.equal(saved[n], exported[n])],
         "logits": far(model.logits(want["ids"]), want["logits"]),
         "updated": check_weight_update(model, saved),
+        "layout": choose_layout(model, "auto"),
     }
     grads = whole_gradient(model, want["ids"])
     result["grads"] = {n: far(g, want["grads"][n]) for n, g in grads.items()}
@@ -389,6 +391,13 @@ def test_every_weight_survives_load_and_export_bit_for_bit(results, case):
     for rank in results:
         assert rank[case]["missing"] == []
         assert rank[case]["changed"] == []
+
+
+@cases
+def test_every_layer_keeps_packed_sequences_apart(results, case):
+    "The trial of the gated delta nets, with shards of several ranks and sequence parallelism"
+    for rank in results:
+        assert (rank[case]["layout"].layout, rank[case]["layout"].note) == ("thd", "")
 
 
 @cases

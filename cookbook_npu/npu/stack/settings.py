@@ -16,6 +16,7 @@ from .checks import Answer, Need, check, fail, ok, unknown, warn
 from .machine import Machine
 from cookbook_npu.npu.stack.stacks import (
     BUILD_SAVER,
+    DELTA_NETS,
     KNOWN_STACKS,
     RECOMMENDED_STACK,
     Conflict,
@@ -522,6 +523,7 @@ def _training_stack(m: Machine, need: Need) -> Answer:
 )
 def _delta_net(m: Machine, need: Need) -> Answer:
     version = m.version("megatron-core")
+    transformers = m.version("transformers")
     if not need.family:
         return unknown("the folder of the model is not here")
     if need.family != "qwen3_5":
@@ -533,7 +535,18 @@ def _delta_net(m: Machine, need: Need) -> Answer:
             f"megatron-core {version} has no gated delta net",
             "pip install megatron-core==0.16.1",
         )
-    return ok(version)
+    if transformers is not None and transformers.startswith("4."):
+        return fail(
+            f"transformers {transformers} has no Qwen3.5",
+            f"docker pull {image_of(KNOWN_STACKS[RECOMMENDED_STACK])}: its transformers has it",
+        )
+    if m.simulated:
+        return ok(
+            f"megatron-core {version}, plain PyTorch kernels: packed rows are kept apart"
+        )
+    stack, _ = nearest_stack(m.versions, m.commits, runnable=True)
+    path, cannot = DELTA_NETS[stack.name]
+    return ok(f"megatron-core {version}; on {stack.name}: {path}; {cannot}")
 
 # %% ../../../nbs/npu/stack/03_settings.ipynb #3f254a85
 @check(
