@@ -216,6 +216,7 @@ EVERY = {
     "argument_conflicts",
     "argument_defaults",
     "causal_mask",
+    "sequence_ends",
 }
 OLD = EVERY | {"rope_cp_group", "zero_centered_norm"}
 APPLIED = {  # which records each branch needs
@@ -353,9 +354,22 @@ def test_models_of_the_bridge_equal_hugging_face(tiny_models, tensor):
             if family == "qwen3":
                 assert (
                     max(
-                        result["recomputed"],
+                        result["recomputed"]["selective"],
+                        result["recomputed"]["full"],
                         result["trained"]["norm"],
                         result["trained"]["weights"],
                     )
                     <= TOLERANCE
                 )
+
+
+@pytest.mark.parametrize("mindspeed", ["core_r0.15.3", "core_r0.16.0"])
+def test_fused_kernels_and_nothing_that_comes_back(tiny_models, mindspeed):
+    "Of one micro-batch of the bridge's Qwen3 on the installed megatron-core"
+    from kernel_checks import check_kernels
+
+    env = environment("mindspeed", mindspeed, None)
+    target = f"{HELPERS / 'kernel_jobs.py'}:micro_batch"
+    kwargs = {"folder": str(tiny_models / "qwen3")}
+    (found,) = run_ranks(target, 1, kwargs, env=env, timeout=400, bootstrap="trainer")
+    check_kernels(found)
