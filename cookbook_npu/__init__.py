@@ -7,6 +7,8 @@ so that importing the package costs nothing. This is the one module of the packa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cookbook_npu.torchvision_ops import install_finder
+
 if TYPE_CHECKING:
     from cookbook_npu.config import RunConfig, config_keys, load_config, override
     from cookbook_npu.data.graders import register_reward
@@ -67,3 +69,6 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     "Public names, imported or not"
     return sorted({*globals(), *_HOMES})
+
+
+install_finder()

