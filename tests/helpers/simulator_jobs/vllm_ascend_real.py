@@ -575,7 +575,7 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
         samples = engine.generate(
             requests, SamplingParams.of(SamplingConfig(max_response_tokens=8))
         )
-        return [(s.response_ids, s.logprobs) for s in samples]
+        return [(list(s.response_ids), list(s.logprobs)) for s in samples]
 
     def publish(folder: Path) -> None:
         engine.update_weights(engine.version + 1, folder_weights(folder).items())
@@ -586,7 +586,7 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     names = engine.weights._ask(
         lambda worker: [n for n, _ in worker.model_runner.model.named_parameters()]
     )
-    found = {"the weights differ": old != new, "parameters": names}
+    found = {"old": old, "new": new, "parameters": names}
     for version, checkout in checkouts.items():
         engine.weights._ask(give_real_sleep, checkout)
         seen = found[version] = {}
@@ -598,14 +598,13 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
             seen["awake without weights"] = engine.weights._ask(with_nan)
             publish(folder)
             engine.wake(["kv_cache"])
-            seen[method] = answers() == old
+            seen[method] = answers()
             seen[f"{method} others"] = engine.weights._ask(other_tensors_with_nan)
             seen[f"{method} nan"] = engine.weights._ask(with_nan)
             publish(other)
         engine.sleep(1)
         engine.wake()
-        seen["level 1"] = answers() == new
-        seen["answers"] = (answers(), new)
+        seen["level 1"] = answers()
         seen["level 1 nan"] = engine.weights._ask(with_nan)
     engine.close()
     return found
