@@ -8,6 +8,8 @@ import io
 import json
 import os
 import re
+import shutil
+import tempfile
 import urllib.request
 import zipfile
 from email.message import Message
@@ -171,6 +173,21 @@ def wheel_file(name: str, version: str, path: str) -> str:
         ) as wheel:
             _keep(kept, wheel.read(path).decode())
     return kept.read_text(encoding="utf-8")
+
+
+def sources(name: str, version: str) -> Path:
+    "A folder with everything in a wheel, downloaded once"
+    file = (wheels(name, version) or wheels(name, version, "x86_64"))[-1]
+    place = folder() / f"{file}.unpacked"
+    if not place.is_dir():
+        aside = Path(tempfile.mkdtemp(prefix=file, dir=folder()))
+        with urllib.request.urlopen(wheel_links(name)[file], timeout=300) as answer:
+            zipfile.ZipFile(io.BytesIO(answer.read())).extractall(aside)
+        try:
+            aside.rename(place)
+        except OSError:  # another process was first
+            shutil.rmtree(aside)
+    return place
 
 
 def requirements(

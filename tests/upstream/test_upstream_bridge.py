@@ -1,33 +1,25 @@
 """The records of `npu.shims.nvidia_bridge` on the real sources of Megatron-Bridge."""
 
-import os
-from pathlib import Path
-
 import pytest
 from places import HELPERS
+from upstream_sources import checkout, wheel
 
 from cookbook_npu.testing.ranks import run_ranks
 
-UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
 TARGET = f"{HELPERS / 'upstream_bridge_targets.py'}:contract"
 NAMES = {"layer_names", "te_linear", "pickling", "empty_tasks"}
 EXPECTED = {  # what each version needs once Megatron's layers carry MindSpeed's names
-    "v0.3.1": NAMES | {"fused_norm", "deepstack"},
+    "0.3.1": NAMES | {"fused_norm", "deepstack"},
     "main": NAMES | {"fusion_default"},
 }
 
 
 @pytest.fixture(scope="module", params=EXPECTED)
 def found(request):
-    if not UPSTREAM:
-        pytest.skip(
-            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
-        )
-    root = (
-        Path(UPSTREAM) / f"Megatron-Bridge@{request.param}" / "src" / "megatron" / "bridge"
-    )
-    if not root.is_dir():
-        pytest.skip(f"{UPSTREAM} has no Megatron-Bridge@{request.param}")
+    if request.param == "main":
+        root = checkout("Megatron-Bridge@main") / "src" / "megatron" / "bridge"
+    else:
+        root = wheel("megatron-bridge", request.param) / "megatron" / "bridge"
     return request.param, run_ranks(
         TARGET, 1, kwargs={"root": str(root)}, bootstrap="trainer", timeout=300
     )[0]
@@ -59,7 +51,7 @@ def test_deepstack_features_get_their_gradient(found):
     version, answer = found
     assert answer["deepstack"] == [[2.0] * 8, [1.0] * 8]
     assert answer["deepstack_without"] == (
-        "TypeError" if version == "v0.3.1" else answer["deepstack"]
+        "TypeError" if version == "0.3.1" else answer["deepstack"]
     )
 
 
@@ -71,4 +63,4 @@ def test_masks_of_integers_and_of_booleans_give_the_same_positions(found):
 def test_most_of_it_is_the_real_module(found):
     version, answer = found
     taken = [name for name, how in answer["how"].items() if how != "imported"]
-    assert len(taken) <= (0 if version == "v0.3.1" else 4), answer["how"]
+    assert len(taken) <= (0 if version == "0.3.1" else 4), answer["how"]

@@ -1,30 +1,24 @@
 """Records of Megatron that the common contract test does not exercise, on real sources."""
 
 import os
-from pathlib import Path
 
 import pytest
 from places import HELPERS
+from upstream_sources import checkout, wheel
 
 from cookbook_npu.testing.proof import SIMULATED_CUDA
 from cookbook_npu.testing.ranks import run_ranks
 
-UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
 TARGETS = HELPERS / "upstream_megatron_targets.py"
 MEGATRON = ("core_v0.15.3", "core_v0.16.1", "3714d81d")
 SAVER = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
 
 
-def checkout(name):
-    "The folder of a checkout; skips where it is not at hand"
-    if not UPSTREAM:
-        pytest.skip(
-            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
-        )
-    folder = Path(UPSTREAM) / name
-    if not folder.is_dir():
-        pytest.skip(f"{UPSTREAM} has no {name}")
-    return folder
+def megatron(ref):
+    "The sources of a Megatron: a release from its wheel"
+    if ref.startswith("core_v"):
+        return wheel("megatron-core", ref.removeprefix("core_v"))
+    return checkout(f"Megatron-LM@{ref}")
 
 
 def run(function, ranks, *folders, bootstrap="trainer", **kwargs):
@@ -44,12 +38,12 @@ def test_nothing_of_megatron_stays_compiled(ref):
     (found,) = run(
         "fuser",
         1,
-        checkout(f"Megatron-LM@{ref}"),
+        megatron(ref),
         bootstrap=SIMULATED_CUDA,
     )
     assert found["before"] == found["without"] > 20 and found["needed_again"]
     assert found["state"] == "applied" and found["with"] == 0
-    assert found["closures"] == "plain_decorator" and found["shape"] == (2, 4)
+    assert found["closures"] == "identity_decorator" and found["shape"] == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +55,21 @@ def test_nothing_of_megatron_stays_compiled(ref):
     ],
 )
 def test_importing_megatron_leaves_the_real_memory_saver_alone(ref, state):
-    (found,) = run("saver", 1, checkout(f"Megatron-LM@{ref}"), checkout(SAVER))
+    (found,) = run("saver", 1, megatron(ref), checkout(SAVER))
     assert found["state"] == state, found
     assert found["settings"] == {} and found["after"] == {"hook_mode": "preload"}
 
 
 @pytest.mark.parametrize(
-    "mindspeed, megatron",
+    "mindspeed, ref",
     [
         ("fc63de5c", "3714d81d"),
         ("core_r0.15.3", "core_v0.15.3"),
         ("core_r0.16.0", "core_v0.16.1"),
     ],
 )
-def test_mindspeed_grouped_linears_are_split_along_their_axis(mindspeed, megatron):
-    folders = checkout(f"MindSpeed@{mindspeed}"), checkout(f"Megatron-LM@{megatron}")
+def test_mindspeed_grouped_linears_are_split_along_their_axis(mindspeed, ref):
+    folders = checkout(f"MindSpeed@{mindspeed}"), megatron(ref)
     for found in run("grouped", 2, folders[1], folder=str(folders[0])):
         assert found["shapes"] == [(4, 4), (4, 4)] and found["state"] == "applied"
         assert found["axes"] == ([1, 0], [0, 1], [1, 0])

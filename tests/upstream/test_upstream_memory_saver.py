@@ -3,12 +3,11 @@ told from it.
 """
 
 import ast
-import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
+import upstream_sources
 from places import HELPERS
 
 from cookbook_npu.config import TinyConfig
@@ -24,34 +23,20 @@ from cookbook_npu.npu.shims.memory_saver import (
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "memory_saver_real.py"
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
-SOURCES = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
 
 
 @pytest.fixture
 def python():
-    folder = os.environ.get("COOKBOOK_UPSTREAM")
-    if not folder:
-        pytest.skip(REASON)
-    path = Path(folder) / SOURCES
-    if not path.is_dir():
-        pytest.skip(f"{folder} holds no {SOURCES}")
-    return path
+    "The Python code of the NPU build"
+    return upstream_sources.checkout(
+        "sgl-kernel-npu@main/contrib/torch_memory_saver/python"
+    )
 
 
 @pytest.fixture
-def wheel(tmp_path):
-    "PyPI's wheel, unpacked: COOKBOOK_UPSTREAM may hold it beside the checkouts"
-    folder = os.environ.get("COOKBOOK_UPSTREAM")
-    if not folder:
-        pytest.skip(REASON)
-    found = sorted(Path(folder).glob("torch_memory_saver-*.whl"))
-    if not found:
-        pytest.skip(
-            f"{folder} holds no torch_memory_saver-*.whl (pip download --no-deps torch_memory_saver)"
-        )
-    zipfile.ZipFile(found[-1]).extractall(tmp_path)
-    return tmp_path / "torch_memory_saver"
+def cuda_build():
+    "What PyPI serves"
+    return upstream_sources.wheel("torch-memory-saver", "0.0.10") / "torch_memory_saver"
 
 
 def members(file: Path, owner: str) -> set[str]:
@@ -115,14 +100,17 @@ def test_what_the_npu_build_looks_for(python, tmp_path):
     assert "return env_ld_preload" in preload, "the whole variable is taken for one path"
 
 
-def test_the_cuda_build_has_what_the_npu_build_lacks(wheel, python):
+def test_the_cuda_build_has_what_the_npu_build_lacks(cuda_build, python):
     cuda, npu = (
         members(folder / "entrypoint.py", "TorchMemorySaver")
-        for folder in (wheel, python / "torch_memory_saver")
+        for folder in (cuda_build, python / "torch_memory_saver")
     )
     assert {"region", "disable", "pause", "resume", "hook_mode"} <= cuda & npu
     assert {"memory_margin_bytes", "get_cpu_backup"} <= cuda - npu
-    assert saver_build(wheel) == "cuda" and saver_mode({}, wheel).hook is None
-    assert (
-        len(saver_libraries(wheel, "preload")) > 1
-    )  # one for each CUDA version, beside the package
+
+
+def test_the_cuda_build_is_told_from_the_npu_build(cuda_build):
+    assert saver_build(cuda_build) == "cuda"
+    assert saver_mode({}, cuda_build).hook is None
+    # one for each CUDA version, beside the package
+    assert len(saver_libraries(cuda_build, "preload")) > 1

@@ -57,6 +57,7 @@ def profiling(baseline, weights_memory):
     result.non_torch_increase = (
         result.after_profile.non_torch_memory - baseline.non_torch_memory
     )
+    result.non_kv_cache_memory = result.non_torch_increase + weights_memory
 
 
 class Allocator:
