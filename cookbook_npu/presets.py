@@ -242,9 +242,10 @@ _TINY_QWEN3_5 = _merge(
     dict(
         model=dict(
             tiny=dict(
-                family="qwen3_5", hidden_size=64, num_layers=4, ffn_size=192, init_std=0.1
+                family="qwen3_5", hidden_size=64, num_layers=2, ffn_size=192, init_std=0.1
             )
         ),
+        warm_start=dict(steps=250, noisy_steps=60),
         algorithm=dict(rollout_is="truncate"),
     ),
 )
