@@ -86,6 +86,10 @@ class ModelConfig(Config):
     attention_softmax_fp32: bool = Field(
         default=True, description="softmax of attention in float32"
     )
+    fused_kernels: bool = Field(
+        default=False,
+        description="one kernel each for RMSNorm and SwiGLU: MindSpeed's on an NPU, else Megatron's SwiGLU",
+    )
 
 # %% ../nbs/01_config.ipynb #3800f504
 class ParallelConfig(Config):
@@ -251,6 +255,10 @@ class RolloutConfig(Config):
         json_schema_extra=BASIC,
     )
     enforce_eager: bool = Field(default=True, description="no graph capture in the engine")
+    request_seeds: bool = Field(
+        default=True,
+        description="vllm: a seed for each response; else one for each batch, which decodes faster",
+    )
     weight_update_method: WeightUpdateMethod = Field(
         default="auto",
         description="vllm: how new weights enter; native: vLLM opens device memory itself (npu_ipc, ipc)",

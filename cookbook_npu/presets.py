@@ -89,7 +89,7 @@ def _resolve(
 _QWEN3_4B = {
     "910b": dict(
         num_steps=3000,
-        model=dict(dtype="bfloat16", recompute="full"),
+        model=dict(dtype="bfloat16", recompute="full", fused_kernels=True),
         parallel=dict(tensor=2),
         placement=dict(devices=8),
         sampling=dict(max_response_tokens=8192),
@@ -100,6 +100,7 @@ _QWEN3_4B = {
             prompts_per_step=32,
             samples_per_prompt=8,
             memory_utilization=0.35,
+            request_seeds=False,
         ),
         train=dict(micro_batch_tokens=9216, save_every=20),
         data=dict(apply_chat_template=True, record_format="dapo-math-17k"),

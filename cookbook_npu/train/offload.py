@@ -469,6 +469,15 @@ class HostCopy:
         ]
 
     @torch.no_grad()
+    def refill(
+        self,
+        tensors: Iterable[torch.Tensor],  # the same tensors, in the same order
+    ) -> None:
+        "Take their values now, into the same pinned memory"
+        for tensor, value in zip(tensors, self.values, strict=True):
+            value.copy_(tensor)
+
+    @torch.no_grad()
     def restore(
         self,
         tensors: Iterable[torch.Tensor],  # the same tensors, in the same order

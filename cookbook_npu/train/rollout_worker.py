@@ -50,6 +50,7 @@ def make_engine(
             memory_utilization=rollout.memory_utilization,
             enforce_eager=rollout.enforce_eager,
             weight_update_method=rollout.weight_update_method,
+            request_seeds=rollout.request_seeds,
             kv_cache_bytes=decided_cache(config),
             max_tokens=config.data.max_prompt_tokens + config.sampling.max_response_tokens,
         )

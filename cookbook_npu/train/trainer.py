@@ -126,6 +126,8 @@ class MicroBatchRunner:
         self.memory = memory
         self.device = model.layout.device
         self.reference: HostCopy | None = None
+        # the actor's weights while the model holds the reference's; kept for the next time
+        self.actor: HostCopy | None = None
         if config.algorithm.use_reference:
             self.reference = HostCopy(model.state_tensors())
 
@@ -200,12 +202,16 @@ class MicroBatchRunner:
                 "reference log-probs were asked for without algorithm.use_reference",
                 "Set use_reference to true.",
             )
-        actor = HostCopy(self.model.state_tensors())
-        self.reference.restore(self.model.state_tensors())
+        tensors = self.model.state_tensors()
+        if self.actor is None:
+            self.actor = HostCopy(tensors)
+        else:
+            self.actor.refill(tensors)
+        self.reference.restore(tensors)
         try:
             yield
         finally:
-            actor.restore(self.model.state_tensors())
+            self.actor.restore(tensors)
 
     def backward(
         self,

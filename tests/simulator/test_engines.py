@@ -131,7 +131,7 @@ def cuda_of_the_host():
         return SimpleNamespace(uuid="GPU-1")
 
     with (
-        mock.patch.dict(NATIVE_TRANSFER_ENGINES, cpu="ipc"),
+        mock.patch.dict(NATIVE_TRANSFER_ENGINES, cpu=("ipc",)),
         mock.patch.object(torch.cuda, "get_device_properties", properties),
         mock.patch.object(torch.cuda, "_lazy_init"),
     ):
@@ -173,6 +173,27 @@ def update_by_handles(case) -> None:
     require(got != old, "the responses are still those of the old weights")
 
 
+def one_seed_for_a_batch(case) -> None:
+    """Without request seeds: the same batch gives the same responses, another seed others"""
+    from dataclasses import replace
+
+    from cookbook_npu.testing.conformance import require, response_tokens
+
+    def ask(change: int) -> list[list[int]]:
+        requests = [replace(r, seed=r.seed ^ change) for r in case.requests]
+        return response_tokens(
+            case.engine.generate(requests, case.sampling(temperature=1.5))
+        )
+
+    seeded = ask(0)
+    case.engine.request_seeds = False
+    first, again, other = ask(0), ask(0), ask(1)
+    case.engine.request_seeds = True
+    require(first == again, "the same requests gave other responses")
+    require(first not in (other, seeded), "the seeds make no difference")
+    require(len(set(map(tuple, first[:3]))) == 3, f"three samples of a prompt: {first[:3]}")
+
+
 def update_in_place(case) -> None:
     """Through the model's own load_weights, where no layer is packed, as on an NPU"""
     from unittest import mock
@@ -201,7 +222,7 @@ def update_in_place(case) -> None:
     case.close()
 
 
-VLLM_CHECKS = [update_in_pieces, update_in_place, update_by_handles]
+VLLM_CHECKS = [update_in_pieces, one_seed_for_a_batch, update_in_place, update_by_handles]
 
 
 @functools.cache
@@ -233,5 +254,5 @@ def test_vllm_engine(name):
 
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
 @pytest.mark.parametrize("name", [c.__name__ for c in VLLM_CHECKS])
-def test_vllm_takes_weights_by_every_method(name):
+def test_vllm_by_every_method_of_weights_and_seeds(name):
     assert results_of("vllm")[name] is None

@@ -33,6 +33,7 @@ from cookbook_npu.cluster.ray_cluster import (
 )
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.device import free_port
+from cookbook_npu.rollout.vllm import missing_reason
 
 
 @pytest.mark.slow
@@ -114,7 +115,8 @@ def test_a_job_server(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_full_size_rehearsal(tmp_path):
-    "Eight simulated NPUs, TP 2, DP 4, 256 samples, the real roles' variables: trainer and engines agree"
+    """Eight simulated NPUs, TP 2, DP 4, four engines of 2, 256 samples, the real roles' variables: trainer
+    and engines agree"""
     code = "import sys; from cookbook_npu.cli import main; main()"
     words = [sys.executable, "-c", code, "launch", "qwen3_4b_colocate", "--rehearse"]
     words += ["--runs", str(tmp_path)]
@@ -126,6 +128,14 @@ def test_full_size_rehearsal(tmp_path):
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert row["train_rollout_logprob_abs_diff"] < 1e-4
     assert row["memory/free_after_sleep"] > row["memory/free_before_sleep"]
+    rollout = json.loads((folder / "config.json").read_text())["rollout"]
+    stands_in = "the transformers engine stands in for engines of 2" in out.stdout
+    if missing_reason():
+        assert stands_in and rollout["engine"] == "transformers"
+        return
+    assert not stands_in
+    assert (rollout["engine"], rollout["devices_per_engine"]) == ("vllm", 2)
+    assert len(list((folder / "logs").glob("rollout*.log"))) == 8
 
 
 @pytest.mark.slow

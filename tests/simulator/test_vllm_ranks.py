@@ -123,6 +123,8 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
         sampled = {n: checksum(t) for n, t in old.items() if n == DOWN}
         results["nothing, sampled"] = update(old, sampled)
     results["recovered"] = update(new, some)
+    engine.request_seeds = False
+    results["tokens of one generator"] = [tokens(), tokens()]
     engine.close()
     return results
 
@@ -148,6 +150,11 @@ def test_both_ranks_sample_the_same_from_the_weights_they_were_given():
         assert first[name] == second[name] == "accepted", name
     assert first["old tokens"] == second["old tokens"]
     assert first["new tokens"] == second["new tokens"] != first["old tokens"]
+
+
+def test_without_request_seeds_both_ranks_sample_the_same_and_again():
+    first, second = (result["tokens of one generator"] for result in outcomes())
+    assert first == second and first[0] == first[1]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ SIGNATURES = {
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=()",
     "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
     "kv_cache_bytes=None, max_sequences=256, enforce_eager=True, tensor_parallel=1, "
-    "stop_token_ids=(), weight_update_method='auto'",
+    "stop_token_ids=(), weight_update_method='auto', request_seeds=True",
     "Trainer": "rank, world_size, config, hf_path",
 }
 VERBS = {

@@ -1,10 +1,11 @@
 """How large the key/value cache of a real vllm-ascend comes out while another process takes memory.
 
-The functions are those of the released wheels of both runnable stacks: NPUWorker.determine_available_memory
-of vllm-ascend, MemorySnapshot and memory_profiling of its vLLM. Only the numbers of the device are scripted.
+The functions are those of the wheels of every runnable stack: NPUWorker.determine_available_memory of
+vllm-ascend, MemorySnapshot and memory_profiling of its vLLM. Only the numbers of the device are scripted.
 """
 
 import ast
+import gc
 import sys
 import types
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 
 from cookbook_npu.npu.shims import vllm_ascend as shims
 from cookbook_npu.npu.shims.registry import registry
-from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RUNNABLE_STACKS
+from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RECOMMENDED_STACK, RUNNABLE_STACKS
 
 GIB = 2**30
 TOTAL = 61 * GIB
@@ -23,24 +24,27 @@ SHARE = 0.35
 WEIGHTS = 4 * GIB
 WORKER = "vllm_ascend/worker/worker.py"
 MEMORY = "vllm/utils/mem_utils.py"
+METHOD = "determine_available_memory"
 
 
 class Device:
-    "An NPU whose free memory falls: what torch and the driver say of it"
+    "An NPU whose free memory falls: what torch and the platform say of it"
+
+    device_type = "npu"
 
     def __init__(self, taken: int):
-        self.taken = taken  # by another process, while this one starts
+        self.taken = taken  # by another process, while the engine starts
         self.readings = 0
-        self.device_type = "npu"
 
     def mem_get_info(self, device=None):
-        "Free and total; the other process arrives after the first reading"
+        "Free and total; weights are loaded and the other process has come after the first reading"
         self.readings += 1
-        others = 1 * GIB if self.readings == 1 else 1 * GIB + self.taken + WEIGHTS
+        others = GIB if self.readings == 1 else GIB + self.taken + WEIGHTS
         return TOTAL - others, TOTAL
 
     def memory_stats(self, device=None):
-        return {"allocated_bytes.all.peak": WEIGHTS if self.readings else 0}
+        held = WEIGHTS if self.readings else 0
+        return {"allocated_bytes.all.peak": held, "allocated_bytes.all.current": held}
 
     def memory_reserved(self, device=None):
         return WEIGHTS if self.readings > 1 else 0
@@ -48,86 +52,82 @@ class Device:
     def current_device(self):
         return "cpu"
 
-    def nothing(self, *args):
+    def _nothing(self, *args, **kwargs):
         return None
 
-    is_cuda = is_integrated_gpu = empty_cache = reset_peak_memory_stats = nothing
+    is_cuda = is_integrated_gpu = empty_cache = reset_peak_memory_stats = _nothing
+    info = debug = info_once = _nothing  # as a logger
 
 
-def real_functions(stack: str, device: Device) -> tuple[type, types.ModuleType]:
-    "NPUWorker with nothing but the method in question, and vLLM's module of memory questions"
-    versions = KNOWN_STACKS[stack].versions
-    fake = types.ModuleType("mem_utils")
-    accelerator = SimpleNamespace(
-        memory_stats=device.memory_stats,
-        memory_reserved=device.memory_reserved,
-        empty_cache=device.empty_cache,
-        reset_peak_memory_stats=device.reset_peak_memory_stats,
-    )
+def memory_questions(stack: str, names: dict) -> types.ModuleType:
+    "vLLM's module of memory questions; `names` replace what it imports"
+    module = types.ModuleType("mem_utils")
+    text = package_index.wheel_file("vllm", KNOWN_STACKS[stack].versions["vllm"], MEMORY)
+    tree = ast.parse(text)
+    tree.body = [node for node in tree.body if not _imports_vllm(node)]
+    sys.modules[module.__name__] = module  # where dataclasses look
+    vars(module).update(names, MiB_bytes=2**20)
+    exec(compile(tree, MEMORY, "exec"), vars(module))
+    vars(module).update(names)
+    return module
+
+
+def _imports_vllm(node: ast.stmt) -> bool:
+    "Whether a statement imports from vLLM, which is not installed in this version"
+    if not isinstance(node, ast.ImportFrom):
+        return False
+    return node.level > 0 or (node.module or "").startswith("vllm")
+
+
+def real_worker(stack: str, device: Device):
+    "NPUWorker of the release with nothing but the method in question, and with what its start measured"
     fake_torch = SimpleNamespace(
-        accelerator=accelerator,
+        **dict.fromkeys(("accelerator", "cuda", "npu"), device),
         device=torch.device,
         types=torch.types,
-        npu=SimpleNamespace(memory_stats=device.memory_stats),
+        inference_mode=torch.inference_mode,
     )
-    tree = ast.parse(package_index.wheel_file("vllm", versions["vllm"], MEMORY))
-    imports = (ast.Import, ast.ImportFrom)
-    kept = [n for n in tree.body if not (isinstance(n, imports) and _of_vllm(n))]
-    tree.body = kept
-    sys.modules[fake.__name__] = fake  # where dataclasses look
-    vars(fake).update(current_platform=device, GiB_bytes=GIB, MiB_bytes=2**20)
-    exec(compile(tree, MEMORY, "exec"), vars(fake))
-    fake.torch = fake_torch
-    text = package_index.wheel_file("vllm-ascend", versions["vllm-ascend"], WORKER)
-    worker = next(
-        n
-        for n in ast.parse(text).body
-        if isinstance(n, ast.ClassDef) and n.name == "NPUWorker"
-    )
-    worker.bases = []
-    method = "determine_available_memory"
-    worker.body = [n for n in worker.body if getattr(n, "name", "") == method]
-    assert len(worker.body) == 1, f"{stack} has no {method}"
-    log = SimpleNamespace(info=device.nothing, debug=device.nothing)
-    log.info_once = lambda *args, **kwargs: None
-    names = dict(
-        torch=SimpleNamespace(npu=fake_torch.npu, inference_mode=torch.inference_mode),
-        memory_profiling=fake.memory_profiling,
-        GiB_bytes=GIB,
-        logger=log,
-    )
-    exec(compile(ast.Module([worker], []), WORKER, "exec"), names)
-    return names["NPUWorker"], fake
-
-
-def _of_vllm(node: ast.Import | ast.ImportFrom) -> bool:
-    "An import of vLLM itself, which is not installed in this version"
-    module = getattr(node, "module", None) or ""
-    return module.startswith("vllm") or getattr(node, "level", 0) > 0
+    names = dict(torch=fake_torch, current_platform=device, GiB_bytes=GIB)
+    version = KNOWN_STACKS[stack].versions["vllm-ascend"]
+    tree = ast.parse(package_index.wheel_file("vllm-ascend", version, WORKER))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    (kept,) = [node for node in classes if node.name == "NPUWorker"]
+    kept.bases = []
+    kept.body = [node for node in kept.body if getattr(node, "name", "") == METHOD]
+    assert len(kept.body) == 1, f"{stack} has no {METHOD}"
+    names |= dict(gc=gc, logger=device, torch_npu=fake_torch)
+    start = {"init_npu_memory": device.mem_get_info()[0]}
+    if "memory_profiling" in ast.unparse(kept):
+        device.readings = 0
+        memory = memory_questions(stack, names)
+        names["memory_profiling"] = memory.memory_profiling
+        start = {"init_snapshot": memory.MemorySnapshot()}
+    exec(compile(ast.Module([kept], []), WORKER, "exec"), names)
+    worker = names["NPUWorker"]()
+    vars(worker).update(start, device="cpu", requested_memory=SHARE * TOTAL)
+    return worker
 
 
 def cache(stack: str, given: int | None, taken: int, monkeypatch) -> int:
-    "The cache that the release plans"
-    device = Device(taken)
-    worker_class, memory = real_functions(stack, device)
-    module = SimpleNamespace(NPUWorker=worker_class)
+    "The cache that the release plans, with the shims that a run has"
+    worker = real_worker(stack, Device(taken))
+    module = SimpleNamespace(NPUWorker=type(worker))
     monkeypatch.setattr(shims, "_npu_worker_module", lambda: module)
     monkeypatch.setattr(shims, "installed", lambda package: True)
-    worker = worker_class()
-    worker.device = "cpu"
-    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=given)
+    worker.cache_config = SimpleNamespace(
+        kv_cache_memory_bytes=given, gpu_memory_utilization=SHARE
+    )
     runs = []
     worker.model_runner = SimpleNamespace(
         model_memory_usage=WEIGHTS, profile_run=lambda: runs.append(True)
     )
-    worker.init_snapshot = memory.MemorySnapshot()
-    worker.requested_memory = SHARE * TOTAL
     state = registry.apply("vllm_ascend.kv_cache_bytes").state
     try:
         planned = worker.determine_available_memory()
     finally:
         registry.undo("vllm_ascend.kv_cache_bytes")
-    assert state == ("applied" if "0.18" in stack else "not needed")
+    # 0.23.0 is the first that reads the setting
+    assert state == ("not needed" if stack == RECOMMENDED_STACK else "applied")
     assert runs == [True]  # the engine is warm in any case
     return planned
 

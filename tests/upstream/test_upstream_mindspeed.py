@@ -216,6 +216,7 @@ EVERY = {
     "argument_conflicts",
     "argument_defaults",
     "causal_mask",
+    "sequence_ends",
 }
 OLD = EVERY | {"rope_cp_group", "zero_centered_norm"}
 APPLIED = {  # which records each branch needs
@@ -353,9 +354,27 @@ def test_models_of_the_bridge_equal_hugging_face(tiny_models, tensor):
             if family == "qwen3":
                 assert (
                     max(
-                        result["recomputed"],
+                        result["recomputed"]["selective"],
+                        result["recomputed"]["full"],
                         result["trained"]["norm"],
                         result["trained"]["weights"],
                     )
                     <= TOLERANCE
                 )
+
+
+@pytest.mark.parametrize("mindspeed", ["core_r0.15.3", "core_r0.16.0"])
+def test_fused_kernels_and_nothing_that_comes_back(tmp_path, mindspeed):
+    "Of one micro-batch of the bridge's Qwen3 on the installed megatron-core"
+    from kernel_checks import check_kernels
+
+    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+
+    shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
+    folder = build_tiny(shape, build_tokenizer(), tmp_path / "qwen3", seed=0)
+    env = environment("mindspeed", mindspeed, None)
+    target = f"{HELPERS / 'kernel_jobs.py'}:micro_batch"
+    kwargs = {"folder": str(folder)}
+    (found,) = run_ranks(target, 1, kwargs, env=env, timeout=400, bootstrap="trainer")
+    check_kernels(found)

@@ -143,7 +143,6 @@ RECORDS = (
     "mindspeed.features",
     "mindspeed.flash_attention",
     "mcore_bridge",
-    "nvidia_bridge",
     "memory_saver",
 )
 

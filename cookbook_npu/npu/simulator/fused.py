@@ -178,10 +178,10 @@ def _attend(
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #f511d91a
 def _slices(name: str, ends: Sequence[int] | None, rows: int) -> list[slice]:
     "The rows of each packed sequence"
-    if not ends or ends[-1] != rows or list(ends) != sorted(ends):
+    if not ends or ends[0] == 0 or ends[-1] != rows or list(ends) != sorted(ends):
         raise ConfigError(
             f"{name} is {ends}, there are {rows} rows",
-            "Give the growing list of the rows at which sequences end.",
+            "Give the growing list of the rows at which sequences end, without a leading 0.",
         )
     starts = [0, *ends[:-1]]
     return [slice(start, end) for start, end in zip(starts, ends, strict=True)]

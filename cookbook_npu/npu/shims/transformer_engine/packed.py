@@ -24,6 +24,14 @@ class LengthGroup:
     index_NL: Tensor
     valid_NL: Tensor | None  # which cells are real; None: all of them
 
+    def to(
+        self,
+        device: torch.device,  # where to
+    ) -> "LengthGroup":  # the same indices there
+        "Copy the indices to a device"
+        valid_NL = None if self.valid_NL is None else self.valid_NL.to(device)
+        return LengthGroup(self.index_NL.to(device), valid_NL)
+
 
 @dataclass(frozen=True)
 class PackedPlan:
@@ -47,18 +55,17 @@ def group_lengths(
     return [groups[key] for key in sorted(groups)]
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #3aec0252
-def _length_group(
-    starts: Sequence[int], lengths: Sequence[int], device: torch.device
-) -> LengthGroup:
+def _length_group(starts: Sequence[int], lengths: Sequence[int]) -> LengthGroup:
+    "On the host"
     start_N = torch.tensor(starts)
     length_N = torch.tensor(lengths)
     cell_L = torch.arange(max(lengths))
     last_N = length_N - 1
     index_NL = start_N[:, None] + torch.minimum(cell_L[None, :], last_N[:, None])
     if min(lengths) == max(lengths):
-        return LengthGroup(index_NL.to(device), None)
+        return LengthGroup(index_NL, None)
     valid_NL = cell_L[None, :] < length_N[:, None]
-    return LengthGroup(index_NL.to(device), valid_NL.to(device))
+    return LengthGroup(index_NL, valid_NL)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #7c0e714d
 def _inverse(
@@ -68,13 +75,12 @@ def _inverse(
     inverse_T = torch.full((tokens,), -1)
     offset = 0
     for group in groups:
-        index_NL = group.index_NL.cpu()
+        index_NL = group.index_NL
         cell_NL = torch.arange(offset, offset + index_NL.numel()).view_as(index_NL)
         if group.valid_NL is None:
             inverse_T[index_NL] = cell_NL
         else:
-            valid_NL = group.valid_NL.cpu()
-            inverse_T[index_NL[valid_NL]] = cell_NL[valid_NL]
+            inverse_T[index_NL[group.valid_NL]] = cell_NL[group.valid_NL]
         offset += index_NL.numel()
     gap_T = inverse_T < 0
     has_gap = bool(gap_T.any())
@@ -107,11 +113,12 @@ def plan_packed(
     groups = []
     for numbers in group_lengths(lengths):
         group_starts = [starts[i] for i in numbers]
-        groups.append(_length_group(group_starts, [lengths[i] for i in numbers], device))
+        groups.append(_length_group(group_starts, [lengths[i] for i in numbers]))
+    placed = tuple(group.to(device) for group in groups)
     is_block = len(groups) == 1 and groups[0].valid_NL is None
     if is_block and sum(lengths) == tokens:
-        return PackedPlan(tokens, tuple(groups), None, None)
-    return PackedPlan(tokens, tuple(groups), *_inverse(tokens, groups, device))
+        return PackedPlan(tokens, placed, None, None)
+    return PackedPlan(tokens, placed, *_inverse(tokens, groups, device))
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #5eacd8c1
 # cu_seqlens -> (key, cu_seqlens_padded, plan); the second tensor is held so that its id stays its own
