@@ -217,6 +217,7 @@ _QWEN3_5_9B = {
             prompts_per_step=32,
             samples_per_prompt=8,
             memory_utilization=0.35,
+            request_seeds=False,
             eval_every=20,
             eval_samples=8,
         ),
