@@ -7,6 +7,7 @@ __all__ = ['SHARDING', 'REFUSED_WRITES', 'random_state', 'set_random_state', 'sh
            'BackgroundSaver', 'saved_layout', 'load_state']
 
 # %% ../../nbs/model/06_checkpoint.ipynb #63494da8
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,6 +207,17 @@ class BackgroundSaver:
                 finalize()
 
 # %% ../../nbs/model/06_checkpoint.ipynb #8559e227
+# what reading a damaged file raises: JSON, torch's archive, pickles in it
+_DAMAGED = (
+    LookupError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
+
+
 def saved_layout(
     folder: Path | str,  # a checkpoint
 ) -> dict[str, int]:  # TP and DP it was written with
@@ -215,7 +227,7 @@ def saved_layout(
 
     try:
         return dist_checkpointing.load_common_state_dict(str(folder))["layout"]
-    except (CheckpointingException, KeyError) as error:
+    except (CheckpointingException, *_DAMAGED) as error:
         raise DataError(
             f"{folder} is not a trainer checkpoint: {error}", "Resume from another one."
         ) from error

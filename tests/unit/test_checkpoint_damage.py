@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from contextlib import contextmanager
 
@@ -312,3 +313,36 @@ def test_a_name_that_is_a_dangling_link_is_taken(tmp_path):
     (tmp_path / "run").symlink_to("nothing")
     with pytest.raises(CookbookError, match="run exists. Choose another output.name"):
         RunFolder.create(configure(tmp_path))
+
+
+def test_a_damaged_layout_is_told(tmp_path):
+    "Single bits and cuts of Megatron's two small files: the right layout, or an error that names the folder"
+    pytest.importorskip("megatron.core")
+    import torch
+
+    from cookbook_npu.model.checkpoint import saved_layout
+
+    layout = {"tensor": 1, "data": 2}
+    backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
+    versions = {f"{name}_version": 1 for name in backends}
+    (tmp_path / "metadata.json").write_text(json.dumps(backends | versions))
+    torch.save({"layout": layout}, tmp_path / "common.pt")
+    assert saved_layout(tmp_path) == layout
+    choose = random.Random(0)
+    told = 0
+    for name in ("common.pt", "metadata.json"):
+        whole = (tmp_path / name).read_bytes()
+        for number in range(200):
+            damaged = bytearray(whole)
+            if number % 2:
+                del damaged[choose.randrange(len(whole)) :]
+            else:
+                damaged[choose.randrange(len(whole))] ^= 1 << choose.randrange(8)
+            (tmp_path / name).write_bytes(damaged)
+            try:
+                assert saved_layout(tmp_path) == layout
+            except DataError as error:
+                assert f"{tmp_path} is not a trainer checkpoint" in str(error)
+                told += 1
+        (tmp_path / name).write_bytes(whole)
+    assert told > 200

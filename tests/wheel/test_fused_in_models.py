@@ -1,6 +1,9 @@
-"""The fused kernels of a micro-batch on the real torch_npu, under the sketch of MindSpeed."""
+"""The fused kernels of a micro-batch on the real torch_npu, under the sketch of MindSpeed; under MindSpeed
+itself where COOKBOOK_UPSTREAM has it.
+"""
 
 import os
+from pathlib import Path
 
 import pytest
 from kernel_checks import check_kernels
@@ -10,17 +13,23 @@ from places import HELPERS, ROOT
 from cookbook_npu.config import TinyConfig
 
 SKETCH = ROOT / "tests" / "fixtures" / "mindspeed_sketch"
+REAL = Path(os.environ.get("COOKBOOK_UPSTREAM", ""), "MindSpeed@core_r0.16.0")
 TARGET = f"{HELPERS / 'kernel_jobs.py'}:micro_batch"
 pytestmark = pytest.mark.slow
 
 
-def test_every_norm_gate_and_attention_is_fused_and_nothing_comes_back(lane, tmp_path):
+@pytest.mark.parametrize("source", [SKETCH, REAL], ids=["sketch", "MindSpeed"])
+def test_every_norm_gate_and_attention_is_fused_and_nothing_comes_back(
+    lane, tmp_path, source
+):
+    if not source.joinpath("mindspeed").is_dir():
+        pytest.skip(f"set COOKBOOK_UPSTREAM to a folder of checkouts with {REAL.name}")
     from cookbook_npu.data.tasks import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
     folder = build_tiny(shape, build_tokenizer(), tmp_path / "qwen3", seed=0)
-    paths = [str(SKETCH), build.environment()["PYTHONPATH"]]
+    paths = [str(source), build.environment()["PYTHONPATH"]]
     env = {"COOKBOOK_ADAPTOR": "mindspeed", "PYTHONPATH": os.pathsep.join(paths)}
     (found,) = lane(TARGET, kwargs=dict(folder=str(folder)), enter="trainer", env=env)
     check_kernels(found)
