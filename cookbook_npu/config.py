@@ -718,6 +718,13 @@ def _check_engines(c: RunConfig) -> None:
             f"rollout.devices_per_engine is {each} with rollout.engine 'transformers'",
             "The transformers engine lives on one device: set 1, or use the vllm engine.",
         )
+    hybrid = c.model.path is None and c.model.tiny.family == "qwen3_5"
+    on_cpu = c.scale == "laptop" and c.rollout.engine == "vllm"
+    if on_cpu and hybrid and c.model.dtype == "float32":
+        raise ConfigError(
+            "model.dtype is 'float32' with rollout.engine 'vllm' and a tiny qwen3_5",
+            "On a CPU vLLM computes gated delta nets in bfloat16 only: set model.dtype to 'bfloat16'.",
+        )
 
 
 def _check_weight_update(c: RunConfig) -> None:

@@ -217,6 +217,7 @@ _QWEN3_5_9B = {
             prompts_per_step=32,
             samples_per_prompt=8,
             memory_utilization=0.35,
+            request_seeds=False,
             eval_every=20,
             eval_samples=8,
         ),
@@ -243,9 +244,10 @@ _TINY_QWEN3_5 = _merge(
     dict(
         model=dict(
             tiny=dict(
-                family="qwen3_5", hidden_size=64, num_layers=4, ffn_size=192, init_std=0.1
+                family="qwen3_5", hidden_size=64, num_layers=2, ffn_size=192, init_std=0.1
             )
         ),
+        warm_start=dict(steps=250, noisy_steps=60),
         algorithm=dict(rollout_is="truncate"),
     ),
 )

@@ -336,7 +336,28 @@ def check_tiny(
             "Use a transformers version that knows the model (5.19 does).",
         )
 
-# %% ../../nbs/model/00_tiny.ipynb #b4221050
+# %% ../../nbs/model/00_tiny.ipynb #c3d57524
+def _processor_files() -> dict[str, dict[str, Any]]:
+    "Name and content of the files of an image and a video processor"
+    shared = dict(
+        processor_class="Qwen3VLProcessor",
+        patch_size=16,
+        temporal_patch_size=2,
+        merge_size=2,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        size=dict(shortest_edge=32**2, longest_edge=256**2),
+    )
+    return {
+        "preprocessor_config.json": dict(
+            shared, image_processor_type="Qwen2VLImageProcessorFast"
+        ),
+        "video_preprocessor_config.json": dict(
+            shared, video_processor_type="Qwen3VLVideoProcessor"
+        ),
+    }
+
+# %% ../../nbs/model/00_tiny.ipynb #49456643
 def _write(
     folder: Path, tiny: TinyConfig, tokenizer: Any, seed: int, note: dict[str, Any]
 ) -> None:
@@ -346,6 +367,10 @@ def _write(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     save_model(model, folder)
     tokenizer.save_pretrained(folder)
+    if tiny.family != "qwen3":
+        for name, content in _processor_files().items():
+            text = json.dumps(content, indent=1) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
     check_tiny(folder, tiny, tokenizer, model)
     (folder / _NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 

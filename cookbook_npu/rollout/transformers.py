@@ -20,6 +20,7 @@ from ..data.sample import FinishReason, Sample
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
 from ..npu.device import accelerator
+from ..npu.shims.fla import use_in_transformers
 from cookbook_npu.rollout.engine import (
     Engine,
     Request,
@@ -447,6 +448,7 @@ class TransformersEngine(Engine):
     def _load_net(self, config: Any) -> Any:
         "The model of the folder, on the device"
         kind: Any = model_class(config)
+        use_in_transformers(config.model_type)
         net = kind.from_pretrained(self.model, dtype=self.dtype, attn_implementation="sdpa")
         return net.to(self.device).eval().requires_grad_(False)
 

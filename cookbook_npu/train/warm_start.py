@@ -28,14 +28,15 @@ from cookbook_npu.data.tasks import (
 )
 from ..model.tiny import build_tiny, check_tiny, head_class, save_model
 from ..npu.device import accelerator
+from ..npu.shims.fla import use_in_transformers
 from ..npu.simulator.toolchain import cache_root
 
 # %% ../../nbs/train/12_warm_start.ipynb #7b379ea5
 # raise it when the procedure below changes: older results are then not found any more
 PROCEDURE_VERSION = {
     "qwen3": 1,
-    "qwen3_vl": 2,
-    "qwen3_5": 2,
+    "qwen3_vl": 3,
+    "qwen3_5": 3,
 }  # family of the model -> version
 
 
@@ -197,7 +198,9 @@ class WarmStart:
 
         warm = self.config.warm_start
         accelerator().seed(warm.seed)
-        kind: Any = head_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        use_in_transformers(config.model_type)
+        kind: Any = head_class(config)
         model = kind.from_pretrained(folder, dtype=torch.float32)
         model.to(self.device)
         clean = demonstration_batches(self.config, tokenizer, corrupt=0.0)

@@ -60,7 +60,11 @@ def command(
 
 
 def tiny_run(
-    root: Path, *args: str, env: dict[str, str] | None = None, **overrides: object
+    root: Path,
+    *args: str,
+    env: dict[str, str] | None = None,
+    recipe: str = "qwen3_4b_colocate",
+    **overrides: object,
 ) -> Path:
     "A run with tiny settings; its folder"
     values = {**TINY, "output.root": str(root), **overrides}
@@ -77,7 +81,7 @@ def tiny_run(
     ]
     done = command(
         "run",
-        "qwen3_4b_colocate",
+        recipe,
         *settings,
         *args,
         "-p",
@@ -164,6 +168,22 @@ def test_the_same_seed_repeats_bitwise(folder, tmp_path):
         ).read_bytes()
 
 
+def test_the_hybrid_recipe_runs_packed(tmp_path):
+    "Qwen3.5: its gated delta nets take packed rows here, and TIS weighs the tokens"
+    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
+    root = tmp_path / "runs"
+    folder = tiny_run(root, env=preloaded(), recipe="qwen3_5_9b_colocate", **small)
+    last = records(folder)[-1]
+    assert last["step"] == 2 and 0.99 < last["tis"] < 1.01
+    assert last["train_rollout_logprob_abs_diff"] < 1e-4
+    config = json.loads((folder / "config.json").read_text())
+    assert config["algorithm"]["rollout_is"] == "truncate"
+    events = folder / "events.jsonl"
+    assert not events.exists() or '"note"' not in events.read_text()
+    model = json.loads((folder / "checkpoints/step_000002/hf/config.json").read_text())
+    assert model["model_type"] == "qwen3_5"
+
+
 def test_gsm8k_records_run_through(tmp_path):
     lines = [
         {
@@ -193,6 +213,21 @@ def test_the_vllm_engine_runs_the_same_recipe(tmp_path, devices):
     rows = records(folder)
     assert records(folder)[-1]["step"] == 2
     assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("vllm", "torchvision")),
+    reason="vLLM reads models with a vision tower only beside torchvision",
+)
+def test_vllm_samples_for_the_hybrid_recipe(tmp_path):
+    "On a CPU vLLM computes gated delta nets in bfloat16, and so does the trainer then"
+    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
+    small["model.dtype"] = "bfloat16"
+    words = ("-p", "engine", "vllm")
+    folder = tiny_run(tmp_path / "runs", *words, recipe="qwen3_5_9b_colocate", **small)
+    rows = records(folder)
+    assert rows[-1]["step"] == 2
+    assert all(0 < r["train_rollout_logprob_abs_diff"] < 0.1 for r in rows[1:])
 
 
 MISTAKES = [

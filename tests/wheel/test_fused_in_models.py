@@ -1,4 +1,8 @@
-"""The fused kernels of a micro-batch on the real torch_npu, under the sketch of MindSpeed."""
+"""The fused kernels of a micro-batch on the real torch_npu, under the sketch of MindSpeed.
+
+MindSpeed itself imports torchair, which opens libraries of CANN that the fake one does not have; it runs on
+the simulated NPU in `tests/upstream/test_upstream_mindspeed.py`.
+"""
 
 import os
 

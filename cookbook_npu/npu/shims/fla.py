@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['FLA_SHIM', 'CONV_SHIM', 'l2norm', 'solve_chunks', 'chunk_gated_delta_rule', 'causal_conv1d', 'borders_of',
-           'causal_conv1d_fn', 'causal_conv1d_update', 'fused_recurrent_gated_delta_rule', 'FusedRMSNormGated']
+           'causal_conv1d_fn', 'causal_conv1d_update', 'fused_recurrent_gated_delta_rule', 'FusedRMSNormGated',
+           'rule_for_transformers', 'use_in_transformers']
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #68e1bb5f
 import importlib
@@ -365,6 +366,48 @@ class FusedRMSNormGated(torch.nn.Module):
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
         activate = torch.sigmoid if self.activation == "sigmoid" else F.silu
         return (normed * activate(gate.float())).to(x.dtype)
+
+# %% ../../../nbs/npu/shims/03_fla.ipynb #9f5c5210
+_QWEN3_5 = "transformers.models.qwen3_5.modeling_qwen3_5"
+
+
+def rule_for_transformers(
+    query: Tensor,  # [B, T, H, K]
+    key: Tensor,  # [B, T, H, K]
+    value: Tensor,  # [B, T, H, V]
+    g: Tensor,  # [B, T, H] log decay
+    beta: Tensor,  # [B, T, H] write strength
+    chunk_size: int = 64,  # tokens per chunk
+    initial_state: Tensor | None = None,  # [B, H, K, V]
+    output_final_state: bool = False,  # whether to return the last state
+    use_qk_l2norm_in_kernel: bool = False,  # normalise queries and keys first
+    cu_seqlens: Tensor | None = None,  # borders of packed sequences
+    **_: Any,  # what transformers passes on and no kernel reads
+) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
+    "The gated delta rule under the names of transformers"
+    return chunk_gated_delta_rule(
+        query,
+        key,
+        value,
+        g,
+        beta,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        chunk_size=chunk_size,
+    )
+
+
+def use_in_transformers(
+    model_type: str,  # of a configuration
+) -> bool:  # whether this module's rule is used
+    "Let a Qwen3.5 of transformers that is built from now on use this rule, where fla is missing"
+    if model_type != "qwen3_5" or importable("fla"):
+        return False
+    layer = importlib.import_module(_QWEN3_5)
+    vars(layer)["torch_chunk_gated_delta_rule"] = rule_for_transformers
+    return True
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #324da6f5
 def _fla_modules() -> dict[str, dict[str, Any]]:
