@@ -175,14 +175,16 @@ def wheel_file(name: str, version: str, path: str) -> str:
     return kept.read_text(encoding="utf-8")
 
 
-def sources(name: str, version: str) -> Path:
-    "A folder with everything in a wheel, downloaded once"
+def sources(name: str, version: str, suffix: str = "") -> Path:
+    "A folder with the files of a wheel whose names end so, downloaded once"
     file = (wheels(name, version) or wheels(name, version, "x86_64"))[-1]
-    place = folder() / f"{file}.unpacked"
+    place = folder() / f"{file}.unpacked{suffix}"
     if not place.is_dir():
         aside = Path(tempfile.mkdtemp(prefix=file, dir=folder()))
         with urllib.request.urlopen(wheel_links(name)[file], timeout=300) as answer:
-            zipfile.ZipFile(io.BytesIO(answer.read())).extractall(aside)
+            archive = zipfile.ZipFile(io.BytesIO(answer.read()))
+        wanted = [name for name in archive.namelist() if name.endswith(suffix)]
+        archive.extractall(aside, wanted)
         try:
             aside.rename(place)
         except OSError:  # another process was first

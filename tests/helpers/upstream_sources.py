@@ -24,9 +24,10 @@ def checkout(name: str) -> Path:
     return path
 
 
-def wheel(name: str, version: str) -> Path:
-    "The unpacked wheel of a release; skips where the index does not answer and nothing is in the cache"
+def wheel(name: str, version: str, suffix: str = "") -> Path:
+    """The unpacked wheel of a release, or its files whose names end so; skips where the index does not answer
+    and nothing is in the cache"""
     try:
-        return package_index.sources(name, version)
+        return package_index.sources(name, version, suffix)
     except OSError as error:
         pytest.skip(f"the wheel of {name} {version} cannot be had: {error}")

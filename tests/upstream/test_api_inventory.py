@@ -1,5 +1,5 @@
 """Every name of torch_npu that the package uses, and every name that the simulator offers, exists in the
-real wheel.
+real wheels: that of the tests' torch and those of the stacks.
 
 Works on source text: nothing of the wheel is imported. tests/wheel asks the imported module for the same
 names.
@@ -11,10 +11,25 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import upstream_sources
 from npu_wheel import build
 from places import PACKAGE
 
+from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RUNNABLE_STACKS
+
 SIMULATOR = PACKAGE / "npu" / "simulator"
+# What the simulator offers and torch_npu has from 2.10 on; nothing here relies on them.
+SINCE_2_10 = {
+    "host_empty_cache",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "reset_peak_host_memory_stats",
+    "npu_apply_rotary_pos_emb",
+}
+RELEASES = (
+    build.VERSION,
+    *(KNOWN_STACKS[name].versions["torch_npu"] for name in RUNNABLE_STACKS),
+)
 ROOTS = {"torch.npu": "torch_npu.npu", "torch_npu": "torch_npu"}
 # Expressions that stand for torch.npu in our code; the first only in device.py.
 ALIASES = ("self.module", "npu", "device_module", "torch.get_device_module(npu_type())")
@@ -35,9 +50,9 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def source(module: str) -> Path | None:
-    "File of a module of the wheel"
-    where = build.site().joinpath(*module.split("."))
+def source(module: str, root: Path) -> Path | None:
+    "File of a module of the wheel that lies unpacked in `root`"
+    where = root.joinpath(*module.split("."))
     return next(
         (
             path
@@ -50,6 +65,8 @@ def source(module: str) -> Path | None:
 
 def listed(path: Path, variable: str) -> list[str]:
     "The strings in an assignment such as __all__, or the keys where it is a dictionary"
+    if not path.is_file():
+        return []
     for node in tree(path).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == variable for t in node.targets
@@ -59,7 +76,7 @@ def listed(path: Path, variable: str) -> list[str]:
     return []
 
 
-def bound(node: ast.stmt, package: str) -> set[str]:
+def bound(node: ast.stmt, package: str, root: Path) -> set[str]:
     "Names that a statement of a module defines"
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
@@ -69,25 +86,25 @@ def bound(node: ast.stmt, package: str) -> set[str]:
             n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)
         }
     if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-        return offered(f"{package}.{node.module}" if node.level else node.module)
+        return offered(f"{package}.{node.module}" if node.level else node.module, root)
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     return {
         name
         for part in ast.iter_child_nodes(node)
         if isinstance(part, ast.stmt)
-        for name in bound(part, package)
+        for name in bound(part, package, root)
     }
 
 
 @cache
-def offered(module: str) -> frozenset[str]:
+def offered(module: str, root: Path) -> frozenset[str]:
     "Names of a module of the wheel"
-    path = source(module)
+    path = source(module, root)
     if path is None:
         return frozenset()
     names = set(listed(path, "__all__")).union(
-        *(bound(node, module) for node in tree(path).body)
+        *(bound(node, module, root) for node in tree(path).body)
     )
     if path.name == "__init__.py":
         names |= {p.stem for p in path.parent.glob("*.py")} | {
@@ -95,25 +112,23 @@ def offered(module: str) -> frozenset[str]:
         }
     if module == "torch_npu":  # what its start adds
         names |= set(
-            listed(build.site() / "torch_npu/utils/exposed_api.py", "public_npu_functions")
+            listed(root / "torch_npu/utils/exposed_api.py", "public_npu_functions")
         )
         names |= set(
-            listed(
-                build.site() / "torch_npu/_init/core/_exports.py", "_LAZY_PYTHON_SYMBOLS"
-            )
+            listed(root / "torch_npu/_init/core/_exports.py", "_LAZY_PYTHON_SYMBOLS")
         )
         names |= OPERATORS
     return frozenset(names)
 
 
-def exists(name: str) -> bool:
+def exists(name: str, root: Path) -> bool:
     "Whether a dotted name leads somewhere, as far as modules go; what lies in classes is not looked at"
     module, parts = "torch_npu", name.split(".")[1:]
     for part in parts:
-        if part not in offered(module):
+        if part not in offered(module, root):
             return False
         module = f"{module}.{part}"
-        if source(module) is None:
+        if source(module, root) is None:
             return True
     return True
 
@@ -190,37 +205,49 @@ def simulated() -> dict[str, list[str]]:
     return {"torch_npu.npu": [name for name in npu if name not in OURS], "torch_npu": fused}
 
 
-@pytest.fixture(autouse=True)
-def wheel():
+@pytest.fixture(params=RELEASES, scope="module")
+def release(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def root(release) -> Path:
+    "The unpacked wheel of a release: of the tests' torch, or of a stack"
+    if release != build.VERSION:
+        return upstream_sources.wheel("torch-npu", release, ".py")
     if not build.have():
         pytest.skip(
             build.misfit()
             or "the torch_npu wheel is not in the cache: run `make test-npu-wheel`, which downloads it"
         )
+    return build.site()
 
 
-def test_the_inventory_sees_something():
+def test_the_inventory_sees_something(root):
     assert {"torch_npu.npu.mem_get_info", "torch_npu.contrib.transfer_to_npu"} <= set(NAMES)
-    assert exists("torch_npu.npu.empty_cache") and not exists(
-        "torch_npu.npu.OutOfMemoryError"
-    )
+    assert exists("torch_npu.npu.empty_cache", root)
+    assert not exists("torch_npu.npu.OutOfMemoryError", root)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_name_that_we_use(name):
-    assert exists(name)
+def test_name_that_we_use(name, root):
+    assert exists(name, root)
 
 
 @pytest.mark.parametrize(
     "module, name",
     [(module, name) for module, names in simulated().items() for name in names],
 )
-def test_name_that_the_simulator_offers(module, name):
-    assert exists(f"{module}.{name}")
+def test_name_that_the_simulator_offers(module, name, release, root):
+    old = tuple(map(int, release.split(".")[:2])) < (2, 10)
+    assert exists(f"{module}.{name}", root) != (old and name in SINCE_2_10)
+
+
+def test_nothing_relies_on_what_older_releases_lack():
+    assert not {name.rsplit(".", 1)[-1] for name in NAMES} & SINCE_2_10
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_exceptions_are_still_needed(name):
-    assert name in listed(SIMULATOR / "runtime.py", "__all__") and not exists(
-        f"torch_npu.npu.{name}"
-    )
+def test_exceptions_are_still_needed(name, root):
+    assert name in listed(SIMULATOR / "runtime.py", "__all__")
+    assert not exists(f"torch_npu.npu.{name}", root)

@@ -88,7 +88,7 @@ FRACTAL_NZ = 29  # torch_npu's number of the layout that only matrix kernels of 
 def _why_not_load(worker: Any) -> str:
     "Why its model's own `load_weights` cannot replace the weights; empty when it can"
     model = getattr(getattr(worker, "model_runner", None), "model", None)
-    if not hasattr(model, "load_weights"):
+    if model is None or not hasattr(model, "load_weights"):
         return "its model has no load_weights"
     if getattr(worker.vllm_config, "quant_config", None) is not None:
         return "its weights are quantised"
