@@ -3485,6 +3485,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                            'cookbook_npu/plan/dimensions.py'),
                                               'cookbook_npu.plan.dimensions._delta_net': ( 'plan/dimensions.html#_delta_net',
                                                                                            'cookbook_npu/plan/dimensions.py'),
+                                              'cookbook_npu.plan.dimensions._dimensions_of_file': ( 'plan/dimensions.html#_dimensions_of_file',
+                                                                                                    'cookbook_npu/plan/dimensions.py'),
                                               'cookbook_npu.plan.dimensions.dimensions_of': ( 'plan/dimensions.html#dimensions_of',
                                                                                               'cookbook_npu/plan/dimensions.py'),
                                               'cookbook_npu.plan.dimensions.dimensions_of_folder': ( 'plan/dimensions.html#dimensions_of_folder',

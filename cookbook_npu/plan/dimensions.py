@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..config import Family, TinyConfig
-from ..errors import ConfigError, MissingError, nearest
+from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 from ..model.tiny import head_width
 
 # %% ../../nbs/plan/00_dimensions.ipynb #734100a0
@@ -218,14 +218,25 @@ def published_dimensions(
     return dimensions_of(PUBLISHED[name], name)
 
 
+def _dimensions_of_file(file: Path) -> Dimensions:
+    "Dimensions by a config.json; raises `DataError` when it lacks one"
+    remedy = "Is the download of the model complete?"
+    config = parse_json(file.read_bytes(), str(file), remedy)
+    if not isinstance(config, dict):
+        raise DataError(f"{file} holds no JSON object", remedy)
+    try:
+        return dimensions_of(config, file.parent.name)
+    except KeyError as error:
+        raise DataError(f"{file} has no {error.args[0]}", remedy) from None
+
+
 def dimensions_of_folder(
     folder: str | Path,  # a Hugging Face folder; the name of a published model is enough
 ) -> Dimensions:
     "Dimensions of a model; a folder that is not here is known by its name"
     file = Path(folder) / "config.json"
     if file.is_file():
-        config = json.loads(file.read_text(encoding="utf-8"))
-        return dimensions_of(config, Path(folder).name)
+        return _dimensions_of_file(file)
     for name in PUBLISHED:
         if Path(folder).name.lower().startswith(name.lower()):
             return published_dimensions(name)
