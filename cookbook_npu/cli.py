@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
 import cookbook_npu
-from .config import RunConfig, config_keys
+from .config import RunConfig, Scale, config_keys
 from .errors import ConfigError, CookbookError, MissingError, nearest
 from .npu.device import free_port
 from .plan.preflight import check_files, check_machine
@@ -347,6 +347,11 @@ def _config(
 ) -> None:
     "List configuration keys with their default and meaning; any of them goes into `overrides`."
     keys = [key for key in config_keys() if contains in key.name]
+    if not keys:
+        raise ConfigError(
+            f"no configuration key contains {contains!r}",
+            "`cookbook-npu config --all` lists every key.",
+        )
     advanced = [key for key in keys if key.tier == "advanced"]
     shown = [key for key in keys if key.tier == "basic"]
     if every or contains:
@@ -445,6 +450,8 @@ def _doctor(
     from cookbook_npu.npu.stack.machine import read_machine
     from cookbook_npu.npu.stack.stacks import read_lock
 
+    if scale not in get_args(Scale):
+        raise ConfigError(f"--scale is {scale!r}", nearest(scale, get_args(Scale)))
     if scale == "laptop":
         os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
     machine = read_machine()

@@ -7,6 +7,7 @@ __all__ = ['shims_folder', 'notebook_sections', 'shim_sections', 'explain_shim',
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #e4b44a6f
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def shim_sections(
     found = {}
     for _, cells in notebook_sections(notebook):
         for kind, source in cells:
-            if kind == "code" and "#| export" in source and "Shim(" in source:
-                names = [part.partition('"')[0] for part in source.split('name="')[1:]]
+            if kind == "code" and source.startswith("#| export") and "Shim(" in source:
+                names = re.findall(r'\bname="(\w+\.\w+)"', source)
                 found |= dict.fromkeys(names, cells)
     return found
 

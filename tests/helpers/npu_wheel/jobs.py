@@ -204,6 +204,7 @@ def undo(rank, world_size):
         "_inductor.autotune_process",
         "utils.cpp_extension",
         "distributed.pipelining",
+        "onnx.symbolic_helper",
     ):
         importlib.import_module(f"torch.{name}")
     from cookbook_npu.npu.shims.registry import registry
