@@ -200,10 +200,12 @@ def print_progress(
     ended = threading.Event()
 
     def print_new() -> None:
+        "Print the steps that have come since the last call"
         for record in follower.new():
             typer.echo(step_line(record, steps=steps))
 
     def watch() -> None:
+        "Print steps as they come, until the run has ended"
         while not ended.wait(0.5):
             print_new()
 

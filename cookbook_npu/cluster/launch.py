@@ -578,6 +578,7 @@ def supervise_job(
     supervisor = Supervisor(Job(Path(folder)))
 
     def stop_early(*_: Any) -> None:
+        "Pass the signal on: the job ends in order"
         supervisor.ask_to_stop()
 
     signal.signal(signal.SIGTERM, stop_early)

@@ -71,6 +71,7 @@ class _Triton(ModuleType):
         return SimpleNamespace(name=name)
 
     def jit(self, function: Any = None, **_: Any) -> Any:
+        "A kernel that raises when it is launched, under the name of the function"
         if function is None:  # used as @triton.jit(...)
             return self.jit
         return UnlaunchableKernel(function.__name__)
