@@ -197,6 +197,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                  'cookbook_npu/cluster/ray_cluster.py'),
                                                   'cookbook_npu.cluster.ray_cluster._check_address': ( 'cluster/ray_cluster.html#_check_address',
                                                                                                        'cookbook_npu/cluster/ray_cluster.py'),
+                                                  'cookbook_npu.cluster.ray_cluster._deadline': ( 'cluster/ray_cluster.html#_deadline',
+                                                                                                  'cookbook_npu/cluster/ray_cluster.py'),
                                                   'cookbook_npu.cluster.ray_cluster._find_raylet': ( 'cluster/ray_cluster.html#_find_raylet',
                                                                                                      'cookbook_npu/cluster/ray_cluster.py'),
                                                   'cookbook_npu.cluster.ray_cluster._has_token': ( 'cluster/ray_cluster.html#_has_token',
