@@ -282,7 +282,7 @@ class RolloutConfig(Config):
     max_staleness: int = Field(
         default=2,
         ge=0,
-        description="split: most weight updates between a token and the step that trains on it; 0: synchronous",
+        description="split: most weight updates between a token and the step that trains on it",
     )
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",
