@@ -274,6 +274,20 @@ class RolloutConfig(Config):
         description="evaluate every so many steps and at both ends; 0: never",
         json_schema_extra=BASIC,
     )
+    depth: int = Field(
+        default=1,
+        ge=0,
+        description="split: steps that the rollout may run ahead of the trainer",
+    )
+    max_staleness: int = Field(
+        default=2,
+        ge=0,
+        description="split: most weight updates between a token and the step that trains on it",
+    )
+    kept_cache: Literal["recompute", "keep"] = Field(
+        default="recompute",
+        description="split: key/value cache of responses that continue under new weights",
+    )
     eval_samples: int = Field(default=1, gt=0, description="samples per held-out prompt")
 
 # %% ../nbs/01_config.ipynb #600c5f1f
@@ -535,10 +549,16 @@ class PlacementConfig(Config):
     devices: int = Field(
         default=8, gt=0, description="devices of the run", json_schema_extra=BASIC
     )
+    mode: Literal["colocate", "split"] = Field(
+        default="colocate",
+        description="colocate: trainer and engines take turns on all devices; split: the trainer has "
+        "the first trainer_devices, the engines the others, and both work at the same time",
+        json_schema_extra=BASIC,
+    )
     trainer_devices: int | None = Field(
         default=None,
         gt=0,
-        description="devices of the trainer, which it shares with engines; none: all",
+        description="devices of the trainer; none: all (colocate), or half of them (split)",
     )
     sleep: Literal["offload", "torch_memory_saver"] = Field(
         default="offload",
@@ -670,13 +690,21 @@ class RunConfig(Config):
 
     @property
     def trainer_devices(self) -> int:
-        "Devices of the trainer"
-        return self.placement.trainer_devices or self.placement.devices
+        "Devices of the trainer, the first of the run"
+        p = self.placement
+        everything = p.devices // 2 if p.mode == "split" else p.devices
+        return p.trainer_devices or everything
+
+    @property
+    def engine_devices(self) -> range:
+        "Devices of the engines: all of the run, or those that the trainer leaves"
+        first = self.trainer_devices if self.placement.mode == "split" else 0
+        return range(first, self.placement.devices)
 
     @property
     def num_engines(self) -> int:
-        "Rollout engines; together they have all devices of the run"
-        return self.placement.devices // self.rollout.devices_per_engine
+        "Rollout engines; together they have all devices that are the engines'"
+        return len(self.engine_devices) // self.rollout.devices_per_engine
 
     @property
     def data_parallel(self) -> int:
@@ -698,6 +726,11 @@ def _check_devices(c: RunConfig) -> None:
             f"placement.trainer_devices is {devices}, placement.devices is {c.placement.devices}",
             "Give the trainer at most all devices.",
         )
+    if c.placement.mode == "split" and not 0 < devices < c.placement.devices:
+        raise ConfigError(
+            f"placement.mode is 'split' with trainer_devices {devices} of {c.placement.devices}",
+            "Leave the engines at least one device, and the trainer one.",
+        )
     if devices % tensor:
         raise ConfigError(
             f"parallel.tensor is {tensor}, but the trainer has {devices} devices",
@@ -706,12 +739,12 @@ def _check_devices(c: RunConfig) -> None:
 
 # %% ../nbs/01_config.ipynb #9367ce37
 def _check_engines(c: RunConfig) -> None:
-    devices = c.placement.devices
+    devices = len(c.engine_devices)
     each = c.rollout.devices_per_engine
     if devices % each:
         raise ConfigError(
             f"rollout.devices_per_engine is {each}, but the engines have {devices} devices",
-            "Make it a divisor of placement.devices.",
+            "Make it a divisor of that.",
         )
     if c.rollout.engine == "transformers" and each != 1:
         raise ConfigError(
@@ -744,11 +777,27 @@ def _check_weight_update(c: RunConfig) -> None:
             "belongs to its process",
             "Set placement.transfer_backend to auto or shm.",
         )
+    if backend == "ipc" and c.placement.mode == "split":
+        raise ConfigError(
+            "placement.transfer_backend is 'ipc' with placement.mode 'split': no engine shares a "
+            "device with the trainer",
+            "Set placement.transfer_backend to auto or shm.",
+        )
     if backend == "ipc" and c.trainer_devices < c.placement.devices:
         raise ConfigError(
             f"placement.transfer_backend is 'ipc' with placement.trainer_devices {c.trainer_devices} "
             f"of {c.placement.devices}: an engine without a trainer rank on its device gets no handle",
             "Give the trainer all devices, or set placement.transfer_backend to auto.",
+        )
+
+
+def _check_staleness(c: RunConfig) -> None:
+    r = c.rollout
+    if c.placement.mode == "split" and r.depth > r.max_staleness:
+        raise ConfigError(
+            f"rollout.depth is {r.depth} with rollout.max_staleness {r.max_staleness}",
+            "A rollout that runs further ahead than a sample may be old would have to be thrown "
+            "away: make depth at most max_staleness.",
         )
 
 # %% ../nbs/01_config.ipynb #288e0e81
@@ -947,6 +996,7 @@ _CHECKS = (
     _check_devices,
     _check_engines,
     _check_weight_update,
+    _check_staleness,
     _check_batches,
     _check_sampling,
     _check_estimator,

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PACKAGES', 'RUN_FILES', 'storage_errors', 'refuse_link', 'open_parent', 'open_nofollow', 'read_errors',
            'read_nofollow', 'fsync_path', 'write_atomic', 'write_json', 'read_json', 'content_checksum',
-           'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line', 'append_line', 'read_lines',
-           'read_steps', 'cut_partial_line', 'lock_folder', 'installed_versions', 'git_commit', 'stack_record',
-           'default_name', 'RunIdentity', 'RunFolder']
+           'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line', 'append_line', 'append_lines',
+           'read_lines', 'read_steps', 'cut_partial_line', 'lock_folder', 'installed_versions', 'git_commit',
+           'stack_record', 'default_name', 'RunIdentity', 'RunFolder']
 
 # %% ../../nbs/runs/00_folder.ipynb #fd584af8
 import errno
@@ -285,7 +285,7 @@ def json_line(
     except (ValueError, TypeError):
         return json.dumps(replace_nonfinite(record), ensure_ascii=False) + "\n"
 
-# %% ../../nbs/runs/00_folder.ipynb #3a9ab1d5
+# %% ../../nbs/runs/00_folder.ipynb #283dda51
 def _write_all(fd: int, data: bytes) -> None:
     "Write all bytes, however many calls that takes"
     while data:
@@ -299,13 +299,22 @@ def append_line(
     root: Path | None = None,  # as in `open_nofollow`
 ) -> None:
     "Append one record as one line, on the disk when this returns; a refused write leaves the file as it was"
+    append_lines(path, [record], root)
+
+
+def append_lines(
+    path: Path | str,  # a .jsonl file
+    records: Iterable[Mapping[str, Any]],  # one for each line
+    root: Path | None = None,  # as in `open_nofollow`
+) -> None:
+    "Append records, on the disk when this returns; a refused write leaves the file as it was"
     path = Path(path)
-    line = json_line(record).encode()
+    lines = "".join(map(json_line, records)).encode()
     with storage_errors(path):
         fd = open_nofollow(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, root)
         size = os.fstat(fd).st_size
         try:
-            _write_all(fd, line)
+            _write_all(fd, lines)
             os.fsync(fd)
         except OSError:
             os.ftruncate(fd, size)
@@ -502,7 +511,7 @@ def _rename_to_free(staged: Path, root: Path, name: str, exact: bool) -> Path:
         f"{root} holds a thousand runs named {name}", "Choose another output.name."
     )
 
-# %% ../../nbs/runs/00_folder.ipynb #c3edff96
+# %% ../../nbs/runs/00_folder.ipynb #ce77c486
 # where links are refused before anything is read or written
 RUN_FILES = (
     ".lock",
@@ -511,6 +520,7 @@ RUN_FILES = (
     "stack.json",
     "metrics.jsonl",
     "events.jsonl",
+    "spans.jsonl",
     "samples",
     "checkpoints",
     "cut",
@@ -528,7 +538,7 @@ class RunIdentity:
     run: str  # random, chosen when the folder was made
     config: str  # checksum of config.json
 
-# %% ../../nbs/runs/00_folder.ipynb #e9e84b19
+# %% ../../nbs/runs/00_folder.ipynb #66196b1e
 def _step(
     file: Path,  # samples of one step
 ) -> int:
@@ -615,6 +625,7 @@ class RunFolder:
             folder.lock_fd = lock_folder(folder.path)
             cut_partial_line(folder.metrics_file, folder.path.parent)
             cut_partial_line(folder.events_file, folder.path.parent)
+            cut_partial_line(folder.spans_file, folder.path.parent)
         return folder
 
     def _refuse_links(self) -> None:
@@ -661,6 +672,11 @@ class RunFolder:
     def events_file(self) -> Path:
         "Failures, restarts, resumes, dropped groups"
         return self.path / "events.jsonl"
+
+    @property
+    def spans_file(self) -> Path:
+        "What each role did when"
+        return self.path / "spans.jsonl"
 
     @property
     def samples(self) -> Path:
@@ -774,27 +790,37 @@ class RunFolder:
 
     def cut_after(
         self,
-        steps: int,  # steps done, whose metrics and samples stay; -1: nothing stays
+        steps: int,  # steps done, whose metrics, samples and spans stay; -1: nothing stays
     ) -> Path | None:  # folder with what was cut; none: there was nothing to cut
-        "Move metrics and samples of later steps aside; none of them is lost, wherever this is interrupted"
+        "Move what later steps wrote aside; none of it is lost, wherever this is interrupted"
         self._check_writable()
-        lines = read_steps(self.metrics_file, self.path.parent)
-        cut = [line for line in lines if line["step"] > steps]
+        lines = {}
+        for file in (self.metrics_file, self.spans_file):
+            found = read_steps(file, self.path.parent)
+            if any(line["step"] > steps for line in found):
+                lines[file] = found
         samples = [
             f for f in sorted(self.samples.glob("step_*.jsonl")) if _step(f) >= steps
         ]
-        if not cut and not samples:
+        if not lines and not samples:
             return None
         with storage_errors(self.cut):
-            root = self.path.parent
             aside = _numbered_folder(self.cut)
-            if cut:
-                kept = [line for line in lines if line["step"] <= steps]
-                write_atomic(aside / "metrics.jsonl", "".join(map(json_line, cut)), root)
-                write_atomic(self.metrics_file, "".join(map(json_line, kept)), root)
+            for file, found in lines.items():
+                self._cut_lines(file, found, steps, aside / file.name)
             for file in samples:
                 os.rename(file, aside / file.name)
         return aside
+
+    def _cut_lines(
+        self, file: Path, lines: list[dict[str, Any]], steps: int, aside: Path
+    ) -> None:
+        "Move the lines of later steps into a file of their own"
+        root = self.path.parent
+        cut = [line for line in lines if line["step"] > steps]
+        kept = [line for line in lines if line["step"] <= steps]
+        write_atomic(aside, "".join(map(json_line, cut)), root)
+        write_atomic(file, "".join(map(json_line, kept)), root)
 
     def _samples_file(self, step: int) -> Path:
         return self.samples / f"step_{step:06d}.jsonl"

@@ -7,11 +7,12 @@ __all__ = ['STEP_PHASES', 'TIME_PREFIX', 'CONSOLE_METRICS', 'MetricColumns', 'is
            'TensorBoardSink', 'format_number', 'format_bytes', 'step_line', 'ConsoleSink', 'Tracker', 'to_columns',
            'load_metrics', 'metric_points', 'phase_means']
 
-# %% ../../nbs/runs/01_metrics.ipynb #31421708
+# %% ../../nbs/runs/01_metrics.ipynb #7cda0875
 import importlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Protocol, Self, TextIO
 
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, read_steps, replace_nonfinite
+from .spans import PHASE_ROLES, SpanLog
 
 # %% ../../nbs/runs/01_metrics.ipynb #c13a5c34
 # Phases of a step, in order; the last one is the whole step.
@@ -52,30 +54,38 @@ def is_step(
             return True
     return False
 
-# %% ../../nbs/runs/01_metrics.ipynb #89e0ba7c
+# %% ../../nbs/runs/01_metrics.ipynb #56477dd2
 @dataclass
 class Spans:
-    "Phase times of the step under way, in seconds"
+    "Phase times of the step under way, in seconds; any thread may add to them"
 
-    clock: Callable[[], float] = time.perf_counter  # s
+    log: SpanLog = field(default_factory=SpanLog)  # gets start and end of each span
     times: dict[str, float] = field(default_factory=dict)  # phase -> s
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
     def span(
         self,
         name: str,  # phase
+        role: str | None = None,  # who works in it; none: whoever usually does
     ) -> Iterator[None]:
         "Add the time spent inside to the phase"
-        began = self.clock()
+        version = self.log.version
+        began = self.log.now()
         try:
             yield
         finally:
-            self.times[name] = self.times.get(name, 0.0) + self.clock() - began
+            ended = self.log.now()
+            role = role or PHASE_ROLES.get(name, "driver")
+            self.log.add(role, name, began, ended, version=version)
+            with self.lock:
+                self.times[name] = self.times.get(name, 0.0) + ended - began
 
     def take(self) -> dict[str, float]:  # metric -> seconds
-        "The times so far, as metrics; starts afresh"
-        times = self.times
-        self.times = {}
+        "The times so far, as metrics; starts afresh, and what was not written belongs to no step"
+        self.log.forget()
+        with self.lock:
+            times, self.times = self.times, {}
         return {TIME_PREFIX + name: seconds for name, seconds in times.items()}
 
 # %% ../../nbs/runs/01_metrics.ipynb #06d3166c
@@ -220,7 +230,7 @@ class ConsoleSink:
     def close(self) -> None:
         "Nothing is held open"
 
-# %% ../../nbs/runs/01_metrics.ipynb #5b4a1406
+# %% ../../nbs/runs/01_metrics.ipynb #a8b4e12f
 def _plain_value(name: str, value: Any) -> Any:
     "A number or text without numpy or torch around it"
     if hasattr(value, "item"):
@@ -239,9 +249,10 @@ class Tracker:
     def __init__(
         self,
         sinks: Iterable[Sink] = (),  # in the order in which they get a record
+        span_log: SpanLog | None = None,  # gets every span; none: they are not written
     ):
         self.sinks = list(sinks)
-        self.spans = Spans()
+        self.spans = Spans(span_log or SpanLog())
         self.last = -1  # newest step that was logged
 
     @classmethod
@@ -254,19 +265,44 @@ class Tracker:
         extra_sinks: Iterable[Sink] = (),  # e.g. a live view
     ) -> Self:
         "The tracker of a run, with the usual sinks"
-        sinks: list[Sink] = [FileSink(folder.metrics_file, folder.path.parent)]
+        root = folder.path.parent
+        sinks: list[Sink] = [FileSink(folder.metrics_file, root)]
         if tensorboard:
             sinks.append(TensorBoardSink(folder.tensorboard))
         if console:
             sinks.append(ConsoleSink(steps))
-        return cls([*sinks, *extra_sinks])
+        return cls([*sinks, *extra_sinks], SpanLog(folder.spans_file, root))
 
     def span(
         self,
         name: str,  # phase
+        role: str | None = None,  # who works in it; none: whoever usually does
     ) -> AbstractContextManager[None]:
         "Measure a phase: `with tracker.span('rollout'):`"
-        return self.spans.span(name)
+        return self.spans.span(name, role)
+
+    def now(self) -> float:
+        "Seconds since the run began: the clock of `record_span`"
+        return self.spans.log.now()
+
+    def record_span(
+        self,
+        role: str,  # who, e.g. "engine 0"
+        phase: str,  # what it did; "wait" and "paused" are not work
+        start: float,  # s, from `now`
+        end: float,  # s, from `now`
+        step: int | None = None,  # as it will be logged; none: the step under way
+        version: int | None = None,  # of the weights; none: those that the engines hold
+    ) -> None:
+        "Write down what a role did, from any thread; it is in spans.jsonl, not among the metrics"
+        self.spans.log.add(role, phase, start, end, step, version)
+
+    def hold_version(
+        self,
+        version: int,  # of the weights
+    ) -> None:
+        "The engines hold these weights from now on: spans that begin later say so"
+        self.spans.log.version = version
 
     def log(
         self,
@@ -282,6 +318,7 @@ class Tracker:
         record: dict[str, Any] = {"step": step}
         for name, value in metrics.items():
             record[name] = _plain_value(name, value)
+        self.spans.log.write(step)
         record.update(self.spans.take())
         record = replace_nonfinite(record)
         self.last = step
@@ -295,6 +332,7 @@ class Tracker:
     ) -> None:
         "Go back to an earlier step; what was measured since is forgotten"
         self.spans.take()
+        self.spans.log.newest = max(last, 0)
         self.last = last
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ class WeightSync:
             with span("update_weights"):
                 trainer.call("release_weights")
         self.state.version = version
+        self.state.tracker.hold_version(version)
         return memory
 
     def _receive(self, manifest: Manifest) -> None:

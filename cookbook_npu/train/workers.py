@@ -57,11 +57,12 @@ def start_engine(
 ) -> WorkerGroup:  # its ranks, asleep and without weights
     "One process for each device of an engine, as the first weight update finds it"
     devices = config.rollout.devices_per_engine
+    first = number * devices
     group = RayWorkerGroup.create(
         f"rollout{number}",
         "cookbook_npu.train.rollout_worker:RolloutWorker",
         cluster,
-        slots=range(number * devices, (number + 1) * devices),
+        slots=config.engine_devices[first : first + devices],
         share=DEVICE_SHARE,
         bootstrap="rollout",
         kwargs={"config": config, "hf_path": hf_path},

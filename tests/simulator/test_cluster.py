@@ -236,6 +236,35 @@ print(count, npu.get_current_node_accelerator_type(), "torch" in sys.modules)
 """
 
 
+SILENT_RAYLET = """
+import signal
+from cookbook_npu.cluster import ray_cluster
+ray_cluster.START_TIMEOUT_S = 8.0
+import ray._private.worker as worker
+
+connect = worker.connect
+def stop_raylet_first(*args, **kwargs):
+    raylet = ray_cluster._find_raylet()
+    raylet.send_signal(signal.SIGSTOP)
+    print(raylet.pid, flush=True)
+    return connect(*args, **kwargs)
+
+worker.connect = stop_raylet_first
+ray_cluster.Cluster.start(devices=1)
+"""
+
+
+def test_a_raylet_that_never_answers_ends_the_start_with_a_message():
+    run = [sys.executable, "-c", SILENT_RAYLET]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    raylet = psutil.Process(int(done.stdout.split()[-1]))
+    assert raylet.name() == "raylet"
+    raylet.kill()
+    assert done.returncode == -signal.SIGKILL
+    assert "DeviceError: Ray has started and did not answer within 8 s" in done.stderr
+    assert "stop other jobs, and try again" in done.stderr
+
+
 def test_ray_counts_simulated_npus_by_itself():
     env = os.environ | {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "4"}
     run = [sys.executable, "-c", COUNTED]

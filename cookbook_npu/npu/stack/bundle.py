@@ -55,7 +55,14 @@ def redacted_environment(
     return "\n".join(lines) + "\n"
 
 # %% ../../../nbs/npu/stack/05_bundle.ipynb #2147f918
-_RUN_FILES = ("config.json", "stack.json", "events.jsonl", "metrics.jsonl", "logs/*")
+_RUN_FILES = (
+    "config.json",
+    "stack.json",
+    "events.jsonl",
+    "metrics.jsonl",
+    "spans.jsonl",
+    "logs/*",
+)
 _LONGEST = 2**18  # bytes of each file
 
 
