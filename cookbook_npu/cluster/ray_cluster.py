@@ -30,6 +30,7 @@ import psutil
 
 from ..errors import ConfigError, DeviceError, MissingError
 from cookbook_npu.npu.device import (
+    AUTOLOAD_ENV,
     CUDA,
     NPU,
     SIMULATE_ENV,
@@ -246,13 +247,13 @@ def cluster_env(
 ) -> dict[str, str]:  # variables for every worker
     "Variables every worker of this cluster gets"
     if not simulated:
-        return {}
+        return {SIMULATE_ENV: "0"}  # whatever the shell says
     count = max([devices - 1, *_visible_ids()]) + 1
     wanted = {
         SIMULATED_DEVICES_ENV: str(count),
         "COOKBOOK_NPU_SIM_SESSION": f"cbn{os.getpid()}x{secrets.token_hex(3)}",
     }
-    env = {SIMULATE_ENV: "1"}
+    env = {SIMULATE_ENV: "1", AUTOLOAD_ENV: "0"}
     for name, value in wanted.items():
         env[name] = os.environ.get(name, value)
     return env
