@@ -4143,6 +4143,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                        'cookbook_npu/rollout/transformers.py'),
                                                    'cookbook_npu.rollout.transformers._join_layers': ( 'rollout/transformers.html#_join_layers',
                                                                                                        'cookbook_npu/rollout/transformers.py'),
+                                                   'cookbook_npu.rollout.transformers._joined': ( 'rollout/transformers.html#_joined',
+                                                                                                  'cookbook_npu/rollout/transformers.py'),
                                                    'cookbook_npu.rollout.transformers._layer_types': ( 'rollout/transformers.html#_layer_types',
                                                                                                        'cookbook_npu/rollout/transformers.py'),
                                                    'cookbook_npu.rollout.transformers._length': ( 'rollout/transformers.html#_length',
