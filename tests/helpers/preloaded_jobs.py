@@ -18,7 +18,7 @@ QWEN += [
 ]
 # What Ray imports. Not Ray itself: it reads its variables then, and they differ from process to process.
 FOR_RAY = ["requests", "jsonschema", "yaml", "google.protobuf.descriptor", "packaging"]
-# What Megatron and mcore-bridge import, without themselves: a trainer comes after its bootstrap, an engine never.
+# What Megatron and mcore-bridge import. Not these themselves: they come after a trainer's bootstrap.
 FOR_MEGATRON = ["torch.distributed.tensor", "torch.distributed.checkpoint", "peft"]
 FOR_MEGATRON += ["datasets", "einops", "torch.utils.tensorboard", "cookbook_npu.config"]
 # A role's process installs the simulated NPU first, and transformers looks for it when it is imported.
