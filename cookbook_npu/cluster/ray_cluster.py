@@ -336,7 +336,7 @@ def _start_nothing(*_: Any, **__: Any) -> None:
 
 @contextmanager
 def _without_services(ray: ModuleType) -> Iterator[None]:
-    "A Ray that starts inside leaves out what nothing here uses, as far as this release knows it by these names"
+    "A Ray that starts inside leaves out what nothing here uses, where its release has it"
     node = ray._private.node.Node
     with ExitStack() as undo:
         for name in UNUSED_SERVICES:
