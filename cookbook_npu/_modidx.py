@@ -4773,6 +4773,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                    'cookbook_npu/runs/spans.py'),
                                          'cookbook_npu.runs.spans.role_use': ('runs/spans.html#role_use', 'cookbook_npu/runs/spans.py')},
             'cookbook_npu.scratch': { 'cookbook_npu.scratch._candidates': ('scratch.html#_candidates', 'cookbook_npu/scratch.py'),
+                                      'cookbook_npu.scratch._is_open': ('scratch.html#_is_open', 'cookbook_npu/scratch.py'),
+                                      'cookbook_npu.scratch._sweep_segments': ('scratch.html#_sweep_segments', 'cookbook_npu/scratch.py'),
                                       'cookbook_npu.scratch._take': ('scratch.html#_take', 'cookbook_npu/scratch.py'),
                                       'cookbook_npu.scratch.make_scratch': ('scratch.html#make_scratch', 'cookbook_npu/scratch.py'),
                                       'cookbook_npu.scratch.remove_scratch': ('scratch.html#remove_scratch', 'cookbook_npu/scratch.py'),
