@@ -220,7 +220,7 @@ class SamplingConfig(Config):
         default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
-# %% ../nbs/01_config.ipynb #d13f9411
+# %% ../nbs/01_config.ipynb #00c9bf36
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
@@ -267,6 +267,11 @@ class RolloutConfig(Config):
         default=128,
         gt=0,
         description="sequences decoded at once by the transformers engine",
+    )
+    simulated_latency: float = Field(
+        default=0.0,
+        ge=0,
+        description="time that each decode step sleeps, s; stands for a device (laptop scale only)",
     )
     eval_every: int = Field(
         default=20,
@@ -814,7 +819,15 @@ def _check_batches(c: RunConfig) -> None:
             "Choose train.global_batch_size as a divisor of the rollout.",
         )
 
-# %% ../nbs/01_config.ipynb #1d27d1f9
+# %% ../nbs/01_config.ipynb #84f2c3cb
+def _check_latency(c: RunConfig) -> None:
+    if c.rollout.simulated_latency and c.scale != "laptop":
+        raise ConfigError(
+            f"rollout.simulated_latency is {c.rollout.simulated_latency} at scale {c.scale!r}",
+            "It stands for a device where there is none: set 0.",
+        )
+
+
 def _check_sampling(c: RunConfig) -> None:
     if c.sampling.temperature == 0:
         raise ConfigError(
@@ -991,13 +1004,14 @@ def _check_output(c: RunConfig) -> None:
     if c.output.name is not None:
         check_run_name(c.output.name)
 
-# %% ../nbs/01_config.ipynb #746adca4
+# %% ../nbs/01_config.ipynb #ef6506b5
 _CHECKS = (
     _check_devices,
     _check_engines,
     _check_weight_update,
     _check_staleness,
     _check_batches,
+    _check_latency,
     _check_sampling,
     _check_estimator,
     _check_kl,
