@@ -6,15 +6,21 @@
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
            'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
            'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
-           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'PartialResponse', 'RequestBatch',
+           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'VllmRequests', 'vllm_sampling',
            'remove_shared_memory', 'VllmEngine']
 
-# %% ../../nbs/rollout/03_vllm.ipynb #f5b50f3c
+# %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +30,6 @@ import torch
 from torch import Tensor
 
 from ..config import WeightUpdateMethod
-from ..data.sample import FinishReason, Sample
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
@@ -41,7 +46,13 @@ from cookbook_npu.npu.shims.vllm_weights import (
     update_function,
     weight_update_methods,
 )
-from .engine import WAKE_TAGS, Engine, Request, SamplingParams
+from cookbook_npu.rollout.engine import (
+    WAKE_TAGS,
+    Engine,
+    KeptCache,
+    RequestState,
+    derive_seed,
+)
 from cookbook_npu.rollout.vllm_layers import (
     tensor_parallel_group,
     worker_addresses,
@@ -236,7 +247,7 @@ def _replace_weights(
         else:
             ipc_update_function(worker)(weights)
 
-# %% ../../nbs/rollout/03_vllm.ipynb #bc51c818
+# %% ../../nbs/rollout/03_vllm.ipynb #b659f38e
 def check_addresses(
     before: Mapping[str, int],  # parameter -> address, when graphs were captured
     now: Mapping[str, int],  # the same after a weight update
@@ -284,11 +295,8 @@ class VllmWeights:
         tensors: Mapping[str, Tensor],  # all weights, checked
         handles: Mapping[str, tuple],  # the same as device handles; for a native engine
     ) -> None:
-        "Replace all weights and forget what was computed with the old ones"
+        "Replace all weights"
         self._ask(_replace_weights, self._arguments(tensors, handles), self.method)
-        if self.llm.reset_prefix_cache() is False:
-            # A kept generation holds blocks: it has to compute them again.
-            self.llm.reset_prefix_cache(reset_running_requests=True)
         if self.addresses:
             check_addresses(self.addresses, self._ask(worker_addresses))
         heads = {name: tensors[twin] for name, twin in self.tied.items()}
@@ -392,86 +400,86 @@ def engine_settings(
         )
     return {k: v for k, v in wanted.items() if k in known and v is not None}
 
-# %% ../../nbs/rollout/03_vllm.ipynb #c5d83980
-@dataclass
-class PartialResponse:
-    "What one request has received so far"
-
-    request: Request
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    reason: FinishReason | None = None  # none: still running
-
-    def extend(
-        self,
-        output: Any,  # vllm.CompletionOutput with the tokens of one step
-        version: int,  # of the weights
-    ) -> None:
-        "Add the tokens of one step"
-        for token, entry in zip(output.token_ids, output.logprobs, strict=True):
-            self.ids.append(token)
-            self.logprobs.append(entry[token].logprob)
-            self.versions.append(version)
-        self.reason = output.finish_reason
-
-# %% ../../nbs/rollout/03_vllm.ipynb #50f8d2b6
-class RequestBatch:
-    "The requests of one generate call inside vLLM"
+# %% ../../nbs/rollout/03_vllm.ipynb #28250ead
+class VllmRequests:
+    "The requests in flight inside vLLM"
 
     def __init__(
         self,
         llm_engine: Any,  # vllm.LLMEngine
-        requests: Sequence[Request],  # what to sample
-        sampling: SamplingParams,  # how
         stop_token_ids: Sequence[int],  # end tokens beyond the model's own
-        first_id: int,  # vLLM's number of the first request; never used twice
-        seeded: bool = True,  # each response has a generator of its own
     ):
         self.llm_engine = llm_engine
-        self.responses: dict[str, PartialResponse] = {}
-        for number, request in enumerate(requests, first_id):
-            self.responses[str(number)] = PartialResponse(request)
-            llm_engine.add_request(
-                str(number),
-                {"prompt_token_ids": list(request.prompt_ids)},
-                _sampling_params(request, sampling, stop_token_ids, seeded),
-            )
+        self.stop_token_ids = list(stop_token_ids)
+        self.states: dict[str, RequestState] = {}  # vLLM's id -> request
+        self._next_id = 0  # never used twice
 
-    @property
-    def done(self) -> bool:
-        "No request is running any more"
-        return not self.llm_engine.has_unfinished_requests()
+    def add(
+        self,
+        states: Iterable[RequestState],  # requests
+        seeded: bool = True,  # each response has a generator of its own
+        salt: str = "",  # requests with another one share no cached prefix; empty: none
+    ) -> None:
+        "Hand requests to vLLM's scheduler"
+        for state in states:
+            prompt: dict[str, Any] = {"prompt_token_ids": state.sequence}
+            if salt:
+                prompt["cache_salt"] = salt
+            key = str(self._next_id)
+            self._next_id += 1
+            self.states[key] = state
+            params = vllm_sampling(state, self.stop_token_ids, seeded)
+            self.llm_engine.add_request(key, prompt, params)
 
     def step(
         self,
         version: int,  # of the weights
-    ) -> None:
+    ) -> list[RequestState]:  # that have ended
         "One step of vLLM's engine"
-        report_progress(f"{len(self.responses)} requests")
+        report_progress(f"{len(self.states)} requests")
+        ended = []
         for output in self.llm_engine.step():
-            self.responses[output.request_id].extend(output.outputs[0], version)
+            state = self.states[output.request_id]
+            new = output.outputs[0]
+            for token, entry in zip(new.token_ids, new.logprobs, strict=True):
+                state.add(token, entry[token].logprob, version)
+            if new.finish_reason is not None:
+                state.reason = new.finish_reason
+                ended.append(self.states.pop(output.request_id))
+        return ended
 
-    def abort(self) -> None:
-        "End the requests that still run"
-        running = [key for key, r in self.responses.items() if r.reason is None]
-        if running:
-            self.llm_engine.abort_request(running)
+    def remove(
+        self,
+        states: Collection[RequestState],  # that have not ended inside vLLM
+    ) -> None:
+        "Make vLLM forget requests"
+        wanted = set(states)
+        keys = [key for key, state in self.states.items() if state in wanted]
+        self.llm_engine.abort_request(keys)
+        for key in keys:
+            del self.states[key]
 
 
-def _sampling_params(
-    request: Request, sampling: SamplingParams, stop_token_ids: Sequence[int], seeded: bool
+def vllm_sampling(
+    state: RequestState,  # a request, perhaps one that goes on
+    stop_token_ids: Sequence[int] = (),  # end tokens beyond the model's own
+    seeded: bool = True,  # the response has a generator of its own
 ) -> Any:  # vllm.SamplingParams
+    "How vLLM samples a request"
     import vllm
     from vllm.sampling_params import RequestOutputKind
 
+    sampling = state.sampling
     greedy = sampling.temperature == 0
+    seed = state.request.seed
+    if state.ids:
+        seed = derive_seed(seed, len(state.ids))
     return vllm.SamplingParams(
         temperature=sampling.temperature,
         top_p=1.0 if greedy else sampling.top_p,
         top_k=-1 if greedy else sampling.top_k,
-        seed=request.seed if seeded and not greedy else None,
-        max_tokens=sampling.max_response_tokens,
+        seed=seed if seeded and not greedy else None,
+        max_tokens=state.limit - len(state.ids),
         logprobs=0,
         detokenize=False,
         stop_token_ids=list(stop_token_ids),
@@ -491,7 +499,7 @@ def remove_shared_memory(
         file.unlink(missing_ok=True)
     return [file.name for file in left]
 
-# %% ../../nbs/rollout/03_vllm.ipynb #267f199f
+# %% ../../nbs/rollout/03_vllm.ipynb #60770d18
 CPU_CACHE_BYTES = 256 << 20  # key/value cache on a CPU, where nobody gives a size
 
 
@@ -499,6 +507,7 @@ class VllmEngine(Engine):
     "A vLLM engine in this process"
 
     is_open = False  # one is open in this process
+    continues_noise = False  # see above: a longer prompt gets a new generator
 
     def __init__(
         self,
@@ -514,14 +523,14 @@ class VllmEngine(Engine):
         stop_token_ids: Sequence[int] = (),  # end tokens beyond the model's own
         weight_update_method: WeightUpdateMethod = "auto",  # how new weights enter
         request_seeds: bool = True,  # each response has a generator of its own
+        kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
+        simulated_latency: float = 0.0,  # time that each decode step sleeps, s
     ):
         path = Path(hf_path)
         self._check_can_start(path)
         self.build = vllm_build()
         self.dtype = getattr(torch, dtype)
-        self.stop_token_ids = list(stop_token_ids)
         self.request_seeds = request_seeds
-        self._next_id = 0  # vLLM's number of the next request
         prepare_environment(self.build)
         check_companions()
         from transformers import AutoConfig, AutoTokenizer
@@ -531,7 +540,9 @@ class VllmEngine(Engine):
         shapes = folder_shapes(path)
         positions = config.get_text_config().max_position_embeddings
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        super().__init__(str(path), tokenizer, max_tokens or positions)
+        super().__init__(
+            str(path), tokenizer, max_tokens or positions, kept_cache, simulated_latency
+        )
         LLM, EngineArgs = self._import_vllm()
         arguments = llm_arguments(
             self.model,
@@ -549,6 +560,7 @@ class VllmEngine(Engine):
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
+        self.requests = VllmRequests(self.llm.llm_engine, stop_token_ids)
         if tensor_parallel > 1:
             rank, ranks, _ = tensor_parallel_group()
             self.holder = f"rank {rank} of {ranks} of the engine"
@@ -600,28 +612,29 @@ class VllmEngine(Engine):
         "What vLLM is told: on a CPU it would take a large part of the host"
         return CPU_CACHE_BYTES if given is None and self.platform == "cpu" else given
 
-    def _generate(self, requests: list[Request], sampling: SamplingParams) -> list[Sample]:
-        if requests and not self.request_seeds:
+    def _add(self, states: list[RequestState]) -> None:
+        if states and not self.request_seeds:
             # one generator for the batch, the same on every rank of the engine
-            torch.manual_seed(requests[0].seed)
-        batch = RequestBatch(
-            self.llm.llm_engine,
-            requests,
-            sampling,
-            self.stop_token_ids,
-            self._next_id,
-            self.request_seeds,
-        )
-        self._next_id += len(requests)
-        try:
-            while not batch.done and self._continue_decoding():
-                batch.step(self.version)
-        finally:
-            batch.abort()
-        return [
-            self._make_sample(r.request, r.ids, r.logprobs, r.versions, r.reason or "abort")
-            for r in batch.responses.values()
-        ]
+            torch.manual_seed(states[0].request.seed)
+        self.requests.add(states, self.request_seeds, self._salt())
+
+    def _salt(self) -> str:
+        return f"version {self.version}" if self.kept_cache == "keep" else ""
+
+    def _decode_step(self) -> list[RequestState]:
+        return self.requests.step(self.version)
+
+    def _remove(self, states: list[RequestState]) -> None:
+        self.requests.remove(states)
+
+    def _weights_changed(self) -> None:
+        if self.kept_cache == "keep":
+            fresh = [s for s in self.requests.states.values() if not s.sampled]
+            self.requests.remove(fresh)
+            self.requests.add(fresh, self.request_seeds, self._salt())
+        elif self.llm.reset_prefix_cache() is False:
+            # Running requests hold blocks: they have to compute them again.
+            self.llm.reset_prefix_cache(reset_running_requests=True)
 
     def _weight_shapes(self) -> tuple[Mapping[str, torch.Size], Mapping[str, str]]:
         return self.weights.shapes, self.weights.tied
@@ -658,6 +671,7 @@ class VllmEngine(Engine):
 
     def _close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
+        del self.requests
         self.llm = None
         self.weights.llm = None
         VllmEngine.is_open = False

@@ -9,16 +9,19 @@ __all__ = ['ENGINE_CHECKS', 'reference_model', 'folder_weights', 'teacher_forced
            'seeds_reproduce', 'batch_mates_do_not_matter', 'truncation_renormalises', 'update_equals_a_fresh_engine',
            'bad_updates', 'refused_update_changes_nothing', 'altered_update_serves_nothing', 'half_awake_sleeps',
            'sleep_wake_update', 'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'while_generating',
-           'pause_keep_goes_on_with_new_weights', 'pause_abort_returns_what_there_is', 'limits_are_enforced',
-           'stop_tokens_end_a_response', 'run_suite', 'sharpen_model']
+           'pause_keep_goes_on_with_new_weights', 'pause_abort_returns_what_there_is', 'sample_keys', 'collect_all',
+           'require_same', 'streamed_equals_generate', 'collected_in_order', 'requests_join_while_others_run',
+           'interrupted', 'aborted_goes_on', 'updated_in_flight', 'largest_gap', 'update_in_flight_recomputes',
+           'update_in_flight_keeps', 'streaming_is_refused', 'limits_are_enforced', 'stop_tokens_end_a_response',
+           'run_suite', 'sharpen_model']
 
-# %% ../../nbs/testing/02_conformance.ipynb #6dd4c9bd
+# %% ../../nbs/testing/02_conformance.ipynb #b96731d9
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +91,12 @@ def greedy_response(
     )
     return out_1T[0, len(prompt) :].tolist()
 
-# %% ../../nbs/testing/02_conformance.ipynb #01cf5747
+# %% ../../nbs/testing/02_conformance.ipynb #1277ca55
 @dataclass
 class Case:
     "One engine under test"
 
-    factory: Callable[..., Engine]  # factory(folder, stop_token_ids=()), in float32
+    factory: Callable[..., Engine]  # factory(folder, stop_token_ids=(), ...), in float32
     folder: Path  # weights the engine starts with
     other: Path  # other weights of the same shape
     tolerance: float = 1e-4  # largest difference of log-probs
@@ -557,6 +560,254 @@ def pause_abort_returns_what_there_is(
     require_error(case.ask, EngineError, "paused")
     case.engine.resume()
     _require_logprobs(case, case.folder, case.ask(), 0.8)
+
+# %% ../../nbs/testing/02_conformance.ipynb #ea59b892
+def sample_keys(
+    samples: Iterable[Sample],  # responses
+) -> list[tuple[str, int]]:
+    "Group and index of each response"
+    return [(s.group_id, s.index) for s in samples]
+
+
+def collect_all(
+    engine: Engine,  # with requests in flight
+    decode_steps: int | None = None,  # of each collect
+) -> list[list[Sample]]:  # what each collect gave
+    "Collect until nothing is in flight"
+    pieces = []
+    while engine.in_flight:
+        pieces.append(engine.collect(decode_steps=decode_steps))
+    return pieces
+
+
+def require_same(
+    case: Case,  # engine under test
+    samples: list[Sample],  # in any order
+    wanted: list[Sample],  # what they should be
+) -> None:
+    "Require the same tokens, and the same log-probs up to rounding"
+    found = {(s.group_id, s.index): s for s in samples}
+    require(
+        sorted(found) == sorted(sample_keys(wanted)),
+        f"{sorted(found)} came, {sorted(sample_keys(wanted))} were asked for",
+    )
+    for want in wanted:
+        s = found[want.group_id, want.index]
+        name = f"{s.group_id}/{s.index}"
+        require(
+            (s.response_ids, s.finish_reason) == (want.response_ids, want.finish_reason),
+            f"{name}: {s.response_ids} {s.finish_reason}, "
+            f"alone {want.response_ids} {want.finish_reason}",
+        )
+        pairs = zip(s.logprobs, want.logprobs, strict=True)
+        gap = max(abs(p - q) for p, q in pairs)
+        require(gap < case.tolerance, f"{name}: log-probs differ by {gap:.1e}")
+
+
+@engine_check
+def streamed_equals_generate(
+    case: Case,  # engine under test
+) -> None:
+    "Requests that come one by one while others run give what generate gives, in the same pieces each time"
+    want = case.ask()
+
+    def stream() -> list[list[Sample]]:
+        pieces = []
+        for r in case.requests[::-1]:
+            case.engine.submit([r], case.sampling())
+            pieces.append(case.engine.collect(decode_steps=1))
+        return pieces + collect_all(case.engine, 3)
+
+    first = stream()
+    again = stream()
+    require_same(case, [s for piece in first for s in piece], want)
+    require(
+        [sample_keys(piece) for piece in first] == [sample_keys(piece) for piece in again],
+        "the same calls gave other pieces",
+    )
+
+
+@engine_check
+def collected_in_order(
+    case: Case,  # engine under test
+) -> None:
+    "A collect gives what has finished in the order of the submits, and the steps that were asked for"
+    engine = case.engine
+    asked = [replace(r, max_response_tokens=2 + r.index) for r in case.requests]
+    engine.submit(asked[::-1], case.sampling())
+    require(engine.in_flight == len(asked), f"{engine.in_flight} in flight")
+    require(engine.health()["in_flight"] == len(asked), "health shows another number")
+    pieces = collect_all(engine)
+    order = sample_keys(case.engine.generate(asked[::-1], case.sampling()))
+    for piece in pieces:
+        require(len(piece) > 0, "a collect without a step count returned nothing")
+        keys = sample_keys(piece)
+        require(keys == sorted(keys, key=order.index), f"the order of a collect is {keys}")
+    require(engine.collect() == [], "nothing is in flight, and something came")
+    for r, s in zip(asked, engine.generate(asked, case.sampling()), strict=True):
+        stopped = s.finish_reason == "stop"
+        require(
+            stopped or len(s.response_ids) == r.max_response_tokens,
+            f"limit {r.max_response_tokens}, got {s.response_ids}",
+        )
+
+
+@engine_check
+def requests_join_while_others_run(
+    case: Case,  # engine under test
+) -> None:
+    "A short response that is submitted later comes back while the others run"
+    engine = case.engine
+    engine.submit(case.requests[:6], case.sampling(max_response_tokens=30))
+    first = engine.collect(decode_steps=2)
+    late = replace(case.requests[-1], max_response_tokens=2)
+    other = case.sampling(temperature=0)
+    engine.submit([late], other)
+    pieces = engine.collect(decode_steps=4)
+    require(late.group_id in {s.group_id for s in pieces}, "the late request had to wait")
+    rest = [s for piece in collect_all(engine) for s in piece]
+    joined = [s for s in pieces if s.group_id == late.group_id]
+    require_same(case, joined, engine.generate([late], other))
+    want = engine.generate(case.requests[:6], case.sampling(max_response_tokens=30))
+    others = [s for s in [*first, *pieces, *rest] if s.group_id != late.group_id]
+    require_same(case, others, want)
+
+# %% ../../nbs/testing/02_conformance.ipynb #ad178a8c
+def interrupted(
+    case: Case,  # engine under test
+    sampling: SamplingParams,  # of the responses
+) -> list[Sample]:
+    "All responses, each aborted after four steps and continued"
+    engine = case.engine
+    engine.submit(case.requests, sampling)
+    finished = engine.collect(decode_steps=4)
+    chosen = case.requests[0].group_id
+    aborted = engine.abort([chosen]) + engine.abort()
+    require(engine.in_flight == 0, f"{engine.in_flight} in flight after abort")
+    require(
+        all(s.finish_reason == "abort" for s in aborted),
+        "an aborted response says otherwise",
+    )
+    parts = {(s.group_id, s.index): s for s in aborted}
+    again = [r for r in case.requests if (r.group_id, r.index) in parts]
+    again = [replace(r, partial=parts[r.group_id, r.index]) for r in again]
+    engine.submit(again, sampling)
+    for piece in collect_all(engine):
+        for s in piece:
+            part = parts[s.group_id, s.index]
+            n = len(part.response_ids)
+            require(
+                (s.response_ids[:n], s.logprobs[:n]) == (part.response_ids, part.logprobs),
+                f"{s.group_id}/{s.index} does not begin with its partial response",
+            )
+            require(len(s.response_ids) > n, f"{s.group_id}/{s.index} did not go on")
+        finished += piece
+    return finished
+
+
+@engine_check
+def aborted_goes_on(
+    case: Case,  # engine under test
+) -> None:
+    "Aborted and continued, a response is the uninterrupted one; the limit counts all of it"
+    greedy = case.sampling(temperature=0)
+    require_same(case, interrupted(case, greedy), case.ask(temperature=0))
+    samples = interrupted(case, case.sampling())
+    _require_logprobs(case, case.folder, samples, 0.8)
+    if case.engine.continues_noise:
+        require_same(case, samples, case.ask())
+    require_same(case, interrupted(case, case.sampling()), samples)
+
+# %% ../../nbs/testing/02_conformance.ipynb #2840eacc
+def updated_in_flight(
+    case: Case,  # engine under test, with the weights of `case.folder`
+) -> list[Sample]:
+    "All responses, with the weights of `case.other` after four steps"
+    engine = case.engine
+    before = engine.version
+    engine.submit(case.requests, case.sampling())
+    samples = engine.collect(decode_steps=4)
+    case.update_weights(case.other)
+    for piece in collect_all(engine):
+        samples += piece
+    for s in samples:
+        n = len(s.response_ids)
+        want = ([before] * 4 + [before + 1] * n)[:n]
+        require(s.versions == want, f"{s.group_id}/{s.index} has versions {s.versions}")
+    require(any(len(s.response_ids) > 5 for s in samples), "no response went on")
+    return samples
+
+
+def largest_gap(
+    folder: Path,  # Hugging Face folder
+    samples: list[Sample],  # sampled at temperature 0.8
+    first: int,  # first token that is compared
+) -> float:
+    "Largest difference of log-probs from a teacher-forced pass"
+    gap = 0.0
+    for s in samples:
+        want_T = teacher_forced(folder, s, 0.8)
+        gap_T = (want_T - torch.tensor(s.logprobs)).abs()[first:]
+        gap = max(gap, *gap_T.tolist(), 0.0)
+    return gap
+
+
+@engine_check
+def update_in_flight_recomputes(
+    case: Case,  # engine under test
+) -> None:
+    "After an update the next token comes from the new weights alone"
+    gap = largest_gap(case.other, updated_in_flight(case), 4)
+    require(gap < case.tolerance, f"after an update log-probs differ by {gap:.1e}")
+    _require_logprobs(case, case.other, case.ask(), 0.8)
+    case.update_weights(case.folder)
+
+
+@engine_check
+def update_in_flight_keeps(
+    case: Case,  # engine under test
+) -> None:
+    "With kept_cache keep running rows keep their cache, and nobody else reads it"
+    case.close()
+    case.built = case.factory(case.folder, kept_cache="keep")
+    gap = largest_gap(case.other, updated_in_flight(case), 4)
+    require(gap > case.tolerance, "the cache of running rows was computed again")
+    _require_logprobs(case, case.other, case.ask(), 0.8)
+    case.close()
+
+
+@engine_check
+def streaming_is_refused(
+    case: Case,  # engine under test
+) -> None:
+    "What cannot be is refused by name and leaves what is in flight as it is"
+    engine = case.engine
+    one = case.requests[:1]
+    engine.submit(one, case.sampling())
+    for call, words in (
+        (lambda: engine.submit(one, case.sampling()), "p0/0 is in flight already"),
+        (
+            lambda: engine.submit(case.requests[3:4] * 2, case.sampling()),
+            "p1/0 comes twice",
+        ),
+        (case.ask, "generate with 1 responses in flight"),
+        (engine.sleep, "collect() or abort() them first"),
+        (lambda: engine.collect(decode_steps=0), "decode_steps 0"),
+    ):
+        require_error(call, EngineError, words)
+    samples = [s for piece in collect_all(engine) for s in piece]
+    require_same(case, samples, engine.generate(one, case.sampling()))
+    too_long = [replace(one[0], partial=samples[0], max_response_tokens=1)]
+    words = (
+        "ended with an end token"
+        if samples[0].finish_reason == "stop"
+        else "the limit is 1"
+    )
+    require_error(lambda: engine.submit(too_long, case.sampling()), EngineError, words)
+    engine.sleep(1)
+    require_error(lambda: engine.submit(one, case.sampling()), EngineError, "asleep")
+    require_error(engine.collect, EngineError, "asleep")
+    engine.wake()
 
 # %% ../../nbs/testing/02_conformance.ipynb #6fdb2452
 @engine_check

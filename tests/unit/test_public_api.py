@@ -22,10 +22,12 @@ SIGNATURES = {
     "session": "config",
     "write_report": "folder, references=(), title='', panels=...",
     "register_reward": "function",
-    "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=()",
+    "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
+    "kept_cache='recompute', simulated_latency=0.0",
     "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
     "kv_cache_bytes=None, max_sequences=256, enforce_eager=True, tensor_parallel=1, "
-    "stop_token_ids=(), weight_update_method='auto', request_seeds=True",
+    "stop_token_ids=(), weight_update_method='auto', request_seeds=True, kept_cache='recompute', "
+    "simulated_latency=0.0",
     "Trainer": "rank, world_size, config, hf_path",
 }
 VERBS = {
@@ -39,6 +41,9 @@ VERBS = {
     },
     "TransformersEngine": {
         "generate": "requests, sampling",
+        "submit": "requests, sampling",
+        "collect": "decode_steps=None",
+        "abort": "group_ids=None",
         "generate_text": "prompts, n=1, max_response_tokens=128, temperature=1.0, seed=0",
         "update_weights": "version, named_tensors, expected=None, handles=None",
         "checksums": "names=None",
