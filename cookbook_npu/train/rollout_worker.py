@@ -52,7 +52,7 @@ def make_engine(
             weight_update_method=rollout.weight_update_method,
             request_seeds=rollout.request_seeds,
             kv_cache_bytes=decided_cache(config),
-            max_tokens=config.data.max_prompt_tokens + config.sampling.max_response_tokens,
+            max_tokens=config.data.max_prompt_tokens + config.longest_response,
         )
     from cookbook_npu.rollout.transformers import TransformersEngine
 
