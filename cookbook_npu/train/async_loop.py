@@ -44,7 +44,7 @@ class AsyncWeightSync(WeightSync):
         evaluate: int
         | None = None,  # steps done, to evaluate these weights; none: no evaluation
     ) -> None:
-        "Give the engines the weights of the step that has ended; returns when they stand still, not when they have them"
+        "Give the engines the weights of the step that has ended; returns when they stand still"
         self.finish()
         state = self.state
         manifest = self._write(state.version + 1)
