@@ -294,6 +294,12 @@ class RolloutConfig(Config):
         description="split: key/value cache of responses that continue under new weights",
     )
     eval_samples: int = Field(default=1, gt=0, description="samples per held-out prompt")
+    eval_temperature: float | None = Field(
+        default=None, ge=0, description="of evaluations; none: as in training, 0: greedy"
+    )
+    eval_max_response_tokens: int | None = Field(
+        default=None, gt=0, description="of evaluations; none: as in training"
+    )
 
 # %% ../nbs/01_config.ipynb #600c5f1f
 AdvantageEstimator = Literal[
@@ -684,6 +690,22 @@ class RunConfig(Config):
     def global_batch_size(self) -> int:
         "Samples of one optimizer step"
         return self.train.global_batch_size or self.rollout_batch
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        "How held-out prompts are sampled"
+        own = {
+            "temperature": self.rollout.eval_temperature,
+            "max_response_tokens": self.rollout.eval_max_response_tokens,
+        }
+        changes = {name: value for name, value in own.items() if value is not None}
+        return self.sampling.model_copy(update=changes)
+
+    @property
+    def longest_response(self) -> int:
+        "Tokens of the longest response, in training or evaluation"
+        in_evaluation = self.eval_sampling.max_response_tokens
+        return max(self.sampling.max_response_tokens, in_evaluation)
 
     @property
     def sequence_limit(self) -> int:

@@ -54,7 +54,7 @@ def make_engine(
             kept_cache=rollout.kept_cache,
             simulated_latency=rollout.simulated_latency,
             kv_cache_bytes=decided_cache(config),
-            max_tokens=config.data.max_prompt_tokens + config.sampling.max_response_tokens,
+            max_tokens=config.data.max_prompt_tokens + config.longest_response,
         )
     from cookbook_npu.rollout.transformers import TransformersEngine
 
