@@ -272,7 +272,9 @@ def find_job(
         known = [p.parent.name for p in folder.glob("*/job.json")]
         raise MissingError(
             f"there is no job {job_id!r} under {folder}",
-            nearest(job_id, known) if known else "No job was launched from here.",
+            nearest(job_id, known)
+            if known
+            else "Give the --runs that it was launched with.",
         )
     return job
 

@@ -295,7 +295,7 @@ def engine_components(
     "What a rollout engine holds on one device"
     rollout = config.rollout
     element = ELEMENT_BYTES[config.model.dtype]
-    longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    longest = config.data.max_prompt_tokens + config.longest_response
     one_sequence = kv_bytes(d, rollout.devices_per_engine, element) * longest
     if rollout.engine == "vllm":
         cache = max(kv_cache_bytes(d, config, capacity), one_sequence)

@@ -166,7 +166,7 @@ def _bar(nbytes: int, capacity: int, width: int = 24) -> str:
 
 def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
     "A title and sorted rows"
-    return [title, *(f"  {name:36}{value}" for name, value in sorted(rows.items()))]
+    return [title, *(f"  {name:35} {value}" for name, value in sorted(rows.items()))]
 
 # %% ../../nbs/plan/04_plan.ipynb #fb5e356f
 @dataclass(frozen=True)
@@ -194,8 +194,13 @@ class RunPlan:
             held = sorted(phase.components, key=lambda c: -c.nbytes)
             parts = ", ".join(f"{c.name} {_bytes(c.nbytes)}" for c in held if c.nbytes)
             bar = _bar(phase.nbytes, self.capacity)
-            lines.append(f"  {phase.name:14}{bar} {_bytes(phase.nbytes):>10}  {parts}")
-        return "\n".join([*lines, *self._cache_lines(), *self._host_lines()])
+            lines.append(f"  {phase.name:15}{bar} {_bytes(phase.nbytes):>10}  {parts}")
+        lines += [*self._cache_lines(), *self._host_lines()]
+        if self.config.scale == "910b":
+            lines.append(
+                "  fitted: in use on one reported machine, explained by nobody (nbs/plan/01_memory.ipynb)"
+            )
+        return "\n".join(lines)
 
     @property
     def cache_bytes(self) -> int | None:  # none: not decided by the plan
@@ -228,13 +233,15 @@ class RunPlan:
             return ""
         lines = [
             f"time of one step on {self.soc}, responses of full length "
-            "(an estimate: see plan.plan for its errors)"
+            "(an estimate; nbs/plan/04_plan.ipynb has its errors)"
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
         if self.is_split:
             return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
         seconds = sum(e.seconds for e in self.times)
-        return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s"])
+        days = self.config.num_steps * seconds / 86400
+        whole = f"{self.config.num_steps} steps: {days:.1f} days"
+        return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
 
     @property
     def is_split(self) -> bool:

@@ -6,8 +6,7 @@
 __all__ = ['SERVERS_ENV', 'RUNTIME_VARIABLES', 'RUNTIME_PREFIXES', 'THREADS_THAT_SURVIVE', 'IDLE_S', 'is_runtime_variable',
            'import_environment', 'make_folder', 'server_name', 'prepare', 'serve', 'ForkedProcess', 'fork_process']
 
-# %% ../../nbs/testing/00_fork_server.ipynb #6fb30682
-import atexit
+# %% ../../nbs/testing/00_fork_server.ipynb #0baf4a1e
 import fcntl
 import gc
 import hashlib
@@ -72,7 +71,7 @@ def server_name(
     text = json.dumps([list(warm_up), import_environment(env), sys.executable])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-# %% ../../nbs/testing/00_fork_server.ipynb #8e021c59
+# %% ../../nbs/testing/00_fork_server.ipynb #9d4f5604
 THREADS_THAT_SURVIVE = {"jemalloc_bg_thd"}
 
 
@@ -102,10 +101,12 @@ def prepare(
             "Leave out what starts them: a fork would have half of their state.",
         )
     gc.collect()
-    gc.freeze()  # the children share the pages of what is there now
+    # The children share the pages of what is there now, and do not collect it when they end: that
+    # alone would take two seconds where Megatron is imported.
+    gc.freeze()
 
-# %% ../../nbs/testing/00_fork_server.ipynb #ff51fe16
-IDLE_S = 120.0  # a server that nobody used for so long ends
+# %% ../../nbs/testing/00_fork_server.ipynb #4bdb6eaa
+IDLE_S = 300.0  # a server that nobody used for so long ends
 
 
 class _Server:
@@ -212,7 +213,7 @@ def _receive(connection: socket.socket) -> dict[str, Any] | None:
         data += chunk
     return pickle.loads(bytes(data)) | {"fds": fds}
 
-# %% ../../nbs/testing/00_fork_server.ipynb #4ec0cdb6
+# %% ../../nbs/testing/00_fork_server.ipynb #3600af93
 def serve(
     address: str,  # of the socket
     warm_up: Sequence[str],  # see `prepare`
@@ -237,9 +238,6 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
 
 def _run_request(request: dict[str, Any], changes: Mapping[str, str | None]) -> None:
     "Turn this fork into the process that was asked for"
-    atexit.register(
-        gc.unfreeze
-    )  # the interpreter ends as any other, with everything collected
     output, *others = request["fds"]
     os.dup2(output, 1)
     os.dup2(output, 2)

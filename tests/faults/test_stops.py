@@ -165,7 +165,7 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
 )
 def test_a_program_with_a_session_is_stopped(tmp_path, signals, code):
     "By Ctrl-C as a terminal sends it, to all processes of the group; and by the impatient"
-    driver = Driver(configure(tmp_path, "run", **DEFAULT), process_group=0)
+    driver = Driver(configure(tmp_path, "run", **DEFAULT))
     folder = tmp_path / "run"
     until(lambda: any(line.startswith('{"step": 1') for line in driver.lines))
     traces = Traces(psutil.Process(driver.process.pid), folder)

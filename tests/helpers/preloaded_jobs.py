@@ -16,9 +16,17 @@ QWEN += [
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen2.tokenization_qwen2",
 ]
+# What Ray imports. Not Ray itself: it reads its variables then, and they differ from process to process.
+FOR_RAY = ["requests", "jsonschema", "yaml", "google.protobuf.descriptor", "packaging"]
+# What Megatron and mcore-bridge import. Not these themselves: they come after a trainer's bootstrap.
+FOR_MEGATRON = ["torch.distributed.tensor", "torch.distributed.checkpoint", "peft"]
+FOR_MEGATRON += ["datasets", "einops", "torch.utils.tensorboard", "cookbook_npu.config"]
 # A role's process installs the simulated NPU first, and transformers looks for it when it is imported.
-WORKER = ["torch", "cookbook_npu.npu.simulator:install", *QWEN, "preloaded_jobs"]
-KERNEL = ["ipykernel.kernelapp", "torch", "transformers", "matplotlib", "preloaded_jobs"]
+WORKER = ["torch", "cookbook_npu.npu.simulator:install", *QWEN, *FOR_MEGATRON]
+WORKER += [*FOR_RAY, "cookbook_npu.cluster.worker_group", "preloaded_jobs"]
+DRIVER = ["torch", *QWEN, *FOR_RAY, "cookbook_npu.train.session", "run_driver"]
+KERNEL = ["ipykernel.kernelapp", "torch", *QWEN, *FOR_RAY, "matplotlib.figure"]
+KERNEL += ["cookbook_npu.train.session", "preloaded_jobs"]
 
 
 def become_fork(argv: list[str]) -> None:

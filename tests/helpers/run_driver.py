@@ -1,11 +1,10 @@
-"""A run in a process of its own, for whole_runs.py: `python run_driver.py CONFIG.json [STRIKE.json]` prints
-its processes, then its steps. With STRIKE.json it kills some of them, see `Strike`.
+"""A run in a process of its own, for whole_runs.py: `drive(CONFIG.json[, STRIKE.json])` prints its processes,
+then its steps. With STRIKE.json it kills some of them, see `Strike`.
 """
 
 import json
 import os
 import signal
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,12 @@ OUTSIDE_OF_STEPS = ("eval", "way_back")
 def spread(answer, label, metadata):
     "A reward that every answer of a group earns differently, so that every step moves the weights"
     return (sum(map(ord, answer)) % 97) / 97
+
+
+def hangs(answer, label, metadata):
+    "A scorer with which no label can be compared"
+    while True:
+        time.sleep(1)
 
 
 def raylets():
@@ -139,21 +144,18 @@ class Strike:
         self.record.write_text(json.dumps(self.met))
 
 
-def main():
+def drive(config, plan=None):
+    "In a process of its own"
     from cookbook_npu.config import load_config
     from cookbook_npu.train.session import session
 
-    with session(load_config(sys.argv[1])) as run:
+    with session(load_config(config)) as run:
         told = processes(run) | {"status": run.status()}
         print(json.dumps(told), flush=True)
-        if len(sys.argv) > 2:
-            strike = Strike(run, json.loads(Path(sys.argv[2]).read_text()))
+        if plan is not None:
+            strike = Strike(run, json.loads(Path(plan).read_text()))
             strike.arm()
             if strike.blows[0][2] == "start":
                 strike.hit()
         for row in run.steps():
             print(json.dumps(row), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,10 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from preloaded_jobs import DRIVER
 from safetensors import safe_open
 
 from cookbook_npu.config import save_config
 from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.testing.fork_server import fork_process
 
 HERE = Path(__file__).parent
 STEPS = 6
@@ -22,7 +24,9 @@ STEPS = 6
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
-def parameters(root: Path, name: str, resume: bool = False, **more) -> dict:
+def parameters(
+    root: Path, name: str, resume: bool = False, steps: int = STEPS, **more
+) -> dict:
     "The parameters of a recipe that make a run"
     overrides = {
         "output.root": str(root),
@@ -39,7 +43,7 @@ def parameters(root: Path, name: str, resume: bool = False, **more) -> dict:
         **more,
     }
     return {
-        "num_steps": STEPS,
+        "num_steps": steps,
         "prompts_per_step": 4,
         "samples_per_prompt": 4,
         "overrides": overrides,
@@ -54,7 +58,7 @@ def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
 
 
 def preloaded() -> dict[str, str]:
-    "The environment of a run whose workers and kernel are forks of servers"
+    "The environment of a run whose driver, workers and kernel are forks of servers"
     path = [HERE / "preloaded", HERE, HERE.parents[1], os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(str(p) for p in path if p),
@@ -70,28 +74,27 @@ class Driver:
         config: Path,
         faults: str = "",
         strike: Path | None = None,
-        process_group: int | None = None,
     ):
-        told = [str(config)] if strike is None else [str(config), str(strike)]
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "run_driver.py"), *told],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults},
-            process_group=process_group,
-        )
+        told = {"config": str(config), "plan": None if strike is None else str(strike)}
+        env = preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults}
+        ours, output = os.pipe()
+        # a process group of its own, as a shell gives its jobs
+        self.process = fork_process("run_driver:drive", told, DRIVER, env, output)
+        os.close(output)
+        assert self.process is not None, "no server"
+        self.output = open(ours, errors="replace")
         self.lines, self.pids, self.started = [], {}, threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
-        for line in self.process.stdout:
+        for line in self.output:
             self.lines.append(line)
             if line.startswith('{"driver"'):
                 self.pids = json.loads(line)
                 self.started.set()
         self.started.set()
+        self.output.close()
 
     def end(self, timeout=900) -> int:
         code = self.process.wait(timeout)

@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from ...errors import DeviceError
 from cookbook_npu.npu.device import (
+    AUTOLOAD_ENV,
     NPU,
     SIMULATED_DEVICES_ENV,
     parse_visible_devices,
-    probe_npu,
 )
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #7be83d4e
@@ -111,17 +111,10 @@ def is_installed() -> bool:  # in this process
 
 
 def _refuse_a_real_one() -> None:
-    real = probe_npu()
-    remedy = f"Unset COOKBOOK_NPU_SIMULATE to use it, or hide it with {NPU.visible_env}= (empty)."
-    if real.usable:
-        raise DeviceError(
-            f"a real NPU is here ({real.reason}); the simulated one does not replace it",
-            remedy,
-        )
     if "torch_npu" in sys.modules:
         raise DeviceError(
             "the real torch_npu is already imported in this process",
-            "Install the simulator in a fresh process.",
+            f"Install the simulator in a fresh process, with {AUTOLOAD_ENV}=0 in its environment.",
         )
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #3cec26bb
@@ -138,7 +131,7 @@ def _load_extension(path: Path) -> ModuleType:
 def _register(extension: Path) -> None:
     "Make the compiled device, and the modules around it, known to this process"
     # A torch_npu without a device must not load itself on `import torch`.
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    os.environ[AUTOLOAD_ENV] = "0"
     import torch
 
     backend = torch._C._get_privateuse1_backend_name()

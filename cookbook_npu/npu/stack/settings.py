@@ -22,8 +22,8 @@ from cookbook_npu.npu.stack.stacks import (
     Conflict,
     Mismatch,
     conflicts,
+    container_command,
     fix_for,
-    image_of,
     nearest_stack,
 )
 
@@ -327,7 +327,7 @@ def _sourced(m: Machine, need: Need) -> Answer:
     if m.cann is None:
         return fail(
             "no CANN was found",
-            f"docker pull {image_of(KNOWN_STACKS[RECOMMENDED_STACK])}, or install CANN",
+            f"{container_command(KNOWN_STACKS[RECOMMENDED_STACK])}, or install CANN",
         )
     lacking = [n for n in ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH") if not m.env.get(n)]
     if "python/site-packages" not in m.env.get("PYTHONPATH", ""):
@@ -480,7 +480,7 @@ def _torch_npu(m: Machine, need: Need) -> Answer:
         oldest = ".".join(map(str, OLDEST_TORCH))
         return fail(
             f"torch {torch}: no vllm-ascend for torch below {oldest} takes weights from a trainer",
-            f"docker pull {image_of(KNOWN_STACKS[RECOMMENDED_STACK])}: a newer torch wants a newer CANN",
+            f"{container_command(KNOWN_STACKS[RECOMMENDED_STACK])}: a newer torch wants a newer CANN",
         )
     return ok(f"torch {torch}, torch_npu {torch_npu}")
 
@@ -538,7 +538,7 @@ def _delta_net(m: Machine, need: Need) -> Answer:
     if transformers is not None and transformers.startswith("4."):
         return fail(
             f"transformers {transformers} has no Qwen3.5",
-            f"docker pull {image_of(KNOWN_STACKS[RECOMMENDED_STACK])}: its transformers has it",
+            f"{container_command(KNOWN_STACKS[RECOMMENDED_STACK])}: its transformers has it",
         )
     if m.simulated:
         return ok(

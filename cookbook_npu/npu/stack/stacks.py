@@ -7,8 +7,8 @@ __all__ = ['PARTS', 'KNOWN_STACKS', 'DELTA_NETS', 'RECOMMENDED_STACK', 'RUNNABLE
            'MINDSPEED', 'REQUIRES', 'WEIGHTS', 'SOURCES', 'TORCH_INDEX', 'ASCEND_INDEX', 'BUILD_SAVER',
            'version_matches', 'same_commit', 'Stack', 'read_parts', 'make_stack', 'read_requirements', 'admits',
            'Conflict', 'conflicts', 'Mismatch', 'mismatches', 'nearest_stack', 'constraints_file', 'install_lines',
-           'image_of', 'requirement', 'fix_for', 'Package', 'canonical_name', 'installed_packages', 'make_lock',
-           'lock_changes', 'read_lock']
+           'container_command', 'requirement', 'fix_for', 'Package', 'canonical_name', 'installed_packages',
+           'make_lock', 'lock_changes', 'read_lock']
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #08adc6be
 import json
@@ -579,11 +579,14 @@ def install_lines(
     ]
 
 
-def image_of(
+def container_command(
     stack: Stack,  # on which these recipes can run
-) -> str:  # for docker pull
-    "The published container image of its vllm-ascend, for 910B"
-    return f"quay.io/ascend/vllm-ascend:v{stack.versions['vllm-ascend']}"
+) -> str:  # in a checkout, on the host
+    "What builds its container: vllm-ascend's published image, MindSpeed and this package"
+    chosen = ""
+    if stack.name != RECOMMENDED_STACK:
+        chosen = f" --build-arg VLLM_ASCEND={stack.versions['vllm-ascend']}"
+    return f"docker build -f .devcontainer/910b/Dockerfile{chosen} -t cookbook-npu:910b ."
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #558a3c8f
 def requirement(
@@ -601,11 +604,11 @@ BUILD_SAVER = (
 )
 
 
-def _cann_image(stack: Stack, cann: str) -> str:
-    "A container that has a CANN"
+def _cann_container(stack: Stack, cann: str) -> str:
+    "What brings a container that has a CANN"
     if stack.runs:
-        return image_of(stack)
-    return f"quay.io/ascend/cann:{cann.lower()}-910b-ubuntu22.04-py3.11"
+        return container_command(stack)
+    return f"docker pull quay.io/ascend/cann:{cann.lower()}-910b-ubuntu22.04-py3.11"
 
 
 def fix_for(
@@ -617,8 +620,8 @@ def fix_for(
     if m.part == "driver":
         return f"ask the administrator of the machine for driver {want} or newer (see `npu-smi info`)"
     if m.part == "cann":
-        image = _cann_image(stack, want)
-        return f"docker pull {image}, or install CANN {want} and source its set_env.sh"
+        container = _cann_container(stack, want)
+        return f"{container}, or install CANN {want} and source its set_env.sh"
     if m.part == "python":
         return f"python{m.want.split('|')[0]} -m venv ~/cookbook && source ~/cookbook/bin/activate"
     if m.part == "torch_memory_saver":
