@@ -220,7 +220,7 @@ class SamplingConfig(Config):
         default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
-# %% ../nbs/01_config.ipynb #d13f9411
+# %% ../nbs/01_config.ipynb #00c9bf36
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
@@ -268,6 +268,11 @@ class RolloutConfig(Config):
         gt=0,
         description="sequences decoded at once by the transformers engine",
     )
+    simulated_latency: float = Field(
+        default=0.0,
+        ge=0,
+        description="time that each decode step sleeps, s; stands for a device (laptop scale only)",
+    )
     eval_every: int = Field(
         default=20,
         ge=0,
@@ -289,6 +294,12 @@ class RolloutConfig(Config):
         description="split: key/value cache of responses that continue under new weights",
     )
     eval_samples: int = Field(default=1, gt=0, description="samples per held-out prompt")
+    eval_temperature: float | None = Field(
+        default=None, ge=0, description="of evaluations; none: as in training, 0: greedy"
+    )
+    eval_max_response_tokens: int | None = Field(
+        default=None, gt=0, description="of evaluations; none: as in training"
+    )
 
 # %% ../nbs/01_config.ipynb #600c5f1f
 AdvantageEstimator = Literal[
@@ -681,6 +692,22 @@ class RunConfig(Config):
         return self.train.global_batch_size or self.rollout_batch
 
     @property
+    def eval_sampling(self) -> SamplingConfig:
+        "How held-out prompts are sampled"
+        own = {
+            "temperature": self.rollout.eval_temperature,
+            "max_response_tokens": self.rollout.eval_max_response_tokens,
+        }
+        changes = {name: value for name, value in own.items() if value is not None}
+        return self.sampling.model_copy(update=changes)
+
+    @property
+    def longest_response(self) -> int:
+        "Tokens of the longest response, in training or evaluation"
+        in_evaluation = self.eval_sampling.max_response_tokens
+        return max(self.sampling.max_response_tokens, in_evaluation)
+
+    @property
     def sequence_limit(self) -> int:
         "Longest sequence that may be trained, tokens"
         return (
@@ -814,7 +841,15 @@ def _check_batches(c: RunConfig) -> None:
             "Choose train.global_batch_size as a divisor of the rollout.",
         )
 
-# %% ../nbs/01_config.ipynb #1d27d1f9
+# %% ../nbs/01_config.ipynb #84f2c3cb
+def _check_latency(c: RunConfig) -> None:
+    if c.rollout.simulated_latency and c.scale != "laptop":
+        raise ConfigError(
+            f"rollout.simulated_latency is {c.rollout.simulated_latency} at scale {c.scale!r}",
+            "It stands for a device where there is none: set 0.",
+        )
+
+
 def _check_sampling(c: RunConfig) -> None:
     if c.sampling.temperature == 0:
         raise ConfigError(
@@ -991,13 +1026,14 @@ def _check_output(c: RunConfig) -> None:
     if c.output.name is not None:
         check_run_name(c.output.name)
 
-# %% ../nbs/01_config.ipynb #746adca4
+# %% ../nbs/01_config.ipynb #ef6506b5
 _CHECKS = (
     _check_devices,
     _check_engines,
     _check_weight_update,
     _check_staleness,
     _check_batches,
+    _check_latency,
     _check_sampling,
     _check_estimator,
     _check_kl,

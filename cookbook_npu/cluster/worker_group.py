@@ -243,7 +243,7 @@ class LocalWorkerGroup(WorkerGroup):
             if hasattr(worker, "close"):
                 worker.close()
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #e7dea2af
+# %% ../../nbs/cluster/02_worker_group.ipynb #61873a22
 class WorkerActor:
     "One process of a worker group; runs as a Ray actor"
 
@@ -303,6 +303,15 @@ class WorkerActor:
                 faults = importlib.import_module("cookbook_npu.npu.simulator.faults")
                 faults.arm_at_call(method)
             return _find_method(self.role, method)(*args, **kwargs)
+
+    def control(
+        self,
+        method: str,  # method of the role class
+        args: tuple,  # its arguments
+        kwargs: dict[str, Any],  # its arguments
+    ) -> Any:
+        "Call a method of the role object beside the call that is under way, whose heartbeat it leaves alone"
+        return _find_method(self.role, method)(*args, **kwargs)
 
 
 def _heartbeat_file(log: str) -> str:
@@ -689,7 +698,7 @@ def distributed_env(
         env["GLOO_SOCKET_IFNAME"] = "lo"  # no name service needed to meet
     return env
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #7a51c9d0
+# %% ../../nbs/cluster/02_worker_group.ipynb #d0005c0c
 @dataclass(frozen=True)
 class WorkerSpec:
     "What the workers of a group are started with"
@@ -700,6 +709,7 @@ class WorkerSpec:
     env: dict[str, str]  # full environment of the role
     kwargs: dict[str, Any]  # keyword arguments of the class
     share: float  # part of a device each worker books
+    control_methods: tuple[str, ...] = ()  # methods that run beside another call
 
     def spawn(
         self,
@@ -708,6 +718,10 @@ class WorkerSpec:
     ) -> list[WorkerHandle]:  # in rank order, not built yet
         "Start the processes"
         actor_class = import_ray().remote(WorkerActor)
+        if self.control_methods:
+            # the other calls keep one thread, a second one is for these
+            grouped = import_ray().remote(concurrency_groups={"control": 1})
+            actor_class = grouped(WorkerActor)
         options = device_options(cluster.resource, self.share)
         early = startup_env(self.env)
         if early:
@@ -745,7 +759,7 @@ def _give_log(worker: WorkerHandle, folder: Path) -> None:
     worker.watch = HeartbeatWatch(Path(_heartbeat_file(worker.log)))
     worker.watch.path.unlink(missing_ok=True)
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #00929a47
+# %% ../../nbs/cluster/02_worker_group.ipynb #ac5586f7
 class RayWorkerGroup(WorkerGroup):
     "A role in several processes, each with its own devices"
 
@@ -755,10 +769,12 @@ class RayWorkerGroup(WorkerGroup):
         cluster: Cluster,  # where it lives
         timeout: float,  # default deadline of a call, s
         hang_timeout_s: float | None = None,  # none: only the deadline of a call counts
+        control_methods: Sequence[str] = (),  # methods that run beside another call
     ):
         self.name = name
         self.cluster = cluster
         self.timeout = timeout
+        self.control_methods = tuple(control_methods)
         self.health = GroupHealth([], hang_timeout_s)
 
     @classmethod
@@ -774,13 +790,15 @@ class RayWorkerGroup(WorkerGroup):
         kwargs: Mapping[str, Any] | None = None,  # keyword arguments of the class
         timeout: float = 600.0,  # default deadline of a call, and of the start, s
         hang_timeout_s: float | None = None,  # a call without progress for so long hangs, s
+        control_methods: Sequence[str] = (),  # methods that run beside another call
     ) -> Self:  # built
         "Start a role, one process on the device(s) of each entry of `slots`"
         cluster.check_machines()
         full = worker_env({**cluster.env, **(env or {})}, kind=bootstrap)
-        spec = WorkerSpec(name, role, bootstrap, full, dict(kwargs or {}), share)
+        beside = tuple(control_methods)
+        spec = WorkerSpec(name, role, bootstrap, full, dict(kwargs or {}), share, beside)
         devices = assign_devices(cluster.slots, slots)
-        group = cls(name, cluster, timeout, hang_timeout_s)
+        group = cls(name, cluster, timeout, hang_timeout_s, beside)
         cluster.worker_groups.append(group)
         try:
             group.health.workers = spec.spawn(cluster, devices)
@@ -856,15 +874,19 @@ class RayWorkerGroup(WorkerGroup):
                 "Create the group again.",
             )
         self.cluster.check_ray()
-        self.health.restart_watches(ranks)
+        beside = method in self.control_methods
+        if not beside:
+            self.health.restart_watches(ranks)
         same = len(ranks) > 1 and all(own is args[0] for own in args)
         # one copy in the object store serves all ranks
         shared = import_ray().put(args[0]) if same else None
         refs = {}
         for rank, own in zip(ranks, args, strict=True):
-            actor = self.workers[rank].actor
-            ref = actor.call.remote(method, own if shared is None else shared, kwargs)
-            refs[ref] = rank
+            call = self.workers[rank].actor.call
+            if beside:
+                actor = self.workers[rank].actor
+                call = actor.control.options(concurrency_group="control")
+            refs[call.remote(method, own if shared is None else shared, kwargs)] = rank
         limit = self.timeout if timeout is None else timeout
         return RayFuture(self.health, self.cluster, method, refs, limit)
 

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -413,6 +413,19 @@ class FailingLabels:
         "Whether the label of a job is given up"
         return bool(self.given_up) and self.key(job) in self.given_up
 
+    def state(self) -> dict[str, Any]:  # JSON-able; lists keep the order
+        "What a resumed run must know, so that no label costs its time limits again"
+        given_up = [[key, asdict(label)] for key, label in self.given_up.items()]
+        return {"failures": list(self.failures.items()), "given_up": given_up}
+
+    def load_state(
+        self,
+        saved: Mapping[str, Any],  # what `state` returned
+    ) -> None:
+        "Go back to where `saved` was taken"
+        self.failures = dict(saved["failures"])
+        self.given_up = {key: GivenUpLabel(**label) for key, label in saved["given_up"]}
+
 
 def _forget_oldest(labels: dict[str, Any]) -> None:
     "Keep a bounded number"
@@ -753,6 +766,11 @@ class RewardPool:
     def counts(self) -> Counts:
         "What happened to the answers that went through processes"
         return self.verifiers.counts
+
+    @property
+    def labels(self) -> FailingLabels:
+        "Labels that fail, and those given up; part of a run's resume state"
+        return self.verifiers.labels
 
     @property
     def failure(self) -> str:

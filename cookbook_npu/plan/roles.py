@@ -136,7 +136,7 @@ def vllm_arguments(
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",
         config.model.dtype,
-        config.data.max_prompt_tokens + config.sampling.max_response_tokens,
+        config.data.max_prompt_tokens + config.longest_response,
         r.memory_utilization,
         r.enforce_eager,
         r.devices_per_engine,

@@ -7,7 +7,7 @@ __all__ = ['PACKAGES', 'RUN_FILES', 'storage_errors', 'refuse_link', 'open_paren
            'read_nofollow', 'fsync_path', 'write_atomic', 'write_json', 'read_json', 'content_checksum',
            'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line', 'append_line', 'append_lines',
            'read_lines', 'read_steps', 'cut_partial_line', 'lock_folder', 'installed_versions', 'git_commit',
-           'stack_record', 'default_name', 'RunIdentity', 'RunFolder']
+           'stack_record', 'default_name', 'remove_half_made', 'RunIdentity', 'RunFolder']
 
 # %% ../../nbs/runs/00_folder.ipynb #fd584af8
 import errno
@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import re
 import secrets
 import shutil
 import socket
@@ -490,6 +491,40 @@ def _make_root(root: Path) -> bool:
     return True
 
 # %% ../../nbs/runs/00_folder.ipynb #81452071
+_HALF_MADE = re.compile(r"\.new-\d+-\d+")  # names of folders that are being made
+
+
+@contextmanager
+def _making(root: Path) -> Iterator[None]:
+    "While a folder is made and not locked yet; waits for `remove_half_made` of another process"
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_half_made(
+    root: Path,  # folder of run folders
+) -> list[Path]:  # what was removed
+    "Remove the folders whose makers were killed; leaves all of them while somebody makes one"
+    removed = []
+    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    with ExitStack() as undo:
+        undo.callback(os.close, root_fd)
+        undo.enter_context(suppress(BlockingIOError))
+        fcntl.flock(root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for folder in sorted(root.iterdir()):
+            if not _HALF_MADE.fullmatch(folder.name) or folder.is_symlink():
+                continue
+            with suppress(RunLocked, StorageError):
+                undo.callback(os.close, lock_folder(folder))
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+    return removed
+
+
 def _rename_to_free(staged: Path, root: Path, name: str, exact: bool) -> Path:
     "Rename the prepared folder to its name or, unless `exact`, to the next free number"
     for number in range(1, 1000):
@@ -578,6 +613,7 @@ class RunFolder:
         name = config.output.name or default_name(config)
         check_run_name(name)
         new_root = _make_root(root)
+        remove_half_made(root)
         folder = cls(root / f".new-{os.getpid()}-{time.monotonic_ns()}")
         staged = folder.path
         try:
@@ -595,9 +631,9 @@ class RunFolder:
 
     def _fill(self, config: RunConfig) -> None:
         "Make the folder, lock it, and write what every run folder has"
-        with storage_errors(self.path):
+        with storage_errors(self.path), _making(self.path.parent):
             self.path.mkdir()
-        self.lock_fd = lock_folder(self.path)
+            self.lock_fd = lock_folder(self.path)
         with storage_errors(self.path):
             self.samples.mkdir()
             self.checkpoints.mkdir()
@@ -623,6 +659,7 @@ class RunFolder:
             )
         if write:
             folder.lock_fd = lock_folder(folder.path)
+            remove_half_made(folder.path.parent)
             cut_partial_line(folder.metrics_file, folder.path.parent)
             cut_partial_line(folder.events_file, folder.path.parent)
             cut_partial_line(folder.spans_file, folder.path.parent)

@@ -66,18 +66,34 @@ class Driver:
                     yield from self._steps_from_start()
                     return
                 except RoleError as error:
-                    self.recovery.recover(error)
+                    self._recover(error)
 
     def _steps_from_start(self) -> Iterator[dict[str, Any]]:
         "The steps from `state.start_step` on"
-        config = self.state.config
-        begins = self.state.start_step == 0 and self.state.tracker.last < 0
-        if config.rollout.eval_every and begins:
-            yield self.state.tracker.log(0, self.rollouts.evaluate(0))
-        for step in range(self.state.start_step, config.num_steps):
+        state = self.state
+        first = self._before_first_step()
+        if first is not None:
+            yield state.tracker.log(0, first)
+        for step in range(state.start_step, state.config.num_steps):
             if self.stop.signal:
                 self._stop_before(step)
             yield self._logged_step(step)
+
+    def _evaluates_first(self) -> bool:
+        "Whether the run begins here, with an evaluation"
+        begins = self.state.start_step == 0 and self.state.tracker.last < 0
+        return begins and self.state.config.rollout.eval_every > 0
+
+    def _before_first_step(self) -> dict[str, float] | None:  # none: there is none
+        "The evaluation of the first weights"
+        return self.rollouts.evaluate(0) if self._evaluates_first() else None
+
+    def _recover(self, error: RoleError) -> None:
+        "Go back to the newest checkpoint"
+        self.recovery.recover(error)
+
+    def close(self) -> None:
+        "Nothing goes on beside the loop"
 
     def _stop_before(self, step: int) -> NoReturn:
         "End the run in order, with a checkpoint of the steps done"
@@ -97,9 +113,7 @@ class Driver:
             row = self.step(step)
         rate = row["tokens"] / tracker.spans.times["step"]
         row["tokens_per_s_per_device"] = rate / config.placement.devices
-        eval_every = config.rollout.eval_every
-        if eval_every and due(eval_every, step, config.num_steps):
-            row |= self.rollouts.evaluate(step + 1)
+        row |= self._evaluate(step)
         row |= self.rollouts.reward_metrics(step)
         self.logprob_alarm.watch(step, row, self.state.folder)
         record = tracker.log(step + 1, row)
@@ -107,6 +121,14 @@ class Driver:
         if step + 1 == config.num_steps:
             self.checkpoints.finish()
         return record
+
+    def _evaluate(self, step: int) -> dict[str, float]:  # empty: not after this step
+        "The evaluation after a step"
+        config = self.state.config
+        every = config.rollout.eval_every
+        if not every or not due(every, step, config.num_steps):
+            return {}
+        return self.rollouts.evaluate(step + 1)
 
     def step(
         self,

@@ -96,10 +96,17 @@ class Recovery:
         """
         if self.state.trainer.lost:
             raise error
-        self._record_failure(error)
-        self.policy.allow(error)
+        self.count_failure(error)
         engines = self.state.workers.restart_lost_engines()
         self.state.folder.event("restart", engines=engines, restarts=self.policy.restarts)
+
+    def count_failure(
+        self,
+        error: RoleError,  # what happened
+    ) -> None:
+        "Write a failure down and count it; raises the error where the policy forbids another restart"
+        self._record_failure(error)
+        self.policy.allow(error)
 
     def recover(
         self,
@@ -107,8 +114,7 @@ class Recovery:
     ) -> None:
         "Go back to the newest checkpoint with a new trainer; raises the error where the policy forbids it"
         while error is not self.policy.last:
-            self._record_failure(error)
-            self.policy.allow(error)
+            self.count_failure(error)
             try:
                 self._go_back()
                 return

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
+from ..config import SamplingConfig
 from ..data.pass_at_k import eval_metrics
 from ..data.rewards import Counts
 from ..data.sample import Prompt, Sample
@@ -112,14 +113,16 @@ class RolloutManager:
         step: int,  # step, part of every seed
         first: int = 0,  # groups of this step that were generated before
         need_all: bool = True,  # no group may be missing
+        sampling: SamplingConfig | None = None,  # how; none: as for training
     ) -> list[Sample]:  # graded, groups one after another
         "Sample the responses to some prompts on all engines, and grade them"
         config = self.state.config
+        sampling = sampling or config.sampling
         requests = make_requests(prompts, group_size, config.seed, step, first)
         prompt_of = {r.group_id: prompts[i // group_size] for i, r in enumerate(requests)}
         shards = shard_requests(requests, config.num_engines)
         samples = self.recovery.retry(
-            lambda: self._sample(shards, need_all), resend_weights=True
+            lambda: self._sample(shards, sampling, need_all), resend_weights=True
         )
         for sample in samples:
             prompt = prompt_of[sample.group_id]
@@ -127,9 +130,11 @@ class RolloutManager:
             sample.metadata = prompt.for_samples()
         return self.grade(samples, need_all)
 
-    def _sample(self, shards: list[list[Request]], need_all: bool) -> list[Sample]:
+    def _sample(
+        self, shards: list[list[Request]], sampling: SamplingConfig, need_all: bool
+    ) -> list[Sample]:
         "Sample on all engines; those that fail may be left out when `faults.min_groups` allows it"
-        calls = [(shard, self.state.config.sampling) for shard in shards]
+        calls = [(shard, sampling) for shard in shards]
         answers = self.state.engines.try_each("generate", calls)
         samples: list[Sample] = []
         failures: list[RoleError] = []
@@ -146,6 +151,19 @@ class RolloutManager:
             self._record_dropped(len(kept), len(asked), str(failures[0]))
         return samples
 
+    def fill_rewards(
+        self,
+        samples: list[Sample],  # with label and metadata
+    ) -> set[str]:  # groups in which a sample got no reward
+        "Grade samples where they are; an event for each label that was given up"
+        rewards = self.state.rewards
+        for sample, grade in zip(samples, rewards.grade(samples), strict=True):
+            sample.reward = grade.reward
+            sample.right = grade.right
+        for report in rewards.take_reports():
+            self.state.folder.event("label_given_up", **asdict(report))
+        return {s.group_id for s in samples if s.reward is None}
+
     def grade(
         self,
         samples: list[Sample],  # with label and metadata; their rewards are filled in
@@ -153,13 +171,8 @@ class RolloutManager:
     ) -> list[Sample]:  # whole groups; those that lack a reward are left out
         "Reward the samples; raises `RewardError` when more groups lack one than `faults.min_groups` allows"
         rewards = self.state.rewards
-        for sample, grade in zip(samples, rewards.grade(samples), strict=True):
-            sample.reward = grade.reward
-            sample.right = grade.right
-        for report in rewards.take_reports():
-            self.state.folder.event("label_given_up", **asdict(report))
         groups = {s.group_id for s in samples}
-        lacking = {s.group_id for s in samples if s.reward is None}
+        lacking = self.fill_rewards(samples)
         if not lacking:
             return samples
         kept = len(groups) - len(lacking)
@@ -229,6 +242,11 @@ class RolloutManager:
             return {}
         group_size = self.state.config.rollout.eval_samples
         with self.state.tracker.span("eval"):
-            samples = self.generate(held_out, group_size, -1 - steps_done)
+            samples = self.generate(
+                held_out,
+                group_size,
+                -1 - steps_done,
+                sampling=self.state.config.eval_sampling,
+            )
         accuracy = float(np.mean([bool(s.right) for s in samples]))
         return {"eval_accuracy": accuracy, **eval_metrics(samples)}

@@ -47,7 +47,11 @@ class DriverState:
 
     def resume_state(self) -> dict[str, Any]:  # JSON-able
         "What the driver must know to go on from here"
-        return {"version": self.version, "prompts": self.prompts.state()}
+        return {
+            "version": self.version,
+            "prompts": self.prompts.state(),
+            "labels": self.rewards.labels.state(),
+        }
 
     def load_resume_state(
         self,
@@ -56,5 +60,6 @@ class DriverState:
     ) -> None:
         "Go back to where `saved` was taken"
         self.prompts.load_state(saved["prompts"])
+        self.rewards.labels.load_state(saved["labels"])
         self.version = saved["version"]
         self.start_step = step

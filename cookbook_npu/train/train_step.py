@@ -170,9 +170,9 @@ class LogprobDiffAlarm:
         folder: RunFolder,  # gets the event
     ) -> None:
         "Record an event when engine and trainer disagree about the log-probs of the same tokens"
-        diff = row.get(LOGPROB_DIFF, 0.0)
+        diff = row.get(LOGPROB_DIFF)
         limit = self.limit
-        if self.exceeded(diff):
+        if diff is not None and self.exceeded(diff):
             folder.event(
                 "logprob_diff",
                 step=step,

@@ -403,15 +403,20 @@ class SleepControl:
         """Give the device memory back, on all ranks or on none.
 
         With `placement.destroy_process_groups` that of the communicators, too."""
-        free_before, total = self.acc.mem_get_info(0)
-        components = self.memory.table()
+        metrics = self.memory_metrics()
         run_on_all_ranks(self.offloader.sleep, undo=self.offloader.wake)
         if self.config.placement.destroy_process_groups:
             process_groups.destroy_process_groups()
         self.free_asleep = self._check_engine_room()
+        metrics["memory/free_after_sleep"] = self.free_asleep
+        return metrics
+
+    def memory_metrics(self) -> dict[str, float]:  # bytes
+        "What is on the device of this rank, awake"
+        free, total = self.acc.mem_get_info(0)
+        components = self.memory.table()
         metrics: dict[str, float] = {
-            "memory/free_before_sleep": free_before,
-            "memory/free_after_sleep": self.free_asleep,
+            "memory/free_before_sleep": free,
             "memory/total": total,
             "memory/trainer_peak": sum(components.values()),
         }
@@ -702,6 +707,10 @@ class Trainer:
     def wake(self) -> None:
         "See `SleepControl.wake`"
         self.sleeping.wake()
+
+    def memory_metrics(self) -> dict[str, float]:  # bytes
+        "See `SleepControl.memory_metrics`"
+        return self.sleeping.memory_metrics()
 
     def engine_memory(self) -> dict[str, float]:  # bytes
         "See `SleepControl.engine_memory`"

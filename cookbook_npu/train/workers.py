@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DEVICE_SHARE', 'RESTART_ENV', 'start_trainer', 'start_engine', 'Workers', 'start_groups', 'start_workers']
 
-# %% ../../nbs/train/04_workers.ipynb #a2eff6e8
+# %% ../../nbs/train/04_workers.ipynb #1a773c30
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -19,9 +19,9 @@ from ..config import RunConfig
 from ..errors import EngineError, RoleError
 from ..plan.memory import engines_start_first
 from ..plan.roles import role_environment
-from .rollout_worker import Engines
+from .rollout_worker import CONTROL_METHODS, Engines
 
-# %% ../../nbs/train/04_workers.ipynb #8dbb8335
+# %% ../../nbs/train/04_workers.ipynb #0fbfd873
 # Ray share of a device for each worker; trainer and engine together stay below 1
 DEVICE_SHARE = 0.4
 RESTART_ENV: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}
@@ -65,6 +65,7 @@ def start_engine(
         slots=config.engine_devices[first : first + devices],
         share=DEVICE_SHARE,
         bootstrap="rollout",
+        control_methods=CONTROL_METHODS,
         kwargs={"config": config, "hf_path": hf_path},
         env=role_environment(config, "rollout") | dict(extra_env),
         timeout=config.placement.call_timeout_s,

@@ -91,3 +91,19 @@ def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_
     )
     assert driver.end() != 0 and "algorithm.clip_ratio_high 0.28 -> 0.3" in driver.text()
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_labels_given_up_stay_given_up(tmp_path):
+    "A resumed run does not wait for them again: each is reported once"
+    more = {
+        "reward.scorers": {"run_driver:hangs": 1.0},
+        "reward.timeout_s": 0.3,
+        "reward.label_failures": 1,
+        "data.eval_prompts": 2,
+        "warm_start.steps": 0,
+        "warm_start.noisy_steps": 0,
+    }
+    for steps in (1, 2):
+        run(configure(tmp_path, "run", resume=steps > 1, steps=steps, **more))
+    given_up = [event["label"] for event in events(tmp_path / "run", "label_given_up")]
+    assert given_up and len(set(given_up)) == len(given_up), given_up

@@ -29,6 +29,12 @@ def spread(answer, label, metadata):
     return (sum(map(ord, answer)) % 97) / 97
 
 
+def hangs(answer, label, metadata):
+    "A scorer with which no label can be compared"
+    while True:
+        time.sleep(1)
+
+
 def raylets():
     "Process ids of the raylet below this process"
     found = []

@@ -24,7 +24,9 @@ STEPS = 6
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
-def parameters(root: Path, name: str, resume: bool = False, **more) -> dict:
+def parameters(
+    root: Path, name: str, resume: bool = False, steps: int = STEPS, **more
+) -> dict:
     "The parameters of a recipe that make a run"
     overrides = {
         "output.root": str(root),
@@ -41,7 +43,7 @@ def parameters(root: Path, name: str, resume: bool = False, **more) -> dict:
         **more,
     }
     return {
-        "num_steps": STEPS,
+        "num_steps": steps,
         "prompts_per_step": 4,
         "samples_per_prompt": 4,
         "overrides": overrides,
