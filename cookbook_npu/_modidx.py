@@ -3771,6 +3771,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'cookbook_npu.presets.preset': ('presets.html#preset', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets.qwen3_4b_colocate': ( 'presets.html#qwen3_4b_colocate',
                                                                                   'cookbook_npu/presets.py'),
+                                      'cookbook_npu.presets.qwen3_5_9b_async': ('presets.html#qwen3_5_9b_async', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets.qwen3_5_9b_colocate': ( 'presets.html#qwen3_5_9b_colocate',
                                                                                     'cookbook_npu/presets.py')},
             'cookbook_npu.rl.advantages': { 'cookbook_npu.rl.advantages._Errors': ( 'rl/advantages.html#_errors',
