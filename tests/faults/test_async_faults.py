@@ -82,7 +82,7 @@ def test_without_staleness_it_is_the_colocated_run(undisturbed, tmp_path):
 
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     "The engine's groups go to the other one, the trainer back to its checkpoint"
-    faults = "rollout0/collect#5/die; trainer/1/train#4/die"
+    faults = "rollout0/collect#2/die; trainer/1/train#4/die"
     driver = Driver(configure(tmp_path, "run", **SPLIT), faults)
     assert driver.end() == 0, driver.text()
     folder = tmp_path / "run"
