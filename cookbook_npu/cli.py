@@ -542,6 +542,12 @@ def _plan(
     roles: Annotated[
         bool, typer.Option(help="Also print arguments and variables of each role.")
     ] = True,
+    mean_response: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Mean tokens of a response, for the schedule of a split run."
+        ),
+    ] = None,
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, arguments, memory and time of a run; an error when it cannot fit."
@@ -553,7 +559,7 @@ def _plan(
     # a run on real NPUs is planned on any machine
     if scale != "910b":
         check_machine(config, files=False)
-    plan = make_plan(config, soc)
+    plan = make_plan(config, soc, mean_response=mean_response)
     typer.echo(json.dumps(plan.as_json(), indent=1) if as_json else plan.as_text(roles))
 
 # %% ../nbs/99_cli.ipynb #394cd618

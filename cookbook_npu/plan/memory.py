@@ -10,8 +10,9 @@ __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'IDLE_BYTES', 'CONTEXT_BYTES', '
            'cache_tokens', 'capacity_of', 'planned_capacity', 'planned_cache', 'model_of', 'engines_start_first',
            'memory_phases', 'check_fits']
 
-# %% ../../nbs/plan/01_memory.ipynb #eb6a6e19
+# %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
+from typing import Literal
 
 from ..config import RunConfig
 from ..errors import ConfigError, DeviceError, nearest
@@ -24,7 +25,7 @@ from cookbook_npu.plan.dimensions import (
     total_parameters,
 )
 
-# %% ../../nbs/plan/01_memory.ipynb #82d8fa51
+# %% ../../nbs/plan/01_memory.ipynb #fae441fe
 @dataclass(frozen=True)
 class Component:
     "Something that holds device memory"
@@ -40,6 +41,7 @@ class MemoryPhase:
 
     name: str
     components: tuple[Component, ...]
+    where: str = "each device"  # or a device of one side of a split run
 
     @property
     def nbytes(self) -> int:
@@ -188,7 +190,7 @@ def scoring(
         )
     ]
 
-# %% ../../nbs/plan/01_memory.ipynb #033e33a7
+# %% ../../nbs/plan/01_memory.ipynb #5cb7a4aa
 IDLE_BYTES = 3 * 2**30  # in use on an idle 910B
 CONTEXT_BYTES = 2**30  # of one process: an assumption
 COMMUNICATOR_BYTES = 2 * 200 * 2**20  # its two buffers
@@ -214,15 +216,18 @@ def communicators(
 def device_overhead(
     config: RunConfig,  # the run
     asleep: bool = False,  # the trainer is
+    role: Literal["trainer", "rollout"] | None = None,  # alone on it; none: both are
 ) -> list[Component]:  # held in every phase; empty on the simulated NPU
     "Contexts, communicators, and what nobody has explained, which is fitted"
     if config.scale != "910b":
         return []
     trainer, engine = communicators(config)
-    if asleep and config.placement.destroy_process_groups:
+    if role == "rollout" or asleep and config.placement.destroy_process_groups:
         trainer = 0
+    if role == "trainer":
+        engine = 0
     return [
-        Component("contexts", 2 * CONTEXT_BYTES),
+        Component("contexts", CONTEXT_BYTES if role else 2 * CONTEXT_BYTES),
         Component(
             "communicators",
             (trainer + engine) * COMMUNICATOR_BYTES,
@@ -365,23 +370,55 @@ def engines_start_first(
     "Whether the trainer starts when all engines sleep"
     return config.scale == "910b"
 
-# %% ../../nbs/plan/01_memory.ipynb #aa694942
+# %% ../../nbs/plan/01_memory.ipynb #d9f3e9ea
+_BUCKET = ("placement.bucket_bytes",)  # its knob
+
+
+def _gathered(d: Dimensions, config: RunConfig) -> Component:
+    "What the trainer makes whole at once when it writes weights"
+    element = ELEMENT_BYTES[config.model.dtype]
+    gathered = element * d.vocab * d.hidden
+    if config.parallel.tensor > 1:
+        bucket = config.placement.bucket_bytes
+        gathered = max(gathered, min(bucket, element * total_parameters(d)))
+    return Component("gathered bucket", gathered, _BUCKET)
+
+
+def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[MemoryPhase]:
+    "What is on a device of each side of a split run, on which nothing ever sleeps"
+    trainer = [*device_overhead(config, role="trainer"), *trainer_state(d, config)]
+    engine = device_overhead(config, role="rollout")
+    engine += engine_components(d, config, capacity)
+    # one is loaded while the next arrives
+    whole = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
+    bucket = min(config.placement.bucket_bytes, whole)
+    buckets = Component("buckets", 2 * bucket, _BUCKET)
+    held = {
+        "start trainer": trainer,
+        "logprobs": [*trainer, *scoring(d, config)],
+        "actor_train": [*trainer, *training(d, config)],
+        "write weights": [*trainer, _gathered(d, config)],
+    }
+    side = "a trainer device"
+    phases = [MemoryPhase(name, tuple(parts), side) for name, parts in held.items()]
+    held = {"rollout": engine, "update_weights": [*engine, buckets]}
+    side = "an engine device"
+    return phases + [MemoryPhase(name, tuple(parts), side) for name, parts in held.items()]
+
+
 def memory_phases(
     config: RunConfig,  # the run
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> list[MemoryPhase]:  # in the order of the start and of a step
-    "What is on a device in each phase of a colocated run"
+    "What is on a device in each phase of a run; of a split run, of each side"
     d = model_of(config)
+    if config.placement.mode == "split":
+        return _split_phases(d, config, capacity_of(config, soc))
     state = trainer_state(d, config)
     awake = device_overhead(config)
     asleep = device_overhead(config, asleep=True)
     engine = engine_components(d, config, capacity_of(config, soc))
-    element = ELEMENT_BYTES[config.model.dtype]
-    gathered = element * d.vocab * d.hidden
-    bucket = config.placement.bucket_bytes
-    if config.parallel.tensor > 1:
-        gathered = max(gathered, min(bucket, element * total_parameters(d)))
-    knob = ("placement.bucket_bytes",)
+    bucket = Component("bucket", config.placement.bucket_bytes, _BUCKET)
     start: dict[str, list[Component]] = {"start": [*awake, *state, *engine]}
     if engines_start_first(config):
         start = {"start engines": [*asleep, *engine], "start trainer": [*awake, *state]}
@@ -389,12 +426,12 @@ def memory_phases(
         "rollout": [*asleep, *engine],
         "logprobs": [*awake, *state, *scoring(d, config)],
         "actor_train": [*awake, *state, *training(d, config)],
-        "write weights": [*awake, *state, Component("gathered bucket", gathered, knob)],
-        "update_weights": [*asleep, engine[0], Component("bucket", bucket, knob)],
+        "write weights": [*awake, *state, _gathered(d, config)],
+        "update_weights": [*asleep, engine[0], bucket],
     }
     return [MemoryPhase(name, tuple(components)) for name, components in held.items()]
 
-# %% ../../nbs/plan/01_memory.ipynb #d38f9bfe
+# %% ../../nbs/plan/01_memory.ipynb #086dc613
 def check_fits(
     config: RunConfig,  # the run
     soc: str = "Ascend910B1",  # device, at the 910b scale
@@ -407,7 +444,7 @@ def check_fits(
             continue
         largest = max((c for c in phase.components if c.knobs), key=lambda c: c.nbytes)
         raise DeviceError(
-            f"phase {phase.name!r} needs {_size(phase.nbytes)} on each device and has {_size(capacity)}; "
+            f"phase {phase.name!r} needs {_size(phase.nbytes)} on {phase.where} and has {_size(capacity)}; "
             f"its largest part is {largest.name} with {_size(largest.nbytes)}",
             f"Change {', '.join(largest.knobs)}.",
         )

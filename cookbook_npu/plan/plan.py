@@ -6,7 +6,7 @@
 __all__ = ['DEVICES_PER_NODE', 'DeviceRoles', 'device_roles', 'process_groups', 'device_map', 'batch_arithmetic', 'RunPlan',
            'make_plan', 'model_name']
 
-# %% ../../nbs/plan/04_plan.ipynb #be7c43b0
+# %% ../../nbs/plan/04_plan.ipynb #e17783a5
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,9 +30,10 @@ from cookbook_npu.plan.memory import (
     planned_cache,
 )
 from .roles import megatron_arguments, role_environment, vllm_arguments
+from .schedule import compare_schedules, schedule_text
 from .time import Estimate, estimate, speeds_of
 
-# %% ../../nbs/plan/04_plan.ipynb #71867cd8
+# %% ../../nbs/plan/04_plan.ipynb #cc028218
 DEVICES_PER_NODE = 8
 
 
@@ -45,7 +46,7 @@ class DeviceRoles:
     trainer: int | None  # trainer rank; none: no trainer here
     tensor: int  # its position in its tensor-parallel group
     data: int  # which copy of the model
-    engine: int  # rollout engine
+    engine: int | None  # rollout engine; none: no engine here
     shard: int  # position in the engine
 
 
@@ -56,6 +57,7 @@ def device_roles(
     "Which role is on which device"
     tensor = config.parallel.tensor
     each = config.rollout.devices_per_engine
+    engines = config.engine_devices
     return [
         DeviceRoles(
             node=i // per_node,
@@ -63,13 +65,13 @@ def device_roles(
             trainer=i if i < config.trainer_devices else None,
             tensor=i % tensor,
             data=i // tensor,
-            engine=i // each,
-            shard=i % each,
+            engine=(i - engines.start) // each if i in engines else None,
+            shard=(i - engines.start) % each,
         )
         for i in range(config.placement.devices)
     ]
 
-# %% ../../nbs/plan/04_plan.ipynb #6406ddb5
+# %% ../../nbs/plan/04_plan.ipynb #259f5e99
 def process_groups(
     config: RunConfig,  # the run
 ) -> dict[str, list[list[int]]]:  # "TP", "DP": trainer ranks; "engines": devices
@@ -79,10 +81,11 @@ def process_groups(
         if place.trainer is not None:
             groups["TP"].setdefault(place.data, []).append(rank)
             groups["DP"].setdefault(place.tensor, []).append(rank)
-        groups["engines"].setdefault(place.engine, []).append(rank)
+        if place.engine is not None:
+            groups["engines"].setdefault(place.engine, []).append(rank)
     return {kind: list(members.values()) for kind, members in groups.items()}
 
-# %% ../../nbs/plan/04_plan.ipynb #f714623c
+# %% ../../nbs/plan/04_plan.ipynb #06934cc6
 def device_map(
     config: RunConfig,  # the run
     per_node: int = DEVICES_PER_NODE,  # devices of one machine
@@ -95,11 +98,13 @@ def device_map(
         trainer = ""
         if place.trainer is not None:
             trainer = f"trainer {place.trainer:<3} TP {place.tensor} DP {place.data}"
-        engine = f"engine {place.engine} shard {place.shard}"
-        lines.append(f"  [{place.device}]  {trainer:24}{engine}")
+        engine = ""
+        if place.engine is not None:
+            engine = f"engine {place.engine} shard {place.shard}"
+        lines.append(f"  [{place.device}]  {trainer:24}{engine}".rstrip())
     return "\n".join(lines)
 
-# %% ../../nbs/plan/04_plan.ipynb #d67b6c81
+# %% ../../nbs/plan/04_plan.ipynb #75ea79c1
 def batch_arithmetic(
     config: RunConfig,  # the run
 ) -> list[tuple[str, str]]:  # (what, value)
@@ -112,6 +117,7 @@ def batch_arithmetic(
     share = config.global_batch_size // config.data_parallel
     per_engine = -(-config.rollout_batch // config.num_engines)
     micro_batches = -(-share * longest // tokens)
+    split = config.placement.mode == "split"
     return [
         (
             "rollout",
@@ -132,7 +138,19 @@ def batch_arithmetic(
             "micro-batches",
             f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
         ),
+        *([_ahead(config)] if split else []),
     ]
+
+
+def _ahead(config: RunConfig) -> tuple[str, str]:
+    "How far the engines of a split run may be ahead of its trainer"
+    r = config.rollout
+    groups = (r.depth + 1) * r.prompts_per_step
+    return (
+        "ahead",
+        f"the rollout at most {r.depth} steps, samples at most {r.max_staleness} steps old: "
+        f"up to {groups} groups under way",
+    )
 
 # %% ../../nbs/plan/04_plan.ipynb #13b60a90
 def _bytes(n: int) -> str:
@@ -150,7 +168,7 @@ def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
     "A title and sorted rows"
     return [title, *(f"  {name:35} {value}" for name, value in sorted(rows.items()))]
 
-# %% ../../nbs/plan/04_plan.ipynb #dbc75ba5
+# %% ../../nbs/plan/04_plan.ipynb #fb5e356f
 @dataclass(frozen=True)
 class RunPlan:
     "Everything that can be known of a run before it starts"
@@ -161,12 +179,18 @@ class RunPlan:
     capacity: int  # memory a run can have on one device, bytes
     phases: tuple[MemoryPhase, ...]  # memory, in the order of a step
     times: tuple[Estimate, ...]  # seconds; empty where nothing is known of the device
+    mean_response: float | None = None  # tokens, for the schedule; none: an assumption
 
     def memory_text(self) -> str:
         "Memory of each phase: a bar and its components, the largest first"
-        where = "" if self.config.scale == "910b" else " (simulated NPU)"
-        lines = [f"memory of one device, of {_bytes(self.capacity)}{where}"]
+        kind = "" if self.config.scale == "910b" else " (simulated NPU)"
+        lines = []
+        where = ""
         for phase in self.phases:
+            if phase.where != where:
+                where = phase.where
+                device = "one device" if where == "each device" else where
+                lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
             held = sorted(phase.components, key=lambda c: -c.nbytes)
             parts = ", ".join(f"{c.name} {_bytes(c.nbytes)}" for c in held if c.nbytes)
             bar = _bar(phase.nbytes, self.capacity)
@@ -212,10 +236,30 @@ class RunPlan:
             "(an estimate; nbs/plan/04_plan.ipynb has its errors)"
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+        if self.is_split:
+            return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
         seconds = sum(e.seconds for e in self.times)
         days = self.config.num_steps * seconds / 86400
         whole = f"{self.config.num_steps} steps: {days:.1f} days"
         return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
+
+    @property
+    def is_split(self) -> bool:
+        "Whether trainer and engines have devices of their own"
+        return self.config.placement.mode == "split"
+
+    def schedule_text(self) -> str:
+        "A split run on a virtual clock; empty for others, and where nothing is known of the device"
+        if not self.is_split or not self.times:
+            return ""
+        return schedule_text(self.config, self.soc, self.mean_response)
+
+    def _schedule_rows(self) -> list[dict[str, Any]]:
+        "The schedule for a program"
+        if not self.is_split or not self.times:
+            return []
+        rows = compare_schedules(self.config, self.soc, self.mean_response)
+        return [row.as_json() for row in rows]
 
     def roles_text(self) -> str:
         "Variables and arguments of each role; imports torch"
@@ -256,6 +300,7 @@ class RunPlan:
         "The plan on one page"
         batch = [f"{what:14}{value}" for what, value in batch_arithmetic(self.config)]
         parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
+        parts.append(self.schedule_text())
         if roles:
             parts.append(self.roles_text())
         return "\n\n".join(part for part in parts if part)
@@ -271,13 +316,15 @@ class RunPlan:
             groups=process_groups(self.config),
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
             times=[asdict(e) for e in self.times],
+            schedule=self._schedule_rows(),
         )
 
-# %% ../../nbs/plan/04_plan.ipynb #971ba783
+# %% ../../nbs/plan/04_plan.ipynb #885c2480
 def make_plan(
     config: RunConfig,  # the run
     soc: str = "Ascend910B1",  # device, at the 910b scale
     check: bool = True,  # raise when it does not fit
+    mean_response: float | None = None,  # tokens, for the schedule; none: an assumption
 ) -> RunPlan:
     "Plan a run; raises `DeviceError` for one that cannot fit"
     if check and config.scale != "cuda":
@@ -286,7 +333,8 @@ def make_plan(
         phases = memory_phases(config, soc)
     times = estimate(config, speeds_of(soc)) if config.scale == "910b" else []
     capacity = capacity_of(config, soc)
-    return RunPlan(config, model_of(config), soc, capacity, tuple(phases), tuple(times))
+    model = model_of(config)
+    return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
 def model_name(

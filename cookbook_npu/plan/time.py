@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'TRAIN_PASSES', 'UPDATE_BYTES', 'Speeds', 'speeds_of', 'forward_flops', 'Estimate',
-           'decode_seconds', 'host_update_seconds', 'estimate']
+           'token_seconds', 'decode_seconds', 'host_update_seconds', 'estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #fc09671c
 from dataclasses import dataclass
@@ -81,7 +81,24 @@ def _pass(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> fl
     operations = config.rollout_batch * length * forward_flops(d, length)
     return operations / (config.trainer_devices * speeds.peak * speeds.utilization)
 
-# %% ../../nbs/plan/02_time.ipynb #dfc0266a
+# %% ../../nbs/plan/02_time.ipynb #6669b894
+def token_seconds(
+    d: Dimensions,  # the model
+    config: RunConfig,  # the run
+    speeds: Speeds,  # of its devices
+    length: float,  # mean tokens of a sequence
+) -> tuple[float, float]:  # s: whatever the number of sequences; more for each of them
+    "Seconds in which an engine samples one token for each of its sequences"
+    each = config.rollout.devices_per_engine
+    element = ELEMENT_BYTES[config.model.dtype]
+    bandwidth = speeds.memory * speeds.memory_share
+    step = element * parameters_per_rank(d, each) / bandwidth
+    if config.rollout.enforce_eager:
+        step += speeds.launch
+    # on average half of its cache is filled
+    return step, kv_bytes(d, each, element) * length / 2 / bandwidth
+
+
 def decode_seconds(
     d: Dimensions,  # the model
     config: RunConfig,  # the run
@@ -89,16 +106,9 @@ def decode_seconds(
     length: float,  # mean tokens of a sequence
 ) -> float:
     "Seconds until the longest response of a rollout has been sampled"
-    each = config.rollout.devices_per_engine
-    element = ELEMENT_BYTES[config.model.dtype]
+    step, row = token_seconds(d, config, speeds, length)
     rows = config.rollout_batch // config.num_engines
-    weights = element * parameters_per_rank(d, each)
-    # on average half of it is filled
-    cache = rows * kv_bytes(d, each, element) * length / 2
-    step = (weights + cache) / (speeds.memory * speeds.memory_share)
-    if config.rollout.enforce_eager:
-        step += speeds.launch
-    return config.sampling.max_response_tokens * step
+    return config.sampling.max_response_tokens * (step + rows * row)
 
 # %% ../../nbs/plan/02_time.ipynb #c98dec7c
 UPDATE_BYTES = (
@@ -121,13 +131,13 @@ def host_update_seconds(
     both = max(moved, updated) if config.optim.cpu_offload_overlap else moved + updated
     return steps * both
 
-# %% ../../nbs/plan/02_time.ipynb #8e6a0617
+# %% ../../nbs/plan/02_time.ipynb #769cb94b
 def estimate(
     config: RunConfig,  # the run
     speeds: Speeds | None = None,  # none: of a 910B1
     length: float | None = None,  # mean tokens of a sequence; none: the longest allowed
 ) -> list[Estimate]:  # in the order of a step
-    "Seconds of each phase of a colocated step"
+    "Seconds of each phase of a step; those of trainer and engines overlap in a split run"
     d = model_of(config)
     speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
@@ -149,6 +159,9 @@ def estimate(
         Estimate("sleep", switch, "host link"),
         Estimate("update_weights", weights / speeds.load, "loading into the engine"),
     ]
-    if config.algorithm.use_reference:
-        return estimates
-    return [e for e in estimates if e.name != "ref_logprobs"]
+    left_out = set()
+    if not config.algorithm.use_reference:
+        left_out.add("ref_logprobs")
+    if config.placement.mode == "split":
+        left_out |= {"wake_up", "sleep"}
+    return [e for e in estimates if e.name not in left_out]

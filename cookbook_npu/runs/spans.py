@@ -10,7 +10,7 @@ __all__ = ['NOT_WORK', 'PHASE_ROLES', 'MERGE_GAP_S', 'MOST_WAITING', 'RoleSpan',
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..errors import DataError
@@ -176,8 +176,7 @@ def newest_steps(
     for span in spans:
         if span.end > begin and span.start < end:
             start, stop = max(span.start, begin), min(span.end, end)
-            whole = asdict(span) | {"start": start, "end": stop}
-            clipped.append(RoleSpan(**whole))
+            clipped.append(replace(span, start=start, end=stop))
     return clipped
 
 # %% ../../nbs/runs/07_spans.ipynb #1713a056

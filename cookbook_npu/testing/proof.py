@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SIMULATED_CUDA', 'failure_of', 'look_alike', 'verifies_originals', 'proof_in_rank', 'prove', 'run_check']
 
-# %% ../../nbs/testing/03_proof.ipynb #b9e1241f
+# %% ../../nbs/testing/03_proof.ipynb #0dfc206d
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -105,7 +105,7 @@ def proof_in_rank(
     registry.undo(shim)
     return passed, content, failure_of(check)
 
-# %% ../../nbs/testing/03_proof.ipynb #d8dab277
+# %% ../../nbs/testing/03_proof.ipynb #65ccba5c
 def prove(
     shim: str,  # name of the shim
     code: str,  # defines check(), which returns True when all is well
@@ -113,6 +113,7 @@ def prove(
     ranks: int = 1,  # processes
     bootstrap: str | None = "trainer",  # what prepares them, as in `run_ranks`
     timeout: float = 180,  # seconds
+    preload: Sequence[str] = (),  # modules that the check imports anyway, as in `run_ranks`
 ) -> None:
     """Raise `ShimError` unless `check` passes with the shim and fails as expected without it,
     and `verify()` of the shim sees the difference"""
@@ -122,6 +123,7 @@ def prove(
         kwargs={"code": code, "shim": shim},
         bootstrap=bootstrap,
         timeout=timeout,
+        preload=preload,
     )
     for passed, content, failure in results:
         if not passed:
@@ -140,12 +142,13 @@ def prove(
                 f"It should mention {without!r}.",
             )
 
-# %% ../../nbs/testing/03_proof.ipynb #0fc6d452
+# %% ../../nbs/testing/03_proof.ipynb #1fe7ba8b
 def run_check(
     code: str,  # defines check()
     ranks: int = 1,  # processes
     bootstrap: str | None = "trainer",  # what prepares them
     fresh: bool = False,  # an interpreter that has imported nothing yet
+    preload: Sequence[str] = (),  # modules that the check imports anyway, as in `run_ranks`
 ) -> None:
     "Run a check once, without taking anything back; raises `ShimError` unless it returns True"
     results = run_ranks(
@@ -155,6 +158,7 @@ def run_check(
         bootstrap=bootstrap,
         timeout=180,
         fresh=fresh,
+        preload=preload,
     )
     if not all(passed for passed, *_ in results):
         raise ShimError("a check did not return True", "Fix what it checks.")

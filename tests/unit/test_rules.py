@@ -311,6 +311,19 @@ def test_the_class_of_an_expected_error_has_its_name():
                 )
 
 
+def test_expected_errors_have_a_class():
+    "In the basement, where a mistyped name would else pass for the error that was meant"
+    for path in (p for p in NOTEBOOKS if "npu" in p.relative_to(ROOT).parts):
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] != "code" or "test_fail(" not in source:
+                continue
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "test_fail":
+                    given = {keyword.arg for keyword in node.keywords}
+                    assert "exc" in given, f"{path}: {ast.unparse(node)}: give exc="
+
+
 # ---- what importing costs
 
 
