@@ -44,7 +44,7 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 
 test: style ## every test: drift, style, notebooks, pytest, the recipe end to end
 	$(BIN)/python tests/helpers/npu_wheel/build.py
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
 	$(BIN)/python tests/helpers/npu_wheel/build.py

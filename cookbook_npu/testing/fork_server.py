@@ -28,14 +28,14 @@ from typing import Any
 
 from ..errors import RoleError
 
-# %% ../../nbs/testing/00_fork_server.ipynb #f7850c33
+# %% ../../nbs/testing/00_fork_server.ipynb #23550766
 SERVERS_ENV = "COOKBOOK_NPU_FORK_SERVERS"  # folder of the servers; unset: no servers
 
-# Variables that nothing reads while it is imported
+# Variables that nothing reads while it is imported; torch's compiler sets its own when it is
 RUNTIME_VARIABLES = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 ASCEND_RT_VISIBLE_DEVICES HCCL_BUFFSIZE COOKBOOK_NPU_ROLE COOKBOOK_NPU_SIM_DEVICES
 COOKBOOK_NPU_SIM_MEMORY COOKBOOK_NPU_SIM_SESSION COOKBOOK_NPU_SIM_FAULTS
-CUDA_DEVICE_MAX_CONNECTIONS IN_TEST
+CUDA_DEVICE_MAX_CONNECTIONS IN_TEST TORCHINDUCTOR_CACHE_DIR
 COLUMNS LINES OLDPWD PWD SHLVL _""".split()
 RUNTIME_PREFIXES = ("PYTEST_", "RAY_", "JPY_")
 

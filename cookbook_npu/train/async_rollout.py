@@ -491,7 +491,7 @@ class AsyncRollout:
         samples = [sample for group in groups for sample in group.in_order()]
         return Rollout([group.prompt for group in groups], samples)
 
-    def _wait_until(self, done: Callable[[], bool], resend: Callable[[], None]) -> None:
+    def _wait_until(self, done: Callable[[], bool], resend: Callable[[], object]) -> None:
         "Wait, raising the errors of other threads here"
         changed = self.background.changed
         while True:

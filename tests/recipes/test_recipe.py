@@ -209,7 +209,8 @@ def test_gsm8k_records_run_through(tmp_path):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_vllm_engine_runs_the_same_recipe(tmp_path, devices):
     engines = {"rollout.devices_per_engine": devices}
-    folder = tiny_run(tmp_path / "runs", "-p", "engine", "vllm", **engines)
+    root = tmp_path / "runs"
+    folder = tiny_run(root, "-p", "engine", "vllm", env=preloaded(), **engines)
     rows = records(folder)
     assert records(folder)[-1]["step"] == 2
     assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
@@ -224,7 +225,8 @@ def test_vllm_samples_for_the_hybrid_recipe(tmp_path):
     small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
     small["model.dtype"] = "bfloat16"
     words = ("-p", "engine", "vllm")
-    folder = tiny_run(tmp_path / "runs", *words, recipe="qwen3_5_9b_colocate", **small)
+    root, recipe = tmp_path / "runs", "qwen3_5_9b_colocate"
+    folder = tiny_run(root, *words, env=preloaded(), recipe=recipe, **small)
     rows = records(folder)
     assert rows[-1]["step"] == 2
     assert all(0 < r["train_rollout_logprob_abs_diff"] < 0.1 for r in rows[1:])
