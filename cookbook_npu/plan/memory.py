@@ -390,7 +390,9 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     engine = device_overhead(config, role="rollout")
     engine += engine_components(d, config, capacity)
     # one is loaded while the next arrives
-    buckets = Component("buckets", 2 * config.placement.bucket_bytes, _BUCKET)
+    whole = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
+    bucket = min(config.placement.bucket_bytes, whole)
+    buckets = Component("buckets", 2 * bucket, _BUCKET)
     held = {
         "start trainer": trainer,
         "logprobs": [*trainer, *scoring(d, config)],

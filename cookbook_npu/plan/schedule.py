@@ -12,7 +12,7 @@ import heapq
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -212,7 +212,7 @@ class _Schedule:
         self.waited = 0.0  # s
         self.engines = [_Engine(times, work.rows) for _ in range(work.engines)]
         self.left: dict[int, int] = {}  # group -> responses that have not ended
-        self.versions: dict[int, list[int]] = {}  # group -> of each first token
+        self.versions: dict[Hashable, list[int]] = {}  # group -> of each first token
         self.started = 0
 
     def admit(self) -> None:

@@ -7,7 +7,7 @@ __all__ = ['PauseMode', 'WAKE_TAGS', 'KeptCache', 'Request', 'SamplingParams', '
            'token_logprobs', 'sample_tokens', 'response_limit', 'check_requests', 'RequestState', 'collect_weights',
            'check_weights', 'find_mismatch', 'DecodeGate', 'text_requests', 'Engine']
 
-# %% ../../nbs/rollout/00_engine.ipynb #ca1d693d
+# %% ../../nbs/rollout/00_engine.ipynb #843f1abe
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,11 +22,16 @@ from pydantic import Field
 from torch import Tensor
 
 from ..config import SamplingConfig
-from ..data.sample import FinishReason, Sample
+from cookbook_npu.data.sample import (
+    FinishReason,
+    ImageInput,
+    Sample,
+    continued_turns,
+)
 from ..errors import EngineError, WeightUpdateError, nearest
 from ..weights.checksum import checksum
 
-# %% ../../nbs/rollout/00_engine.ipynb #8eb1ac1a
+# %% ../../nbs/rollout/00_engine.ipynb #7c91e962
 @dataclass(frozen=True, kw_only=True)
 class Request:
     "One response to sample"
@@ -37,6 +42,7 @@ class Request:
     seed: int  # seed of this response; greedy sampling ignores it
     max_response_tokens: int | None = None  # limit of this response; none: sampling's
     partial: Sample | None = None  # go on from here; its tokens count towards the limit
+    images: tuple[ImageInput, ...] = ()  # of the prompt, in the order of their placeholders
 
 # %% ../../nbs/rollout/00_engine.ipynb #b40e6f28
 class SamplingParams(SamplingConfig):
@@ -415,7 +421,7 @@ _REMEDIES = {
     "paused": "Call resume() first.",
 }
 
-# %% ../../nbs/rollout/00_engine.ipynb #2a9b3794
+# %% ../../nbs/rollout/00_engine.ipynb #021d7a70
 def _number(state: RequestState) -> int:
     return state.number
 
@@ -425,9 +431,8 @@ class Engine(ABC):
 
     dtype = torch.float32  # type of the weights
     holder = "the engine"  # who this process is in an error: an engine, or a rank of it
-    continues_noise = (
-        True  # aborted and continued, a sampled response is the uninterrupted one
-    )
+    takes_images = False  # requests may have images
+    continues_noise = True  # a response that goes on is the uninterrupted one
 
     def __init__(
         self,
@@ -569,6 +574,12 @@ class Engine(ABC):
         check_requests(requests, self.max_tokens, sampling)
         states = []
         for number, request in enumerate(requests, self._submitted):
+            if request.images and not self.takes_images:
+                raise EngineError(
+                    f"request {request.group_id}/{request.index} has images, "
+                    f"and {type(self).__name__} takes none",
+                    "Ask in text.",
+                )
             state = RequestState(request, sampling, number)
             if state.key in self._running:
                 raise EngineError(
@@ -817,6 +828,8 @@ class Engine(ABC):
             versions=state.versions,
             finish_reason=state.reason or "abort",
             text=text,
+            turns=continued_turns(partial.turns, len(state.ids)) if partial else [],
+            images=partial.images if partial else [i.reference for i in request.images],
         )
 
     @abstractmethod

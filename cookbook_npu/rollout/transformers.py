@@ -386,7 +386,7 @@ def _sample(
     logp_BV = token_logprobs(logits_BV, sampling)
     return sample_tokens(logp_BV, None if sampling.temperature == 0 else u_B)
 
-# %% ../../nbs/rollout/01_transformers.ipynb #5a6dcee7
+# %% ../../nbs/rollout/01_transformers.ipynb #ddef76de
 class BatchDecoder:
     "Samples the responses of requests that come and go, one token for every row and step"
 
@@ -420,7 +420,7 @@ class BatchDecoder:
         "Forget requests that were aborted"
         self.waiting = deque(s for s in self.waiting if s.reason is None)
         if self.rows is not None and not self.rows.live:
-            self.rows = None
+            self._release()
 
     def requeue(self) -> None:
         "Running rows go back to the head of the queue, and their cache goes"
@@ -428,7 +428,7 @@ class BatchDecoder:
             return
         running = [self.rows.states[k] for k in self.rows.live]
         self.waiting.extendleft(reversed(running))
-        self.rows = None
+        self._release()
 
     def step(
         self,
@@ -516,11 +516,17 @@ class BatchDecoder:
                 ended.append(state)
         return ended
 
+    def _release(self) -> None:
+        "Nothing runs: nothing stays on the device"
+        self.rows = None
+        self.token_B = torch.empty(0)
+        self.sampler = RowSampler()
+
     def _drop_ended(self, rows: RowBatch) -> None:
         "Dropping rows copies the cache, so at least half of them must have ended"
         live = rows.live
         if not live:
-            self.rows = None
+            self._release()
         elif 2 * len(live) <= len(rows.states):
             rows_B = rows.keep(live)
             self.token_B = self.token_B[rows_B]

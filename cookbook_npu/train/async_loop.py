@@ -7,7 +7,7 @@ __all__ = ['AsyncWeightSync', 'fresh_logprob_diff', 'split_logprob_diff', 'Async
 
 # %% ../../nbs/train/13_async_loop.ipynb #643b17c8
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 import numpy as np
@@ -61,7 +61,7 @@ class AsyncWeightSync(WeightSync):
         "Wait until the engines have read the last weights"
         if self.loading is None:
             return
-        self.loading.result()
+        wait([self.loading])
         self.loading = None
         self.rollout.background.check()
         self.state.trainer.call("release_weights")
@@ -144,11 +144,17 @@ def fresh_logprob_diff(
 
 def split_logprob_diff(
     trained: dict[str, float],  # metrics of the trainer
-    fresh: float | None,  # from `fresh_logprob_diff`
+    batch: Batch,  # log-probs filled
+    samples: Sequence[Sample],  # its samples, in the same order
+    version: int,  # of the weights that are trained
 ) -> dict[str, float]:  # the same, under names that say what they are
     "Keep the name of the comparison for what can be compared"
     metrics = dict(trained)
-    metrics["staleness/logprob_abs_diff"] = metrics.pop(LOGPROB_DIFF)
+    metrics["staleness/logprob_abs_diff"] = metrics[LOGPROB_DIFF]
+    if all(set(sample.versions) <= {version} for sample in samples):
+        return metrics  # the trainer has compared just these
+    del metrics[LOGPROB_DIFF]
+    fresh = fresh_logprob_diff(batch, samples, version)
     if fresh is not None:
         metrics[LOGPROB_DIFF] = fresh
     return metrics
@@ -222,7 +228,7 @@ class AsyncDriver(Driver):
             with state.tracker.span("save"):
                 self.checkpoints.finish()
             trained = self.train_step.run(step, batch, samples)
-        trained = split_logprob_diff(trained, fresh_logprob_diff(batch, samples, step))
+        trained = split_logprob_diff(trained, batch, samples, step)
         self.rollout.mark_done()
         evaluation = self.rollout.end_evaluation(
             resend

@@ -44,7 +44,7 @@ def sum_over_ranks(
     names = dict.fromkeys(name for answer in answers for name in answer)
     return {name: sum(answer.get(name, 0.0) for answer in answers) for name in names}
 
-# %% ../../nbs/train/07_train_step.ipynb #d1a74591
+# %% ../../nbs/train/07_train_step.ipynb #305f2b71
 class TrainStep:
     "Makes a batch of graded samples and trains on it"
 
@@ -62,7 +62,7 @@ class TrainStep:
         "What needs no trainer: write the samples down and make a batch of them"
         config = self.state.config
         if config.output.save_samples:
-            self.state.folder.save_samples(step, [vars(s) for s in samples])
+            self.state.folder.save_samples(step, [s.record() for s in samples])
         return make_batch(
             samples,
             config.rollout.samples_per_prompt,
@@ -124,7 +124,7 @@ class TrainStep:
     def _save_samples(self, step: int, samples: list[Sample], why: str) -> None:
         "Keep the samples of a step in which something was not finite"
         folder = self.state.folder
-        path = folder.save_samples(step, [vars(s) for s in samples])
+        path = folder.save_samples(step, [s.record() for s in samples])
         folder.event("not_finite", step=step, why=why, samples=str(path))
 
 # %% ../../nbs/train/07_train_step.ipynb #b5a8e930
