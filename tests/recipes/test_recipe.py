@@ -15,6 +15,8 @@ import pytest
 from places import ROOT
 from whole_runs import preloaded
 
+pytestmark = pytest.mark.slow
+
 PHASES = (
     "rollout",
     "ref_logprobs",
