@@ -289,6 +289,11 @@ class RolloutConfig(Config):
         ge=0,
         description="split: most weight updates between a token and the step that trains on it",
     )
+    decode_steps: int = Field(
+        default=16,
+        gt=0,
+        description="split: tokens of each response between two looks at whether the engine is to pause",
+    )
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",
         description="split: key/value cache of responses that continue under new weights",

@@ -298,7 +298,10 @@ _QWEN3_5_9B_ASYNC = {
     ),
     "laptop": _merge(
         _QWEN3_5_9B["laptop"],
-        dict(placement=dict(mode="split", devices=4), rollout=_ASYNC),
+        # answers have four tokens: weights shall change inside some of them, too
+        dict(
+            placement=dict(mode="split", devices=4), rollout=dict(decode_steps=1, **_ASYNC)
+        ),
     ),
 }
 

@@ -80,6 +80,20 @@ def test_without_staleness_it_is_the_colocated_run(undisturbed, tmp_path):
     check_ledger(tmp_path / "run", max_staleness=0)
 
 
+def test_responses_go_on_under_new_weights(tmp_path):
+    "Decoding slower than training: updates meet half-done responses, and every token says its version"
+    slow = {"rollout.simulated_latency": 0.3, "rollout.decode_steps": 1}
+    run(configure(tmp_path, "run", **SPLIT, **slow))
+    folder = tmp_path / "run"
+    check_ledger(folder, max_staleness=2)
+    versions = []
+    for file in sorted((folder / "samples").glob("step_*.jsonl")):
+        versions += [json.loads(line)["versions"] for line in file.read_text().splitlines()]
+    assert any(len(set(own)) > 1 for own in versions), "no response met an update"
+    assert all(own == sorted(own) for own in versions)
+    assert any(row["async/continued_groups"] > 0 for row in rows(folder)[1:])
+
+
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     "The engine's groups go to the other one, the trainer back to its checkpoint"
     faults = "rollout0/collect#2/die; trainer/1/train#4/die"
