@@ -58,8 +58,8 @@ test-stacks: $(VENV)/.test ## models on the transformers of each 910B stack; eve
 	  $(BIN)/python -m pytest tests/simulator/test_engines.py
 	COOKBOOK_DRY_RUN=1 $(BIN)/python -m pytest tests/unit/test_stacks.py
 
-quick: style ## the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow' -x
+quick: style ## the tests that take seconds, three minutes in all
+	$(BIN)/python -m pytest -m 'not slow' -x -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 style: $(VENV)/.test ## what is generated is in step; format, lint, types
 	$(BIN)/python tests/drift.py

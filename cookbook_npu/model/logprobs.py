@@ -202,7 +202,7 @@ def _without_head(
     finally:
         del decoder._forward_output_layer
 
-# %% ../../nbs/model/04_logprobs.ipynb #9aa5517e
+# %% ../../nbs/model/04_logprobs.ipynb #cde9245f
 def packed_hidden(
     model: MegatronModel,  # the model
     packed: TokenBatch,  # a packed row, on the model's device
@@ -211,12 +211,7 @@ def packed_hidden(
     from megatron.core.tensor_parallel import mappings
 
     with _without_head(model.decoder):
-        hidden_BTH = model.ddp(
-            input_ids=packed.ids_BT,
-            position_ids=packed.positions_BT,
-            attention_mask=None,
-            packed_seq_params=packed.attention_params(),
-        )
+        hidden_BTH = model.ddp(**packed.model_inputs())
     hidden_TBH = hidden_BTH.transpose(0, 1)
     if model.layout.sequence:
         hidden_TBH = mappings.gather_from_sequence_parallel_region(hidden_TBH)

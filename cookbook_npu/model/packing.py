@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import DataError
 
-# %% ../../nbs/model/01_packing.ipynb #bd422d4f
+# %% ../../nbs/model/01_packing.ipynb #ad89e09b
 class Tokens(Protocol):
     "What packing needs of a sample"
 
@@ -36,7 +36,8 @@ class TokenBatch:
     "Samples laid end to end in one row (thd), or one sample a row (bshd)"
 
     ids_BT: Tensor  # token ids, padding included; B rows when padded
-    positions_BT: Tensor  # position of each token in its sequence
+    # position of each token in its sequence; where a sample brings its own, [3, B, T]
+    positions_BT: Tensor
     # int32: where sequences start, and the end; the padding is the last sequence; none: bshd;
     # on the host also after `to`, except for CUDA
     cu_seqlens: Tensor | None
@@ -46,6 +47,8 @@ class TokenBatch:
     targets_R: Tensor  # the response tokens
     response_lengths: list[int]  # response tokens of each sample, in the order packed
     tokens: int  # without padding
+    pixel_values: Tensor | None = None  # patches of all images, in the order packed
+    image_grid_thw: Tensor | None = None  # [images, 3] patches in time, height, width
 
     def split(
         self,
@@ -77,10 +80,25 @@ class TokenBatch:
     ) -> "TokenBatch":  # the same batch there
         "Copy the tensors of the batch to a device; an NPU's kernels take the borders from the host"
         names = ["ids_BT", "positions_BT", "rows_R", "targets_R"]
+        if self.pixel_values is not None:
+            names += ["pixel_values", "image_grid_thw"]
         if self.cu_seqlens is not None and torch.device(device).type == "cuda":
             names.append("cu_seqlens")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
+
+    def model_inputs(self) -> dict[str, Any]:
+        "The keywords of the model; those of images only where there are some"
+        inputs: dict[str, Any] = {
+            "input_ids": self.ids_BT,
+            "position_ids": self.positions_BT,
+            "attention_mask": None,
+            "packed_seq_params": self.attention_params(),
+        }
+        if self.pixel_values is not None:
+            inputs["pixel_values"] = self.pixel_values
+            inputs["image_grid_thw"] = self.image_grid_thw
+        return inputs
 
     def attention_params(self) -> Any:  # Megatron's PackedSeqParams; none: padded
         "What Megatron's attention needs to keep sequences apart"
@@ -96,7 +114,7 @@ class TokenBatch:
             max_seqlen_kv=self.max_seqlen,
         )
 
-# %% ../../nbs/model/01_packing.ipynb #1d5f5a6c
+# %% ../../nbs/model/01_packing.ipynb #fe9d1bd7
 def _sequence(
     number: int,  # of the sample in the micro-batch, for the message
     sample: Tokens,
@@ -133,6 +151,42 @@ def _response_ids(
     return [token for sample in samples for token in sample.response_ids]
 
 
+def _own_positions(
+    samples: Sequence[Any],  # samples of one micro-batch
+    sequences: Sequence[Sequence[int]],  # their tokens, then perhaps padding
+) -> list[Tensor] | None:  # [3, T] of each sequence; none: no sample brings any
+    "Positions in time, height and width"
+    own = [getattr(sample, "positions", None) for sample in samples]
+    if all(positions is None for positions in own):
+        return None
+    found = []
+    for number, sequence in enumerate(sequences):
+        positions = own[number] if number < len(own) else None
+        if positions is None:
+            found.append(torch.arange(len(sequence)).expand(3, -1))
+            continue
+        if tuple(positions.shape) != (3, len(sequence)):
+            raise DataError(
+                f"sample {number} of the micro-batch has positions of shape "
+                f"{tuple(positions.shape)} for {len(sequence)} tokens",
+                "Give time, height and width of each token of prompt and response.",
+            )
+        found.append(torch.as_tensor(positions, dtype=torch.long))
+    return found
+
+
+def _image_tensors(
+    samples: Sequence[Any],  # samples of one micro-batch
+) -> dict[str, Tensor]:  # fields of `TokenBatch`; empty: text only
+    "The images of all samples, one sample after another"
+    images = [image for sample in samples for image in getattr(sample, "images", ())]
+    if not images:
+        return {}
+    patches = [torch.as_tensor(i.pixel_values, dtype=torch.float32) for i in images]
+    grids = _long([list(image.grid_thw) for image in images])
+    return {"pixel_values": torch.cat(patches), "image_grid_thw": grids}
+
+
 def pack(
     samples: Sequence[Tokens],  # samples of one micro-batch; may be empty
     multiple: int = 1,  # pad the row to a multiple of this (TP with sequence parallelism)
@@ -151,18 +205,23 @@ def pack(
         rows += _predicting(sample, start)
     for sequence in sequences:
         positions += range(len(sequence))
+    positions_BT = _long([positions])
+    own = _own_positions(samples, sequences)
+    if own is not None:
+        positions_BT = torch.cat(own, 1)[:, None]
     return TokenBatch(
         ids_BT=_long([list(chain.from_iterable(sequences))]),
-        positions_BT=_long([positions]),
+        positions_BT=positions_BT,
         cu_seqlens=torch.tensor(starts, dtype=torch.int32),
         max_seqlen=max(len(s) for s in sequences),
         rows_R=_long(rows),
         targets_R=_long(_response_ids(samples)),
         response_lengths=[len(s.response_ids) for s in samples],
         tokens=tokens,
+        **_image_tensors(samples),
     )
 
-# %% ../../nbs/model/01_packing.ipynb #a99b3fea
+# %% ../../nbs/model/01_packing.ipynb #073dee88
 def pad(
     samples: Sequence[Tokens],  # samples of one micro-batch; may be empty
     multiple: int = 1,  # pad rows to a multiple of this (TP with sequence parallelism)
@@ -179,15 +238,22 @@ def pad(
     rows: list[int] = []
     for row, sample in enumerate(samples):
         rows += [position * height + row for position in _predicting(sample, 0)]
+    positions_BT = torch.arange(width).repeat(height, 1)
+    own = _own_positions(samples, sequences)
+    if own is not None:
+        positions_BT = positions_BT.repeat(3, 1, 1)
+        for row, positions in enumerate(own):
+            positions_BT[:, row, : positions.shape[1]] = positions
     return TokenBatch(
         ids_BT=ids_BT,
-        positions_BT=torch.arange(width).repeat(height, 1),
+        positions_BT=positions_BT,
         cu_seqlens=None,
         max_seqlen=width,
         rows_R=_long(rows),
         targets_R=_long(_response_ids(samples)),
         response_lengths=[len(s.response_ids) for s in samples],
         tokens=sum(len(s) for s in sequences),
+        **_image_tensors(samples),
     )
 
 

@@ -7,7 +7,7 @@ __all__ = ['AsyncWeightSync', 'fresh_logprob_diff', 'split_logprob_diff', 'Async
 
 # %% ../../nbs/train/13_async_loop.ipynb #643b17c8
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 import numpy as np
@@ -61,7 +61,7 @@ class AsyncWeightSync(WeightSync):
         "Wait until the engines have read the last weights"
         if self.loading is None:
             return
-        self.loading.result()
+        wait([self.loading])
         self.loading = None
         self.rollout.background.check()
         self.state.trainer.call("release_weights")

@@ -9,7 +9,7 @@ __all__ = ['DECODE_STEPS', 'RunningGroup', 'running_group', 'Background', 'merge
 # %% ../../nbs/train/12_async_rollout.ipynb #8f62cb82
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,41 +78,41 @@ def running_group(
 
 # %% ../../nbs/train/12_async_rollout.ipynb #a544020d
 class Background:
-    "The lock, the worker threads and the first error of everything that goes on beside the trainer"
+    "The lock and the threads of everything that goes on beside the trainer, and their errors"
 
-    def __init__(self) -> None:
-        self.changed = threading.Condition(threading.RLock())
-        self.error: BaseException | None = None
-        self.grading = ThreadPoolExecutor(1, "grading")  # one group after another
-        self.pool = ThreadPoolExecutor(4, "engines")  # restarts, weight updates
-        self.jobs: list[Future[None]] = []  # begun
-
-    def fail(
+    def __init__(
         self,
-        error: BaseException,  # of a thread
-    ) -> None:
-        "Keep an error for the driver: the first one says most"
-        with self.changed:
-            self.error = self.error or error
-            self.changed.notify_all()
+        num_engines: int,  # each has a thread
+    ):
+        self.changed = threading.Condition(threading.RLock())
+        self.loops: list[
+            Future[None]
+        ] = []  # of the engines: they go on until they are ended
+        self.jobs: list[Future[None]] = []  # restarts, weight updates, gradings
+        self.grading = ThreadPoolExecutor(1, "grading")  # one group after another
+        self.pool = ThreadPoolExecutor(2 * num_engines + 2, "engines")
+
+    @property
+    def failed(self) -> bool:
+        "Whether a thread ended with an error that nobody has seen"
+        done = [job for job in (*self.loops, *self.jobs) if job.done()]
+        return any(job.exception() for job in done if not job.cancelled())
 
     def check(self) -> None:
         "Raise the error of a thread, in the driver's"
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+        with self.changed:
+            for jobs in (self.loops, self.jobs):
+                for job in [job for job in jobs if job.done()]:
+                    jobs.remove(job)
+                    job.result()
 
-    def guarded(
+    def loop(
         self,
-        work: Callable[..., None],  # runs in another thread
-        *args: Any,  # its arguments
+        work: Callable[[], None],  # what an engine's thread does
     ) -> None:
-        "Do something; its error is kept for the driver"
-        try:
-            work(*args)
-        except BaseException as error:
-            # nothing is swallowed: `check` raises it where somebody can see it
-            self.fail(error)
+        "Do something until the end of the run"
+        self.loops.append(self.pool.submit(work))
+        self.loops[-1].add_done_callback(self._ended)
 
     def start(
         self,
@@ -120,7 +120,7 @@ class Background:
         *args: Any,  # its arguments
     ) -> Future[None]:
         "Do something beside everything else"
-        return self._submit(self.pool, work, *args)
+        return self._add(self.pool.submit(work, *args))
 
     def grade(
         self,
@@ -128,21 +128,23 @@ class Background:
         *args: Any,  # its arguments
     ) -> None:
         "Do something after everything that was given here before"
-        self._submit(self.grading, work, *args)
+        self._add(self.grading.submit(work, *args))
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, work: Callable[..., None], *args: Any
-    ) -> Future[None]:
+    def _add(self, job: Future[None]) -> Future[None]:
         with self.changed:
-            self.jobs = [job for job in self.jobs if not job.done()]
-            job = pool.submit(self.guarded, work, *args)
-            self.jobs.append(job)
+            unseen = [old for old in self.jobs if not old.done() or old.exception()]
+            self.jobs = [*unseen, job]
+        job.add_done_callback(self._ended)
         return job
 
+    def _ended(self, job: Future[None]) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
     def drain(self) -> None:
-        "Wait for everything that was begun"
-        for job in list(self.jobs):
-            job.result()
+        "Wait for everything that was begun, and forget how it ended"
+        wait(self.jobs)
+        self.jobs = []
 
     def close(self) -> None:
         "Begin nothing any more; what is under way is not waited for"
@@ -191,10 +193,6 @@ class EngineThread:
         self.restarted = False  # lost, but there is a new process, which waits for weights
         self.ended = False
         self.busy_s = 0.0  # time in calls
-        name = f"engine {number}"
-        self.thread = threading.Thread(
-            target=background.guarded, args=[self._run], name=name, daemon=True
-        )
 
     @property
     def load(self) -> int:
@@ -212,7 +210,7 @@ class EngineThread:
         self.queue = []
         self.in_flight = 0
 
-    def _run(self) -> None:
+    def run(self) -> None:
         "Work until it is ended"
         changed = self.background.changed
         while True:
@@ -278,7 +276,7 @@ class EnginePool:
         for number in range(state.config.num_engines):
             thread = EngineThread(number, state, background, on_samples, self._restart)
             self.threads.append(thread)
-            thread.thread.start()
+            background.loop(thread.run)
 
     @property
     def living(self) -> list[EngineThread]:
@@ -436,7 +434,7 @@ class AsyncRollout:
     ):
         self.state = state
         self.manager = manager
-        self.background = Background()
+        self.background = Background(state.config.num_engines)
         self.engines = EnginePool(
             state, self.background, self._take_samples, self._count_loss
         )
@@ -497,7 +495,7 @@ class AsyncRollout:
         while True:
             with changed:
                 changed.wait_for(
-                    lambda: done() or self.background.error or self.engines.stranded, 1.0
+                    lambda: done() or self.background.failed or self.engines.stranded, 1.0
                 )
                 self.background.check()
                 if done():
@@ -543,7 +541,6 @@ class AsyncRollout:
             self.eval_missing = 0
             self.taken = []
         self.background.drain()
-        self.background.error = None
         self.engines.abort()
         self.state.prompts.put_back()
 

@@ -7,9 +7,10 @@ __all__ = ['PerSequence', 'RowValues', 'TokenIds', 'Batch', 'loss_masks', 'compu
            'batch_advantages', 'make_batch', 'complete_batch', 'rollout_metrics', 'MicroBatch', 'make_micro_batch',
            'compute_loss']
 
-# %% ../../nbs/train/00_batch.ipynb #5aabd661
-from collections.abc import Sequence
+# %% ../../nbs/train/00_batch.ipynb #e7083030
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config import AlgorithmConfig
-from ..data.sample import Sample
+from ..data.sample import ImageInput, Sample
 from ..errors import DataError
 from ..rl.algorithms import compute_advantages, compute_policy_loss
 from ..rl.filters import overlong_penalty
@@ -32,17 +33,21 @@ from cookbook_npu.rl.sequences import (
     zero_std_groups,
 )
 
-# %% ../../nbs/train/00_batch.ipynb #589d1756
+# %% ../../nbs/train/00_batch.ipynb #d70eaa5d
 PerSequence = list[np.ndarray]  # one array for each sequence
 RowValues = dict[int, np.ndarray]  # row -> one float32 value for each response token
 
 
 class TokenIds(NamedTuple):
-    "Token ids of one sequence"
+    "What the model is given of one sequence"
 
     name: str  # "group/index", for messages
     prompt_ids: list[int]  # prompt
     response_ids: list[int]  # response
+    images: tuple[ImageInput, ...] = ()  # in the order of their placeholders
+    positions: np.ndarray | None = None  # [3, T] time, height, width; none: 0..T-1
+    # [T-1, layers, choices] experts that the engine chose; none: the model chooses
+    routed_experts: np.ndarray | None = None
 
 
 @dataclass
@@ -155,13 +160,39 @@ def batch_advantages(
     )
     return [adv_T.float().numpy() for adv_T in advantages]
 
-# %% ../../nbs/train/00_batch.ipynb #7c52d965
+# %% ../../nbs/train/00_batch.ipynb #a2ab1984
+def _model_inputs(
+    sample: Sample,
+    images: Mapping[str, ImageInput],
+    positions: Mapping[str, np.ndarray],
+) -> TokenIds:
+    "What the model is given of a sample"
+    name = f"{sample.group_id}/{sample.index}"
+    for reference in sample.images:
+        if reference not in images:
+            raise DataError(
+                f"sample {name} has the image {reference}, whose pixels were not given",
+                "Give make_batch the images of all samples by reference.",
+            )
+    routes = sample.routed_experts
+    return TokenIds(
+        name,
+        sample.prompt_ids,
+        sample.response_ids,
+        tuple(images[reference] for reference in sample.images),
+        positions.get(name),
+        None if routes is None else np.asarray(routes, np.int16),
+    )
+
+
 def make_batch(
     samples: Sequence[Sample],  # graded samples; groups by group_id
     group_size: int,  # G, samples of a group
     algorithm: AlgorithmConfig,  # advantage and loss aggregation
     global_batch_size: int,  # samples of one optimizer step
     max_tokens: int,  # longest response, tokens
+    images: Mapping[str, ImageInput] = MappingProxyType({}),  # reference -> image
+    positions: Mapping[str, np.ndarray] = MappingProxyType({}),  # "group/index" -> [3, T]
 ) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
     "Advantages (unless they need log-probs, see `complete_batch`) and loss weights of a rollout"
     advantages: PerSequence = []
@@ -172,10 +203,7 @@ def make_batch(
         rows[i : i + global_batch_size] for i in range(0, len(rows), global_batch_size)
     ]
     return Batch(
-        tokens=[
-            TokenIds(f"{s.group_id}/{s.index}", s.prompt_ids, s.response_ids)
-            for s in samples
-        ],
+        tokens=[_model_inputs(s, images, positions) for s in samples],
         rollout_logprobs=[np.asarray(s.logprobs, np.float32) for s in samples],
         advantages=advantages,
         loss_weights=compute_loss_weights(samples, steps, algorithm, max_tokens),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..config import RunConfig, override
-from ..npu.device import SIMULATE_ENV
+from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import dimensions_of_folder
 from ..plan.roles import REHEARSE_ENV
 
@@ -68,7 +68,7 @@ def rehearsal(
 @contextmanager
 def rehearsing() -> Iterator[None]:
     "Within the block, runs of this process simulate NPUs and give workers the variables of the real scale"
-    names = {SIMULATE_ENV: "1", REHEARSE_ENV: "1"}
+    names = {SIMULATE_ENV: "1", REHEARSE_ENV: "1", AUTOLOAD_ENV: "0"}
     before = {name: os.environ.get(name) for name in names}
     os.environ |= names
     try:

@@ -12,6 +12,10 @@ from whole_runs import preloaded
 FOLDER = TESTS / "benchmarks"
 NUMBER = r"([\d.,]+(?:e-?\d+)?)"
 SMALL = {  # arguments, and where the measured number stands
+    "async_speed": (
+        "--steps 5 --rounds 1 --prompts 4 --warm-start 5",
+        rf"asynchronous +{NUMBER}",
+    ),
     "driver_overhead": ("--steps 3", f'"driver_alone_share": {NUMBER}'),
     "engine_speed": (
         "--response 2 --prompts 2 --samples 2 --rounds 1",

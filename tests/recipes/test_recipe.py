@@ -15,6 +15,8 @@ import pytest
 from places import ROOT
 from whole_runs import preloaded
 
+pytestmark = pytest.mark.slow
+
 PHASES = (
     "rollout",
     "ref_logprobs",
@@ -182,6 +184,21 @@ def test_the_hybrid_recipe_runs_packed(tmp_path):
     assert not events.exists() or '"note"' not in events.read_text()
     model = json.loads((folder / "checkpoints/step_000002/hf/config.json").read_text())
     assert model["model_type"] == "qwen3_5"
+
+
+def test_the_asynchronous_recipe_runs_beside_its_trainer(tmp_path):
+    "Samples of the second step are one update old; every role is in the timeline"
+    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
+    root = tmp_path / "runs"
+    folder = tiny_run(root, env=preloaded(), recipe="qwen3_5_9b_async", **small)
+    rows = records(folder)
+    assert [row.get("staleness/age_max") for row in rows] == [None, 0, 1]
+    assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
+    assert "train_rollout_logprob_abs_diff" not in rows[2]
+    assert rows[2]["eval_accuracy"] >= 0
+    spans = [json.loads(line) for line in (folder / "spans.jsonl").read_text().splitlines()]
+    assert {"trainer", "engine 0", "engine 1"} <= {span["role"] for span in spans}
+    assert "engine 1" in (folder / "report.html").read_text()
 
 
 def test_gsm8k_records_run_through(tmp_path):

@@ -15,6 +15,8 @@ from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.errors import ConfigError, RoleError, RoleTimeout
 
+pytestmark = pytest.mark.slow
+
 ROLE = f"{__file__}:Probe"
 
 

@@ -13,6 +13,8 @@ from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.testing.conformance import ENGINE_CHECKS
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
 
 

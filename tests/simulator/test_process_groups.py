@@ -10,6 +10,8 @@ from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.simulator.saver import write_saver_package
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def run(function, ranks, bootstrap=None, path=None, **kwargs):
     env = {"HCCL_BUFFSIZE": "1"}

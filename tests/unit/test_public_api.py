@@ -17,7 +17,7 @@ SIGNATURES = {
     "preset": "name",
     "qwen3_4b_colocate": "scale='laptop', model=None, prompt_data=None, engine=None, num_steps=None, "
     "prompts_per_step=None, samples_per_prompt=None, learning_rate=None, seed=None, overrides=None",
-    "make_plan": "config, soc='Ascend910B1', check=True",
+    "make_plan": "config, soc='Ascend910B1', check=True, mean_response=None",
     "check_machine": "config, environ=None, files=True",
     "session": "config",
     "write_report": "folder, references=(), title='', panels=...",

@@ -18,6 +18,8 @@ from cookbook_npu.npu.shims import vllm_ascend as shims
 from cookbook_npu.npu.shims.registry import registry
 from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RECOMMENDED_STACK, RUNNABLE_STACKS
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 TOTAL = 61 * GIB
 SHARE = 0.35

@@ -6,6 +6,8 @@ from upstream_sources import checkout, wheel
 
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TARGET = f"{HELPERS / 'upstream_bridge_targets.py'}:contract"
 NAMES = {"layer_names", "te_linear", "pickling", "empty_tasks"}
 EXPECTED = {  # what each version needs once Megatron's layers carry MindSpeed's names

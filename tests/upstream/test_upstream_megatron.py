@@ -9,6 +9,8 @@ from upstream_sources import checkout, wheel
 from cookbook_npu.testing.proof import SIMULATED_CUDA
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TARGETS = HELPERS / "upstream_megatron_targets.py"
 MEGATRON = ("core_v0.15.3", "core_v0.16.1", "3714d81d")
 SAVER = "sgl-kernel-npu@main/contrib/torch_memory_saver/python"

@@ -10,6 +10,8 @@ from places import HELPERS
 
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
 # releases with a wheel; main from a checkout
 VERSIONS = ("0.13.0", "0.18.0", "0.20.2rc1", "0.23.0", "main")

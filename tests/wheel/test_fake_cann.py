@@ -1,6 +1,9 @@
 """The fake CANN says no to everything that it does not do."""
 
+import pytest
 from npu_wheel import build
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_stub_refuses_and_names_itself(lane):

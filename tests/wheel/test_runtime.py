@@ -8,6 +8,8 @@ import pytest
 import test_api_inventory as inventory
 from npu_wheel import build
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

@@ -78,7 +78,7 @@ class Stack:
     "A set of versions that belong together"
 
     name: str  # short name
-    status: str  # "reported by ..." or "untested"
+    status: str  # "reported by ..." or "no run reported"
     link: str  # where it comes from
     versions: Mapping[str, str]  # part -> version
     # part -> git commit or branch, where it is built from source
@@ -103,7 +103,7 @@ def read_parts(
 
 def make_stack(
     name: str,  # short name
-    status: str,  # who reported it, or "untested"
+    status: str,  # who reported it, or "no run reported"
     link: str,  # where it comes from
     versions: str,  # "part version, ..."
     commits: str = "",  # "part commit, ..."
@@ -130,7 +130,7 @@ _POLICY = "https://docs.vllm.ai/projects/ascend/en/latest/community/versioning_p
 _RUNNABLE = (
     make_stack(
         "vllm-ascend-0.23.0",
-        "untested",
+        "no run reported",
         _POLICY,
         "cann 9.1.0, python 3.11|3.12, torch 2.10.0, torch_npu 2.10.0.post4, "
         "triton-ascend 3.2.2, vllm 0.23.0, vllm-ascend 0.23.0, megatron-core 0.16.1, "
@@ -141,7 +141,7 @@ _RUNNABLE = (
     ),
     make_stack(
         "vllm-ascend-0.18.0",
-        "untested",
+        "no run reported",
         _POLICY,
         "cann 8.5.1, python 3.11, torch 2.9.0, torch_npu 2.9.0, triton-ascend 3.2.0, "
         "vllm 0.18.0, vllm-ascend 0.18.0, megatron-core 0.16.1, mcore-bridge 1.6.5, "
@@ -153,7 +153,7 @@ _RUNNABLE = (
     ),
     make_stack(
         "vllm-ascend-0.13.0",
-        "untested",
+        "no run reported",
         _POLICY,
         "cann 8.5.0, python 3.11, torch 2.8.0, torch_npu 2.8.0.post2, triton-ascend 3.2.0, "
         "vllm 0.13.0, vllm-ascend 0.13.0, megatron-core 0.16.1, mcore-bridge 1.6.5, "
