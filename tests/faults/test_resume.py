@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import time
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from whole_runs import (
@@ -22,10 +24,19 @@ from whole_runs import (
     weights,
 )
 
+from cookbook_npu.runs.spans import load_spans
+
 # random moments; test_recovery.py has the chosen ones
 POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "1"))
 VICTIMS = ("engine", "raylet", "driver", "trainer")
 pytestmark = pytest.mark.slow
+
+
+def driven(folder: Path) -> list[int]:
+    "Steps of which spans.jsonl has the driver's span, which follow each other on the run's clock"
+    spans = [span for span in load_spans(folder) if span.phase == "step"]
+    assert all(a.end <= b.start for a, b in pairwise(spans)), spans
+    return [span.step for span in spans]
 
 
 def anywhere(driver: Driver, chance: random.Random) -> None:
@@ -54,6 +65,7 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     # beside the start of the processes
     assert all(seconds < 20 for seconds in resumed), resumed
     assert rows(folder) == rows(undisturbed)
+    assert driven(folder) == driven(undisturbed) == list(range(1, STEPS + 1))
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)
 
@@ -80,6 +92,8 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert events.count("checkpoint_passed_over") == 2 and '"truncated"' in events
     assert rows(tmp_path / "run") == rows(undisturbed)
+    assert driven(tmp_path / "run") == list(range(1, STEPS + 1))
+    assert len(load_spans(tmp_path / "run" / "cut" / "001" / "spans.jsonl")) > 2
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
