@@ -420,7 +420,7 @@ def plot_memory(
             found.append((picture, steps, layers))
     if not found:
         return None
-    figure = _new_figure(3.5 * len(found), 3.0)
+    figure = _new_figure(7.0, 3.0)
     drawn = set()
     for place, (picture, steps, layers) in enumerate(found, 1):
         axes = figure.add_subplot(1, len(found), place, facecolor="none")
