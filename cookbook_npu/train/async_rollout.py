@@ -470,7 +470,7 @@ class AsyncRollout:
     def take(
         self,
         resend: Callable[
-            [], None
+            [], object
         ],  # gives engines that were started again the present weights
     ) -> Rollout:  # the samples of the next step
         "Wait until the gate lets the next step begin; its groups, in the order of their draws"
@@ -646,7 +646,7 @@ class AsyncRollout:
     def end_evaluation(
         self,
         resend: Callable[
-            [], None
+            [], object
         ],  # gives engines that were started again the present weights
     ) -> dict[str, float]:  # eval_accuracy, pass@k; empty: none was begun
         "Wait for the evaluation that was begun: the share of right answers"
