@@ -399,6 +399,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                       'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group._read_stacks': ( 'cluster/worker_group.html#_read_stacks',
                                                                                                        'cookbook_npu/cluster/worker_group.py'),
+                                                   'cookbook_npu.cluster.worker_group._thread_of_call': ( 'cluster/worker_group.html#_thread_of_call',
+                                                                                                          'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group._wait_until_gone': ( 'cluster/worker_group.html#_wait_until_gone',
                                                                                                            'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.assign_devices': ( 'cluster/worker_group.html#assign_devices',

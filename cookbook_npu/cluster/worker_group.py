@@ -435,6 +435,13 @@ def _ask_for_stacks(workers: Iterable[WorkerHandle]) -> dict[str, int]:
     return starts
 
 
+def _thread_of_call(threads: list[str]) -> str:
+    "The stack of the thread in which a role works; the main thread comes last and is the fallback"
+    frame = 'worker_group.py", line'
+    in_call = [stack for stack in threads if frame in stack and " in call\n" in stack]
+    return (in_call or threads or [""])[-1]
+
+
 def _read_stacks(workers: Iterable[WorkerHandle]) -> str:
     "The innermost frames of workers of this machine; empty: none could be asked"
     starts = _ask_for_stacks(workers)
@@ -444,7 +451,7 @@ def _read_stacks(workers: Iterable[WorkerHandle]) -> str:
     for log, start in starts.items():
         with open(log, errors="replace") as f:
             f.seek(start)
-            innermost = f.read().split("most recent call first")[-1]
+            innermost = _thread_of_call(f.read().split("most recent call first")[1:])
         tails.append(traceback_tail("\n".join(innermost.splitlines()[1:7])))
     return "\n".join(tails)
 

@@ -683,12 +683,11 @@ class TransformersEngine(Engine):
         self.device = accelerator().device(0) if device is None else torch.device(device)
         self.dtype = getattr(torch, dtype)
         self.net = self._load_net(config)
-        self.end_tokens = end_token_ids(self.net, stop_token_ids)
         self.weights = DeviceWeights(self.net, self.device)
         layer_types = _layer_types(text_config)
         self.decoder = BatchDecoder(
             ModelRunner(self.net, self.device),
-            self.end_tokens,
+            end_token_ids(self.net, stop_token_ids),
             batch_size,
             mixed_lengths=layer_types == {"full_attention"},
             can_join=layer_types <= {"full_attention", "linear_attention"},

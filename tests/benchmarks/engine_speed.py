@@ -44,7 +44,7 @@ def tiny_engine():
     with tempfile.TemporaryDirectory() as tmp:
         folder = build_tiny(TinyConfig(), build_tokenizer(), f"{tmp}/model", 0)
         engine = TransformersEngine(folder, dtype="float32")
-    engine.end_tokens = frozenset()
+    engine.decoder.end_tokens = frozenset()
     engine.net.generation_config.eos_token_id = None
     return engine
 

@@ -94,9 +94,10 @@ class Prompts:
 
 class Rewards:
     def __init__(self) -> None:
-        from cookbook_npu.data.rewards import Counts
+        from cookbook_npu.data.rewards import Counts, FailingLabels
 
         self.counts = Counts()
+        self.labels = FailingLabels(limit=3)
 
     def grade(self, samples: list) -> list[Any]:
         from cookbook_npu.data.rewards import Grade
