@@ -518,7 +518,8 @@ def remove_half_made(
         for folder in sorted(root.iterdir()):
             if not _HALF_MADE.fullmatch(folder.name) or folder.is_symlink():
                 continue
-            with suppress(RunLocked, StorageError):
+            # missing: its maker has just given it its name
+            with suppress(RunLocked, StorageError, MissingError):
                 undo.callback(os.close, lock_folder(folder))
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder)
