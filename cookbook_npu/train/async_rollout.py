@@ -308,6 +308,8 @@ class EnginePool:
         "Give groups to engines"
         living = self.living
         if not living:
+            for group in groups:
+                group.engine = None  # or the next loss would take it back once more
             self.unassigned.extend(groups)
             return
         all_idle = not any(thread.load for thread in living)
@@ -335,11 +337,12 @@ class EnginePool:
         error: RoleError,  # how
     ) -> None:
         "Treat an engine as lost"
-        thread = self.threads[number]
-        thread.lost = True
-        thread.restarted = False
-        thread.forget()
-        self._restart(number, error)
+        with self.background.changed:
+            thread = self.threads[number]
+            thread.lost = True
+            thread.restarted = False
+            thread.forget()
+            self._restart(number, error)
 
     def _restart(self, number: int, error: RoleError) -> None:
         "An engine is gone: it is started again"
