@@ -1359,6 +1359,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                          'cookbook_npu.npu.device.allowed_preload': ( 'npu/device.html#allowed_preload',
                                                                                       'cookbook_npu/npu/device.py'),
                                          'cookbook_npu.npu.device.free_port': ('npu/device.html#free_port', 'cookbook_npu/npu/device.py'),
+                                         'cookbook_npu.npu.device.import_torch_alone': ( 'npu/device.html#import_torch_alone',
+                                                                                         'cookbook_npu/npu/device.py'),
                                          'cookbook_npu.npu.device.parse_visible_devices': ( 'npu/device.html#parse_visible_devices',
                                                                                             'cookbook_npu/npu/device.py'),
                                          'cookbook_npu.npu.device.preloaded_libraries': ( 'npu/device.html#preloaded_libraries',
