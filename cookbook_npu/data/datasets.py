@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['Record', 'MAX_LINE_BYTES', 'READERS', 'HUBS', 'FORMATS', 'open_data', 'read_jsonl', 'read_parquet', 'read_path',
            'read_hf', 'read_modelscope', 'read_records', 'source_name', 'lookup', 'plain_label', 'gsm8k_label',
-           'RecordSchema', 'detect_format', 'read_fields', 'read_images', 'read_metadata']
+           'RecordSchema', 'detect_format', 'read_fields', 'count_marks', 'read_images', 'read_metadata']
 
-# %% ../../nbs/data/03_datasets.ipynb #c3e0bd03
-import base64
+# %% ../../nbs/data/03_datasets.ipynb #81fab223
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
+from .images import IMAGE_MARK
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 
 if TYPE_CHECKING:
@@ -410,49 +410,56 @@ def read_fields(
         "Set data.input_key and data.label_key, or fix the record.",
     )
 
-# %% ../../nbs/data/03_datasets.ipynb #0d733b3d
-def _image(value: Any, place: str) -> dict[str, str]:
-    "One image as a path or base64 text"
-    if isinstance(value, str):
-        return {"path": value}
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, str):
-        return {"path": value}
-    raise DataError(
-        f"{place}: an image is a {type(value).__name__}",
-        "Give a path, bytes, or an object with bytes or path.",
-    )
+# %% ../../nbs/data/03_datasets.ipynb #849cdff1
+def count_marks(
+    prompt: Any,  # text, or messages
+) -> int:  # places for images
+    "How many images a prompt has room for"
+    if isinstance(prompt, str):
+        return prompt.count(IMAGE_MARK)
+    marks = 0
+    for message in prompt if isinstance(prompt, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            marks += content.count(IMAGE_MARK)
+        for part in content if isinstance(content, list) else []:
+            marks += isinstance(part, dict) and part.get("type") == "image"
+    return marks
 
 
 def read_images(
     record: dict[str, Any],  # values
     place: str,  # where it stands
-    key: str,  # key of the image or images
-    prompt: Any,  # text with <image> placeholders
-) -> list[dict[str, str]]:  # each {"path": ...} or {"base64": ...}
-    "The images of a record; raises unless there is one for each `<image>` of a text prompt"
-    values = record.get(key)
-    if values is None:
+    key: str | None,  # key of the image or images; none: the format has no images
+    prompt: Any,  # text with <image>, or messages
+) -> list[Any]:  # as they stand in the record
+    "The images of a record; raises `DataError` unless there is one for each `<image>`"
+    marks = count_marks(prompt)
+    if key is None:
+        held = [name for name in ("images", "image") if record.get(name)]
+        if marks and held:
+            raise DataError(
+                f"{place} has {marks} times {IMAGE_MARK}, and {held[0]} that are not read",
+                f"Set data.image_key to {held[0]}.",
+            )
+        return []
+    values = lookup(record, key)
+    if values in (_ABSENT, None):
         values = []
     elif not isinstance(values, list):
         values = [values]
-    places = prompt.count("<image>") if isinstance(prompt, str) else len(values)
-    if places != len(values):
+    if marks != len(values):
         raise DataError(
-            f"{place} has {len(values)} images for {places} times <image>",
+            f"{place} has {len(values)} images ({key}) for {marks} times {IMAGE_MARK}",
             "Fix the record.",
         )
-    return [_image(v, place) for v in values]
+    return values
 
-# %% ../../nbs/data/03_datasets.ipynb #60425758
+# %% ../../nbs/data/03_datasets.ipynb #6376b66a
 def read_metadata(
     record: dict[str, Any],  # values
     place: str,  # where it stands
     schema: RecordSchema,  # its format
-    prompt: Any,  # the prompt, for its images
     more: Sequence[str] = (),  # further keys; these must be there
 ) -> dict[str, Any]:  # JSON-able
     """What else of a record is kept.
@@ -471,8 +478,6 @@ def read_metadata(
             found[key.rpartition(".")[2]] = value
     own = found.pop("metadata", None)
     kept = own | found if isinstance(own, dict) else found
-    if schema.images:
-        kept["images"] = read_images(record, place, schema.images, prompt)
     try:
         json.dumps(kept)
     except TypeError as e:

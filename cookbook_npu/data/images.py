@@ -120,10 +120,14 @@ def _from_text(text: str, place: str, reference: str, folder: Path) -> ImageSour
             f"{place}: the image {path} does not exist",
             "Paths are absolute, or start from the folder of the data file.",
         )
-    if path.stat().st_size > MAX_IMAGE_BYTES:
-        raise _too_many_bytes(place, str(path), path.stat().st_size)
+    size = path.stat().st_size
+    if size > MAX_IMAGE_BYTES:
+        raise _too_many_bytes(place, str(path), size)
     return ImageSource(
-        reference=str(path), key=str(path), place=place, open=_Opened(str, path)
+        reference=str(path),
+        key=f"{text} {size}",  # not the folder: a data set may be moved
+        place=place,
+        open=_Opened(str, path),
     )
 
 
@@ -270,7 +274,7 @@ class ImageProcessor:
         self.largest = self.hf.size["longest_edge"] if max_pixels is None else max_pixels
         self.hf.size = {"shortest_edge": self.smallest, "longest_edge": self.largest}
         self.blank = blank
-        self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
@@ -321,15 +325,16 @@ class ImageProcessor:
         source: ImageSource,  # a picture
     ) -> "np.ndarray":  # [patches, features of a patch] float32
         "Decode, resize, normalise, cut into patches; the last pictures are remembered"
+        name = (source.reference, source.key)
         with self._lock:
-            if source.key in self._cache:
-                self._cache.move_to_end(source.key)
-                return self._cache[source.key]
+            if name in self._cache:
+                self._cache.move_to_end(name)
+                return self._cache[name]
         pixels = self._process(source)
         with self._lock:
-            if source.key not in self._cache:
+            if name not in self._cache:
                 self._cached_bytes += pixels.nbytes
-            self._cache[source.key] = pixels
+            self._cache[name] = pixels
             while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
                 _, oldest = self._cache.popitem(last=False)
                 self._cached_bytes -= oldest.nbytes
@@ -372,9 +377,10 @@ class LazyImage(ImageInput):
         return pixels
 
     @property
-    def key(self) -> str:
-        "Equal for the same picture"
-        return self.source.key
+    def key(self) -> str:  # type: ignore[override]
+        "Equal for the same picture, prepared in the same way"
+        blank = " blank" if self.processor.blank else ""
+        return f"{self.source.key} {self.grid_thw}{blank}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _decoded, (self.reference, self.pixel_values, self.grid_thw)

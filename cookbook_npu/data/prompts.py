@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'RangeSet', 'PromptOrder', 'Draw', 'PromptDataset', 'epoch_order', 'fingerprint',
-           'EpochOrder', 'take_turns', 'MixedOrder', 'render_prompt', 'LoadedSource', 'load_source', 'load_prompts',
-           'eval_prompts']
+           'EpochOrder', 'take_turns', 'MixedOrder', 'render_prompt', 'LoadedSource', 'load_source', 'image_processor',
+           'load_prompts', 'eval_prompts']
 
-# %% ../../nbs/data/04_prompts.ipynb #451a5c8f
+# %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
 import json
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard, get_args
@@ -24,12 +25,28 @@ from cookbook_npu.data.datasets import (
     RecordSchema,
     detect_format,
     read_fields,
+    read_images,
     read_metadata,
     read_records,
     source_name,
 )
-from .sample import Prompt
-from .tasks import GENERATED, Problem, Puzzle, generated_task
+from cookbook_npu.data.images import (
+    IMAGE_MARK,
+    IMAGE_MARKUP,
+    ImageProcessor,
+    decode_first,
+    expand_placeholders,
+    image_source,
+)
+from .sample import ImageInput, Prompt
+from cookbook_npu.data.tasks import (
+    GENERATED,
+    IMAGE_PAD,
+    VIDEO_PAD,
+    Problem,
+    Puzzle,
+    generated_task,
+)
 from ..errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -245,7 +262,7 @@ class PromptDataset:
         self.counts = dict(state["counts"])
         self.put_back()
 
-# %% ../../nbs/data/04_prompts.ipynb #3f3c5d08
+# %% ../../nbs/data/04_prompts.ipynb #50a12486
 def epoch_order(
     size: int,  # number of prompts
     shuffle: bool,  # or in the order of the file
@@ -262,10 +279,11 @@ def epoch_order(
 def fingerprint(
     prompts: Iterable[Prompt],  # all prompts, in order
 ) -> str:  # hexadecimal
-    "A hash of ids, texts and labels"
+    "A hash of ids, texts, labels and images"
     digest = hashlib.blake2b(digest_size=16)
     for p in prompts:
-        digest.update(json.dumps([p.prompt_id, p.text, p.label], default=str).encode())
+        values = [p.prompt_id, p.text, p.label, *(image.key for image in p.images)]
+        digest.update(json.dumps(values, default=str).encode())
     return digest.hexdigest()
 
 # %% ../../nbs/data/04_prompts.ipynb #bcf549fa
@@ -381,13 +399,14 @@ class MixedOrder:
         k, own_draw = self._turns[t]
         return self.parts[k].draw(own_draw)
 
-# %% ../../nbs/data/04_prompts.ipynb #784bb6bb
+# %% ../../nbs/data/04_prompts.ipynb #7c1faa1a
 def render_prompt(
     content: str | list[dict[str, Any]],  # text, or messages with role and content
     place: str,  # where the record stands
     tokenizer: "PreTrainedTokenizerBase",  # its chat template is used
     chat: bool,  # apply the chat template
-) -> str:  # the prompt as the engine sees it
+    pictured: bool = False,  # each <image> is one
+) -> str:  # the prompt as the engine sees it, one placeholder for each image
     "The text of a prompt"
     messages = content
     if isinstance(content, str):
@@ -397,6 +416,8 @@ def render_prompt(
             f"{place}: the prompt is {str(content)[:60]!r}",
             "Give a text or a list of messages with role and content.",
         )
+    if pictured:
+        messages = [_with_images(message) for message in messages]
     if chat:
         return str(
             tokenizer.apply_chat_template(
@@ -408,7 +429,8 @@ def render_prompt(
             f"{place}: the prompt has {len(messages)} messages",
             "Set data.apply_chat_template to true.",
         )
-    return str(messages[0]["content"])
+    own = messages[0]["content"]
+    return _markup(own) if pictured else str(own)
 
 
 def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
@@ -416,6 +438,26 @@ def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value)
+
+
+def _with_images(message: dict[str, Any]) -> dict[str, Any]:
+    "A message whose images are parts of its content"
+    content = message["content"]
+    if not isinstance(content, str):
+        return message
+    parts: list[dict[str, str]] = []
+    for n, text in enumerate(content.split(IMAGE_MARK)):
+        if n:
+            parts.append({"type": "image"})
+        if text:
+            parts.append({"type": "text", "text": text})
+    return {**message, "content": parts}
+
+
+def _markup(parts: list[dict[str, str]]) -> str:
+    "The parts of a message without a template"
+    texts = [IMAGE_MARKUP if part["type"] == "image" else part["text"] for part in parts]
+    return "".join(texts)
 
 
 MAX_PROMPT_CHARS = 1_000_000  # a longer text is not tokenized, which may take minutes
@@ -433,7 +475,7 @@ def _tokenize(text: str, place: str, tokenizer: "PreTrainedTokenizerBase") -> li
         raise DataError(f"{place}: the prompt is empty", "Fix or remove the record.")
     return ids
 
-# %% ../../nbs/data/04_prompts.ipynb #74135aa9
+# %% ../../nbs/data/04_prompts.ipynb #7a470bb5
 class LoadedSource(NamedTuple):
     "What came out of a source"
 
@@ -454,26 +496,93 @@ def _choose_schema(
     return FORMATS[name], f"{name} (detected)"
 
 
-def _prompt(
-    config: DataConfig,
-    record: dict[str, Any],
-    place: str,
-    schema: RecordSchema,
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt_id: str,
-) -> Prompt:
-    "One record as a prompt"
-    content, label = read_fields(record, place, schema, config.input_key, config.label_key)
-    text = render_prompt(content, place, tokenizer, config.apply_chat_template)
-    return Prompt(
-        prompt_id=prompt_id,
-        ids=_tokenize(text, place, tokenizer),
-        text=text,
-        label=label,
-        metadata=read_metadata(record, place, schema, content, config.metadata_keys),
-    )
+@dataclass(frozen=True)
+class _Reader:
+    "Makes prompts of records and generated problems"
 
-# %% ../../nbs/data/04_prompts.ipynb #c02b76d2
+    config: DataConfig  # keys, template
+    tokenizer: "PreTrainedTokenizerBase"  # of the policy
+    processor: ImageProcessor | None = None  # of the policy; none: it cannot see
+    folder: Path = Path()  # where paths of images start
+
+    def prompt(
+        self, record: dict[str, Any], place: str, schema: RecordSchema, prompt_id: str
+    ) -> Prompt:
+        "One record as a prompt"
+        config = self.config
+        content, label = read_fields(
+            record, place, schema, config.input_key, config.label_key
+        )
+        key = config.image_key or schema.images
+        values = read_images(record, place, key, content)
+        images = list(self._images(values, place, prompt_id))
+        text = render_prompt(
+            content, place, self.tokenizer, config.apply_chat_template, bool(images)
+        )
+        return Prompt(
+            prompt_id=prompt_id,
+            ids=self._ids(text, place, images),
+            text=text,
+            label=label,
+            metadata=read_metadata(record, place, schema, config.metadata_keys),
+            images=images,
+        )
+
+    def from_problem(self, task: str, problem: Problem | Puzzle) -> Prompt:
+        "A generated problem as a prompt"
+        name = problem.name
+        prompt_id = f"{task}:{name}"
+        values = [] if problem.picture is None else [problem.picture]
+        images = list(self._images(values, name, prompt_id))
+        text = render_prompt(
+            problem.prompt,
+            name,
+            self.tokenizer,
+            self.config.apply_chat_template,
+            bool(images),
+        )
+        return Prompt(
+            prompt_id=prompt_id,
+            ids=self._ids(text, name, images),
+            text=text,
+            label=problem.label,
+            metadata=problem.metadata,
+            images=images,
+        )
+
+    def _images(
+        self, values: list[Any], place: str, prompt_id: str
+    ) -> Iterator[ImageInput]:
+        "The images of a prompt, not decoded yet"
+        if not values:
+            return
+        if self.processor is None:
+            raise DataError(
+                f"{place} has images, and the model has no image processor",
+                "Give a model with a vision tower (and its preprocessor_config.json).",
+            )
+        for n, value in enumerate(values):
+            source = image_source(value, place, f"{prompt_id}#{n}", self.folder)
+            yield self.processor.image(source)
+
+    def _ids(self, text: str, place: str, images: Sequence[ImageInput]) -> list[int]:
+        "Token ids, with as many placeholders as the images have tokens"
+        ids = _tokenize(text, place, self.tokenizer)
+        if self.processor is None:
+            return ids
+        image_pad, video_pad = self.tokenizer.convert_tokens_to_ids([IMAGE_PAD, VIDEO_PAD])
+        if images and image_pad in (None, self.tokenizer.unk_token_id):
+            raise ConfigError(
+                f"the tokenizer has no {IMAGE_PAD}", "Give the tokenizer of the model."
+            )
+        if video_pad is not None and video_pad in ids:
+            raise DataError(
+                f"{place}: the prompt holds {VIDEO_PAD}", "Videos are not read: remove it."
+            )
+        counts = [self.processor.tokens(image.grid_thw) for image in images]
+        return expand_placeholders(ids, counts, image_pad, place)
+
+# %% ../../nbs/data/04_prompts.ipynb #9e4172f6
 class _Filter:
     "Says which prompts of a source are left out, and counts"
 
@@ -483,9 +592,9 @@ class _Filter:
         "in_eval": "{} also in the evaluation",
     }
 
-    def __init__(self, config: DataConfig, eval_texts: frozenset[str]):
+    def __init__(self, config: DataConfig, asked_in_eval: frozenset[str]):
         self.config = config
-        self.eval_texts = eval_texts
+        self.asked_in_eval = asked_in_eval
         self.labels: dict[str, Any] = {}  # of the prompts kept, by text and images
         self.counts = dict.fromkeys(("read", "kept", *self.REASONS), 0)
 
@@ -500,20 +609,19 @@ class _Filter:
         "Why a prompt is left out; none: it is kept"
         if len(prompt.ids) > self.config.max_prompt_tokens:
             return "too_long"
-        if prompt.text in self.eval_texts:
+        if prompt.question in self.asked_in_eval:
             return "in_eval"
         if not self.config.deduplicate:
             return None
-        images = prompt.metadata.get("images")
-        key = prompt.text + json.dumps(images) if images else prompt.text
-        if key not in self.labels:
-            self.labels[key] = prompt.label
+        if prompt.question not in self.labels:
+            self.labels[prompt.question] = prompt.label
             return None
-        if self.labels[key] == prompt.label:
+        before = self.labels[prompt.question]
+        if before == prompt.label:
             return "repeated"
         raise DataError(
             f"{place} has the label {prompt.label!r}, "
-            f"the same prompt before had {self.labels[key]!r}",
+            f"the same prompt before had {before!r}",
             "Remove the wrong one, or set data.deduplicate to false.",
         )
 
@@ -528,15 +636,28 @@ class _Filter:
                 )
         return f"{source}: " + ", ".join(told)
 
-# %% ../../nbs/data/04_prompts.ipynb #b2e47aef
+# %% ../../nbs/data/04_prompts.ipynb #42dbc5a5
+def _folder_of(source: str | Path) -> Path:
+    "Where paths in the records of a source start"
+    if "://" in str(source):
+        return Path()
+    path = Path(source)
+    return path if path.is_dir() else path.parent
+
+
 def load_source(
     source: str | Path,  # file, folder or hub, as `read_records` takes it
     config: DataConfig,  # format, keys, template, filters
     tokenizer: "PreTrainedTokenizerBase",  # of the policy
-    eval_texts: frozenset[str] = frozenset(),  # texts of evaluation prompts, left out
+    # `question` of each evaluation prompt, left out
+    asked_in_eval: frozenset[str] = frozenset(),
+    processor: ImageProcessor | None = None,  # of the policy; none: images are refused
 ) -> LoadedSource:  # prompts in order, and what was left out
-    "Read, render, tokenize and filter a source of prompts"
-    chosen = _Filter(config, eval_texts)
+    """Read, render, tokenize and filter a source of prompts.
+
+    Each image has been found and its head read; the first ones have been decoded, too."""
+    chosen = _Filter(config, asked_in_eval)
+    reader = _Reader(config, tokenizer, processor, _folder_of(source))
     prompts = []
     schema = None
     name = None
@@ -544,39 +665,43 @@ def load_source(
         if schema is None:
             schema, name = _choose_schema(config, record, place)
         prompt_id = f"{source_name(source)}:{n}"
-        prompt = _prompt(config, record, place, schema, tokenizer, prompt_id)
+        prompt = reader.prompt(record, place, schema, prompt_id)
         if chosen.keeps(prompt, place):
             prompts.append(prompt)
+    decode_first(image for prompt in prompts for image in prompt.images)
     return LoadedSource(prompts, chosen.describe(str(source), name), chosen.counts)
 
-# %% ../../nbs/data/04_prompts.ipynb #1e5570e8
-def _from_problem(
-    task: str, problem: Problem | Puzzle, tokenizer: "PreTrainedTokenizerBase", chat: bool
-) -> Prompt:
-    "A generated problem as a prompt"
-    text = render_prompt(problem.prompt, problem.name, tokenizer, chat)
-    return Prompt(
-        prompt_id=f"{task}:{problem.name}",
-        ids=_tokenize(text, problem.name, tokenizer),
-        text=text,
-        label=problem.label,
-        metadata=problem.metadata,
+# %% ../../nbs/data/04_prompts.ipynb #14436d2d
+def image_processor(
+    hf_path: str | Path,  # Hugging Face folder of the policy
+    config: DataConfig,  # bounds of the images
+) -> ImageProcessor | None:  # none: the model has no vision tower
+    "The image processor of a run"
+    if not (Path(hf_path) / "preprocessor_config.json").is_file():
+        return None
+    return ImageProcessor(
+        hf_path, config.image_min_pixels, config.image_max_pixels, config.blank_images
     )
 
-
+# %% ../../nbs/data/04_prompts.ipynb #2d4e3c25
 def _load_one(
-    source: str, config: DataConfig, tokenizer: "PreTrainedTokenizerBase", seed: int
+    source: str,
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    seed: int,
+    processor: ImageProcessor | None,
 ) -> EpochOrder:
     "The prompts of one source or generated task"
     if source in GENERATED:
         task = generated_task(source, config.task)
-        chat = config.apply_chat_template
-        prompts = [_from_problem(source, p, tokenizer, chat) for p in task.train]
+        reader = _Reader(config, tokenizer, processor)
+        prompts = [reader.from_problem(source, p) for p in task.train]
         held_out = f"{len(task.held_out)} more held out"
         line = f"{source} level {task.level}: {len(prompts)} problems, {held_out}"
     else:
-        eval_texts = frozenset(p.text for p in eval_prompts(config, tokenizer))
-        prompts, line, _ = load_source(source, config, tokenizer, eval_texts)
+        held_out_prompts = eval_prompts(config, tokenizer, processor)
+        asked = frozenset(p.question for p in held_out_prompts)
+        prompts, line, _ = load_source(source, config, tokenizer, asked, processor)
     return EpochOrder(prompts, shuffle=config.shuffle, seed=seed, source=line)
 
 
@@ -584,11 +709,15 @@ def load_prompts(
     config: DataConfig,  # what to train on
     tokenizer: "PreTrainedTokenizerBase",  # of the policy
     seed: int = 0,  # seed of the order
+    processor: ImageProcessor | None = None,  # of the policy; none: images are refused
 ) -> PromptDataset:  # ready to give out batches
     "The training prompts of a run"
     if not config.mixture:
-        return PromptDataset(_load_one(config.prompt_data, config, tokenizer, seed))
-    parts = [_load_one(source, config, tokenizer, seed) for source in config.mixture]
+        only = _load_one(config.prompt_data, config, tokenizer, seed, processor)
+        return PromptDataset(only)
+    parts = []
+    for source in config.mixture:
+        parts.append(_load_one(source, config, tokenizer, seed, processor))
     order = MixedOrder(parts, list(config.mixture.values()))
     ids = [p.prompt_id for p in order.prompts]
     if len(set(ids)) < len(ids):
@@ -598,33 +727,32 @@ def load_prompts(
         )
     return PromptDataset(order)
 
-# %% ../../nbs/data/04_prompts.ipynb #22caf6c7
-def _held_out(
-    name: str, config: DataConfig, tokenizer: "PreTrainedTokenizerBase", wanted: int
-) -> list[Prompt]:
+# %% ../../nbs/data/04_prompts.ipynb #622dbafd
+def _held_out(name: str, reader: _Reader, wanted: int) -> list[Prompt]:
     "The first held-out problems of a generated task"
-    held_out = generated_task(name, config.task).held_out
+    held_out = generated_task(name, reader.config.task).held_out
     if len(held_out) < wanted:
         raise ConfigError(
             f"data.eval_prompts is {wanted}, the task holds out {len(held_out)}",
             "Ask for fewer or raise task.eval_share.",
         )
-    chat = config.apply_chat_template
-    return [_from_problem(name, p, tokenizer, chat) for p in held_out[:wanted]]
+    return [reader.from_problem(name, p) for p in held_out[:wanted]]
 
 
 def eval_prompts(
     config: DataConfig,  # what to evaluate on
     tokenizer: "PreTrainedTokenizerBase",  # of the policy
+    processor: ImageProcessor | None = None,  # of the policy; none: images are refused
 ) -> list[Prompt]:  # at most `eval_prompts`; none without `eval_data` or a generated task
     "The held-out prompts of a run; a mixture's generated tasks share the number evenly"
     if config.eval_data:
         record_format = config.eval_format or config.record_format
         of_eval = config.model_copy(update={"record_format": record_format})
-        loaded = load_source(config.eval_data, of_eval, tokenizer)
+        loaded = load_source(config.eval_data, of_eval, tokenizer, processor=processor)
         return loaded.prompts[: config.eval_prompts]
     tasks = [name for name in config.mixture or [config.prompt_data] if name in GENERATED]
+    reader = _Reader(config, tokenizer, processor)
     prompts = []
     for name in tasks:
-        prompts += _held_out(name, config, tokenizer, config.eval_prompts // len(tasks))
+        prompts += _held_out(name, reader, config.eval_prompts // len(tasks))
     return prompts

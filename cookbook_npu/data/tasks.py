@@ -125,6 +125,11 @@ class Problem:
         "Nothing beyond prompt and label"
         return {}
 
+    @property
+    def picture(self) -> None:
+        "There is none"
+        return
+
 # %% ../../nbs/data/01_tasks.ipynb #f0b528eb
 LEVELS: dict[int, dict[str, int]] = {
     1: {"+": 10},
@@ -248,6 +253,11 @@ class Puzzle:
     def metadata(self) -> dict[str, Any]:
         "Level and what its grader needs"
         return {"level": self.level, **self.extra}
+
+    @property
+    def picture(self) -> "Picture | None":
+        "What the policy sees besides the prompt"
+        return None
 
 # %% ../../nbs/data/01_tasks.ipynb #7c019a90
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})(?![0-9])|([-+*/()]))")
