@@ -34,6 +34,7 @@ from cookbook_npu.data.images import (
     IMAGE_MARK,
     IMAGE_MARKUP,
     ImageProcessor,
+    ImageSource,
     decode_first,
     expand_placeholders,
     image_source,
@@ -496,6 +497,17 @@ def _choose_schema(
     return FORMATS[name], f"{name} (detected)"
 
 
+def _drawings(problem: Problem | Puzzle, prompt_id: str) -> list[ImageSource]:
+    "The picture of a generated problem, where it has one"
+    if problem.draw is None:
+        return []
+    return [
+        ImageSource(
+            reference=prompt_id, key=prompt_id, place=problem.name, open=problem.draw
+        )
+    ]
+
+
 @dataclass(frozen=True)
 class _Reader:
     "Makes prompts of records and generated problems"
@@ -532,8 +544,7 @@ class _Reader:
         "A generated problem as a prompt"
         name = problem.name
         prompt_id = f"{task}:{name}"
-        values = [] if problem.picture is None else [problem.picture]
-        images = list(self._images(values, name, prompt_id))
+        images = list(self._images(_drawings(problem, prompt_id), name, prompt_id))
         text = render_prompt(
             problem.prompt,
             name,
@@ -562,8 +573,9 @@ class _Reader:
                 "Give a model with a vision tower (and its preprocessor_config.json).",
             )
         for n, value in enumerate(values):
-            source = image_source(value, place, f"{prompt_id}#{n}", self.folder)
-            yield self.processor.image(source)
+            if not isinstance(value, ImageSource):
+                value = image_source(value, place, f"{prompt_id}#{n}", self.folder)
+            yield self.processor.image(value)
 
     def _ids(self, text: str, place: str, images: Sequence[ImageInput]) -> list[int]:
         "Token ids, with as many placeholders as the images have tokens"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from PIL import Image
     from transformers import PreTrainedTokenizerFast
 
 # %% ../../nbs/data/01_tasks.ipynb #adc924db
@@ -126,8 +127,8 @@ class Problem:
         return {}
 
     @property
-    def picture(self) -> None:
-        "There is none"
+    def draw(self) -> None:
+        "There is no picture"
         return
 
 # %% ../../nbs/data/01_tasks.ipynb #f0b528eb
@@ -243,6 +244,8 @@ class Puzzle:
     level: int  # difficulty, from 1
     # What the scorer needs besides the label.
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
+    # Draws the picture that `<image>` in the prompt stands for; none: there is none.
+    draw: "Callable[[], Image.Image] | None" = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -253,11 +256,6 @@ class Puzzle:
     def metadata(self) -> dict[str, Any]:
         "Level and what its grader needs"
         return {"level": self.level, **self.extra}
-
-    @property
-    def picture(self) -> "Picture | None":
-        "What the policy sees besides the prompt"
-        return None
 
 # %% ../../nbs/data/01_tasks.ipynb #7c019a90
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})(?![0-9])|([-+*/()]))")
