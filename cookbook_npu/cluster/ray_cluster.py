@@ -522,6 +522,10 @@ class Cluster:
         "Names of the device type"
         return CUDA if self.resource == CUDA.resource else NPU
 
+    def driver_address(self) -> str:
+        "The address of this machine, as the workers know it"
+        return import_ray().util.get_node_ip_address()
+
     def check_ray(self) -> None:
         """Raise `DeviceError` when Ray has ended on this machine, if this run started it.
 

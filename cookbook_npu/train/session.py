@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['device_name', 'describe_device', 'start_cluster', 'first_weights', 'load_data', 'Run', 'session']
 
-# %% ../../nbs/train/15_session.ipynb #8a4070f2
+# %% ../../nbs/train/15_session.ipynb #e45320ae
 import os
 import warnings
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from ..data.prompts import PromptDataset, eval_prompts, load_prompts
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..npu.device import CUDA, NPU
-from ..plan.preflight import check_machine
+from ..plan.preflight import check_layout, check_machine
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, in_notebook, live_view
@@ -159,7 +159,7 @@ class Run:
         "The result so far, in a few lines"
         return run_result(self.folder)
 
-# %% ../../nbs/train/15_session.ipynb #e0d6e644
+# %% ../../nbs/train/15_session.ipynb #fcd05bd0
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -181,6 +181,7 @@ def _start(
     stack.callback(sweep_scratch)
     sweep_scratch()
     cluster = stack.enter_context(start_cluster(config, folder))
+    check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
     if isinstance(view, NotebookView):
         cluster.on_wait = lambda: view.show_notes(cluster.status())
