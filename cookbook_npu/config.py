@@ -220,7 +220,7 @@ class SamplingConfig(Config):
         default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
-# %% ../nbs/01_config.ipynb #00c9bf36
+# %% ../nbs/01_config.ipynb #1f87fddf
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
@@ -293,6 +293,12 @@ class RolloutConfig(Config):
         default=16,
         gt=0,
         description="split: tokens of each response between two looks at whether the engine is to pause",
+    )
+    group_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="split: a group that is sampled for longer is dropped, s; long responses are then "
+        "under-represented; none: each group is waited for",
     )
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",

@@ -715,7 +715,7 @@ def distributed_env(
         env["GLOO_SOCKET_IFNAME"] = "lo"  # no name service needed to meet
     return env
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #138e2014
+# %% ../../nbs/cluster/02_worker_group.ipynb #e4612175
 @dataclass(frozen=True)
 class WorkerSpec:
     "What the workers of a group are started with"
@@ -745,7 +745,8 @@ class WorkerSpec:
             options["runtime_env"] = {"env_vars": early}
         workers = []
         for rank, slots in enumerate(devices):
-            bundle = bundle_options(cluster.placement, slots[0].bundle)
+            placement = cluster.placement_of(slots[0])
+            bundle = bundle_options(placement, slots[0].bundle)
             actor = actor_class.options(**options, **bundle).remote()
             worker = WorkerHandle(self.name, rank, len(devices), slots, actor, log=None)
             if cluster.log_dir:

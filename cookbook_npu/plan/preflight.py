@@ -131,7 +131,7 @@ def check_files(
             f"model {model} holds no config.json", "Give a Hugging Face model folder."
         )
 
-# %% ../../nbs/plan/05_preflight.ipynb #710d13b8
+# %% ../../nbs/plan/05_preflight.ipynb #7acc6c5f
 def receiving_machines(
     config: RunConfig,  # the run
     machines: Sequence[str],  # of each device
@@ -139,7 +139,8 @@ def receiving_machines(
     "Machines whose engines get new weights by a broadcast"
     if config.placement.mode != "split":
         return []
-    with_engines = dict.fromkeys(machines[device] for device in config.engine_devices)
+    # also devices that came later, for more engines
+    with_engines = dict.fromkeys(machines[config.trainer_devices :])
     if config.placement.transfer_backend == "broadcast":
         return list(with_engines)
     with_trainer = set(machines[: config.trainer_devices])

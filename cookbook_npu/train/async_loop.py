@@ -170,7 +170,7 @@ def split_logprob_diff(
         metrics[LOGPROB_DIFF] = fresh
     return metrics
 
-# %% ../../nbs/train/13_async_loop.ipynb #cccd30e0
+# %% ../../nbs/train/13_async_loop.ipynb #2cc303d0
 class AsyncDriver(Driver):
     "The loop of a split run"
 
@@ -188,6 +188,18 @@ class AsyncDriver(Driver):
     def close(self) -> None:
         "End the threads of the engines"
         self.rollout.close()
+
+    def scale_engines(
+        self,
+        engines: int,  # to go on with
+    ) -> None:
+        """Remove or add engines between two steps.
+
+        Those that go hand their unfinished responses to the others; those that come start beside
+        the run, and sample after the next weight update. Raises `DeviceError` when the cluster
+        has no device left."""
+        self.weights.finish()
+        self.rollout.scale(engines)
 
     def _before_first_step(self) -> dict[str, float] | None:
         state = self.state

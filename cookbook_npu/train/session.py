@@ -130,7 +130,7 @@ def load_data(
     print(prompts.source, flush=True)
     return prompts, eval_prompts(config.data, tokenizer)
 
-# %% ../../nbs/train/15_session.ipynb #223a402e
+# %% ../../nbs/train/15_session.ipynb #e73d9f0b
 @dataclass
 class Run:
     "A started run"
@@ -150,6 +150,13 @@ class Run:
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
         "Run the loop; after `RunStopped` another call goes on where it stopped"
         return self.driver.steps()
+
+    def scale_engines(
+        self,
+        engines: int,  # to go on with
+    ) -> None:
+        "Remove or add engines of a split run; call it between two steps, in the loop over `steps`"
+        self.driver.scale_engines(engines)
 
     def status(self) -> list[str]:  # one line for each process
         "What every worker is doing and how long ago it made progress; call it from another thread"

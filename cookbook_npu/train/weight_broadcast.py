@@ -176,6 +176,8 @@ class WeightBroadcast:
             self.group = UpdateGroup(
                 host, self.store.port, self.count, len(members), timeout_s
             )
+            names = [member.name for member in members]
+            self.state.folder.event("broadcast_group", number=self.count, members=names)
         return self.group
 
     def _placed(self, manifest: Manifest, locations: Sequence[list[dict]]) -> Manifest:

@@ -6,16 +6,16 @@
 __all__ = ['DEVICE_SHARE', 'TRAINER_CONTROL', 'RESTART_ENV', 'cluster_broadcasts', 'start_trainer', 'slots_of_engine',
            'start_engine', 'Workers', 'start_groups', 'start_workers']
 
-# %% ../../nbs/train/04_workers.ipynb #e25fe990
+# %% ../../nbs/train/04_workers.ipynb #d1ed0f5f
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
 from ..cluster.ray_cluster import Cluster
-from ..cluster.worker_group import RayWorkerGroup, WorkerGroup
+from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
 from ..config import RunConfig
 from ..errors import EngineError, RoleError
 from ..plan.memory import engines_start_first
@@ -95,7 +95,7 @@ def start_engine(
     group.call("sleep")
     return group
 
-# %% ../../nbs/train/04_workers.ipynb #48fb39e5
+# %% ../../nbs/train/04_workers.ipynb #c53dcdde
 @dataclass
 class Workers(AbstractContextManager):
     "All worker processes of a run; ends them at the end of its block"
@@ -105,6 +105,9 @@ class Workers(AbstractContextManager):
     hf_path: str  # first weights
     trainer: WorkerGroup  # trainer ranks
     engines: Engines  # rollout engines
+    removed: set[int] = field(
+        default_factory=set
+    )  # numbers of engines that the run does without
 
     def __exit__(self, *_: object) -> None:
         for group in (*self.engines.groups, self.trainer):
@@ -116,6 +119,26 @@ class Workers(AbstractContextManager):
     ) -> range:  # numbers in the cluster
         "The devices of an engine"
         return slots_of_engine(self.config, number)
+
+    def reserve_engine(
+        self,
+        number: int,  # which engine: one that was removed, or the next one
+    ) -> None:
+        "Make sure that an engine to come has devices; raises `DeviceError` when the cluster has none left"
+        missing = self.engine_slots(number).stop - len(self.cluster.slots)
+        if missing > 0:
+            self.cluster.extend(missing)
+        if number == len(self.engines.groups):
+            self.engines.groups.append(LocalWorkerGroup(f"rollout{number}", []))
+        self.removed.discard(number)
+
+    def end_engine(
+        self,
+        number: int,  # which engine
+    ) -> None:
+        "End an engine for good; its devices stay reserved for another one"
+        self.removed.add(number)
+        self.engines.groups[number].kill()
 
     def restart_engine(
         self,
@@ -144,7 +167,7 @@ class Workers(AbstractContextManager):
         lost = [
             number
             for number, group in enumerate(self.engines.groups)
-            if not _put_to_sleep(group, timeout)
+            if number not in self.removed and not _put_to_sleep(group, timeout)
         ]
         for number in lost:
             self.restart_engine(number)
@@ -153,7 +176,7 @@ class Workers(AbstractContextManager):
 
 def _put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
     "Make sure that an engine sleeps; False when it is lost"
-    if group.lost:
+    if group.lost or not len(group):
         return False
     try:
         states = {health["state"] for health in group.call("health", timeout=timeout)}
