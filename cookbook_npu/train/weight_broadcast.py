@@ -101,9 +101,7 @@ class WeightBroadcast:
         numbers: Sequence[int],  # engines that can take weights
         manifest: Manifest,  # what the trainer wrote
         lose: Callable[[int, RoleError], None],  # treats an engine as lost
-    ) -> tuple[
-        list[int], Manifest
-    ]:  # engines that are left, where the buckets are for them
+    ) -> tuple[list[int], Manifest]:  # engines left, and where buckets are
         """Bring the buckets to every machine of these engines.
 
         Raises `RoleError` when the trainer is lost, `WeightUpdateError` when nobody is, twice."""

@@ -187,7 +187,7 @@ class GroupMember:
 
     def _abort(self, why: str) -> None:
         "Free the communicator although a collective is under way"
-        backend = self.process_group._get_backend(self.device)
+        backend: Any = self.process_group._get_backend(self.device)
         if hasattr(backend, "abort_hccl_comm"):
             backend.abort_hccl_comm(why)
         else:

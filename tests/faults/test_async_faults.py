@@ -23,6 +23,8 @@ from whole_runs import (
     weights,
 )
 
+from cookbook_npu.runs.spans import load_spans
+
 pytestmark = pytest.mark.slow
 
 SPLIT = {
@@ -67,14 +69,20 @@ def check_ledger(folder: Path, max_staleness: int) -> None:
     assert len(ages) == STEPS and max(ages) <= max_staleness, ages
 
 
-def check_equal(folder: Path, colocated: Path) -> None:
+# by how much the log-probs of an engine, which depend on what else is in its batch, are rounded
+ROUNDING = ("train_rollout_logprob", "tis", "mismatch_", "ess")
+
+
+def check_equal(folder: Path, colocated: Path, apart_from: tuple[str, ...] = ()) -> None:
     "The same numbers and weights, bit for bit"
+    own = ("async/", "staleness/", *apart_from)
     found = []
     for run_folder in (folder, colocated):
-        own = ("async/", "staleness/")
-        rows_of = learned(run_folder)
         found.append(
-            [{k: v for k, v in row.items() if not k.startswith(own)} for row in rows_of]
+            [
+                {k: v for k, v in row.items() if not k.startswith(own)}
+                for row in learned(run_folder)
+            ]
         )
     assert found[0] == found[1]
     assert weights(folder) == weights(colocated)
@@ -89,7 +97,7 @@ def test_without_staleness_it_is_the_colocated_run(undisturbed, tmp_path):
 
 def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
     """The trainer does not wait for it: the next engine receives, the lost one comes back, one is
-    removed and added, and the numbers are those of a run in which nothing happened"""
+    removed and added, and what is learned is the same as in a run in which nothing happened"""
     config = configure(
         tmp_path, "run", **SYNCHRONOUS, **{"placement.transfer_backend": "broadcast"}
     )
@@ -105,7 +113,9 @@ def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
     members = [event["members"] for event in events(folder, "broadcast_group")]
     assert members[:2] == [["trainer", "rollout0"], ["trainer", "rollout1"]], members
     assert [e["engines"] for e in events(folder, "engine_added")] == [[1]]
-    check_equal(folder, undisturbed)
+    spans = [span for span in load_spans(folder) if span.role == "engine 1"]
+    assert spans[-1].version == STEPS, "the added engine does not sample"
+    check_equal(folder, undisturbed, apart_from=ROUNDING)
 
 
 def test_responses_go_on_under_new_weights(tmp_path):
@@ -115,7 +125,7 @@ def test_responses_go_on_under_new_weights(tmp_path):
     driver = Driver(configure(tmp_path, "run", **SPLIT, **slow), scale={2: 1, 3: 2})
     assert driver.end() == 0, driver.text()
     folder = tmp_path / "run"
-    assert len(events(folder, "scale_engines")) == 2
+    assert [e["engines"] for e in events(folder, "engine_added")] == [[1]]
     engines = [row["async/engines"] for row in rows(folder)[1:]]
     assert engines == [2, 2, 1, 2, 2, 2], engines
     check_ledger(folder, max_staleness=2)
@@ -170,7 +180,7 @@ def test_whoever_is_killed_at_whatever_moment(undisturbed, tmp_path, number):
     if code != 0:
         run(configure(tmp_path, "run", resume=True, **settings))
     if synchronous:
-        check_equal(folder, undisturbed)
+        check_equal(folder, undisturbed, apart_from=ROUNDING)
     check_ledger(folder, max_staleness=0 if synchronous else 2)
 
 

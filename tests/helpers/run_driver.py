@@ -145,10 +145,15 @@ class Strike:
 
 
 def scale(run, step):
-    "COOKBOOK_TEST_SCALE, {step: engines}: a person who changes the number of engines"
+    "COOKBOOK_TEST_SCALE, {step: engines}: a person who changes the number of engines, and waits for them"
     wanted = json.loads(os.environ.get("COOKBOOK_TEST_SCALE", "{}"))
-    if str(step) in wanted:
-        run.scale_engines(wanted[str(step)])
+    if str(step) not in wanted:
+        return
+    run.scale_engines(wanted[str(step)])
+    engines = run.driver.rollout.engines
+    deadline = time.monotonic() + 120
+    while len(engines.loadable) < wanted[str(step)] and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def drive(config, plan=None):
