@@ -130,6 +130,24 @@ class DataConfig(Config):
     label_key: str | None = Field(
         default=None, description="key of the label in a record; none: by record_format"
     )
+    image_key: str | None = Field(
+        default=None,
+        description="key of a record's images, one for each <image> of its prompt; none: by record_format",
+    )
+    image_min_pixels: int | None = Field(
+        default=None,
+        gt=0,
+        description="smaller images are enlarged, pixels; none: the model's",
+    )
+    image_max_pixels: int | None = Field(
+        default=None,
+        gt=0,
+        description="larger images are shrunk, pixels; none: the model's",
+    )
+    blank_images: bool = Field(
+        default=False,
+        description="white images of the same sizes: a control, for what is learned without seeing",
+    )
     metadata_keys: tuple[str, ...] = Field(
         default=(), description="further keys of a record that scorers and reports need"
     )

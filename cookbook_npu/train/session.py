@@ -17,7 +17,12 @@ from typing import Any, NoReturn
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig
-from ..data.prompts import PromptDataset, eval_prompts, load_prompts
+from cookbook_npu.data.prompts import (
+    PromptDataset,
+    eval_prompts,
+    image_processor,
+    load_prompts,
+)
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..npu.device import CUDA, NPU
@@ -126,9 +131,10 @@ def load_data(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
-    prompts = load_prompts(config.data, tokenizer, config.seed)
+    processor = image_processor(hf_path, config.data)
+    prompts = load_prompts(config.data, tokenizer, config.seed, processor)
     print(prompts.source, flush=True)
-    return prompts, eval_prompts(config.data, tokenizer)
+    return prompts, eval_prompts(config.data, tokenizer, processor)
 
 # %% ../../nbs/train/15_session.ipynb #e73d9f0b
 @dataclass
