@@ -90,6 +90,10 @@ class ModelConfig(Config):
         default=False,
         description="one kernel each for RMSNorm and SwiGLU: MindSpeed's on an NPU, else Megatron's SwiGLU",
     )
+    freeze_vision_tower: bool = Field(
+        default=False,
+        description="train the language model alone; the tower and its mergers stay",
+    )
 
 # %% ../nbs/01_config.ipynb #3800f504
 class ParallelConfig(Config):
@@ -129,6 +133,24 @@ class DataConfig(Config):
     )
     label_key: str | None = Field(
         default=None, description="key of the label in a record; none: by record_format"
+    )
+    image_key: str | None = Field(
+        default=None,
+        description="key of a record's images, one for each <image> of its prompt; none: by record_format",
+    )
+    image_min_pixels: int | None = Field(
+        default=None,
+        gt=0,
+        description="smaller images are enlarged, pixels; none: the model's",
+    )
+    image_max_pixels: int | None = Field(
+        default=None,
+        gt=0,
+        description="larger images are shrunk, pixels; none: the model's",
+    )
+    blank_images: bool = Field(
+        default=False,
+        description="white images of the same sizes: a control, for what is learned without seeing",
     )
     metadata_keys: tuple[str, ...] = Field(
         default=(), description="further keys of a record that scorers and reports need"
@@ -220,7 +242,7 @@ class SamplingConfig(Config):
         default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
-# %% ../nbs/01_config.ipynb #00c9bf36
+# %% ../nbs/01_config.ipynb #1f87fddf
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
@@ -293,6 +315,12 @@ class RolloutConfig(Config):
         default=16,
         gt=0,
         description="split: tokens of each response between two looks at whether the engine is to pause",
+    )
+    group_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="split: a group that is sampled for longer is dropped, s; long responses are then "
+        "under-represented; none: each group is waited for",
     )
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",
@@ -558,7 +586,7 @@ class WarmStartConfig(Config):
         description="seed of the tiny model and its demonstrations; not the run's: all runs share one start",
     )
 
-# %% ../nbs/01_config.ipynb #c16641e2
+# %% ../nbs/01_config.ipynb #5406a85f
 class PlacementConfig(Config):
     "Devices, and how trainer and engines take turns on them"
 
@@ -589,9 +617,16 @@ class PlacementConfig(Config):
         gt=0,
         description="size of one flattened bucket of a weight update, bytes",
     )
-    transfer_backend: Literal["auto", "shm", "ipc"] = Field(
+    transfer_backend: Literal["auto", "shm", "ipc", "broadcast"] = Field(
         default="auto",
-        description="how new weights travel to the engines; auto: what works here",
+        description="how new weights travel to the engines; auto: what works here, and a broadcast "
+        "to machines without a trainer rank",
+    )
+    transfer_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="most time that a broadcast of weights waits for a process before it goes on "
+        "without it, s",
     )
     verify_every_nth: int = Field(
         default=8,
@@ -769,7 +804,7 @@ def _check_devices(c: RunConfig) -> None:
             "Make parallel.tensor a divisor of the trainer's devices.",
         )
 
-# %% ../nbs/01_config.ipynb #9367ce37
+# %% ../nbs/01_config.ipynb #654ac0ab
 def _check_engines(c: RunConfig) -> None:
     devices = len(c.engine_devices)
     each = c.rollout.devices_per_engine
@@ -795,13 +830,19 @@ def _check_engines(c: RunConfig) -> None:
 def _check_weight_update(c: RunConfig) -> None:
     backend = c.placement.transfer_backend
     if c.rollout.weight_update_method == "native" and (
-        c.rollout.engine != "vllm" or backend == "shm"
+        c.rollout.engine != "vllm" or backend in ("shm", "broadcast")
     ):
         raise ConfigError(
             f"rollout.weight_update_method is 'native' with rollout.engine {c.rollout.engine!r} "
             f"and placement.transfer_backend {backend!r}",
             "vLLM's own transfer engines take device handles: set engine vllm and transfer_backend ipc, "
             "or weight_update_method auto.",
+        )
+    if backend == "broadcast" and c.placement.mode != "split":
+        raise ConfigError(
+            f"placement.transfer_backend is 'broadcast' with placement.mode {c.placement.mode!r}: "
+            "engines that share devices with the trainer sleep while it writes",
+            "Set placement.transfer_backend to auto, or placement.mode to split.",
         )
     if backend == "ipc" and c.scale == "laptop":
         raise ConfigError(

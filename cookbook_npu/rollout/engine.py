@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PauseMode', 'WAKE_TAGS', 'KeptCache', 'Request', 'SamplingParams', 'derive_seed', 'uniforms', 'apply_top_k_top_p',
-           'token_logprobs', 'sample_tokens', 'response_limit', 'check_requests', 'RequestState', 'collect_weights',
-           'check_weights', 'find_mismatch', 'DecodeGate', 'text_requests', 'Engine']
+           'token_logprobs', 'sample_tokens', 'response_limit', 'image_tokens', 'check_placeholders', 'check_requests',
+           'RequestState', 'collect_weights', 'check_weights', 'find_mismatch', 'DecodeGate', 'text_requests', 'Engine']
 
 # %% ../../nbs/rollout/00_engine.ipynb #843f1abe
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -122,9 +123,14 @@ def apply_top_k_top_p(
 def token_logprobs(
     logits_BV: Tensor,  # logits of the next token
     sampling: SamplingParams,  # temperature, top_k, top_p
+    unsampled: Tensor
+    | None = None,  # ids of tokens that are never sampled; none: all may be
 ) -> Tensor:  # [B, V] float32 log-probabilities of the distribution that is sampled from
     "The distribution of the next token under `sampling`"
-    logp_BV = (logits_BV.float() / (sampling.temperature or 1.0)).log_softmax(-1)
+    logits_BV = logits_BV.float() / (sampling.temperature or 1.0)
+    if unsampled is not None:
+        logits_BV = logits_BV.index_fill(-1, unsampled, float("-inf"))
+    logp_BV = logits_BV.log_softmax(-1)
     greedy = sampling.temperature == 0
     if greedy or (sampling.top_k <= 0 and sampling.top_p >= 1):
         return logp_BV
@@ -170,6 +176,11 @@ def _check_partial(request: Request, limit: int, name: str) -> None:
             f"{name}: its partial response belongs to another prompt",
             "Give the sample that abort() returned for this prompt.",
         )
+    if partial.images != [image.reference for image in request.images]:
+        raise EngineError(
+            f"{name}: its partial response belongs to other images",
+            "Give the sample that abort() returned for this prompt.",
+        )
     if partial.finish_reason == "stop":
         raise EngineError(
             f"{name}: its partial response ended with an end token", "It is complete."
@@ -179,6 +190,30 @@ def _check_partial(request: Request, limit: int, name: str) -> None:
             f"{name}: its partial response has {len(partial.response_ids)} tokens, "
             f"the limit is {limit}",
             "It is complete, or raise the request's max_response_tokens.",
+        )
+
+
+def image_tokens(
+    request: Request,  # one response
+    merge_size: int,  # so many patches in height, and in width, are one token
+) -> list[int]:  # of each image
+    "How many placeholders the images of a request need"
+    return [math.prod(i.grid_thw) // merge_size**2 for i in request.images]
+
+
+def check_placeholders(
+    request: Request,  # one response
+    image_token_id: int,  # the placeholder
+    merge_size: int,  # so many patches in height, and in width, are one token
+) -> None:
+    "Raise `EngineError` unless the prompt has the placeholders that its images need"
+    found = list(request.prompt_ids).count(image_token_id)
+    needed = image_tokens(request, merge_size)
+    if found != sum(needed):
+        raise EngineError(
+            f"request {request.group_id}/{request.index} has {found} image placeholders "
+            f"(token {image_token_id}), its {len(needed)} images need {sum(needed)}",
+            "Give ids and images of one prompt, as load_prompts makes them.",
         )
 
 
@@ -221,6 +256,7 @@ class RequestState:
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(init=False)
     versions: list[int] = field(init=False)
+    image_keys: tuple[str, ...] = field(init=False)  # what its images show
     reason: FinishReason | None = None  # none: it has not ended
     limit: int = field(init=False)  # most tokens of the response
 
@@ -230,6 +266,7 @@ class RequestState:
         self.logprobs = list(partial.logprobs) if partial else []
         self.versions = list(partial.versions) if partial else []
         self.limit = response_limit(self.request, self.sampling)
+        self.image_keys = tuple(image.key for image in self.request.images)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -240,6 +277,11 @@ class RequestState:
     def sequence(self) -> list[int]:
         "The prompt and what has been sampled"
         return [*self.request.prompt_ids, *self.ids]
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        "What the model is given: equal for requests that can share a prefill"
+        return (*self.image_keys, tuple(self.sequence))
 
     @property
     def sampled(self) -> int:
@@ -432,6 +474,8 @@ class Engine(ABC):
     dtype = torch.float32  # type of the weights
     holder = "the engine"  # who this process is in an error: an engine, or a rank of it
     takes_images = False  # requests may have images
+    image_token_id: int | None = None  # their placeholder; none: the model has none
+    merge_size = 2  # so many patches in height, and in width, are one token
     continues_noise = True  # a response that goes on is the uninterrupted one
 
     def __init__(
@@ -580,6 +624,8 @@ class Engine(ABC):
                     f"and {type(self).__name__} takes none",
                     "Ask in text.",
                 )
+            if self.image_token_id is not None:
+                check_placeholders(request, self.image_token_id, self.merge_size)
             state = RequestState(request, sampling, number)
             if state.key in self._running:
                 raise EngineError(

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'NOISE_BLOCK', 'plan_prefills', 'pad_left', 'prefill_mask', 'GrowingLayer', 'RowBatch', 'join_rows',
-           'ModelRunner', 'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class', 'end_token_ids',
-           'TransformersEngine']
+           'ModelRunner', 'rope_positions', 'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class',
+           'end_token_ids', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
+import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from ..data.images import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
 from ..npu.device import accelerator
@@ -180,14 +182,19 @@ class RowBatch:
         cache: DynamicCache,  # its rows
         width: int,  # columns in use
         pads: list[int],  # unused columns of each row
+        rope_deltas: list[int],  # position minus number of tokens before, for each row
         device: torch.device,  # where it is
     ):
         self.states = states
         self.cache = cache
         self.width = width
         self.pads = pads
+        self.rope_deltas = rope_deltas
         self.padded = any(pads)
         self.pads_B = torch.tensor(pads, device=device)
+        # from column to position
+        offsets = [d - pad for d, pad in zip(rope_deltas, pads, strict=True)]
+        self.offsets_B = torch.tensor(offsets, device=device)
 
     @property
     def live(self) -> list[int]:
@@ -203,7 +210,9 @@ class RowBatch:
         self.cache.reorder_cache(cast(torch.LongTensor, rows_B))
         self.states = [self.states[k] for k in rows]
         self.pads = [self.pads[k] for k in rows]
+        self.rope_deltas = [self.rope_deltas[k] for k in rows]
         self.pads_B = self.pads_B[rows_B]
+        self.offsets_B = self.offsets_B[rows_B]
         return rows_B
 
 
@@ -217,16 +226,18 @@ def join_rows(
         width = max(width, batch.width - min(batch.pads[k] for k in rows))
     states: list[RequestState] = []
     pads: list[int] = []
+    rope_deltas: list[int] = []
     for batch, rows in parts:
         states += [batch.states[k] for k in rows]
         pads += [batch.pads[k] + width - batch.width for k in rows]
+        rope_deltas += [batch.rope_deltas[k] for k in rows]
     chosen = [torch.tensor(rows, device=device) for _, rows in parts]
     cache = parts[0][0].cache
     layers = zip(*(batch.cache.layers for batch, _ in parts), strict=True)
     cache.layers = [
         _join_layers(list(zip(same, chosen, strict=True)), width) for same in layers
     ]
-    return RowBatch(states, cache, width, pads, device)
+    return RowBatch(states, cache, width, pads, rope_deltas, device)
 
 
 def _join_layers(parts: list[tuple[Any, Tensor]], width: int) -> Any:
@@ -260,25 +271,49 @@ class ModelRunner:
         states: list[RequestState],  # requests whose sequences are run
     ) -> tuple[RowBatch, Tensor]:  # their rows; [B, V] logits of their next tokens
         "Run whole sequences, each different one once"
-        sequences = [tuple(state.sequence) for state in states]
-        different = list(dict.fromkeys(sequences))
+        contents = [state.content for state in states]
+        owners = dict(zip(contents, states, strict=True))
+        different = [state.sequence for state in owners.values()]
         ids_PT, pads_P = (t.to(self.device) for t in pad_left(different))
         width = ids_PT.shape[1]
         mask = None
         if min(map(len, different)) < width:
             mask = prefill_mask(pads_P, width)
-        column_T = torch.arange(width, device=self.device)
-        positions_PT = (column_T - pads_P[:, None]).clamp(min=0)
         cache = _new_cache(self.net)
-        logits_PV = self._forward(cache, ids_PT, positions_PT, mask)
-        pads = [width - len(sequence) for sequence in sequences]
+        inputs, deltas = self._image_inputs(list(owners.values()), width)
+        if "position_ids" not in inputs:
+            column_T = torch.arange(width, device=self.device)
+            inputs["position_ids"] = (column_T - pads_P[:, None]).clamp(min=0)
+        logits_PV = self._forward(cache, ids_PT, mask, **inputs)
+        where = {content: k for k, content in enumerate(owners)}
+        which = [where[content] for content in contents]
+        pads = [width - len(different[k]) for k in which]
+        rope_deltas = [deltas[k] for k in which]
         if len(different) < len(states):
-            where = {sequence: k for k, sequence in enumerate(different)}
-            which = [where[sequence] for sequence in sequences]
             which_B = torch.tensor(which, device=self.device)
             cache.reorder_cache(cast(torch.LongTensor, which_B))
             logits_PV = logits_PV[which_B]
-        return RowBatch(states, cache, width, pads, self.device), logits_PV
+        return RowBatch(states, cache, width, pads, rope_deltas, self.device), logits_PV
+
+    def _image_inputs(
+        self, states: list[RequestState], width: int
+    ) -> tuple[dict[str, Tensor], list[int]]:
+        "Pixels, grids and positions in three dimensions, where there are images; rope deltas"
+        images = [image for state in states for image in state.request.images]
+        deltas = [0] * len(states)
+        if not images:
+            return {}, deltas
+        positions_3PT = torch.zeros(3, len(states), width, dtype=torch.long)
+        for p, state in enumerate(states):
+            found_3T, deltas[p] = rope_positions(self.net, state)
+            positions_3PT[:, p, width - found_3T.shape[1] :] = found_3T
+        pixels = torch.cat([torch.as_tensor(image.pixel_values) for image in images])
+        inputs = {
+            "pixel_values": pixels,
+            "image_grid_thw": torch.tensor([image.grid_thw for image in images]),
+            "position_ids": positions_3PT,
+        }
+        return {name: t.to(self.device) for name, t in inputs.items()}, deltas
 
     def decode(
         self,
@@ -290,8 +325,11 @@ class ModelRunner:
         mask = None
         if rows.padded:
             mask = (column_T >= rows.pads_B[:, None])[:, None, None]
-        positions_B1 = (column_T[-1] - rows.pads_B)[:, None]
-        logits_BV = self._forward(rows.cache, token_B[:, None], positions_B1, mask)
+        # Text goes on at one position in all three dimensions.
+        positions_B1 = (column_T[-1] + rows.offsets_B)[:, None]
+        logits_BV = self._forward(
+            rows.cache, token_B[:, None], mask, position_ids=positions_B1
+        )
         rows.width += 1
         return logits_BV
 
@@ -299,20 +337,37 @@ class ModelRunner:
         self,
         cache: DynamicCache,
         ids_BT: Tensor,
-        positions_BT: Tensor,
         mask: Tensor | None,
+        **inputs: Tensor,
     ) -> Tensor:  # [B, V] logits of the next token
         "Run the model on new tokens; the cache grows by T columns"
         report_progress(f"{ids_BT.shape[0]} rows, {ids_BT.shape[1]} new tokens each")
         out = self.net(
             input_ids=ids_BT,
-            position_ids=positions_BT,
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **inputs,
         )
         return out.logits[:, -1]
+
+
+def rope_positions(
+    net: Any,  # transformers model with a vision tower
+    state: RequestState,  # a request, perhaps with sampled tokens
+) -> tuple[Tensor, int]:  # [3, T] positions; position minus tokens of what follows
+    "Positions of a sequence in time, height and width"
+    ids_1T = torch.tensor([state.sequence])
+    function = net.model.get_rope_index
+    inputs: dict[str, Any] = {}
+    if state.request.images:
+        grids = [image.grid_thw for image in state.request.images]
+        inputs["image_grid_thw"] = torch.tensor(grids)
+    if "mm_token_type_ids" in inspect.signature(function).parameters:
+        inputs["mm_token_type_ids"] = (ids_1T == net.config.image_token_id).int()
+    positions_31T, deltas = function(ids_1T, **inputs)
+    return positions_31T[:, 0], int(deltas[0])
 
 
 def _new_cache(net: Any) -> DynamicCache:
@@ -330,7 +385,11 @@ NOISE_BLOCK = 64  # steps whose uniform numbers are made at once
 class RowSampler:
     "Samples a token for each row"
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        unsampled: Tensor | None = None,  # ids of tokens that are never sampled
+    ):
+        self.unsampled = unsampled
         self.column = NOISE_BLOCK  # of the next step; beyond the block: make a new one
         self.u_BT = torch.empty(0)  # uniform numbers of the next steps, T = NOISE_BLOCK
 
@@ -358,12 +417,13 @@ class RowSampler:
             kinds.setdefault((s.temperature, s.top_k, s.top_p), []).append(row)
         u_B = self._uniforms(states, logits_BV.device)
         if len(kinds) == 1:
-            return _sample(logits_BV, states[0].sampling, u_B)
+            return self._draw(logits_BV, states[0].sampling, u_B)
         token_B = torch.empty(len(states), dtype=torch.long, device=logits_BV.device)
         logprob_B = torch.empty(len(states), device=logits_BV.device)
         for rows in kinds.values():
             rows_K = torch.tensor(rows, device=logits_BV.device)
-            found = _sample(logits_BV[rows_K], states[rows[0]].sampling, u_B[rows_K])
+            chosen = states[rows[0]].sampling
+            found = self._draw(logits_BV[rows_K], chosen, u_B[rows_K])
             token_B[rows_K], logprob_B[rows_K] = found
         return token_B, logprob_B
 
@@ -378,13 +438,12 @@ class RowSampler:
         self.column += 1
         return self.u_BT[:, self.column - 1]
 
-
-def _sample(
-    logits_BV: Tensor, sampling: SamplingParams, u_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    "One token for each row, all with the same parameters"
-    logp_BV = token_logprobs(logits_BV, sampling)
-    return sample_tokens(logp_BV, None if sampling.temperature == 0 else u_B)
+    def _draw(
+        self, logits_BV: Tensor, sampling: SamplingParams, u_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        "One token for each row, all with the same parameters"
+        logp_BV = token_logprobs(logits_BV, sampling, self.unsampled)
+        return sample_tokens(logp_BV, None if sampling.temperature == 0 else u_B)
 
 # %% ../../nbs/rollout/01_transformers.ipynb #ddef76de
 class BatchDecoder:
@@ -399,6 +458,7 @@ class BatchDecoder:
         batch_size: int = 128,  # most rows
         mixed_lengths: bool = True,  # a prefill may be padded
         can_join: bool = True,  # rows of different lengths can be decoded together
+        unsampled: Tensor | None = None,  # ids of tokens that are never sampled
     ):
         self.runner = runner
         self.end_tokens = end_tokens
@@ -407,7 +467,8 @@ class BatchDecoder:
         self.can_join = can_join
         self.waiting: deque[RequestState] = deque()
         self.rows: RowBatch | None = None
-        self.sampler = RowSampler()
+        self.unsampled = unsampled
+        self.sampler = RowSampler(unsampled)
 
     def add(
         self,
@@ -491,9 +552,9 @@ class BatchDecoder:
 
     def _prefills(self, joining: list[RequestState]) -> Iterator[list[RequestState]]:
         "Requests that are prefilled together; a sequence that several share comes once"
-        sharing: dict[tuple[int, ...], list[RequestState]] = {}
+        sharing: dict[tuple[Any, ...], list[RequestState]] = {}
         for state in joining:
-            sharing.setdefault(tuple(state.sequence), []).append(state)
+            sharing.setdefault(state.content, []).append(state)
         groups = list(sharing.values())
         lengths = [_length(states[0]) for states in groups]
         for plan in plan_prefills(lengths, self.mixed_lengths):
@@ -520,7 +581,7 @@ class BatchDecoder:
         "Nothing runs: nothing stays on the device"
         self.rows = None
         self.token_B = torch.empty(0)
-        self.sampler = RowSampler()
+        self.sampler = RowSampler(self.unsampled)
 
     def _drop_ended(self, rows: RowBatch) -> None:
         "Dropping rows copies the cache, so at least half of them must have ended"
@@ -691,7 +752,18 @@ class TransformersEngine(Engine):
             batch_size,
             mixed_lengths=layer_types == {"full_attention"},
             can_join=layer_types <= {"full_attention", "linear_attention"},
+            unsampled=self._unsampled(config),
         )
+
+    def _unsampled(self, config: Any) -> Tensor | None:
+        "The tokens that are never sampled; for a model that sees, also how it takes images"
+        ids = unsampled_token_ids(config)
+        if not ids:
+            return None
+        self.takes_images = hasattr(self.net.model, "get_rope_index")
+        self.image_token_id = config.image_token_id
+        self.merge_size = config.vision_config.spatial_merge_size
+        return torch.tensor(ids, device=self.device)
 
     def _load_net(self, config: Any) -> Any:
         "The model of the folder, on the device"

@@ -38,6 +38,7 @@ def make_requests(
                 index=k,
                 prompt_ids=prompt.ids,
                 seed=derive_seed(seed, step, i, k),
+                images=tuple(prompt.images),
             )
             requests.append(request)
     return requests

@@ -10,12 +10,13 @@ import pytest
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.conformance import ENGINE_CHECKS
+from cookbook_npu.testing.conformance import ENGINE_CHECKS, IMAGE_CHECKS
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
+SEEING = TINY.model_copy(update={"family": "qwen3_vl"})
 
 
 def build_engine(engine: str, folder: Path, **settings):
@@ -30,7 +31,9 @@ def build_engine(engine: str, folder: Path, **settings):
     return TransformersEngine(folder, dtype="float32", **settings)
 
 
-def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]:
+def run_checks(
+    rank: int, world_size: int, engine: str, pictured: bool
+) -> dict[str, str | None]:
     """Every check of the suite on one engine: name -> what went wrong, or none. Runs in a worker process."""
     import torch
 
@@ -39,15 +42,21 @@ def run_checks(rank: int, world_size: int, engine: str) -> dict[str, str | None]
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.testing.conformance import Case, sharpen_model
 
+    tiny = SEEING if pictured else TINY
+    tokenizer = build_tokenizer(vision=pictured)
     results: dict[str, str | None] = {}
     before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as tmp:
         folder, other = (
-            sharpen_model(build_tiny(TINY, build_tokenizer(), f"{tmp}/{seed}", seed))
+            sharpen_model(build_tiny(tiny, tokenizer, f"{tmp}/{seed}", seed))
             for seed in (0, 1)
         )
         case = Case(functools.partial(build_engine, engine), folder, other)
         checks = ENGINE_CHECKS + (VLLM_CHECKS if engine == "vllm" else [])
+        if pictured:
+            checks = IMAGE_CHECKS
+            case.pictured = True
+            case.tolerance = 1e-5
         for check in checks:
             try:
                 check(case)
@@ -228,15 +237,16 @@ VLLM_CHECKS = [update_in_pieces, one_seed_for_a_batch, update_in_place, update_b
 
 
 @functools.cache
-def results_of(engine: str) -> dict[str, str | None]:
+def results_of(engine: str, pictured: bool = False) -> dict[str, str | None]:
     target = f"{__file__}:run_checks"
+    arguments = {"engine": engine, "pictured": pictured}
     if (
         engine == "vllm"
     ):  # an engine of vLLM never shares its process with the simulated NPU
-        return run_ranks(target, 1, {"engine": engine}, timeout=240)[0]
+        return run_ranks(target, 1, arguments, timeout=240)[0]
     preload = ["transformers.models.auto", "transformers.models.qwen3.modeling_qwen3"]
     return run_ranks(
-        target, 1, {"engine": engine}, timeout=240, bootstrap="rollout", preload=preload
+        target, 1, arguments, timeout=240, bootstrap="rollout", preload=preload
     )[0]
 
 
@@ -246,6 +256,11 @@ NAMES = [c.__name__ for c in ENGINE_CHECKS] + ["nothing_left_in_shared_memory"]
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_engine(name):
     assert results_of("transformers")[name] is None
+
+
+@pytest.mark.parametrize("name", [c.__name__ for c in IMAGE_CHECKS])
+def test_transformers_engine_with_images(name):
+    assert results_of("transformers", pictured=True)[name] is None
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
