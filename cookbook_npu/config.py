@@ -90,6 +90,10 @@ class ModelConfig(Config):
         default=False,
         description="one kernel each for RMSNorm and SwiGLU: MindSpeed's on an NPU, else Megatron's SwiGLU",
     )
+    freeze_vision_tower: bool = Field(
+        default=False,
+        description="train the language model alone; the tower and its mergers stay",
+    )
 
 # %% ../nbs/01_config.ipynb #3800f504
 class ParallelConfig(Config):
@@ -238,7 +242,7 @@ class SamplingConfig(Config):
         default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
-# %% ../nbs/01_config.ipynb #00c9bf36
+# %% ../nbs/01_config.ipynb #1f87fddf
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
@@ -311,6 +315,12 @@ class RolloutConfig(Config):
         default=16,
         gt=0,
         description="split: tokens of each response between two looks at whether the engine is to pause",
+    )
+    group_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="split: a group that is sampled for longer is dropped, s; long responses are then "
+        "under-represented; none: each group is waited for",
     )
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",
@@ -576,7 +586,7 @@ class WarmStartConfig(Config):
         description="seed of the tiny model and its demonstrations; not the run's: all runs share one start",
     )
 
-# %% ../nbs/01_config.ipynb #c16641e2
+# %% ../nbs/01_config.ipynb #5406a85f
 class PlacementConfig(Config):
     "Devices, and how trainer and engines take turns on them"
 
@@ -607,9 +617,16 @@ class PlacementConfig(Config):
         gt=0,
         description="size of one flattened bucket of a weight update, bytes",
     )
-    transfer_backend: Literal["auto", "shm", "ipc"] = Field(
+    transfer_backend: Literal["auto", "shm", "ipc", "broadcast"] = Field(
         default="auto",
-        description="how new weights travel to the engines; auto: what works here",
+        description="how new weights travel to the engines; auto: what works here, and a broadcast "
+        "to machines without a trainer rank",
+    )
+    transfer_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="most time that a broadcast of weights waits for a process before it goes on "
+        "without it, s",
     )
     verify_every_nth: int = Field(
         default=8,
@@ -787,7 +804,7 @@ def _check_devices(c: RunConfig) -> None:
             "Make parallel.tensor a divisor of the trainer's devices.",
         )
 
-# %% ../nbs/01_config.ipynb #9367ce37
+# %% ../nbs/01_config.ipynb #654ac0ab
 def _check_engines(c: RunConfig) -> None:
     devices = len(c.engine_devices)
     each = c.rollout.devices_per_engine
@@ -813,13 +830,19 @@ def _check_engines(c: RunConfig) -> None:
 def _check_weight_update(c: RunConfig) -> None:
     backend = c.placement.transfer_backend
     if c.rollout.weight_update_method == "native" and (
-        c.rollout.engine != "vllm" or backend == "shm"
+        c.rollout.engine != "vllm" or backend in ("shm", "broadcast")
     ):
         raise ConfigError(
             f"rollout.weight_update_method is 'native' with rollout.engine {c.rollout.engine!r} "
             f"and placement.transfer_backend {backend!r}",
             "vLLM's own transfer engines take device handles: set engine vllm and transfer_backend ipc, "
             "or weight_update_method auto.",
+        )
+    if backend == "broadcast" and c.placement.mode != "split":
+        raise ConfigError(
+            f"placement.transfer_backend is 'broadcast' with placement.mode {c.placement.mode!r}: "
+            "engines that share devices with the trainer sleep while it writes",
+            "Set placement.transfer_backend to auto, or placement.mode to split.",
         )
     if backend == "ipc" and c.scale == "laptop":
         raise ConfigError(

@@ -7,7 +7,7 @@ __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'UNUSED_SERVICES', 'ST
            'session_folder', 'remove_session_folder', 'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options',
            'cluster_env', 'device_options', 'bundle_options', 'Cluster']
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #7058b320
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #22520fb4
 import atexit
 import importlib
 import logging
@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -164,7 +164,7 @@ def remove_session_folder(
     "Remove Ray's folder and the one around it"
     remove_scratch(folder.parent)
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #2fb58824
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #a761a89f
 @dataclass(frozen=True, order=True)
 class DeviceSlot:
     "One reserved device"
@@ -173,6 +173,7 @@ class DeviceSlot:
     device: int  # device id on that machine
     bundle: int  # bundle of the placement group
     node_id: str = field(default="", compare=False)  # of Ray
+    extension: int = field(default=0, compare=False)  # 0: reserved at the start
 
 
 def sort_slots(
@@ -452,7 +453,7 @@ def _ray_has_ended(machine: str, what: str) -> DeviceError:
         "Nothing that was written is lost: resume the run.",
     )
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #75d8afc2
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #d30fe2ef
 @dataclass
 class Cluster:
     "Reserved devices of one run"
@@ -463,6 +464,9 @@ class Cluster:
     log_dir: Path | None = None  # folder of the workers' log files
     slots: tuple[DeviceSlot, ...] = ()  # reserved devices, sorted
     placement: Any = None  # Ray's placement group
+    extensions: list[Any] = field(
+        default_factory=list
+    )  # placement groups of devices that came later
     owned: bool = False  # this run started the cluster and stops it
     raylet: psutil.Process | None = None  # Ray on this machine, if this run started it
     folder: Path | None = None  # session folder, if it is ours to remove
@@ -522,6 +526,36 @@ class Cluster:
         "Names of the device type"
         return CUDA if self.resource == CUDA.resource else NPU
 
+    def placement_of(
+        self,
+        slot: DeviceSlot,  # of this cluster
+    ) -> Any:
+        "The placement group that a device belongs to"
+        return self.extensions[slot.extension - 1] if slot.extension else self.placement
+
+    def extend(
+        self,
+        devices: int,  # more of them
+        timeout: float = 60.0,  # deadline of the reservation, s
+    ) -> None:
+        "Reserve more devices, numbered after the others; raises `DeviceError` when none are free"
+        ray = import_ray()
+        free = ray.available_resources().get(self.resource, 0)
+        if free < devices:
+            raise DeviceError(
+                f"{devices} more {self.resource} are wanted, the cluster has {free:g} free ones",
+                "Add a machine to the cluster (`ray start --address ...`), then ask again.",
+            )
+        placement = _reserve(ray, devices, self.resource, timeout)
+        self.extensions.append(placement)
+        found = _locate_slots(ray, placement, self.resource, timeout)
+        more = [replace(slot, extension=len(self.extensions)) for slot in found]
+        self.slots = (*self.slots, *more)
+
+    def driver_address(self) -> str:
+        "The address of this machine, as the workers know it"
+        return import_ray().util.get_node_ip_address()
+
     def check_ray(self) -> None:
         """Raise `DeviceError` when Ray has ended on this machine, if this run started it.
 
@@ -559,7 +593,8 @@ class Cluster:
         while self.worker_groups:
             self.worker_groups[-1].kill()
         if self.placement is not None and ray.is_initialized():
-            ray.util.remove_placement_group(self.placement)
+            for placement in (self.placement, *self.extensions):
+                ray.util.remove_placement_group(placement)
         if self.owned:
             ray.shutdown()
         if self.folder:
@@ -568,6 +603,7 @@ class Cluster:
             # Workers were killed: none of them was the last one to leave the shared memory.
             importlib.import_module("cookbook_npu.npu.simulator").remove_dead_sessions()
         self.placement = None
+        self.extensions = []
         self.slots = ()
         self.owned = False
         self.raylet = None

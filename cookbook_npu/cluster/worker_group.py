@@ -80,7 +80,7 @@ class CompletedFuture:
         "Always true"
         return True
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #cf51792a
+# %% ../../nbs/cluster/02_worker_group.ipynb #76f853f7
 class WorkerGroup(AbstractContextManager):
     "A role in one or more workers; calls a method of the role class on all of them, or on some"
 
@@ -137,6 +137,16 @@ class WorkerGroup(AbstractContextManager):
         "Call every rank with the same arguments; results in rank order"
         return self.start(method, *args, timeout=timeout, **kwargs).result()
 
+    def start_rank_zero(
+        self,
+        method: str,  # method of the role class
+        *args: Any,  # its arguments
+        timeout: float | None = None,  # deadline, s; none: the group's
+        **kwargs: Any,  # its arguments
+    ) -> Future:
+        "Start a call on rank 0 only"
+        return self._start_on([0], method, [args], kwargs, timeout)
+
     def call_rank_zero(
         self,
         method: str,  # method of the role class
@@ -145,7 +155,7 @@ class WorkerGroup(AbstractContextManager):
         **kwargs: Any,  # its arguments
     ) -> Any:
         "Call rank 0 only; its result"
-        return self._start_on([0], method, [args], kwargs, timeout).result()[0]
+        return self.start_rank_zero(method, *args, timeout=timeout, **kwargs).result()[0]
 
     def start_each(
         self,
@@ -705,7 +715,7 @@ def distributed_env(
         env["GLOO_SOCKET_IFNAME"] = "lo"  # no name service needed to meet
     return env
 
-# %% ../../nbs/cluster/02_worker_group.ipynb #d0005c0c
+# %% ../../nbs/cluster/02_worker_group.ipynb #e4612175
 @dataclass(frozen=True)
 class WorkerSpec:
     "What the workers of a group are started with"
@@ -735,7 +745,8 @@ class WorkerSpec:
             options["runtime_env"] = {"env_vars": early}
         workers = []
         for rank, slots in enumerate(devices):
-            bundle = bundle_options(cluster.placement, slots[0].bundle)
+            placement = cluster.placement_of(slots[0])
+            bundle = bundle_options(placement, slots[0].bundle)
             actor = actor_class.options(**options, **bundle).remote()
             worker = WorkerHandle(self.name, rank, len(devices), slots, actor, log=None)
             if cluster.log_dir:
@@ -754,6 +765,9 @@ class WorkerSpec:
         devices = [slot.device for slot in worker.slots]
         env = dict(self.env)
         env["COOKBOOK_NPU_ROLE"] = self.name
+        if worker.slots[0].node_id:
+            # two machines, or two nodes of Ray on one, may have the same host name
+            env["COOKBOOK_NPU_MACHINE"] = worker.slots[0].node_id
         env |= distributed_env(
             worker.rank, worker.world_size, address, port, visible_env, devices
         )

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AsyncWeightSync', 'fresh_logprob_diff', 'split_logprob_diff', 'AsyncDriver']
 
-# %% ../../nbs/train/13_async_loop.ipynb #643b17c8
+# %% ../../nbs/train/13_async_loop.ipynb #bc3be57f
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..data.sample import Sample
-from ..errors import RoleError, WeightUpdateError
+from ..errors import MissingError, RoleError, WeightUpdateError
 from ..stop import RunStopped, StopRequest, how_to_go_on
 from .async_rollout import AsyncRollout
 from .batch import Batch, rollout_metrics
@@ -23,10 +23,11 @@ from .recovery import Recovery
 from .rollout_worker import Engines
 from .state import DriverState
 from .train_step import LOGPROB_DIFF
+from .weight_broadcast import WeightBroadcast
 from .weight_sync import WeightSync
 from ..weights.manifest import Manifest, merge_manifests
 
-# %% ../../nbs/train/13_async_loop.ipynb #3ce6706c
+# %% ../../nbs/train/13_async_loop.ipynb #0e58c855
 class AsyncWeightSync(WeightSync):
     "Moves the trainer's weights to engines on other devices"
 
@@ -37,6 +38,7 @@ class AsyncWeightSync(WeightSync):
         state: DriverState,  # the run
     ):
         super().__init__(state)
+        self.broadcast = WeightBroadcast(state)
         self.loading: Future[None] | None = None  # engines read what the trainer wrote
 
     def publish(
@@ -69,6 +71,7 @@ class AsyncWeightSync(WeightSync):
     def forget(self) -> None:
         "The trainer that wrote the last weights is gone"
         self.loading = None
+        self.broadcast.forget()
 
     def _send(self, version: int) -> dict[str, float]:
         "Write, load and record the version; all engines are at rest"
@@ -104,13 +107,21 @@ class AsyncWeightSync(WeightSync):
         "Load and verify; the numbers of the engines that have the weights, the others are lost"
         numbers = self._each(numbers, "wake", ["weights"])
         try:
-            numbers = self._each(numbers, "update_weights", manifest)
-        except WeightUpdateError as error:
+            numbers = self._deliver(numbers, manifest)
+        except (WeightUpdateError, MissingError) as error:
+            # missing: the process that held the buckets of a machine has just died
             self.state.folder.event(
                 "weight_update_retry", version=manifest.version, why=error.what
             )
-            numbers = self._each(numbers, "update_weights", manifest)
+            numbers = self._deliver(numbers, manifest)
+        self.broadcast.release()
         return self._each(numbers, "wake", ["kv_cache"])
+
+    def _deliver(self, numbers: Sequence[int], manifest: Manifest) -> list[int]:
+        "Bring the buckets to the engines' machines, then load and verify"
+        lose = self.rollout.engines.lose
+        numbers, manifest = self.broadcast.deliver(numbers, manifest, lose)
+        return self._each(numbers, "update_weights", manifest)
 
     def _each(self, numbers: Sequence[int], method: str, argument: Any) -> list[int]:
         "Call some engines; the numbers of those that are not lost"
@@ -159,7 +170,7 @@ def split_logprob_diff(
         metrics[LOGPROB_DIFF] = fresh
     return metrics
 
-# %% ../../nbs/train/13_async_loop.ipynb #cccd30e0
+# %% ../../nbs/train/13_async_loop.ipynb #2cc303d0
 class AsyncDriver(Driver):
     "The loop of a split run"
 
@@ -177,6 +188,18 @@ class AsyncDriver(Driver):
     def close(self) -> None:
         "End the threads of the engines"
         self.rollout.close()
+
+    def scale_engines(
+        self,
+        engines: int,  # to go on with
+    ) -> None:
+        """Remove or add engines between two steps.
+
+        Those that go hand their unfinished responses to the others; those that come start beside
+        the run, and sample after the next weight update. Raises `DeviceError` when the cluster
+        has no device left."""
+        self.weights.finish()
+        self.rollout.scale(engines)
 
     def _before_first_step(self) -> dict[str, float] | None:
         state = self.state

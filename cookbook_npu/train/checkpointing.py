@@ -130,7 +130,7 @@ MAY_CHANGE = (
     "placement.call_timeout_s",
     "placement.sleep",
     "placement.destroy_process_groups",
-    "placement.transfer_backend",
+    "placement.transfer_",
     "placement.verify_every_nth",
     "rollout.eval_every",
     "train.logprob_diff_",

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Driver']
 
-# %% ../../nbs/train/11_loop.ipynb #523a8985
+# %% ../../nbs/train/11_loop.ipynb #797dd104
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ..errors import RoleError
+from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import load_metrics
 from ..stop import RunStopped, StopRequest, how_to_go_on
@@ -21,7 +21,7 @@ from .state import DriverState
 from .train_step import LogprobDiffAlarm, TrainStep
 from .weight_sync import WeightSync
 
-# %% ../../nbs/train/11_loop.ipynb #cf355e32
+# %% ../../nbs/train/11_loop.ipynb #63faa652
 class Driver:
     "The loop of a run"
 
@@ -94,6 +94,16 @@ class Driver:
 
     def close(self) -> None:
         "Nothing goes on beside the loop"
+
+    def scale_engines(
+        self,
+        engines: int,  # to go on with
+    ) -> None:
+        "Raises `ConfigError`: engines that share the trainer's devices are as many as these"
+        raise ConfigError(
+            f"scale_engines({engines}) with placement.mode {self.state.config.placement.mode!r}",
+            "Engines come and go with devices of their own: set placement.mode to split.",
+        )
 
     def _stop_before(self, step: int) -> NoReturn:
         "End the run in order, with a checkpoint of the steps done"

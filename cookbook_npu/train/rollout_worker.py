@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CONTROL_METHODS', 'decided_cache', 'make_engine', 'RolloutWorker', 'Engines']
 
-# %% ../../nbs/train/03_rollout_worker.ipynb #ed31c066
+# %% ../../nbs/train/03_rollout_worker.ipynb #d9d9bb22
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,9 @@ from ..errors import RoleError
 from ..npu.device import Accelerator, accelerator
 from ..plan.memory import planned_cache
 from ..rollout.engine import Engine, PauseMode, Request, SamplingParams
+from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
-from ..weights.transport import read_buckets, tensor_handles
+from ..weights.transport import SharedMemory, read_buckets, tensor_handles
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #3e664a22
 def decided_cache(
@@ -66,7 +67,7 @@ def make_engine(
         simulated_latency=rollout.simulated_latency,
     )
 
-# %% ../../nbs/train/03_rollout_worker.ipynb #9d3255b5
+# %% ../../nbs/train/03_rollout_worker.ipynb #668ac1cd
 CONTROL_METHODS = ("health", "pause", "resume")
 
 
@@ -82,6 +83,8 @@ class RolloutWorker:
     ):
         self.rank = rank
         self.engine = make_engine(config, hf_path)
+        self.received = SharedMemory()
+        self.broadcasts = BroadcastEnd(accelerator())
 
     def generate(
         self,
@@ -142,6 +145,22 @@ class RolloutWorker:
         )
         return len(manifest.expected)
 
+    def receive_weights(
+        self,
+        manifest: Manifest,  # what the trainer wrote on its machine
+        group: UpdateGroup,  # this process is the receiver of its machine
+        rank: int,  # of this process in the group
+    ) -> list[dict[str, str]]:  # of each bucket: where it is on this machine
+        """Take part in a broadcast, for all engines of this machine.
+
+        Raises `WeightUpdateError` when another member is gone."""
+        member = self.broadcasts.join(group, rank)
+        return receive_buckets(member, manifest, self.received)
+
+    def release_weights(self) -> None:
+        "The engines of this machine have read what was received"
+        self.received.release()
+
     def sleep(self) -> None:
         "Drop weights and cache: the next weights come with a weight update"
         self.engine.sleep(2)
@@ -159,6 +178,8 @@ class RolloutWorker:
 
     def close(self) -> None:
         "Give everything back"
+        self.broadcasts.close()
+        self.received.release()
         self.engine.close()
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #e48e7fa3

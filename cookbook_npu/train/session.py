@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['device_name', 'describe_device', 'start_cluster', 'first_weights', 'load_data', 'Run', 'session']
 
-# %% ../../nbs/train/15_session.ipynb #8a4070f2
+# %% ../../nbs/train/15_session.ipynb #e45320ae
 import os
 import warnings
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from cookbook_npu.data.prompts import (
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..npu.device import CUDA, NPU
-from ..plan.preflight import check_machine
+from ..plan.preflight import check_layout, check_machine
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, in_notebook, live_view
@@ -136,7 +136,7 @@ def load_data(
     print(prompts.source, flush=True)
     return prompts, eval_prompts(config.data, tokenizer, processor)
 
-# %% ../../nbs/train/15_session.ipynb #223a402e
+# %% ../../nbs/train/15_session.ipynb #e73d9f0b
 @dataclass
 class Run:
     "A started run"
@@ -157,6 +157,13 @@ class Run:
         "Run the loop; after `RunStopped` another call goes on where it stopped"
         return self.driver.steps()
 
+    def scale_engines(
+        self,
+        engines: int,  # to go on with
+    ) -> None:
+        "Remove or add engines of a split run; call it between two steps, in the loop over `steps`"
+        self.driver.scale_engines(engines)
+
     def status(self) -> list[str]:  # one line for each process
         "What every worker is doing and how long ago it made progress; call it from another thread"
         return self.state.workers.cluster.status()
@@ -165,7 +172,7 @@ class Run:
         "The result so far, in a few lines"
         return run_result(self.folder)
 
-# %% ../../nbs/train/15_session.ipynb #e0d6e644
+# %% ../../nbs/train/15_session.ipynb #fcd05bd0
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -187,6 +194,7 @@ def _start(
     stack.callback(sweep_scratch)
     sweep_scratch()
     cluster = stack.enter_context(start_cluster(config, folder))
+    check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
     if isinstance(view, NotebookView):
         cluster.on_wait = lambda: view.show_notes(cluster.status())

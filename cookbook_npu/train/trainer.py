@@ -6,7 +6,7 @@
 __all__ = ['SHARD_BYTES', 'TrainerMemory', 'MicroBatchRunner', 'OptimizerSteps', 'run_on_all_ranks', 'SleepControl',
            'WeightWriter', 'write_weights', 'CheckpointWriter', 'Trainer']
 
-# %% ../../nbs/train/02_trainer.ipynb #5de8d7fc
+# %% ../../nbs/train/02_trainer.ipynb #c23d50ef
 import json
 import os
 import shutil
@@ -57,6 +57,7 @@ from cookbook_npu.train.offload import (
     make_offloader,
     memory_table,
 )
+from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
 from ..weights.manifest import Manifest
 from cookbook_npu.weights.transport import (
     SharedMemory,
@@ -458,7 +459,7 @@ class SleepControl:
             "memory/free_sampling": free,
         }
 
-# %% ../../nbs/train/02_trainer.ipynb #b84f1d6c
+# %% ../../nbs/train/02_trainer.ipynb #cf6e543a
 class WeightWriter:
     "The trainer's side of a weight update"
 
@@ -475,6 +476,7 @@ class WeightWriter:
         self.weight_bytes = weight_bytes
         # none: this rank only takes part in the gathers
         self.transport = make_transport(config, acc, rank, weight_bytes)
+        self.broadcasts = BroadcastEnd(acc)
 
     def write(
         self,
@@ -493,6 +495,17 @@ class WeightWriter:
             raise_error=partial(raise_on_all_ranks, device=self.model.layout.device),
         )
         return manifest if self.transport else None
+
+    def broadcast(
+        self,
+        manifest: Manifest,  # what `write` wrote
+        group: UpdateGroup,  # this rank sends
+    ) -> None:
+        """Send what was written to the receivers of other machines; the next batch may be trained meanwhile.
+
+        Raises `WeightUpdateError` when one of them does not come."""
+        assert isinstance(self.transport, SharedMemory), "only rank 0 sends"
+        send_buckets(self.broadcasts.join(group, 0), manifest, self.transport.blocks)
 
     def release(self) -> None:
         "Every engine has read what `write` wrote"
@@ -609,7 +622,7 @@ class CheckpointWriter:
         with self.sleeping.offloader.allocating():
             return load_state(self.optimizer, folder)
 
-# %% ../../nbs/train/02_trainer.ipynb #f5986b88
+# %% ../../nbs/train/02_trainer.ipynb #ab7b3ef5
 class Trainer:
     "One rank of the policy model"
 
@@ -722,6 +735,14 @@ class Trainer:
     ) -> Manifest | None:  # none: this rank only takes part in the gathers
         "See `WeightWriter.write`"
         return self.writer.write(version)
+
+    def broadcast_weights(
+        self,
+        manifest: Manifest,  # what `write_weights` wrote
+        group: UpdateGroup,  # this rank sends
+    ) -> None:
+        "See `WeightWriter.broadcast`; runs beside the other methods"
+        self.writer.broadcast(manifest, group)
 
     def release_weights(self) -> None:
         "See `WeightWriter.release`"

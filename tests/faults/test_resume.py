@@ -2,6 +2,7 @@
 happened: same metrics, same weights, each prompt trained once.
 """
 
+import json
 import os
 import random
 import shutil
@@ -72,12 +73,27 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
 
 @pytest.mark.timeout(900)
 def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
-    "It names the machine; resumed with another one, it ends as the run on one machine does"
-    found = tell("two_nodes_train.py", str(tmp_path))
+    """It names the machine; resumed with another one, it ends as the run on one machine does. Trainer and
+    engines are on different machines, so new weights are broadcast"""
+    synchronous = {
+        "placement.mode": "split",
+        "placement.devices": 4,
+        "rollout.depth": 0,
+        "rollout.max_staleness": 0,
+    }
+    found = tell("two_nodes_train.py", str(tmp_path), json.dumps(synchronous))
     assert found["code"] != 0 and "the process died" in found["text"], found["text"]
     assert f"(Ray node {found['killed'][:8]})" in found["text"], found["text"]
+    folder = tmp_path / "run"
+    for event in events(folder, "broadcast_group"):
+        assert event["members"] == ["trainer", "rollout0"], event
+    assert len(events(folder, "broadcast_group")) == 2  # of the run, and of the resumed one
+    own = ("async/", "staleness/")
     # memory apart: both machines are this one, where their first devices share one account
-    assert learned(tmp_path / "run") == learned(undisturbed)
+    of_run = [
+        {k: v for k, v in row.items() if not k.startswith(own)} for row in learned(folder)
+    ]
+    assert of_run == learned(undisturbed)
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 

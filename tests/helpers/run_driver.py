@@ -144,6 +144,18 @@ class Strike:
         self.record.write_text(json.dumps(self.met))
 
 
+def scale(run, step):
+    "COOKBOOK_TEST_SCALE, {step: engines}: a person who changes the number of engines, and waits for them"
+    wanted = json.loads(os.environ.get("COOKBOOK_TEST_SCALE", "{}"))
+    if str(step) not in wanted:
+        return
+    run.scale_engines(wanted[str(step)])
+    engines = run.driver.rollout.engines
+    deadline = time.monotonic() + 120
+    while len(engines.loadable) < wanted[str(step)] and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def drive(config, plan=None):
     "In a process of its own"
     from cookbook_npu.config import load_config
@@ -159,3 +171,4 @@ def drive(config, plan=None):
                 strike.hit()
         for row in run.steps():
             print(json.dumps(row), flush=True)
+            scale(run, row["step"])

@@ -124,7 +124,8 @@ def play(head, folder, running) -> dict:
         found["killed"] = lose_node(running)
         found["failure"] = failure_of(group)
     running.append(join_node(head, folder))
-    with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
+    with Cluster.start(6, "NPU", simulated=True, address=address, timeout=200) as cluster:
+        cluster.extend(2, timeout=200)
         with RayWorkerGroup.create(
             "teller", Teller, cluster, slots=range(8), share=0.4, timeout=200
         ) as group:

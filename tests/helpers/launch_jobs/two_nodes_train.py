@@ -1,6 +1,8 @@
-"""A run over two nodes of one simulated NPU, one of which is killed; then on with another.
+"""A split run over two nodes of two simulated NPUs, one of which is killed; then on with another.
 
-`python two_nodes_train.py ROOT`
+The trainer is on one of them, the engines on the other: weights travel by a broadcast.
+
+`python two_nodes_train.py ROOT SETTINGS`
 """
 
 import json
@@ -20,15 +22,16 @@ def play(head, folder, running) -> dict:
     root = Path(sys.argv[1])
     begin(head, folder, running)
     os.environ["RAY_ADDRESS"] = launch.host_port(head.host, head.port)
-    driver = Driver(configure(root, "run", **{"faults.on_failure": "fail"}))
+    split = json.loads(sys.argv[2])
+    driver = Driver(configure(root, "run", **split, **{"faults.on_failure": "fail"}))
     wait_for(lambda: any(line.startswith('{"step": 2,') for line in driver.lines), driver)
     killed = lose_node(running)
     code = driver.end()
     text = driver.text()
     running.append(join_node(head, folder))
-    run(configure(root, "run", resume=True))
+    run(configure(root, "run", resume=True, **split))
     return {"killed": killed, "code": code, "text": text}
 
 
 if __name__ == "__main__":
-    print("RESULT", json.dumps(on_two_nodes(play, 1)))
+    print("RESULT", json.dumps(on_two_nodes(play, 2)))
