@@ -61,6 +61,9 @@ def __getattr__(name: str) -> Any:
     "Import a public name when it is asked for (PEP 562)"
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "session":
+        # a process that drives runs needs no device; torch would load torch_npu by itself
+        import_module(f"{__name__}.npu.device").import_torch_alone()
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -562,6 +562,19 @@ def _plan(
     plan = make_plan(config, soc, mean_response=mean_response)
     typer.echo(json.dumps(plan.as_json(), indent=1) if as_json else plan.as_text(roles))
 
+# %% ../nbs/99_cli.ipynb #0d2c18ba
+@app.command("schedule")
+def _schedule(
+    run: Annotated[Path, typer.Argument(help="Run folder of a split run.")],
+    skip: Annotated[
+        int, typer.Option(min=0, help="First steps to leave out: they warm caches.")
+    ] = 3,
+) -> None:
+    "Show what other depths, staleness bounds and engine counts would do to a run, from its own times."
+    from cookbook_npu.plan.measured_schedule import measure_run, measured_schedule_text
+
+    typer.echo(measured_schedule_text(measure_run(run, skip)))
+
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(
     *words: str | Path,  # behind the program's name

@@ -90,6 +90,10 @@ class ModelConfig(Config):
         default=False,
         description="one kernel each for RMSNorm and SwiGLU: MindSpeed's on an NPU, else Megatron's SwiGLU",
     )
+    freeze_vision_tower: bool = Field(
+        default=False,
+        description="train the language model alone; the tower and its mergers stay",
+    )
 
 # %% ../nbs/01_config.ipynb #3800f504
 class ParallelConfig(Config):

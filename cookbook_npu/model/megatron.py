@@ -231,6 +231,11 @@ class MegatronModel:
         return getattr(self.module, "language_model", self.module)
 
     @property
+    def hf_config(self) -> Any:
+        "The transformers configuration of its folder"
+        return self.config.hf_config
+
+    @property
     def head(self) -> torch.nn.Parameter:
         "This rank's rows of the output projection, V/TP x H; the embedding where they are tied"
         decoder = self.decoder
@@ -307,17 +312,29 @@ def megatron_config(
     return BridgeConfig(**values)
 
 # %% ../../nbs/model/03_megatron.ipynb #91e7c725
-def _build(config: Any, path: Path, fused: bool) -> Any:
+def _freeze_vision_tower(module: Any) -> None:
+    "Leave the vision tower, its mergers included, out of training"
+    if getattr(module, "visual", None) is None:
+        raise ConfigError(
+            "model.freeze_vision_tower is true, the model has no vision tower",
+            "Set it to false.",
+        )
+    module.visual.requires_grad_(False)
+
+
+def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     "The Megatron model with the weights of `path`; the bridge's progress bar is not for our log"
     from mcore_bridge import get_mcore_model
 
     module = get_mcore_model(config)[0].to(local_device())
     if hasattr(config, "use_fused_rmsnorm"):
         # MindSpeed's, which the constructors of its norms set
-        config.use_fused_rmsnorm = fused
+        config.use_fused_rmsnorm = model.fused_kernels
     model_ready(module)
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))
+    if model.freeze_vision_tower:
+        _freeze_vision_tower(module)
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce
@@ -352,7 +369,7 @@ def load_model(
     path = Path(hf_path)
     layout = current_layout(parallel)
     config = megatron_config(path, model, parallel)
-    module = _build(config, path, model.fused_kernels)
+    module = _build(config, path, model)
     return MegatronModel(
         ddp=_wrap(config, module),
         module=module,

@@ -6,7 +6,7 @@
 __all__ = ['NPU', 'CUDA', 'SIMULATE_ENV', 'SIMULATED_DEVICES_ENV', 'AUTOLOAD_ENV', 'ProbeState', 'SOCS', 'PORTS',
            'PRELOAD_ALLOWED', 'DeviceType', 'Probe', 'parse_visible_devices', 'probe_npu', 'probe_simulated',
            'probe_cuda', 'probe', 'Accelerator', 'accelerator', 'Soc', 'free_port', 'preloaded_libraries',
-           'allowed_preload']
+           'allowed_preload', 'import_torch_alone']
 
 # %% ../../nbs/npu/00_device.ipynb #4736ef91
 import importlib
@@ -353,3 +353,18 @@ def allowed_preload(
     libraries = preloaded_libraries(text)
     kept = [p for p in libraries if PRELOAD_ALLOWED.fullmatch(p.rpartition("/")[2])]
     return ":".join(kept) or None
+
+# %% ../../nbs/npu/00_device.ipynb #411ed01c
+def import_torch_alone() -> None:
+    "Import torch, if nobody has yet, without the device extensions that it would load by itself"
+    if "torch" in sys.modules:
+        return
+    before = os.environ.get(AUTOLOAD_ENV)
+    os.environ[AUTOLOAD_ENV] = "0"
+    try:
+        importlib.import_module("torch")
+    finally:
+        if before is None:
+            del os.environ[AUTOLOAD_ENV]
+        else:
+            os.environ[AUTOLOAD_ENV] = before

@@ -33,7 +33,7 @@ def sample_age(
 def staleness_metrics(
     samples: Sequence[VersionedSample],  # of one step
     step: int,  # the step that trains on them
-) -> dict[str, float]:  # age_mean, age_max, age_token_mean, version_span_max
+) -> dict[str, float]:  # age_mean, age_max, age_token_mean, version_span_max, age_N_samples
     "How old the samples of a step are: by sample, by token, and how many updates a response spans"
     ages = [age for s in samples if (age := sample_age(s, step)) is not None]
     token_ages = []
@@ -47,12 +47,15 @@ def staleness_metrics(
             f"no sample of step {step} has a token with loss",
             "Look at the loss masks of its samples.",
         )
-    return {
+    metrics = {
         "staleness/age_mean": sum(ages) / len(ages),
         "staleness/age_max": float(max(ages)),
         "staleness/age_token_mean": sum(token_ages) / len(token_ages),
         "staleness/version_span_max": float(max(spans)),
     }
+    for age, count in sorted(Counter(ages).items()):
+        metrics[f"staleness/age_{age}_samples"] = float(count)
+    return metrics
 
 # %% ../../nbs/rl/08_staleness.ipynb #866ac9aa
 @dataclass

@@ -6,7 +6,7 @@
 __all__ = ['COLOURS', 'STYLES', 'ON_COLOUR', 'INK', 'PANELS', 'PHASE_COLOURS', 'TIMELINE_COLOURS', 'MEMORY_PICTURES',
            'MEMORY_LABELS', 'MEMORY_COLOURS', 'Panel', 'matching_metrics', 'moving_average', 'plot_curves',
            'phase_shares', 'plot_phase_bars', 'plot_timeline', 'MemoryPicture', 'memory_layers', 'plot_memory',
-           'to_svg']
+           'age_counts', 'plot_ages', 'to_svg']
 
 # %% ../../nbs/runs/02_plots.ipynb #3cf8db55
 import html
@@ -430,6 +430,40 @@ def plot_memory(
     names = [name for name in MEMORY_COLOURS if name in drawn]
     entries = [(MEMORY_LABELS.get(name, name), MEMORY_COLOURS[name]) for name in names]
     _draw_legend(figure, entries)
+    return figure
+
+# %% ../../nbs/runs/02_plots.ipynb #607d0174
+_AGE_COUNT = re.compile(r"staleness/age_(\d+)_samples")
+
+
+def age_counts(
+    metrics: MetricColumns,  # columns of a run
+) -> dict[int, int]:  # age, steps -> samples
+    "Samples of a run by age; empty: it was not asynchronous"
+    counts = {}
+    for name, values in metrics.items():
+        found = _AGE_COUNT.fullmatch(name)
+        if found:
+            counts[int(found[1])] = int(sum(value or 0 for value in values))
+    return dict(sorted(counts.items()))
+
+
+def plot_ages(
+    metrics: MetricColumns,  # columns of a run
+) -> Any:  # a matplotlib Figure; none: the run was not asynchronous
+    "Histogram of the ages of all samples"
+    counts = age_counts(metrics)
+    if not counts:
+        return None
+    figure = _new_figure(3.4, 2.2)
+    axes = figure.add_subplot(facecolor="none")
+    bars = axes.bar(list(counts), list(counts.values()), width=0.7, color=COLOURS[0])
+    total = sum(counts.values())
+    shares = [f"{count / total:.0%}" for count in counts.values()]
+    axes.bar_label(bars, shares, fontsize=8, color=INK, padding=1)
+    axes.set_xticks(range(max(counts) + 1))
+    axes.margins(y=0.15)
+    _style_axes(axes, "samples by age, steps")
     return figure
 
 # %% ../../nbs/runs/02_plots.ipynb #440721fd

@@ -34,6 +34,7 @@ from cookbook_npu.runs.plots import (
     Panel,
     matching_metrics,
     phase_shares,
+    plot_ages,
     plot_curves,
     plot_memory,
     plot_phase_bars,
@@ -253,7 +254,8 @@ def staleness_rows(
     rows = []
     for name in metrics:
         values = _values(metrics, name)
-        if name.startswith(ASYNC_PREFIXES) and values:
+        counted = name.endswith("_samples")  # drawn as a histogram
+        if name.startswith(ASYNC_PREFIXES) and values and not counted:
             label = name.partition("/")[2].replace("_", " ")
             mean = format_number(sum(values) / len(values))
             rows.append((label, mean, format_number(max(values))))
@@ -379,10 +381,13 @@ def _timeline_figure(spans: Sequence[RoleSpan]) -> str:
     return "" if figure is None else to_svg(figure, "what each role did when")
 
 
-def _age_figure(metrics: MetricColumns) -> str:
-    "Ages of the samples as SVG; empty: the run was not asynchronous"
+def _age_figures(metrics: MetricColumns) -> list[str]:
+    "Ages of the samples, as curves and as a histogram, as SVG; empty: the run was not asynchronous"
     figures = _curve_figures(metrics, [_AGE_PANEL])
-    return figures[0] if figures else ""
+    histogram = plot_ages(metrics)
+    if histogram is not None:
+        figures.append(to_svg(histogram, "samples by age"))
+    return figures
 
 # %% ../../nbs/runs/04_report.ipynb #8b038c04
 _SHIM_FIELDS = ("name", "target", "phase", "state", "detail", "reason", "link")
@@ -424,7 +429,7 @@ def render_report(
         timeline=_timeline_figure(spans),
         timeline_steps=_TIMELINE_STEPS,
         uses=use_rows(spans),
-        ages=_age_figure(metrics),
+        ages=_age_figures(metrics),
         staleness=staleness_rows(metrics),
         references=references,
         phases=phase_rows(metrics, references),

@@ -15,6 +15,7 @@ from ..config import RunConfig
 from ..data.prompts import PromptDataset
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
+from ..errors import StorageError
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
 from .rollout_worker import Engines
@@ -58,7 +59,13 @@ class DriverState:
         saved: Mapping[str, Any],  # what `resume_state` returned
         step: int,  # steps done at that time
     ) -> None:
-        "Go back to where `saved` was taken"
+        "Go back to where `saved` was taken; raises `StorageError` when it is not of this version"
+        lacking = sorted(self.resume_state().keys() - saved.keys())
+        if lacking:
+            raise StorageError(
+                f"the checkpoint of step {step} has no {', '.join(lacking)} of the driver",
+                "An older version of this package wrote it: resume with that, or start a new run.",
+            )
         self.prompts.load_state(saved["prompts"])
         self.rewards.labels.load_state(saved["labels"])
         self.version = saved["version"]

@@ -5,14 +5,17 @@ The same recipe three times on simulated NPUs: colocated on 2, split synchronous
 `--latency` seconds, which stands for a device and burns no CPU; with `--latency 0` all processes compete
 for the same cores, where working at the same time can gain nothing. Prints steps per second of each, and
 the ratios to split synchronous as median and range over the rounds. The first steps of a run, which warm
-caches, are left out.
+caches, are left out. The last line compares the virtual clock with reality: the asynchronous run is
+predicted from the times of the split synchronous one.
 """
 
 import argparse
 import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
+from cookbook_npu.plan.measured_schedule import measure_run
 from cookbook_npu.presets import qwen3_5_9b_async
 from cookbook_npu.train.session import session
 
@@ -47,6 +50,17 @@ def steps_per_second(mode: str, root: str, name: str, args: argparse.Namespace) 
     return (len(timed) - 1) / (timed[-1] - timed[0])
 
 
+def predicted(folder: Path) -> float:
+    "Steps per second of the asynchronous run, from the folder of a split synchronous one"
+    rows = {row.name: row.result for row in measure_run(folder, WARM).compare()}
+    return 1 / rows["D 1, S 2"].seconds
+
+
+def run_name(mode: str, number: int) -> str:
+    "Name of a run's folder"
+    return f"{mode.replace(' ', '-')}-{number}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="of each run")
@@ -59,8 +73,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for number in range(args.rounds):
             for mode in MODES:
-                name = f"{mode.replace(' ', '-')}-{number}"
+                name = run_name(mode, number)
                 found[mode].append(steps_per_second(mode, root, name, args))
+        folders = [
+            Path(root) / run_name("split synchronous", n) for n in range(args.rounds)
+        ]
+        modelled = median(map(predicted, folders))
     print(f"\nlatency {args.latency} s per decode step, {args.steps} steps, simulated NPU")
     print(f"{'':20} steps/s   against split synchronous")
     for mode, speeds in found.items():
@@ -68,6 +86,10 @@ def main() -> None:
         ratios = [speed / base for speed, base in pairs]
         spread = f"{median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"{mode:20} {median(speeds):7.3f}   {spread}")
+    error = modelled / median(found["asynchronous"]) - 1
+    print(
+        f"{'asynchronous, predicted from split synchronous':47} {modelled:7.3f}   ({error:+.0%})"
+    )
 
 
 if __name__ == "__main__":

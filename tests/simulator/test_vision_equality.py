@@ -1,0 +1,326 @@
+"""Qwen3-VL with images in Megatron against Hugging Face: every gradient, vision tower included.
+
+One job of two processes: one model at TP 2 with sequence parallelism, then two copies at TP 1. The packed
+row holds several images of odd sizes and samples of text alone.
+"""
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
+from cookbook_npu.testing.ranks import run_ranks
+
+PRELOAD = [
+    "mcore_bridge",
+    "transformers.models.auto",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+]
+LAYOUTS = ("TP2", "TP1")
+RECOMPUTE = ("none", "selective", "full")
+TOLERANCE = 1e-5
+OPTIM = OptimConfig(learning_rate=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)
+STEPS = 3
+SHIM = "mcore_bridge.deepstack_sums"
+TEXT = SimpleNamespace(prompt_ids=[7], response_ids=[8, 9, 10, 11], images=[])
+
+
+def image(seed: int, height: int, width: int) -> SimpleNamespace:
+    "An image of 16 x 16 pixel patches"
+    noise = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(height * width, 3 * 2 * 16 * 16, generator=noise)
+    return SimpleNamespace(pixel_values=pixels.numpy(), grid_thw=(1, height, width))
+
+
+def seeing(config, response: list[int], *images) -> SimpleNamespace:
+    "A sample whose prompt shows some images"
+    from cookbook_npu.model.vision import image_token_count
+
+    ids = [2]
+    for shown in images:
+        placeholders = [config.image_token_id] * image_token_count(shown, config)
+        ids += [config.vision_start_token_id, *placeholders, config.vision_end_token_id, 3]
+    return SimpleNamespace(prompt_ids=ids, response_ids=response, images=list(images))
+
+
+def make_samples(config) -> list[SimpleNamespace]:
+    "One row: most image tokens stand in the first half, so in one rank's part"
+    return [
+        seeing(config, [5, 6], image(0, 4, 6), image(1, 2, 10)),
+        TEXT,
+        seeing(config, [4, 5, 6], image(2, 6, 2)),
+        SimpleNamespace(prompt_ids=[3, 4, 2, 2, 7, 9, 9, 9], response_ids=[5], images=[]),
+    ]
+
+
+# ---------------------------------------------------------------- references, on the host
+
+
+def objective(logps: list[torch.Tensor]) -> torch.Tensor:
+    "A loss that weighs every sample differently"
+    return -sum((1 + i) * logp.sum() for i, logp in enumerate(logps)) / 10
+
+
+def hf_logprobs(hf, s: SimpleNamespace) -> torch.Tensor:
+    "Log-probs of the response of one sample, by itself"
+    ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
+    inputs = {}
+    if s.images:
+        pixels = [torch.from_numpy(i.pixel_values) for i in s.images]
+        inputs["pixel_values"] = torch.cat(pixels)
+        inputs["image_grid_thw"] = torch.tensor([i.grid_thw for i in s.images])
+        if int(version("transformers").split(".")[0]) >= 5:
+            inputs["mm_token_type_ids"] = (ids == hf.config.image_token_id).int()
+    logits = hf(input_ids=ids, **inputs).logits[0, len(s.prompt_ids) - 1 : -1]
+    logp = torch.log_softmax(logits, -1)
+    return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0]
+
+
+def hf_train(hf, samples) -> dict[str, torch.Tensor]:
+    "Weights after some steps of plain AdamW"
+    groups = [
+        {"params": [p for p in hf.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in hf.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    betas = (OPTIM.beta1, OPTIM.beta2)
+    adam = torch.optim.AdamW(groups, lr=OPTIM.learning_rate, betas=betas, eps=OPTIM.eps)
+    for _ in range(STEPS):
+        hf.zero_grad()
+        objective([hf_logprobs(hf, s) for s in samples]).backward()
+        torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad)
+        adam.step()
+    return {n: p.detach().clone() for n, p in hf.state_dict().items()}
+
+
+def reference(folder: Path) -> dict:
+    from transformers import AutoModelForImageTextToText
+
+    hf = AutoModelForImageTextToText.from_pretrained(folder)
+    samples = make_samples(hf.config)
+    logps = [hf_logprobs(hf, s) for s in samples]
+    objective(logps).backward()
+    grads = {n: p.grad.clone() for n, p in hf.named_parameters()}
+    hf.zero_grad()
+    objective([hf_logprobs(hf, TEXT)]).backward()
+    text_grads = {n: p.grad for n, p in hf.named_parameters() if p.grad is not None}
+    return {
+        "logps": [logp.detach() for logp in logps],
+        "grads": grads,
+        "text_grads": {n: g.clone() for n, g in text_grads.items()},
+        "norm": torch.stack([g.norm() for g in grads.values()]).norm().item(),
+        "trained": hf_train(hf, samples),
+    }
+
+
+# ---------------------------------------------------------------- what the two processes do
+
+
+def far(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a.detach().cpu().float() - b.float()).abs().max().item()
+
+
+def lay_out(model, samples):
+    "The packed row of some samples, as the trainer makes it"
+    from cookbook_npu.model.packing import pack
+    from cookbook_npu.model.vision import image_positions
+
+    placed = []
+    for number, s in enumerate(samples):
+        ids = [*s.prompt_ids, *s.response_ids]
+        positions = image_positions(str(number), ids, s.images, model.hf_config)
+        placed.append(SimpleNamespace(**vars(s), positions=positions))
+    return pack(placed, model.layout.row_multiple)
+
+
+def backward(model, samples) -> list[torch.Tensor]:
+    "Forward and backward pass of one row; at TP 1 every copy keeps its own gradient"
+    from cookbook_npu.model.logprobs import packed_logprobs
+
+    batch = lay_out(model, samples)
+    model.zero_grad()
+    logps = batch.split(packed_logprobs(model, batch)[0])
+    objective(logps).backward()
+    if model.layout.tensor_size > 1:
+        model.finish_gradients()
+    return logps
+
+
+def hf_gradients(model) -> dict[str, torch.Tensor]:
+    "The gradient buffer under Hugging Face names: exported as if it were the weights"
+    from cookbook_npu.model.megatron import export_weights
+
+    params = list(model.module.parameters())
+    weights = [p.data for p in params]
+    for p in params:
+        grad = getattr(p, "main_grad", None)
+        p.data = torch.zeros_like(p) if grad is None else grad.clone()
+    grads = {n: t.cpu().clone() for n, t in export_weights(model)}
+    for p, w in zip(params, weights, strict=True):
+        p.data = w
+    return grads
+
+
+def distances(model, samples, want: dict[str, torch.Tensor]) -> dict[str, float]:
+    "How far every gradient is from Hugging Face's; one that it lacks is zero"
+    backward(model, samples)
+    return {n: far(g, want.get(n, torch.zeros(()))) for n, g in hf_gradients(model).items()}
+
+
+def digest(model) -> str:
+    "The bits of the vision weights"
+    digest = hashlib.blake2b()
+    for p in model.module.visual.parameters():
+        digest.update(p.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load(folder: Path, parallel: ParallelConfig, **model):
+    from cookbook_npu.model.megatron import load_model
+
+    return load_model(folder, ModelConfig(dtype="float32", **model), parallel)
+
+
+def check_training(model, samples, want: dict) -> dict:
+    "Some steps of the optimizer"
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.model.optimizer import build_optimizer
+
+    optimizer = build_optimizer(model, OPTIM, num_steps=100)
+    before = digest(model)
+    norms = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        backward(model, samples)
+        norms.append(optimizer.step()[1])
+    trained = {n: far(t, want["trained"][n]) for n, t in export_weights(model)}
+    return {"before": before, "after": digest(model), "norms": norms, "far": trained}
+
+
+def check_frozen(folder: Path, parallel: ParallelConfig, samples, want: dict) -> dict:
+    "The same with a frozen tower"
+    from cookbook_npu.model.megatron import export_weights
+
+    model = load(folder, parallel, freeze_vision_tower=True)
+    trained = check_training(model, samples, want)
+    saved = load_file(folder / "model.safetensors")
+    changed = [n for n, t in export_weights(model) if not torch.equal(t.cpu(), saved[n])]
+    return {"changed": changed, "same": trained["before"] == trained["after"]}
+
+
+def without_shim(model, samples, want: dict) -> dict[str, float]:
+    "The gradients once the repair is taken back"
+    from cookbook_npu.npu.shims.registry import registry
+
+    registry.undo(SHIM)
+    return distances(model, samples, want["grads"])
+
+
+def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
+    model = load(folder, parallel)
+    samples = make_samples(model.hf_config)
+    logps = backward(model, samples)
+    result = {
+        "logps": max(far(a, b) for a, b in zip(logps, want["logps"], strict=True)),
+        "none": distances(model, samples, want["grads"]),
+        "text": distances(model, [TEXT], want["text_grads"]),
+    }
+    for kind in RECOMPUTE[1:]:
+        again = load(folder, parallel, recompute=kind)
+        result[kind] = distances(again, samples, want["grads"])
+    if parallel.tensor > 1:
+        result["trained"] = check_training(load(folder, parallel), samples, want)
+        result["frozen"] = check_frozen(folder, parallel, samples, want)
+        result["without"] = without_shim(model, samples, want)
+    return result
+
+
+def both_layouts(rank: int, world_size: int, root: str) -> dict:
+    from cookbook_npu.model.megatron import destroy_parallel, init_parallel
+
+    folder = Path(root, "qwen3_vl")
+    want = torch.load(Path(root, "want.pt"), weights_only=False)
+    results = {}
+    for name, tensor in zip(LAYOUTS, (2, 1), strict=True):
+        parallel = ParallelConfig(tensor=tensor)
+        layout = init_parallel(parallel, seed=0, timeout_s=60)
+        assert layout.sequence == (tensor > 1)
+        results[name] = check(folder, parallel, want)
+        destroy_parallel()
+    return results
+
+
+# ---------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> list[dict]:
+    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.model.tiny import build_tiny
+
+    root = tmp_path_factory.mktemp("models")
+    shape = TinyConfig(family="qwen3_vl", hidden_size=64, num_layers=2, ffn_size=128)
+    folder = build_tiny(shape, build_tokenizer(), root / "qwen3_vl", seed=0)
+    torch.save(reference(folder), root / "want.pt")
+    return run_ranks(
+        f"{__file__}:both_layouts",
+        2,
+        {"root": str(root)},
+        timeout=300,
+        bootstrap="trainer",
+        preload=PRELOAD,
+    )
+
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def wrong(grads: dict[str, float]) -> dict[str, float]:
+    return {n: d for n, d in grads.items() if d > TOLERANCE}
+
+
+@layouts
+def test_a_packed_row_with_images_equals_its_samples_one_by_one(results, layout):
+    for rank in results:
+        assert rank[layout]["logps"] <= TOLERANCE
+
+
+@layouts
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_all_gradients_equal_hugging_face(results, layout, recompute):
+    "Patch embedding, blocks, merger, mergers of deepstack, language model"
+    for rank in results:
+        grads = rank[layout][recompute]
+        assert wrong(grads) == {}
+        assert any("deepstack_merger_list" in name for name in grads)
+
+
+@layouts
+def test_text_alone_gives_the_tower_no_gradient(results, layout):
+    for rank in results:
+        assert wrong(rank[layout]["text"]) == {}
+
+
+def test_training_equals_plain_adamw_and_the_ranks_keep_the_same_tower(results):
+    first, second = (rank["TP2"]["trained"] for rank in results)
+    assert first["after"] == second["after"] != first["before"]
+    assert wrong(first["far"]) == {}
+
+
+def test_a_frozen_tower_stays(results):
+    for rank in results:
+        frozen = rank["TP2"]["frozen"]
+        assert frozen["same"]
+        assert frozen["changed"] and not [n for n in frozen["changed"] if "visual" in n]
+
+
+def test_without_the_shim_deepstack_gradients_are_too_small(results):
+    "The mergers of deepstack and what lies under them, and nothing else"
+    for rank in results:
+        found = wrong(rank["TP2"]["without"])
+        assert max(found.values()) > 100 * TOLERANCE
+        assert {".".join(n.split(".")[:2]) for n in found} == {"model.visual"}
