@@ -29,7 +29,7 @@ from .config import RunConfig, Scale, config_keys
 from .errors import ConfigError, CookbookError, MissingError, nearest
 from .npu.device import free_port
 from .plan.preflight import check_files, check_machine
-from .presets import PARAMETERS, preset
+from .presets import parameters_of, preset
 from .stop import RunStopped
 
 # %% ../nbs/99_cli.ipynb #727791d2
@@ -169,23 +169,13 @@ def resume_parameters(
     from cookbook_npu.runs.folder import RunFolder
 
     config = RunFolder.open(folder).config()
-    parameters = {
-        "scale": config.scale,
-        "model": config.model.path,
-        "prompt_data": config.data.prompt_data,
+    parameters = parameters_of(config)
+    parameters["overrides"] |= {
+        "output.resume": True,
+        "output.root": str(folder.resolve().parent),
+        "output.name": folder.resolve().name,
     }
-    values = dict(config.flat())
-    overrides = {}
-    for key, value in preset(config.recipe)(**parameters).flat():
-        if values[key] != value:
-            overrides[key] = values[key]
-    for name, key in PARAMETERS.items():
-        if key in overrides:
-            parameters[name] = overrides.pop(key)
-    overrides["output.resume"] = True
-    overrides["output.root"] = str(folder.resolve().parent)
-    overrides["output.name"] = folder.resolve().name
-    return config.recipe, {**parameters, "overrides": overrides}
+    return config.recipe, parameters
 
 
 def merge_parameters(
@@ -574,6 +564,20 @@ def _schedule(
     from cookbook_npu.plan.measured_schedule import measure_run, measured_schedule_text
 
     typer.echo(measured_schedule_text(measure_run(run, skip)))
+
+# %% ../nbs/99_cli.ipynb #1366bc04
+@app.command("report")
+def _report(
+    run: Annotated[Path, typer.Argument(help="Run folder; also of a run that died.")],
+) -> None:
+    "Make the report of a run again, from its folder alone."
+    from cookbook_npu.presets import REFERENCES
+    from cookbook_npu.runs.folder import RunFolder
+    from cookbook_npu.runs.report import Reference, write_report
+
+    recipe = RunFolder.open(run).config().recipe
+    references = [Reference(**REFERENCES[recipe])] if recipe in REFERENCES else []
+    typer.echo(f"report: {write_report(run, references)}")
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(

@@ -117,7 +117,8 @@ class DataConfig(Config):
 
     prompt_data: str = Field(
         default="arithmetic",
-        description="arithmetic, countdown, sorting, counting (generated); a file or folder; hf://... or modelscope://...",
+        description="arithmetic, countdown, sorting, counting, geometry (generated); "
+        "a file or folder; hf://... or modelscope://...",
         json_schema_extra=BASIC,
     )
     mixture: dict[str, float] = Field(

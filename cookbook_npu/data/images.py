@@ -306,6 +306,9 @@ class ImageProcessor:
                 f"has {width} x {height} pixels: its aspect ratio is above {MAX_ASPECT_RATIO}",
                 "Crop it, or remove the record.",
             )
+        return self._resized_size(width, height)
+
+    def _resized_size(self, width: int, height: int) -> tuple[int, int]:
         module = importlib.import_module(type(self.hf).__module__)
         factor = self.hf.patch_size * self.hf.merge_size
         new_height, new_width = module.smart_resize(
@@ -339,6 +342,39 @@ class ImageProcessor:
                 _, oldest = self._cache.popitem(last=False)
                 self._cached_bytes -= oldest.nbytes
         return pixels
+
+    def picture(
+        self,
+        image: ImageInput,  # of this processor
+    ) -> "Image.Image":  # of which every such processor makes the same pixel values
+        """The resized picture, from its pixel values.
+
+        For an engine that takes pictures only. Raises `DataError` for pixel values of other
+        settings, and for a picture that the engine would resize again."""
+        import numpy as np
+        from PIL import Image
+
+        _, rows, columns = image.grid_thw
+        patch, merge = self.hf.patch_size, self.hf.merge_size
+        size = columns * patch, rows * patch
+        values = np.asarray(image.pixel_values).reshape(
+            rows // merge, columns // merge, merge, merge, 3, -1, patch, patch
+        )[:, :, :, :, :, 0]
+        channels_last = values.transpose(0, 2, 5, 1, 3, 6, 4).reshape(*size[::-1], 3)
+        levels = 255 * (channels_last * self.hf.image_std + self.hf.image_mean)
+        exact = levels.round()
+        if abs(levels - exact).max() > 0.01 or exact.min() < 0 or exact.max() > 255:
+            raise DataError(
+                f"image {image.reference}: its pixel values are not of this model's processor",
+                "Make them with the preprocessor_config.json of the engine's model.",
+            )
+        if self._resized_size(*size) != size:
+            raise DataError(
+                f"image {image.reference} has {size[0]} x {size[1]} pixels after resizing, "
+                f"outside of the model's {self.smallest} to {self.largest}",
+                "Let data.image_min_pixels and data.image_max_pixels lie inside of them.",
+            )
+        return Image.fromarray(exact.astype(np.uint8))
 
     def _process(self, source: ImageSource) -> "np.ndarray":
         image = read_image(source)

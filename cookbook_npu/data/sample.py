@@ -57,8 +57,8 @@ class Prompt:
     images: list[ImageInput] = field(default_factory=list)  # in order of their placeholders
 
     def for_samples(self) -> dict[str, Any]:
-        "The metadata that its samples carry, and the prompt's id"
-        return {"prompt_id": self.prompt_id, **self.metadata}
+        "The metadata that its samples carry, and the prompt's id and text"
+        return {"prompt_id": self.prompt_id, "prompt": self.text, **self.metadata}
 
     @property
     def question(self) -> str:

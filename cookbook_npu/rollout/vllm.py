@@ -6,8 +6,8 @@
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
            'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
            'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
-           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'VllmRequests', 'vllm_sampling',
-           'remove_shared_memory', 'VllmEngine']
+           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'VllmImages', 'VllmRequests',
+           'vllm_sampling', 'remove_shared_memory', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import importlib
@@ -30,6 +30,11 @@ import torch
 from torch import Tensor
 
 from ..config import WeightUpdateMethod
+from cookbook_npu.data.images import (
+    ImageProcessor,
+    collapse_placeholders,
+    unsampled_token_ids,
+)
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
@@ -353,6 +358,7 @@ def llm_arguments(
     kv_cache_bytes: int | None = None,  # key/value cache on each device; none: by share
     can_sleep: bool = True,  # the platform can give memory back
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
+    sees: bool = False,  # the model has a vision tower
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "The arguments of a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
@@ -371,6 +377,7 @@ def llm_arguments(
         "gpu_memory_utilization": memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes,
         "weight_transfer_config": weight_transfer,
+        "limit_mm_per_prompt": {"video": 0} if sees else None,
         # A step that is already under way would report tokens of the old weights after an update.
         "async_scheduling": False,
         "use_tqdm_on_load": False,
@@ -401,6 +408,32 @@ def engine_settings(
     return {k: v for k, v in wanted.items() if k in known and v is not None}
 
 # %% ../../nbs/rollout/03_vllm.ipynb #28250ead
+class VllmImages:
+    "How the images of a request reach vLLM"
+
+    def __init__(
+        self,
+        hf_path: Path | str,  # Hugging Face folder of a model with a vision tower
+        image_token_id: int,  # their placeholder
+    ):
+        self.processor = ImageProcessor(hf_path)
+        self.image_token_id = image_token_id
+
+    def prompt(
+        self,
+        state: RequestState,  # a request with images
+    ) -> dict[str, Any]:  # what vLLM makes the request's ids and pixel values of
+        "Pictures that are not resized any more, one placeholder for each"
+        images = state.request.images
+        counts = [self.processor.tokens(image.grid_thw) for image in images]
+        ids = collapse_placeholders(state.sequence, counts, self.image_token_id)
+        return {
+            "prompt_token_ids": ids,
+            "multi_modal_data": {"image": [self.processor.picture(i) for i in images]},
+            "multi_modal_uuids": {"image": list(state.image_keys)},
+        }
+
+
 class VllmRequests:
     "The requests in flight inside vLLM"
 
@@ -408,10 +441,15 @@ class VllmRequests:
         self,
         llm_engine: Any,  # vllm.LLMEngine
         stop_token_ids: Sequence[int],  # end tokens beyond the model's own
+        images: VllmImages | None = None,  # none: the model takes none
+        unsampled: Sequence[int] = (),  # ids of tokens that are never sampled
     ):
         self.llm_engine = llm_engine
         self.stop_token_ids = list(stop_token_ids)
+        self.images = images
+        self.unsampled = unsampled
         self.states: dict[str, RequestState] = {}  # vLLM's id -> request
+        self.expected: dict[str, list[int]] = {}  # id -> prompt that vLLM has to make
         self._next_id = 0  # never used twice
 
     def add(
@@ -423,12 +461,16 @@ class VllmRequests:
         "Hand requests to vLLM's scheduler"
         for state in states:
             prompt: dict[str, Any] = {"prompt_token_ids": state.sequence}
+            if self.images and state.request.images:
+                prompt = self.images.prompt(state)
             if salt:
                 prompt["cache_salt"] = salt
             key = str(self._next_id)
             self._next_id += 1
             self.states[key] = state
-            params = vllm_sampling(state, self.stop_token_ids, seeded)
+            if "multi_modal_data" in prompt:
+                self.expected[key] = state.sequence
+            params = vllm_sampling(state, self.stop_token_ids, seeded, self.unsampled)
             self.llm_engine.add_request(key, prompt, params)
 
     def step(
@@ -441,6 +483,13 @@ class VllmRequests:
         for output in self.llm_engine.step():
             state = self.states[output.request_id]
             new = output.outputs[0]
+            expected = self.expected.pop(output.request_id, None)
+            if expected is not None and list(output.prompt_token_ids) != expected:
+                raise EngineError(
+                    f"vLLM made {len(output.prompt_token_ids)} tokens of the prompt of "
+                    f"{state.request.group_id}/{state.request.index}, {len(expected)} were sent",
+                    "Its image processor has other settings than ours: do not train with it.",
+                )
             for token, entry in zip(new.token_ids, new.logprobs, strict=True):
                 state.add(token, entry[token].logprob, version)
             if new.finish_reason is not None:
@@ -458,12 +507,14 @@ class VllmRequests:
         self.llm_engine.abort_request(keys)
         for key in keys:
             del self.states[key]
+            self.expected.pop(key, None)
 
 
 def vllm_sampling(
     state: RequestState,  # a request, perhaps one that goes on
     stop_token_ids: Sequence[int] = (),  # end tokens beyond the model's own
     seeded: bool = True,  # the response has a generator of its own
+    unsampled: Sequence[int] = (),  # ids of tokens that are never sampled
 ) -> Any:  # vllm.SamplingParams
     "How vLLM samples a request"
     import vllm
@@ -484,6 +535,7 @@ def vllm_sampling(
         detokenize=False,
         stop_token_ids=list(stop_token_ids),
         output_kind=RequestOutputKind.DELTA,
+        logit_bias=dict.fromkeys(unsampled, float("-inf")) or None,
     )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #73fd6a65
@@ -537,6 +589,7 @@ class VllmEngine(Engine):
 
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         check_torchvision(config)
+        unsampled = unsampled_token_ids(config)
         shapes = folder_shapes(path)
         positions = config.get_text_config().max_position_embeddings
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -555,12 +608,14 @@ class VllmEngine(Engine):
             self._cache_bytes(kv_cache_bytes),
             self.can_sleep,
             transfer_config(weight_update_method, self.platform),
+            sees=bool(unsampled),
         )
         known = EngineArgs.__dataclass_fields__
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
-        self.requests = VllmRequests(self.llm.llm_engine, stop_token_ids)
+        images = self._images(config) if unsampled else None
+        self.requests = VllmRequests(self.llm.llm_engine, stop_token_ids, images, unsampled)
         if tensor_parallel > 1:
             rank, ranks, _ = tensor_parallel_group()
             self.holder = f"rank {rank} of {ranks} of the engine"
@@ -574,6 +629,17 @@ class VllmEngine(Engine):
             weight_update_method,
             graphs=not enforce_eager,
         )
+
+    def _images(self, config: Any) -> VllmImages | None:
+        "How a model with a vision tower takes images; none: it cannot"
+        self.image_token_id = config.image_token_id
+        self.merge_size = config.vision_config.spatial_merge_size
+        has_processor = (Path(self.model) / "preprocessor_config.json").is_file()
+        can_forget = hasattr(self.llm.llm_engine, "reset_encoder_cache")
+        self.takes_images = has_processor and can_forget
+        if not self.takes_images:
+            return None
+        return VllmImages(self.model, config.image_token_id)
 
     @staticmethod
     def _check_can_start(path: Path) -> None:
@@ -635,6 +701,9 @@ class VllmEngine(Engine):
         elif self.llm.reset_prefix_cache() is False:
             # Running requests hold blocks: they have to compute them again.
             self.llm.reset_prefix_cache(reset_running_requests=True)
+        if self.takes_images:
+            # It holds what the old vision tower made of pictures.
+            self.llm.llm_engine.reset_encoder_cache()
 
     def _weight_shapes(self) -> tuple[Mapping[str, torch.Size], Mapping[str, str]]:
         return self.weights.shapes, self.weights.tied

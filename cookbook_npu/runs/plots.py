@@ -97,7 +97,8 @@ def _draw_curve(
     steps = [step for step, _ in points]
     values = [value for _, value in points]
     colour = COLOURS[number % len(COLOURS)]
-    if len(points) >= _SMOOTH_FROM:
+    # the mean of maxima is no maximum
+    if len(points) >= _SMOOTH_FROM and not name.endswith("_max"):
         axes.plot(steps, values, color=colour, alpha=0.3, lw=0.8)
         values = moving_average(values, max(3, len(values) // 12))
     axes.plot(
@@ -116,17 +117,32 @@ def _style_axes(axes: Any, title: str, log: bool = False, legend: bool = False) 
     "Title, ink and grid of a panel"
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(title, fontsize=9, color=INK, loc="left")
-    axes.tick_params(colors=INK, labelsize=8, length=2)
+    axes.set_title(title, fontsize=9, color=INK, loc="left", pad=18 if legend else 6)
+    axes.tick_params(which="both", colors=INK, labelsize=8, length=2)
     axes.spines[["top", "right"]].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(INK)
     axes.grid(axis="y", color=INK, alpha=0.2, lw=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    low, high = axes.get_xlim()
+    if high - low < 1:
+        # a single step: its number, not fractions around it
+        axes.set_xticks([round((low + high) / 2)])
     if log:
         axes.set_yscale("log")
     if legend:
-        axes.legend(fontsize=7, frameon=False, labelcolor=INK)
+        # above the lines, never on them
+        axes.legend(
+            fontsize=7,
+            frameon=False,
+            labelcolor=INK,
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 0.98),
+            borderaxespad=0,
+            handlelength=1.6,
+            columnspacing=1.2,
+            ncols=4,
+        )
 
 
 def _new_figure(width: float, height: float) -> Any:

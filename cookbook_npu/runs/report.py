@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RunConfig
+from ..presets import PRESETS, run_command
 from .folder import RunFolder, read_lines, write_atomic
+from .gallery import GallerySample, sample_gallery
 from .live import format_duration
 from cookbook_npu.runs.metrics import (
     STEP_PHASES,
@@ -397,6 +399,37 @@ def _shim_row(shim: Mapping[str, Any]) -> dict[str, Any]:
     return {key: shim.get(key) or "" for key in _SHIM_FIELDS}
 
 
+def _shim_groups(stack: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    "Shims that did something, then those that were not needed, which the page folds"
+    rows = [_shim_row(shim) for shim in stack.get("shims", [])]
+    idle = [row for row in rows if row["state"] == "not needed"]
+    acting = [row for row in rows if row["state"] != "not needed"]
+    return [(name, group) for name, group in (("", acting), ("not needed", idle)) if group]
+
+
+def _command(config: RunConfig) -> str:
+    "What to type to make the run again; empty: its recipe is not one of this package"
+    return run_command(config) if config.recipe in PRESETS else ""
+
+
+def _files(run: RunFolder) -> list[tuple[str, str]]:
+    "What lies beside the report and can be opened from it"
+    newest = sorted(run.checkpoints.glob("step_*"))[-1:]
+    named = [
+        ("executed notebook", run.notebook),
+        ("metrics", run.metrics_file),
+        ("samples", run.samples),
+        ("configuration", run.config_file),
+        ("logs", run.logs),
+        *((f"checkpoint of {path.name.replace('_', ' ')}", path) for path in newest),
+    ]
+    return [
+        (name, path.relative_to(run.path).as_posix())
+        for name, path in named
+        if path.exists()
+    ]
+
+
 def _reference_notes(references: Sequence[Reference]) -> list[str]:
     notes = []
     for reference in references:
@@ -414,6 +447,8 @@ def render_report(
     title: str = "",  # of the page; none: recipe and scale
     panels: Sequence[Panel] = PANELS,  # curves to draw
     spans: Sequence[RoleSpan] = (),  # what each role did when
+    samples: Sequence[GallerySample] = (),  # responses to show
+    files: Sequence[tuple[str, str]] = (),  # (name, address) of what lies beside the page
 ) -> str:  # a complete HTML page
     "The report of a run as a page"
     values = [(k, json.dumps(v, ensure_ascii=False)) for k, v in config.flat()]
@@ -435,7 +470,10 @@ def render_report(
         phases=phase_rows(metrics, references),
         metrics=metric_table(metrics, references),
         notes=_reference_notes(references),
-        shims=[_shim_row(shim) for shim in stack.get("shims", [])],
+        shims=_shim_groups(stack),
+        samples=samples,
+        files=files,
+        command=_command(config),
         events=event_rows(events),
         stack=stack_rows(stack),
         config=values,
@@ -460,6 +498,8 @@ def write_report(
         title or run.path.name,
         panels,
         load_spans(run.path),
+        sample_gallery(run),
+        _files(run),
     )
     write_atomic(run.report, page)
     return run.report

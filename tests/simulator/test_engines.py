@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,13 @@ def test_transformers_engine_with_images(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_vllm_engine(name):
     assert results_of("vllm")[name] is None
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM needs it to see")
+@pytest.mark.parametrize("name", [c.__name__ for c in IMAGE_CHECKS])
+def test_vllm_engine_with_images(name):
+    assert results_of("vllm", pictured=True)[name] is None
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")

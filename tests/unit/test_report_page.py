@@ -1,0 +1,115 @@
+"""The report in a real browser, as wide as a screen and as a phone
+
+Nothing sticks out, nothing is logged, nothing is fetched."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from cookbook_npu.config import RunConfig
+from cookbook_npu.runs.folder import RunFolder, append_line
+from cookbook_npu.runs.report import write_report
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+WIDTHS = (1200, 420)
+# at the page's end: what its own layout came to
+PROBE = """<script>
+const wide = [...document.querySelectorAll("section, header")].filter(
+  (box) => box.getBoundingClientRect().right > innerWidth + 1);
+const found = parent.document.createElement("pre");
+found.textContent = JSON.stringify({
+  width: innerWidth,
+  content: document.documentElement.scrollWidth,
+  wide: wide.map((box) => box.getAttribute("aria-labelledby")),
+  fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
+  dead: [...document.querySelectorAll("nav a")].filter(
+    (link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash),
+});
+parent.document.body.append(found);
+</script>"""
+SHIM = {
+    "name": "megatron.a_shim_with_a_long_name",
+    "target": "megatron.core.tensor_parallel.random._set_cuda_rng_state." * 2,
+    "state": "applied",
+    "detail": "the sum of a uint32 view fails: " * 4,
+    "reason": "a reason of some length, " * 8,
+}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    "A run with all that a page can show, words of hostile length among it"
+    config = RunConfig(
+        recipe="demo", num_steps=200, output={"root": str(tmp_path_factory.mktemp("r"))}
+    )
+    record = {
+        "group_id": "g",
+        "loss_mask": [1, 0],
+        "versions": [1, 2],
+        "finish_reason": "stop",
+        "text": "x" * 900,
+        "reward": 0.5,
+        "label": "L" * 300,
+        "metadata": {"prompt": "<script>alert(1)</script>" + "p" * 400},
+        "turns": [{"role": "policy"}, {"role": "observation"}],
+    }
+    with RunFolder.create(config) as run:
+        run.save_stack(
+            {"name": "simulated NPU", "count": 2, "simulated": True}, [SHIM] * 60
+        )
+        run.event("failure", error="e" * 500)
+        for step in range(1, 201):
+            row = {
+                "step": step,
+                "raw_reward": step / 200,
+                "response_length_max": 9,
+                "time/step": 1.0,
+            }
+            row |= {
+                "response_length_mean": 3,
+                "staleness/age_0_samples": 5,
+                "time/rollout": 0.5,
+            }
+            append_line(run.metrics_file, row)
+        run.save_samples(199, [record, record | {"reward": 0.0}, record | {"reward": 1.0}])
+        return write_report(run)
+
+
+def test_it_is_small_and_asks_nobody(page):
+    text = page.read_text()
+    assert len(text) < 2_000_000
+    assert not re.search(r"<script|<link|@import|src=|url\(https?:", text)
+
+
+def frames(page: str) -> str:
+    "The page in frames of both widths: a window cannot be as narrow as a phone"
+    content = html.escape(page.replace("</body>", PROBE + "</body>"))
+    one = '<iframe style="width: {}px; height: 900px; border: 0" srcdoc="{}"></iframe>'
+    return "<!doctype html><body>" + "".join(one.format(w, content) for w in WIDTHS)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_browser_shows_it(page, tmp_path, dark):
+    probed = tmp_path / "page.html"
+    probed.write_text(frames(page.read_text()))
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--window-size=1300,2000", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}"]
+    if dark:
+        command.append("--blink-settings=preferredColorScheme=0")
+    done = subprocess.run(
+        [*command, probed.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    seen = [
+        json.loads(html.unescape(t)) for t in re.findall(r"<pre>({.*?})</pre>", done.stdout)
+    ]
+    assert {s["width"] for s in seen} == set(WIDTHS), done.stdout[-500:]
+    for s in seen:
+        assert s["content"] <= s["width"], s
+        assert s["wide"] == [] and s["fetched"] == [] and s["dead"] == [], s
+    assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
