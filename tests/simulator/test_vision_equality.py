@@ -129,12 +129,12 @@ def far(a: torch.Tensor, b: torch.Tensor) -> float:
 def lay_out(model, samples):
     "The packed row of some samples, as the trainer makes it"
     from cookbook_npu.model.packing import pack
-    from cookbook_npu.model.vision import rope_positions
+    from cookbook_npu.model.vision import vision_positions
 
     placed = []
     for s in samples:
         ids = [*s.prompt_ids, *s.response_ids]
-        positions = rope_positions(ids, s.images, model.hf_config) if s.images else None
+        positions = vision_positions(ids, s.images, model.hf_config) if s.images else None
         placed.append(SimpleNamespace(**vars(s), positions=positions))
     return pack(placed, model.layout.row_multiple)
 
