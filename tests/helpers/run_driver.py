@@ -1,5 +1,5 @@
 """A run in a process of its own, for whole_runs.py: `drive(CONFIG.json[, STRIKE.json])` prints its processes,
-then its steps. With STRIKE.json it kills some of them, see `Strike`.
+then its steps. With STRIKE.json it kills some of them, see `Strike`. `engines`: how many after which step.
 """
 
 import json
@@ -144,19 +144,16 @@ class Strike:
         self.record.write_text(json.dumps(self.met))
 
 
-def scale(run, step):
-    "COOKBOOK_TEST_SCALE, {step: engines}: a person who changes the number of engines, and waits for them"
-    wanted = json.loads(os.environ.get("COOKBOOK_TEST_SCALE", "{}"))
-    if str(step) not in wanted:
-        return
-    run.scale_engines(wanted[str(step)])
-    engines = run.driver.rollout.engines
+def scale(run, engines):
+    "A person who changes the number of engines, and waits for them"
+    run.scale_engines(engines)
+    pool = run.driver.rollout.engines
     deadline = time.monotonic() + 120
-    while len(engines.loadable) < wanted[str(step)] and time.monotonic() < deadline:
+    while len(pool.loadable) < engines and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-def drive(config, plan=None):
+def drive(config, plan=None, engines=None):
     "In a process of its own"
     from cookbook_npu.config import load_config
     from cookbook_npu.train.session import session
@@ -171,4 +168,5 @@ def drive(config, plan=None):
                 strike.hit()
         for row in run.steps():
             print(json.dumps(row), flush=True)
-            scale(run, row["step"])
+            if engines and str(row["step"]) in engines:
+                scale(run, engines[str(row["step"])])

@@ -77,9 +77,9 @@ class Driver:
         scale: dict[int, int] | None = None,
     ):
         told = {"config": str(config), "plan": None if strike is None else str(strike)}
-        env = preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults}
         # engines after some steps
-        env["COOKBOOK_TEST_SCALE"] = json.dumps(scale or {})
+        told["engines"] = {str(step): count for step, count in (scale or {}).items()}
+        env = preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults}
         ours, output = os.pipe()
         # a process group of its own, as a shell gives its jobs
         self.process = fork_process("run_driver:drive", told, DRIVER, env, output)
