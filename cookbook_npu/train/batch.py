@@ -45,9 +45,15 @@ class TokenIds(NamedTuple):
     prompt_ids: list[int]  # prompt
     response_ids: list[int]  # response
     images: tuple[ImageInput, ...] = ()  # in the order of their placeholders
-    positions: np.ndarray | None = None  # [3, T] time, height, width; none: 0..T-1
+    # [3, T] time, height, width, which the trainer finds (`model.vision`); none: 0..T-1
+    positions: Tensor | None = None
     # [T-1, layers, choices] experts that the engine chose; none: the model chooses
     routed_experts: np.ndarray | None = None
+
+    @property
+    def sequence(self) -> list[int]:
+        "Prompt and response"
+        return [*self.prompt_ids, *self.response_ids]
 
 
 @dataclass
@@ -164,7 +170,6 @@ def batch_advantages(
 def _model_inputs(
     sample: Sample,
     images: Mapping[str, ImageInput],
-    positions: Mapping[str, np.ndarray],
 ) -> TokenIds:
     "What the model is given of a sample"
     name = f"{sample.group_id}/{sample.index}"
@@ -180,8 +185,7 @@ def _model_inputs(
         sample.prompt_ids,
         sample.response_ids,
         tuple(images[reference] for reference in sample.images),
-        positions.get(name),
-        None if routes is None else np.asarray(routes, np.int16),
+        routed_experts=None if routes is None else np.asarray(routes, np.int16),
     )
 
 
@@ -192,7 +196,6 @@ def make_batch(
     global_batch_size: int,  # samples of one optimizer step
     max_tokens: int,  # longest response, tokens
     images: Mapping[str, ImageInput] = MappingProxyType({}),  # reference -> image
-    positions: Mapping[str, np.ndarray] = MappingProxyType({}),  # "group/index" -> [3, T]
 ) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
     "Advantages (unless they need log-probs, see `complete_batch`) and loss weights of a rollout"
     advantages: PerSequence = []
@@ -203,7 +206,7 @@ def make_batch(
         rows[i : i + global_batch_size] for i in range(0, len(rows), global_batch_size)
     ]
     return Batch(
-        tokens=[_model_inputs(s, images, positions) for s in samples],
+        tokens=[_model_inputs(s, images) for s in samples],
         rollout_logprobs=[np.asarray(s.logprobs, np.float32) for s in samples],
         advantages=advantages,
         loss_weights=compute_loss_weights(samples, steps, algorithm, max_tokens),

@@ -8,11 +8,12 @@ __all__ = ['LOGPROB_DIFF', 'FIRST_STEPS', 'SMALLEST_ALARM', 'merge_sequences', '
 # %% ../../nbs/train/07_train_step.ipynb #0009540b
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from statistics import median
 
 import numpy as np
 
-from ..data.sample import Sample
+from ..data.sample import ImageInput, Prompt, Sample
 from ..errors import NumericsError
 from ..runs.folder import RunFolder
 from ..runs.metrics import MetricColumns, metric_points
@@ -69,7 +70,26 @@ class TrainStep:
             config.algorithm,
             config.global_batch_size,
             config.sampling.max_response_tokens,
+            self._images(samples),
         )
+
+    @cached_property
+    def _prompts(self) -> dict[str, Prompt]:
+        "The prompts of the run by their ids"
+        return {prompt.prompt_id: prompt for prompt in self.state.prompts.prompts}
+
+    def _images(self, samples: list[Sample]) -> dict[str, ImageInput]:
+        "The images that some samples look at by reference, decoded, each once"
+        seeing = {s.metadata["prompt_id"] for s in samples if s.images}
+        return {
+            image.reference: ImageInput(
+                reference=image.reference,
+                pixel_values=image.pixel_values,
+                grid_thw=image.grid_thw,
+            )
+            for prompt_id in sorted(seeing)
+            for image in self._prompts[prompt_id].images
+        }
 
     def run(
         self,

@@ -40,11 +40,22 @@ from cookbook_npu.model.micro_batching import (
 )
 from ..model.optimizer import Optimizer, build_optimizer
 from ..model.packing import LAYOUTS
+from cookbook_npu.model.vision import (
+    check_image_runs,
+    check_vision_layout,
+    vision_positions,
+)
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
 from ..plan.memory import host_optimizer_bytes
-from .batch import Batch, RowValues, compute_loss, make_micro_batch
+from cookbook_npu.train.batch import (
+    Batch,
+    RowValues,
+    TokenIds,
+    compute_loss,
+    make_micro_batch,
+)
 from cookbook_npu.train.offload import (
     HOST_RESERVE,
     HostCopy,
@@ -148,6 +159,9 @@ class MicroBatchRunner:
         lengths = [batch.lengths[i] for i in rows]
         names = [batch.tokens[i].name for i in rows]
         check_lengths(lengths, self.config.sequence_limit, names)
+        for i in rows:
+            ids = batch.tokens[i]
+            check_image_runs(ids.name, ids.sequence, ids.images, self.model.hf_config)
         hidden_size = self.model.decoder.config.hidden_size
         plan = plan_micro_batches(
             lengths,
@@ -166,8 +180,8 @@ class MicroBatchRunner:
     ) -> tuple[Tensor, Tensor]:  # logp_T, entropy_T
         "Log-probs and entropies of the response tokens of one micro-batch"
         report_progress(f"a micro-batch of {len(rows)} rows")
-        lay_out = LAYOUTS[self.layout]
-        packed = lay_out([batch.tokens[i] for i in rows], self.model.layout.row_multiple)
+        samples = [self._with_positions(batch.tokens[i]) for i in rows]
+        packed = LAYOUTS[self.layout](samples, self.model.layout.row_multiple)
         with (
             torch.set_grad_enabled(grad),
             self.memory.explaining("a forward pass"),
@@ -178,6 +192,14 @@ class MicroBatchRunner:
                 self.config.sampling.temperature,
                 self.config.train.logprob_chunk_tokens,
             )
+
+    def _with_positions(self, ids: TokenIds) -> TokenIds:
+        "The sample with the positions that its images give it"
+        if not ids.images:
+            return ids
+        check_vision_layout(self.layout, self.model.hf_config)
+        positions = vision_positions(ids.sequence, ids.images, self.model.hf_config)
+        return ids._replace(positions=positions)
 
     def logprobs(
         self,

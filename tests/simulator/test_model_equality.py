@@ -75,9 +75,10 @@ def hf_model(folder: Path):
 def hf_logprobs(hf, s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
     "Log-probs and entropies of the response of one sample, by itself"
     ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
-    logp = torch.log_softmax(
-        hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE, -1
-    )
+    logits = hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE
+    if hasattr(hf.config, "image_token_id"):  # what a policy never samples has no share
+        logits[:, [hf.config.image_token_id, hf.config.video_token_id]] = -1e30
+    logp = torch.log_softmax(logits, -1)
     return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0], -(
         logp.exp() * logp
     ).sum(-1)

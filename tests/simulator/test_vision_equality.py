@@ -77,6 +77,8 @@ def hf_logprobs(hf, s: SimpleNamespace) -> torch.Tensor:
         if int(version("transformers").split(".")[0]) >= 5:
             inputs["mm_token_type_ids"] = (ids == hf.config.image_token_id).int()
     logits = hf(input_ids=ids, **inputs).logits[0, len(s.prompt_ids) - 1 : -1]
+    # what a policy never samples has no share
+    logits[:, [hf.config.image_token_id, hf.config.video_token_id]] = float("-inf")
     logp = torch.log_softmax(logits, -1)
     return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0]
 
@@ -127,12 +129,12 @@ def far(a: torch.Tensor, b: torch.Tensor) -> float:
 def lay_out(model, samples):
     "The packed row of some samples, as the trainer makes it"
     from cookbook_npu.model.packing import pack
-    from cookbook_npu.model.vision import image_positions
+    from cookbook_npu.model.vision import vision_positions
 
     placed = []
-    for number, s in enumerate(samples):
+    for s in samples:
         ids = [*s.prompt_ids, *s.response_ids]
-        positions = image_positions(str(number), ids, s.images, model.hf_config)
+        positions = vision_positions(ids, s.images, model.hf_config) if s.images else None
         placed.append(SimpleNamespace(**vars(s), positions=positions))
     return pack(placed, model.layout.row_multiple)
 

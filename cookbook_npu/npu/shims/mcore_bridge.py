@@ -358,7 +358,7 @@ def split_towers() -> list[Any]:
     module = sys.modules.get(_VISION)
     if module is None or tensor_parallel_size() == 1:
         return []
-    towers = [m for m in built_modules() if isinstance(m, module.Qwen3VL_Vit)]
+    towers: list[Any] = [m for m in built_modules() if isinstance(m, module.Qwen3VL_Vit)]
     return [tower for tower in towers if tower.config.sequence_parallel]
 
 
