@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'IMAGE_PAD', 'VIDEO_PAD', 'VISION_START', 'VISION_END',
            'VISION_TOKENS', 'CHAT_TEMPLATE', 'LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING', 'PICTURE_SIZE', 'GENERATORS',
-           'GENERATED', 'byte_symbols', 'build_tokenizer', 'Problem', 'is_held_out', 'ArithmeticTask', 'Solved',
-           'demonstrations', 'Puzzle', 'expression_tokens', 'numbers_in', 'evaluate_expression', 'countdown_puzzle',
-           'sorting_puzzle', 'counting_puzzle', 'Canvas', 'draw_triangle', 'draw_angle', 'draw_circle',
-           'draw_rectangle', 'draw_dots', 'geometry_puzzle', 'PuzzleTask', 'all_puzzles', 'generated_task']
+           'GENERATED', 'PICTURED', 'byte_symbols', 'build_tokenizer', 'Problem', 'is_held_out', 'ArithmeticTask',
+           'Solved', 'demonstrations', 'Puzzle', 'expression_tokens', 'numbers_in', 'evaluate_expression',
+           'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle', 'Canvas', 'draw_triangle', 'draw_angle',
+           'draw_circle', 'draw_rectangle', 'draw_dots', 'geometry_puzzle', 'PuzzleTask', 'all_puzzles',
+           'generated_task']
 
 # %% ../../nbs/data/01_tasks.ipynb #f7169f9c
 import hashlib
@@ -695,6 +696,7 @@ def all_puzzles(
 
 # %% ../../nbs/data/01_tasks.ipynb #6dec4912
 GENERATED = ("arithmetic", *GENERATORS)  # values of data.prompt_data that are no files
+PICTURED = ("geometry",)  # those whose prompts have pictures
 
 
 def generated_task(

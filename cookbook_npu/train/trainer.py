@@ -43,7 +43,7 @@ from ..model.packing import LAYOUTS
 from cookbook_npu.model.vision import (
     check_image_runs,
     check_vision_layout,
-    rope_positions,
+    vision_positions,
 )
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
@@ -198,7 +198,7 @@ class MicroBatchRunner:
         if not ids.images:
             return ids
         check_vision_layout(self.layout, self.model.hf_config)
-        positions = rope_positions(ids.sequence, ids.images, self.model.hf_config)
+        positions = vision_positions(ids.sequence, ids.images, self.model.hf_config)
         return ids._replace(positions=positions)
 
     def logprobs(

@@ -56,7 +56,9 @@ def wait_for_members(
         time.sleep(POLL_CALLS_S)
     for number, call in enumerate(calls):
         if number not in outcomes:
-            outcomes[number] = _outcome(call, timeout=0.1)
+            outcomes[number] = error = _outcome(call, timeout=0.1)
+            if isinstance(error, CookbookError):
+                error.add_note(f"it was told to stop {grace_s:g} s before, and did not")
     return [outcomes[number] for number in range(len(calls))]
 
 # %% ../../nbs/train/17_weight_broadcast.ipynb #495d8d82
