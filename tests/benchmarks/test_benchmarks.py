@@ -12,6 +12,10 @@ from whole_runs import preloaded
 FOLDER = TESTS / "benchmarks"
 NUMBER = r"([\d.,]+(?:e-?\d+)?)"
 SMALL = {  # arguments, and where the measured number stands
+    "async_reward": (
+        "--seeds 1 --steps 2 --last 1 --prompts 4 --held-out 8 --warm-start 5",
+        rf"reward, {NUMBER} seeds +[+-]\d",
+    ),
     "async_speed": (
         "--steps 5 --rounds 1 --prompts 4 --warm-start 5",
         rf"asynchronous +{NUMBER}",
