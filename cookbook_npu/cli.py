@@ -261,6 +261,13 @@ _Scale = Annotated[
     typer.Option(show_default="910b", help="910b, cuda, or laptop (simulated NPUs)."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+_Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart",
+        help="With --resume: begin again where the run has no good checkpoint; what it has moves to cut/.",
+    ),
+]
 _Runs = Annotated[
     Path, typer.Option(help="Folder of the run folders; jobs are under .jobs in it.")
 ]
@@ -291,11 +298,15 @@ def _run(
             help="Run folder to go on with, from its newest good checkpoint.",
         ),
     ] = None,
+    restart: _Restart = False,
 ) -> None:
     "Run a recipe notebook here, at laptop scale unless `-p scale 910b`; prints result and report."
     resumed: dict[str, Any] = {}
+    if restart and not resume:
+        raise ConfigError("--restart without --resume", "Give --resume FOLDER, too.")
     if resume:
         name, resumed = resume_parameters(resume)
+        resumed["overrides"]["output.restart"] = restart
         recipe = recipe or name
     if not recipe:
         raise ConfigError(
@@ -660,6 +671,7 @@ def _launch(
     stop: _Stop = False,
     status: _Status = False,
     resume: _Resume = False,
+    restart: _Restart = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
     from cookbook_npu.cluster import launch
@@ -675,7 +687,7 @@ def _launch(
     elif status:
         typer.echo(launch.job_state(launch.find_job(runs, recipe)))
     elif resume:
-        start_job(resume_job(launch.find_job(runs, recipe)), detach)
+        start_job(resume_job(launch.find_job(runs, recipe), restart), detach)
     else:
         parameters = _read_file(file) | read_parameters(parameter)
         parameters["scale"] = one_scale(scale, parameters)
@@ -736,6 +748,7 @@ def new_job(
 
 def resume_job(
     job: Any,  # a Job of cluster.launch
+    restart: bool = False,  # begin again where the run has no good checkpoint
 ) -> Any:  # the same, to be launched again
     "Go on with the run of a job; one that ended before it had a run folder begins again"
     from cookbook_npu.cluster import launch
@@ -745,7 +758,7 @@ def resume_job(
     folder = Path(overrides["output.root"]) / overrides["output.name"]
     words = job.record()["run"]
     if (folder / "config.json").is_file():
-        words = job_words("run", "--resume", folder)
+        words = job_words("run", "--resume", folder, *(["--restart"] if restart else []))
     return launch.prepare_relaunch(job, words)
 
 

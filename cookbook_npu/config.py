@@ -683,6 +683,10 @@ class OutputConfig(Config):
         default=False,
         description="go on from the newest good checkpoint of the run folder `name`",
     )
+    restart: bool = Field(
+        default=False,
+        description="with resume: begin again where there is no good checkpoint; what is there moves to cut/",
+    )
     save_samples: bool = Field(
         default=True,
         description="write each rollout to samples/, replayable without an engine",

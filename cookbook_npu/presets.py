@@ -127,7 +127,7 @@ _TINY_ARITHMETIC = dict(
         dtype="float32", tiny=dict(hidden_size=64, num_layers=2, ffn_size=192, init_std=0.1)
     ),
     warm_start=dict(steps=600, noisy_steps=45),
-    train=dict(micro_batch_tokens=4096),
+    train=dict(micro_batch_tokens=4096, save_every=10),
     optim=dict(learning_rate=3e-4, weight_decay=0.0),
     sampling=dict(max_response_tokens=4),
     data=dict(max_prompt_tokens=512, task={"level": 2}),
@@ -386,7 +386,7 @@ def preset(
     return PRESETS[name]
 
 # %% ../nbs/02_presets.ipynb #3e9682da
-_NOT_SHOWN = ("output.name", "output.root", "output.resume", "faults.")  # of this run alone
+_NOT_SHOWN = ("output.name", "output.root", "output.res", "faults.")  # of this run alone
 
 
 def parameters_of(

@@ -181,6 +181,9 @@ def _start(
     stack: ExitStack,  # undoes what is started
 ) -> Run:
     "Start everything a run needs"
+    if config.output.resume:
+        begin = checkpoint.step if checkpoint else 0
+        print(f"resuming {folder.path} from step {begin}", flush=True)
     view = live_view(config.num_steps)
     tracker = stack.enter_context(
         Tracker.for_run(

@@ -107,8 +107,8 @@ def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
     (failure,) = events(folder, "failure")
     died = "rollout0 rank 0 of 1: receive_weights(): the process died"
     assert died in failure["error"]
-    hung, lost = [event["why"] for event in events(folder, "weight_update_retry")]
-    assert " within 10 s" in hung and died in lost, (hung, lost)
+    why = [event["why"] for event in events(folder, "weight_update_retry")]
+    assert " within 10 s" in why[0] and any(died in one for one in why[1:]), why
     members = [event["members"][1] for event in events(folder, "broadcast_group")]
     assert members[:3] == ["rollout0", "rollout0", "rollout1"], members
     assert [e["engines"] for e in events(folder, "engine_added")] == [[1]]

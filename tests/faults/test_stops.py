@@ -32,7 +32,7 @@ from whole_runs import (
 from cookbook_npu.heartbeat import read_heartbeat
 
 pytestmark = pytest.mark.slow
-DEFAULT = {"train.save_every": 0}  # of the recipe: only after the last step
+DEFAULT = {"train.save_every": 10}  # of the recipe: here only after the last step
 
 
 def until(what, timeout=300.0):

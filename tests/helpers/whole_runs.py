@@ -32,6 +32,7 @@ def parameters(
         "output.root": str(root),
         "output.name": name,
         "output.resume": resume,
+        "output.restart": resume,  # a blow may fall before the first checkpoint
         "output.tensorboard": False,
         "rollout.eval_every": 2,
         "data.eval_prompts": 8,

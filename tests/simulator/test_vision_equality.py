@@ -5,6 +5,7 @@ row holds several images of odd sizes and samples of text alone.
 """
 
 import hashlib
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,6 +242,82 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     return result
 
 
+def as_batch(config, samples):
+    "The rollout of two groups, as the driver hands it to the trainer"
+    from cookbook_npu.data.sample import ImageInput, Sample
+    from cookbook_npu.train.batch import make_batch
+
+    graded, images = [], {}
+    for i, s in enumerate(samples):
+        n = len(s.response_ids)
+        names = [f"{i}.{k}.png" for k in range(len(s.images))]
+        for reference, shown in zip(names, s.images, strict=True):
+            images[reference] = ImageInput(reference=reference, **vars(shown))
+        sample = Sample(
+            group_id=f"g{i // 2}",
+            index=i % 2,
+            prompt_ids=s.prompt_ids,
+            response_ids=s.response_ids,
+            logprobs=[-1.0] * n,
+            loss_mask=[1] * n,
+            versions=[0] * n,
+            finish_reason="stop",
+            reward=float(i % 2),
+            images=names,
+        )
+        graded.append(sample)
+    return make_batch(graded, 2, config.algorithm, len(graded), 8, images)
+
+
+def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
+    "The trainer role: micro-batches with their images, an update, a checkpoint, an export"
+    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.train.trainer import Trainer
+    from cookbook_npu.weights.transport import read_buckets
+
+    small = {
+        "model.dtype": "float32",
+        "parallel.tensor": 2,
+        "placement.devices": 2,
+        "rollout.prompts_per_step": 2,
+        "rollout.samples_per_prompt": 2,
+        "sampling.max_response_tokens": 8,
+        "data.max_prompt_tokens": 24,
+        "train.micro_batch_tokens": 32,
+        "algorithm.use_reference": False,
+        "algorithm.kl_loss_coef": 0.0,
+    }
+    config = qwen3_4b_colocate(overrides=small)
+    trainer = Trainer(rank, world_size, config, str(root / "qwen3_vl"))
+    batch = as_batch(config, make_samples(trainer.model.hf_config))
+    first = trainer.logprobs(batch)
+    found = {
+        "micro_batches": len(trainer.runner.micro_batches(batch, range(len(batch)))),
+        "logps": [far(want["logps"][i], torch.from_numpy(v)) for i, v in first.items()],
+    }
+    old = [logp.numpy() for logp in want["logps"]]
+    ready = replace(batch, old_logprobs=old)
+    found["grad_norm"] = trainer.train(ready).get("grad_norm", 0.0)
+    (root / "state").mkdir(exist_ok=True)
+    torch.distributed.barrier()
+    trainer.save_state(str(root / "state"))
+    trainer.finish_state()
+    held = digest(trainer.model)
+    manifest = trainer.write_weights(1)
+    trainer.save(str(root / "export"), str(root / "qwen3_vl"))
+    if manifest is not None:
+        sent = {name: t.clone() for name, t in read_buckets(manifest)}
+        exported = load_file(root / "export" / "model.safetensors")
+        found["names"] = set(sent) ^ set(want["grads"])
+        found["unequal"] = [n for n in sent if not torch.equal(sent[n], exported[n])]
+    trainer.release_weights()
+    trainer.train(ready)
+    moved = digest(trainer.model)
+    trainer.load_state(str(root / "state"))
+    found["digests"] = (held, moved, digest(trainer.model))
+    return found
+
+
 def both_layouts(rank: int, world_size: int, root: str) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel, init_parallel
 
@@ -253,6 +330,8 @@ def both_layouts(rank: int, world_size: int, root: str) -> dict:
         assert layout.sequence == (tensor > 1)
         results[name] = check(folder, parallel, want)
         destroy_parallel()
+    results["trainer"] = check_trainer(rank, world_size, Path(root), want)
+    destroy_parallel()
     return results
 
 
@@ -326,3 +405,19 @@ def test_without_the_shim_deepstack_gradients_are_too_small(results):
         found = wrong(rank["TP2"]["without"])
         assert max(found.values()) > 100 * TOLERANCE
         assert {".".join(n.split(".")[:2]) for n in found} == {"model.visual"}
+
+
+def test_the_trainer_cuts_images_with_their_rows(results):
+    "Log-probs of several micro-batches, each with the images of its samples"
+    first = results[0]["trainer"]
+    assert first["micro_batches"] > 1
+    assert len(first["logps"]) == 4 and max(first["logps"]) <= TOLERANCE
+    assert first["grad_norm"] > 0
+
+
+def test_updates_exports_and_checkpoints_hold_the_tower(results):
+    first, second = (rank["trainer"] for rank in results)
+    assert first["names"] == set() and first["unequal"] == []
+    held, moved, loaded = first["digests"]
+    assert held == loaded != moved
+    assert first["digests"] == second["digests"]
