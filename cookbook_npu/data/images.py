@@ -154,8 +154,9 @@ def image_source(
             raise _too_many_bytes(place, reference, len(value))
         return _encoded(value, place, reference)
     if hasattr(value, "tobytes") and hasattr(value, "getexif"):
+        picture: Any = value
         content = io.BytesIO()
-        value.save(content, "PNG", exif=value.getexif())
+        picture.save(content, "PNG", exif=picture.getexif())
         return _encoded(content.getvalue(), place, reference)
     raise DataError(
         f"{place}: an image is {'empty' if not value else f'a {type(value).__name__}'}",
@@ -387,6 +388,9 @@ class ImageProcessor:
 
 class LazyImage(ImageInput):
     "An image that is decoded when its pixel values are used; travels to other processes decoded"
+
+    source: ImageSource
+    processor: ImageProcessor
 
     def __init__(
         self,

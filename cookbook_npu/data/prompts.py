@@ -582,7 +582,8 @@ class _Reader:
         ids = _tokenize(text, place, self.tokenizer)
         if self.processor is None:
             return ids
-        image_pad, video_pad = self.tokenizer.convert_tokens_to_ids([IMAGE_PAD, VIDEO_PAD])
+        id_of: Any = self.tokenizer.convert_tokens_to_ids
+        image_pad, video_pad = (id_of(name) for name in (IMAGE_PAD, VIDEO_PAD))
         if images and image_pad in (None, self.tokenizer.unk_token_id):
             raise ConfigError(
                 f"the tokenizer has no {IMAGE_PAD}", "Give the tokenizer of the model."

@@ -63,12 +63,13 @@ def trainer_state(
     if config.optim.cpu_offload:
         per_parameter = 0
     knob = "parallel.tensor"
+    trained = parameters - (d.vision if config.model.freeze_vision_tower else 0)
     return [
         Component("weights", element * parameters, (knob,)),
-        Component("gradients", 4 * parameters, (knob,)),
+        Component("gradients", 4 * trained, (knob,)),
         Component(
             "optimizer",
-            per_parameter * parameters // config.data_parallel,
+            per_parameter * trained // config.data_parallel,
             (knob, "placement.trainer_devices", "optim.cpu_offload"),
         ),
     ]

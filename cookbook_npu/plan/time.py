@@ -81,6 +81,14 @@ def _pass(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> fl
     operations = config.rollout_batch * length * forward_flops(d, length)
     return operations / (config.trainer_devices * speeds.peak * speeds.utilization)
 
+
+def _tower_pass(
+    d: Dimensions, config: RunConfig, speeds: Speeds, image_tokens: float
+) -> float:
+    "Seconds in which all images of the rollout pass the vision tower; each TP rank runs it whole"
+    operations = config.rollout_batch * image_tokens * d.vision_flops
+    return operations / (config.data_parallel * speeds.peak * speeds.utilization)
+
 # %% ../../nbs/plan/02_time.ipynb #6669b894
 def token_seconds(
     d: Dimensions,  # the model
@@ -136,18 +144,22 @@ def estimate(
     config: RunConfig,  # the run
     speeds: Speeds | None = None,  # none: of a 910B1
     length: float | None = None,  # mean tokens of a sequence; none: the longest allowed
+    image_tokens: float = 0.0,  # of them, mean tokens that are images
 ) -> list[Estimate]:  # in the order of a step
     "Seconds of each phase of a step; those of trainer and engines overlap in a split run"
     d = model_of(config)
     speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
-    state = sum(c.nbytes for c in trainer_state(d, config))
     # gradients wake as zeros
-    kept = state - 4 * parameters_per_rank(d, config.parallel.tensor)
+    kept = sum(c.nbytes for c in trainer_state(d, config) if c.name != "gradients")
     switch = kept / speeds.host_link
     weights = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
-    one = _pass(d, config, speeds, length)
-    train = one * TRAIN_PASSES[config.model.recompute]
+    text = _pass(d, config, speeds, length)
+    tower = _tower_pass(d, config, speeds, image_tokens)
+    one = text + tower
+    train = text * TRAIN_PASSES[config.model.recompute]
+    # the tower is never recomputed
+    train += tower * (1 if config.model.freeze_vision_tower else TRAIN_PASSES["none"])
     train += host_update_seconds(d, config, speeds)
     decode = decode_seconds(d, config, speeds, length)
     estimates = [

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'NOISE_BLOCK', 'plan_prefills', 'pad_left', 'prefill_mask', 'GrowingLayer', 'RowBatch', 'join_rows',
-           'ModelRunner', 'rope_positions', 'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class',
-           'end_token_ids', 'TransformersEngine']
+           'ModelRunner', 'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class', 'end_token_ids',
+           'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from ..data.images import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
+from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
 from cookbook_npu.rollout.engine import (
@@ -305,8 +305,10 @@ class ModelRunner:
             return {}, deltas
         positions_3PT = torch.zeros(3, len(states), width, dtype=torch.long)
         for p, state in enumerate(states):
-            found_3T, deltas[p] = rope_positions(self.net, state)
-            positions_3PT[:, p, width - found_3T.shape[1] :] = found_3T
+            ids = state.sequence
+            found_3T = vision_positions(ids, state.request.images, self.net.config)
+            positions_3PT[:, p, width - len(ids) :] = found_3T
+            deltas[p] = int(found_3T.max()) + 1 - len(ids)
         pixels = torch.cat([torch.as_tensor(image.pixel_values) for image in images])
         inputs = {
             "pixel_values": pixels,
@@ -351,23 +353,6 @@ class ModelRunner:
             **inputs,
         )
         return out.logits[:, -1]
-
-
-def rope_positions(
-    net: Any,  # transformers model with a vision tower
-    state: RequestState,  # a request, perhaps with sampled tokens
-) -> tuple[Tensor, int]:  # [3, T] positions; position minus tokens of what follows
-    "Positions of a sequence in time, height and width"
-    ids_1T = torch.tensor([state.sequence])
-    function = net.model.get_rope_index
-    inputs: dict[str, Any] = {}
-    if state.request.images:
-        grids = [image.grid_thw for image in state.request.images]
-        inputs["image_grid_thw"] = torch.tensor(grids)
-    if "mm_token_type_ids" in inspect.signature(function).parameters:
-        inputs["mm_token_type_ids"] = (ids_1T == net.config.image_token_id).int()
-    positions_31T, deltas = function(ids_1T, **inputs)
-    return positions_31T[:, 0], int(deltas[0])
 
 
 def _new_cache(net: Any) -> DynamicCache:
@@ -743,7 +728,7 @@ class TransformersEngine(Engine):
         )
         self.device = accelerator().device(0) if device is None else torch.device(device)
         self.dtype = getattr(torch, dtype)
-        self.net = self._load_net(config)
+        self.net: Any = self._load_net(config)
         self.weights = DeviceWeights(self.net, self.device)
         layer_types = _layer_types(text_config)
         self.decoder = BatchDecoder(

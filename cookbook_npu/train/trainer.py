@@ -692,7 +692,8 @@ class Trainer:
 
     def _check_host_room(self, config: RunConfig) -> None:
         "Raise `DeviceError` where the host cannot hold an offloaded optimizer"
-        parameters = sum(p.numel() for p in self.model.module.parameters())
+        weights = self.model.module.parameters()
+        parameters = sum(p.numel() for p in weights if p.requires_grad)
         need = host_optimizer_bytes(parameters, config)
         if need:
             check_host_room(need, "the optimizer on the host (optim.cpu_offload)")

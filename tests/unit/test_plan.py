@@ -14,6 +14,7 @@ from cookbook_npu.errors import DeviceError
 from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     dimensions_of_tiny,
+    image_token_flops,
     parameters_per_rank,
     published_dimensions,
 )
@@ -54,6 +55,33 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
     )
     assert got["tp"] == next(g for g in process_groups(config)["TP"] if rank in g)
     assert got["dp"] == next(g for g in process_groups(config)["DP"] if rank in g)
+
+
+FLOPS = """
+import json, sys
+from cookbook_npu.torchvision_ops import inherited_operators
+with inherited_operators():
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.qwen3_vl import Qwen3VLVisionModel
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**json.loads(sys.argv[1])))
+with FlopCounterMode(display=False) as counter, torch.no_grad():
+    tower(torch.zeros(24, 1536), grid_thw=torch.tensor([[1, 4, 6]]))
+found = counter.get_flop_counts()["Global"]
+print("RESULT", sum(n for name, n in found.items() if "attention" not in str(name)))
+"""
+
+
+def test_operations_of_the_vision_tower_are_those_that_pytorch_counts():
+    "Six image tokens; the attention kernel is counted apart, or not at all"
+    small = {"depth": 3, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96}
+    small |= {"out_hidden_size": 48, "num_position_embeddings": 64}
+    vision = PUBLISHED["Qwen3-VL-8B"]["vision_config"] | small
+    vision["deepstack_visual_indexes"] = [0, 1]
+    command = [sys.executable, "-c", FLOPS, json.dumps(vision)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"RESULT {6 * image_token_flops(vision)}" in done.stdout
 
 
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
