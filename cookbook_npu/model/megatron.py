@@ -364,11 +364,17 @@ def load_model(
     hf_path: Path | str,  # Hugging Face folder
     model: ModelConfig,  # dtype and recomputation (its path is not read)
     parallel: ParallelConfig,  # as given to `init_parallel`
+    value_head: bool = False,  # one output for each token in place of the vocabulary
 ) -> MegatronModel:  # on this process's device, with the folder's weights
-    "Build the Megatron model of a Hugging Face folder and load its weights"
+    "Build the Megatron model of a Hugging Face folder and load its weights; a value head is random"
     path = Path(hf_path)
     layout = current_layout(parallel)
     config = megatron_config(path, model, parallel)
+    if value_head:
+        config.task_type = "seq_cls"
+        config.num_labels = 1
+        # a head of one row is nobody's embedding
+        config.untie_embeddings_and_output_weights = True
     module = _build(config, path, model)
     return MegatronModel(
         ddp=_wrap(config, module),
