@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'check_overrides', 'join_pairs', 'find_recipe', 'check_names', 'resolve_run',
            'check_folder', 'resume_parameters', 'merge_parameters', 'print_progress', 'execute', 'print_result',
-           'planned_config', 'machine_need', 'one_scale', 'job_words', 'job_parameters', 'check_nodes', 'new_job',
-           'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'job_words', 'job_parameters',
+           'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import json
@@ -320,6 +320,7 @@ def _run(
     began = time.monotonic()
     folder = execute(notebook, parameters, config)
     print_result(folder, time.monotonic() - began)
+    refuse_empty_result(folder)
 
 # %% ../nbs/99_cli.ipynb #1a9ac15d
 def _read_file(file: Path | None) -> dict[str, Any]:
@@ -353,6 +354,21 @@ def print_result(
     typer.echo(f"\n{result_text(rows)}")
     typer.echo(f"\nnotebook  {folder / 'notebook.ipynb'}")
     typer.echo(f"report    {folder / 'report.html'}")
+
+
+def refuse_empty_result(
+    folder: Path,  # run folder
+) -> None:
+    "Exit with 1 when a run that reached its end has learned nothing from its rewards"
+    from cookbook_npu.runs.metrics import load_metrics
+    from cookbook_npu.runs.report import learned_nothing
+
+    if learned_nothing(load_metrics(folder)):
+        exit_with(
+            "nothing was learned: every advantage of every step was 0, so all samples of a group had the "
+            f"same reward. Read {folder / 'samples'}: does the scorer match, are responses cut?",
+            1,
+        )
 
 # %% ../nbs/99_cli.ipynb #83e251fa
 @app.command("config")
