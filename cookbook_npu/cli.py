@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'check_overrides', 'join_pairs', 'find_recipe', 'check_names', 'resolve_run',
            'check_folder', 'resume_parameters', 'merge_parameters', 'print_progress', 'execute', 'print_result',
-           'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'job_words', 'job_parameters',
-           'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'recipe_summary', 'job_words',
+           'job_parameters', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal',
+           'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import json
@@ -273,8 +274,21 @@ _Runs = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cookbook_npu {cookbook_npu.__version__}")
+        raise typer.Exit()
+
+
 @app.callback(help=_ABOUT)
-def _prepare() -> None:
+def _prepare(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     logging.getLogger("papermill").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="papermill")
     # this environment's kernel, not one of the same name in the home folder
@@ -605,6 +619,43 @@ def _report(
     recipe = RunFolder.open(run).config().recipe
     references = [Reference(**REFERENCES[recipe])] if recipe in REFERENCES else []
     typer.echo(f"report: {write_report(run, references)}")
+
+# %% ../nbs/99_cli.ipynb #411f4357
+def recipe_summary(
+    notebook: Path,  # a recipe
+) -> tuple[str, str]:  # title, and what it is in one sentence
+    "How a recipe introduces itself: heading and quotation of its first cell"
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    lines = "".join(cells[0]["source"]).splitlines()
+    title = next((line.lstrip("# ") for line in lines if line.startswith("# ")), "")
+    about = next((line.lstrip("> ") for line in lines if line.startswith("> ")), "")
+    return title, about
+
+
+@app.command("recipes")
+def _recipes() -> None:
+    "List the recipes and what each one is."
+    from cookbook_npu.presets import PRESETS
+
+    for name in PRESETS:
+        title, about = recipe_summary(find_recipe(name))
+        typer.echo(f"{name}\n    {title}. {about}")
+    typer.echo(
+        "\nrun one: cookbook-npu run NAME; look at it first: cookbook-npu plan NAME --scale 910b"
+    )
+
+
+@app.command("runs")
+def _list_runs(
+    root: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs"),
+) -> None:
+    "List runs: how far they came, whether they go on, how the reward went."
+    from cookbook_npu.runs.listing import list_runs, runs_table
+
+    lines = list_runs(root)
+    if not lines:
+        raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
+    typer.echo(runs_table(lines))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config import AlgorithmConfig
+from ..data.pass_at_k import pass_curve, tally
 from ..data.sample import ImageInput, Sample
 from ..errors import DataError
 from ..rl.algorithms import compute_advantages, compute_policy_loss
@@ -273,18 +274,20 @@ def complete_batch(
 def rollout_metrics(
     samples: Sequence[Sample],  # graded samples
 ) -> dict[str, float]:  # metric -> value
-    "Reward, lengths, truncation and groups without signal"
+    "Reward, lengths, truncation, groups without signal, and pass@k by the samples of a group"
     rewards = rewards_of(samples)
     rewards_B = torch.tensor(rewards, dtype=torch.float64)
     constant = zero_std_groups(rewards_B, [s.group_id for s in samples])
     lengths = [len(s.response_ids) for s in samples]
     truncated = [s.finish_reason == "length" for s in samples]
+    passed = pass_curve(tally(samples).values())
     return {
         "raw_reward": float(np.mean(rewards)),
         "response_length_mean": float(np.mean(lengths)),
         "response_length_max": float(max(lengths)),
         "truncated_ratio": float(np.mean(truncated)),
         "zero_std_groups": float(constant),
+        **{f"pass@{k}": rate for k, rate in passed.items()},
     }
 
 # %% ../../nbs/train/00_batch.ipynb #f4b1fa84

@@ -39,11 +39,11 @@ from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
 from ..npu.simulator.toolchain import cache_root
 
-# %% ../../nbs/train/14_warm_start.ipynb #7b379ea5
+# %% ../../nbs/train/14_warm_start.ipynb #e8b36aae
 # raise it when the procedure below changes: older results are then not found any more
 PROCEDURE_VERSION = {
     "qwen3": 1,
-    "qwen3_vl": 4,
+    "qwen3_vl": 5,
     "qwen3_5": 3,
 }  # family of the model -> version
 
@@ -54,6 +54,10 @@ def demonstrated_task(
     "What the demonstrations show: the run's own generated task, or sums when it trains on a file"
     task = config.data.prompt_data
     return task if task in GENERATED else "arithmetic"
+
+
+# what decides how pictures are shown; blank ones are never shown here
+_OF_PICTURES = ("image_min_pixels", "image_max_pixels", "apply_chat_template")
 
 
 def warm_folder(
@@ -70,6 +74,10 @@ def warm_folder(
     task = demonstrated_task(config)
     if config.warm_start.steps and task != "arithmetic":
         settings["shown"] = task
+    for name in _OF_PICTURES:
+        value = getattr(config.data, name)
+        if task in PICTURED and value:
+            settings[name] = value
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return cache_root() / "warm_start" / digest[:16]
 
@@ -92,7 +100,7 @@ def collate(
         labels.append([IGNORE] * len(prompt) + answer + [IGNORE] * padding)
     return torch.tensor(ids), torch.tensor(labels)
 
-# %% ../../nbs/train/14_warm_start.ipynb #1d9158c6
+# %% ../../nbs/train/14_warm_start.ipynb #f9fbff7d
 class DemonstrationBatch(NamedTuple):
     "Demonstrations that are learned together"
 
@@ -134,7 +142,8 @@ def picture_batches(
     processor: ImageProcessor,  # of the model
 ) -> Batches:  # endless
     "Batches of demonstrations with pictures, each answer followed by the end token"
-    shown = config.data.model_copy(update={"prompt_data": demonstrated_task(config)})
+    only = {"prompt_data": demonstrated_task(config), "mixture": {}}
+    shown = config.data.model_copy(update=only)
     prompts = load_prompts(shown, tokenizer, processor=processor).prompts
     numbered = [_Numbered(str(n), prompt.label) for n, prompt in enumerate(prompts)]
     stream = demonstrations(numbered, corrupt, config.warm_start.seed)
@@ -222,7 +231,7 @@ def train_supervised(
             print(f"warm start {step + 1}/{warm.steps} loss {loss.item():.3f}", flush=True)
     return loss.item()
 
-# %% ../../nbs/train/14_warm_start.ipynb #4befc9df
+# %% ../../nbs/train/14_warm_start.ipynb #ad960fb8
 class WarmStart:
     "Builds and teaches the first weights of a run without a model folder"
 
@@ -264,7 +273,8 @@ class WarmStart:
         "What is shown: text, or pictures where the task has some"
         if demonstrated_task(self.config) not in PICTURED:
             return demonstration_batches(self.config, tokenizer, corrupt)
-        processor = image_processor(folder, self.config.data)
+        drawn = self.config.data.model_copy(update={"blank_images": False})
+        processor = image_processor(folder, drawn)
         if processor is None or self.config.model.tiny.family != "qwen3_vl":
             raise ConfigError(
                 f"a tiny {self.config.model.tiny.family} cannot see the pictures of the task",

@@ -203,6 +203,27 @@ def test_the_asynchronous_recipe_runs_beside_its_trainer(tmp_path):
     assert "engine 1" in (folder / "report.html").read_text()
 
 
+def test_the_recipe_with_pictures_looks_at_them(tmp_path):
+    "Every sample names its picture; engine and trainer agree; the last export keeps tower and processor"
+    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
+    small |= {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
+    # it guesses after so few steps: a reward that differs keeps the gradient from being 0
+    small["reward.scorers"] = {"exact": 1.0, "run_driver:spread": 1.0}
+    root = tmp_path / "runs"
+    folder = tiny_run(root, env=preloaded(), recipe="qwen3_vl_8b_grpo", **small)
+    rows = records(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["eval_accuracy"] >= 0
+    assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in rows[1:])
+    for step in (0, 1):
+        lines = (folder / f"samples/step_{step:06d}.jsonl").read_text().splitlines()
+        for sample in map(json.loads, lines):
+            (image,) = sample["images"]
+            assert image.startswith(sample["metadata"]["prompt_id"])
+    export = folder / "checkpoints/step_000002/hf"
+    assert json.loads((export / "config.json").read_text())["model_type"] == "qwen3_vl"
+    assert (export / "preprocessor_config.json").is_file()
+
+
 def test_gsm8k_records_run_through(tmp_path):
     lines = [
         {
