@@ -5283,6 +5283,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                  'cookbook_npu/testing/fork_server.py'),
                                                   'cookbook_npu.testing.fork_server._connect': ( 'testing/fork_server.html#_connect',
                                                                                                  'cookbook_npu/testing/fork_server.py'),
+                                                  'cookbook_npu.testing.fork_server._end_process': ( 'testing/fork_server.html#_end_process',
+                                                                                                     'cookbook_npu/testing/fork_server.py'),
                                                   'cookbook_npu.testing.fork_server._receive': ( 'testing/fork_server.html#_receive',
                                                                                                  'cookbook_npu/testing/fork_server.py'),
                                                   'cookbook_npu.testing.fork_server._run_request': ( 'testing/fork_server.html#_run_request',

@@ -8,6 +8,7 @@ __all__ = ['SHARDING', 'REFUSED_WRITES', 'random_state', 'set_random_state', 'sh
 
 # %% ../../nbs/model/06_checkpoint.ipynb #63494da8
 import pickle
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,8 +132,12 @@ def checkpoint_errors(
         if isinstance(error, RuntimeError) and not refused:
             # a lost device, say
             raise
+        # torch's archive writer hides the errno; the free space tells a full disk from a limit
+        place = next(p for p in Path(folder).absolute().parents if p.is_dir())
+        free = shutil.disk_usage(place).free / 1e9
         raise StorageError(
-            f"the checkpoint {folder} could not be written: {message.splitlines()[-1]}",
+            f"the checkpoint {folder} could not be written: {message.splitlines()[-1]}"
+            f" ({free:.1f} GB are free there)",
             "Free space or correct the permissions, then resume the run.",
         ) from error
 

@@ -7,6 +7,7 @@ __all__ = ['SERVERS_ENV', 'RUNTIME_VARIABLES', 'RUNTIME_PREFIXES', 'THREADS_THAT
            'import_environment', 'make_folder', 'server_name', 'prepare', 'serve', 'ForkedProcess', 'fork_process']
 
 # %% ../../nbs/testing/00_fork_server.ipynb #0baf4a1e
+import atexit
 import fcntl
 import gc
 import hashlib
@@ -20,22 +21,23 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import RoleError
 
 # %% ../../nbs/testing/00_fork_server.ipynb #23550766
 SERVERS_ENV = "COOKBOOK_NPU_FORK_SERVERS"  # folder of the servers; unset: no servers
 
-# Variables that nothing reads while it is imported; torch's compiler sets its own when it is
+# Variables that nothing reads while it is imported; torch's compiler and Ray set their own
 RUNTIME_VARIABLES = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 ASCEND_RT_VISIBLE_DEVICES HCCL_BUFFSIZE COOKBOOK_NPU_ROLE COOKBOOK_NPU_MACHINE COOKBOOK_NPU_SIM_DEVICES
 COOKBOOK_NPU_SIM_MEMORY COOKBOOK_NPU_SIM_SESSION COOKBOOK_NPU_SIM_FAULTS
-CUDA_DEVICE_MAX_CONNECTIONS IN_TEST TORCHINDUCTOR_CACHE_DIR
+CUDA_DEVICE_MAX_CONNECTIONS IN_TEST TORCHINDUCTOR_CACHE_DIR PYTHONBREAKPOINT
 COLUMNS LINES OLDPWD PWD SHLVL _""".split()
 RUNTIME_PREFIXES = ("PYTEST_", "RAY_", "JPY_")
 
@@ -247,7 +249,23 @@ def _run_request(request: dict[str, Any], changes: Mapping[str, str | None]) -> 
     os.environ.update({name: value for name, value in env.items() if value is not None})
     os.chdir(request["cwd"])
     module, _, name = request["target"].rpartition(":")
-    getattr(importlib.import_module(module), name)(*others, **request["kwargs"])
+    code = 0
+    try:
+        getattr(importlib.import_module(module), name)(*others, **request["kwargs"])
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise  # a message, which Python prints
+        code = end.code or 0
+    _end_process(code)
+
+
+def _end_process(code: int) -> NoReturn:
+    "What Python does at the end of a process, without taking its modules apart"
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 # %% ../../nbs/testing/00_fork_server.ipynb #2e75e7a4
 class ForkedProcess:

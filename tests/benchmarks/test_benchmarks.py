@@ -17,7 +17,7 @@ SMALL = {  # arguments, and where the measured number stands
         rf"reward, {NUMBER} seeds +[+-]\d",
     ),
     "async_speed": (
-        "--steps 5 --rounds 1 --prompts 4 --warm-start 5",
+        "--steps 5 --rounds 1 --prompts 4 --warm-start 5 --latency 0.1",
         rf"asynchronous +{NUMBER}",
     ),
     "driver_overhead": ("--steps 3", f'"driver_alone_share": {NUMBER}'),
