@@ -95,6 +95,15 @@ def test_a_gradient_norm_one_percent_above_at_every_step_is_found(bitwise):
     assert "B is above A at 40 of 40 steps (+1.0 % in the mean)" in found["grad_norm"]
 
 
+def test_a_reward_that_sinks_at_the_end_is_found_where_only_a_band_is_promised():
+    "Up before, down after: no drift of the whole curve, but another result"
+    moved = rows(clock=1)
+    for row in moved:
+        row["raw_reward"] += 0.1 if row["step"] <= 20 else -0.1
+    found = differing(rows(), moved, bitwise=False)
+    assert "means of the last 20 are" in found["raw_reward"]
+
+
 def test_a_swapped_seed_is_found():
     assert differing(rows(), rows(seed=1, clock=1)).keys() == TRAINING
 
