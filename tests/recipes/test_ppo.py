@@ -1,4 +1,4 @@
-"""PPO in whole runs: a resume bit for bit, and the recipes that are unlike the first one."""
+"""PPO in whole runs: a resume bit for bit, and rollouts beside the training."""
 
 import shutil
 from pathlib import Path
@@ -49,3 +49,12 @@ def test_ppo_resumes_bit_for_bit(tmp_path):
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / step)
     run(prepare(tmp_path, "cut", resume=True))
     assert learned(tmp_path / "cut") == learned(tmp_path / "whole")
+
+
+def test_the_asynchronous_recipe_runs_ppo(tmp_path):
+    "With rollouts beside the training, on the family with padded micro-batches"
+    run(prepare(tmp_path, "run", recipe="qwen3_5_9b_async", steps=2))
+    trained = [row for row in rows(tmp_path / "run") if "critic/value_loss" in row]
+    assert [row["critic/warmup"] for row in trained] == [1.0, 0.0]
+    assert all(row["critic/grad_norm"] > 0 for row in trained)
+    assert trained[1]["grad_norm"] > 0
