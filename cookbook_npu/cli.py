@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['app', 'read_value', 'read_parameters', 'check_overrides', 'join_pairs', 'find_recipe', 'check_names', 'resolve_run',
            'check_folder', 'resume_parameters', 'merge_parameters', 'print_progress', 'execute', 'print_result',
-           'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'recipe_summary', 'job_words',
-           'job_parameters', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal',
-           'main', 'exit_with']
+           'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'recipe_summary', 'compared',
+           'show_comparison', 'job_words', 'job_parameters', 'check_nodes', 'new_job', 'resume_job', 'start_job',
+           'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import json
@@ -656,6 +656,68 @@ def _list_runs(
     if not lines:
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
     typer.echo(runs_table(lines))
+
+# %% ../nbs/99_cli.ipynb #d57f3505
+_AGAINST = "expected"  # the one thing but a run to compare with
+
+
+def compared(
+    a: Path,  # run folder
+    b: Path | None,  # another
+    against: str | None,  # "expected": both are held against the recipe's numbers
+) -> list[Any]:  # results, as `runs.compare` has them
+    "The comparisons that were asked for; raises `ConfigError` when there is none"
+    from cookbook_npu.runs.compare import compare_expected, compare_runs
+
+    if against not in (None, _AGAINST):
+        raise ConfigError(f"--against is {against!r}", f"Give --against {_AGAINST}.")
+    if b is None and against is None:
+        raise ConfigError(
+            "compare was given one run", "Give another, or --against expected."
+        )
+    results: list[Any] = [] if b is None else [compare_runs(a, b)]
+    if against:
+        results += [compare_expected(run) for run in (a, b) if run is not None]
+    return results
+
+
+def show_comparison(
+    results: Sequence[Any],  # of `compared`
+    as_json: bool,  # for a program
+    page: Path | None,  # HTML file to write, of the first result
+) -> int:  # exit code: 0 the same, 1 different
+    "Print comparisons and write the page"
+    from cookbook_npu.runs.compare import comparison_text, write_comparison
+
+    if as_json:
+        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
+    else:
+        typer.echo("\n\n".join(comparison_text(result) for result in results))
+    if page:
+        write_comparison(results[0], page)
+        typer.echo(f"page: {page}", err=as_json)
+    return 0 if all(result.same for result in results) else 1
+
+
+@app.command(
+    "compare",
+    epilog="Examples: cookbook-npu compare runs/A runs/B --html both.html; "
+    "cookbook-npu compare runs/A --against expected",
+)
+def _compare(
+    a: Annotated[Path, typer.Argument(help="Run folder.")],
+    b: Annotated[Path | None, typer.Argument(help="Another run folder.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="expected", help="Also: the numbers that the recipe expects."),
+    ] = None,
+    as_json: _AsJson = False,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with both runs' curves.")
+    ] = None,
+) -> None:
+    "Compare two complete runs. Exits with 0 (the same within the rules), 1 (different) or 2 (no comparison)."
+    raise typer.Exit(show_comparison(compared(a, b, against), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(

@@ -6,9 +6,9 @@
 __all__ = ['BASIC', 'Scale', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'AdvantageEstimator', 'LossAggMode',
            'RUN_NAME_BYTES', 'Config', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig',
            'SamplingConfig', 'RolloutConfig', 'AdvantageConfig', 'PolicyLossConfig', 'RegularizerConfig',
-           'RolloutISConfig', 'AlgorithmConfig', 'OptimConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
-           'FaultConfig', 'OutputConfig', 'RunConfig', 'check_run_name', 'build_config', 'override', 'save_config',
-           'load_config', 'ConfigKey', 'config_keys']
+           'RolloutISConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig',
+           'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_run_name', 'build_config', 'override',
+           'save_config', 'load_config', 'ConfigKey', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import json
@@ -335,9 +335,9 @@ class RolloutConfig(Config):
         default=None, gt=0, description="of evaluations; none: as in training"
     )
 
-# %% ../nbs/01_config.ipynb #600c5f1f
+# %% ../nbs/01_config.ipynb #114d6df4
 AdvantageEstimator = Literal[
-    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
 ]
 
 
@@ -345,7 +345,9 @@ class AdvantageConfig(Config):
     "What a response or token is worth (rl.advantages)"
 
     advantage_estimator: AdvantageEstimator = Field(
-        default="grpo", description="advantage estimator", json_schema_extra=BASIC
+        default="grpo",
+        description="advantage estimator; gae: that of PPO, with a critic",
+        json_schema_extra=BASIC,
     )
     normalize_std: bool = Field(
         default=True,
@@ -356,7 +358,16 @@ class AdvantageConfig(Config):
         description="rescale advantages to mean 0 and variance 1 over all tokens of the rollout",
     )
     gamma: float = Field(
-        default=1.0, gt=0, le=1, description="reinforce_plus_plus: discount of a token"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="reinforce_plus_plus, gae: discount of a token",
+    )
+    gae_lambda: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="gae: 1 trusts only what was earned, 0 only the critic's next value",
     )
     kl_in_reward: float = Field(
         default=0.0,
@@ -498,6 +509,23 @@ class OptimConfig(Config):
     cpu_offload_overlap: bool = Field(
         default=True,
         description="with cpu_offload: copies between device and host overlap the update",
+    )
+
+# %% ../nbs/01_config.ipynb #805446e2
+class CriticConfig(Config):
+    """The critic of PPO (`algorithm.advantage_estimator` gae), which starts from the policy's weights
+
+    It has Adam as `optim` says, at a constant learning rate of its own.
+    """
+
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="learning rate; none: ten times optim.learning_rate"
+    )
+    value_clip: float = Field(
+        default=0.2, gt=0, description="values may move this far in a step"
+    )
+    warmup_steps: int = Field(
+        default=0, ge=0, description="first steps in which only the critic is trained"
     )
 
 # %% ../nbs/01_config.ipynb #51c6b806
@@ -695,7 +723,7 @@ class OutputConfig(Config):
         default=True, description="write TensorBoard events beside metrics.jsonl"
     )
 
-# %% ../nbs/01_config.ipynb #032f2a0b
+# %% ../nbs/01_config.ipynb #9306c28c
 class RunConfig(Config):
     "Everything one run needs; the content of config.json"
 
@@ -720,6 +748,7 @@ class RunConfig(Config):
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optim: OptimConfig = OptimConfig()
+    critic: CriticConfig = CriticConfig()
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -735,6 +764,21 @@ class RunConfig(Config):
     def global_batch_size(self) -> int:
         "Samples of one optimizer step"
         return self.train.global_batch_size or self.rollout_batch
+
+    @property
+    def has_critic(self) -> bool:
+        "Whether a critic is trained beside the policy: PPO"
+        return self.algorithm.advantage_estimator == "gae"
+
+    @property
+    def critic_learning_rate(self) -> float:
+        "Learning rate of the critic"
+        return self.critic.learning_rate or 10 * self.optim.learning_rate
+
+    @property
+    def policy_steps(self) -> int:
+        "Steps of the run in which the policy is trained: all but the critic's own first ones"
+        return self.num_steps - self.critic.warmup_steps
 
     @property
     def eval_sampling(self) -> SamplingConfig:
@@ -908,7 +952,7 @@ def _check_sampling(c: RunConfig) -> None:
             "Greedy samples of a group are all equal: give a temperature above 0.",
         )
 
-# %% ../nbs/01_config.ipynb #13a2a097
+# %% ../nbs/01_config.ipynb #89321afb
 def _check_estimator(c: RunConfig) -> None:
     a = c.algorithm
     if a.advantage_estimator.startswith("reinforce") and not a.whiten:
@@ -916,11 +960,32 @@ def _check_estimator(c: RunConfig) -> None:
             f"algorithm.advantage_estimator is {a.advantage_estimator!r} without algorithm.whiten",
             "Its paper normalizes over the batch: set algorithm.whiten to true.",
         )
-    if a.gamma < 1 and not a.advantage_estimator.startswith("reinforce"):
+    of_tokens = a.advantage_estimator.startswith("reinforce") or c.has_critic
+    if a.gamma < 1 and not of_tokens:
         raise ConfigError(
             f"algorithm.gamma is {a.gamma} with algorithm.advantage_estimator {a.advantage_estimator!r}",
             "It gives all tokens of a response one advantage: set gamma 1.",
         )
+
+
+def _check_critic(c: RunConfig) -> None:
+    if c.has_critic:
+        if c.policy_steps <= 0:
+            raise ConfigError(
+                f"critic.warmup_steps is {c.critic.warmup_steps}, num_steps is {c.num_steps}",
+                "Leave steps in which the policy is trained, too.",
+            )
+        return
+    given = dict(c.critic.flat("critic."))
+    given["algorithm.gae_lambda"] = c.algorithm.gae_lambda
+    unset = dict(CriticConfig().flat("critic.")) | {"algorithm.gae_lambda": 1.0}
+    for key, value in given.items():
+        if value != unset[key]:
+            raise ConfigError(
+                f"{key} is {value} with algorithm.advantage_estimator "
+                f"{c.algorithm.advantage_estimator!r}",
+                "Only PPO has a critic: set advantage_estimator to 'gae', or leave it out.",
+            )
 
 # %% ../nbs/01_config.ipynb #8d7a1b6f
 def _check_kl(c: RunConfig) -> None:
@@ -937,7 +1002,7 @@ def _check_kl(c: RunConfig) -> None:
             "Penalize the KL once: set one of them to 0.",
         )
 
-# %% ../nbs/01_config.ipynb #d0a96cd2
+# %% ../nbs/01_config.ipynb #0310e4e6
 def _check_loss(c: RunConfig) -> None:
     a = c.algorithm
     if a.loss == "cispo" and a.clip_ratio_c is not None:
@@ -962,6 +1027,11 @@ def _check_loss(c: RunConfig) -> None:
             "GSPO has one ratio and one advantage for a response: use loss 'ppo', "
             "or kl_loss_coef in place of kl_in_reward.",
         )
+    if a.loss == "gspo" and c.has_critic:
+        raise ConfigError(
+            "algorithm.loss is 'gspo' with algorithm.advantage_estimator 'gae'",
+            "GSPO has one advantage for a response, a critic one for each token: use loss 'ppo'.",
+        )
     if (
         a.loss_agg_mode == "group-mean"
         and c.global_batch_size % c.rollout.samples_per_prompt
@@ -972,7 +1042,7 @@ def _check_loss(c: RunConfig) -> None:
             "Make train.global_batch_size a multiple of samples_per_prompt.",
         )
 
-# %% ../nbs/01_config.ipynb #625e6ffa
+# %% ../nbs/01_config.ipynb #f282bc39
 def _check_overlong(c: RunConfig) -> None:
     scorers = {*c.reward.scorers}
     for of_source in c.reward.by_source.values():
@@ -1005,20 +1075,22 @@ def _check_rollout_is(c: RunConfig) -> None:
             f"algorithm.rollout_is_threshold is {a.rollout_is_threshold}",
             "Make them an interval that holds 1.",
         )
-    if a.dynamic_sampling_attempts > 1 and a.advantage_estimator == "reinforce_plus_plus":
+    single = a.advantage_estimator in ("reinforce_plus_plus", "gae")
+    if a.dynamic_sampling_attempts > 1 and single:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} "
-            "with algorithm.advantage_estimator 'reinforce_plus_plus'",
+            f"with algorithm.advantage_estimator {a.advantage_estimator!r}",
             "It does not compare inside groups, so groups with equal rewards teach, too: "
             "set dynamic_sampling_attempts 1.",
         )
 
-# %% ../nbs/01_config.ipynb #684096d8
+# %% ../nbs/01_config.ipynb #dd5d7542
 def _check_schedule(c: RunConfig) -> None:
-    if 0 < c.num_steps <= c.optim.warmup_steps:
+    if 0 < c.policy_steps <= c.optim.warmup_steps:
         raise ConfigError(
-            f"optim.warmup_steps is {c.optim.warmup_steps}, num_steps is {c.num_steps}",
-            "Warm up for fewer steps than the run has.",
+            f"optim.warmup_steps is {c.optim.warmup_steps}, num_steps is {c.num_steps} "
+            f"and critic.warmup_steps is {c.critic.warmup_steps}",
+            "Warm up for fewer steps than the policy is trained.",
         )
 
 # %% ../nbs/01_config.ipynb #761088fe
@@ -1077,7 +1149,7 @@ def _check_output(c: RunConfig) -> None:
     if c.output.name is not None:
         check_run_name(c.output.name)
 
-# %% ../nbs/01_config.ipynb #ef6506b5
+# %% ../nbs/01_config.ipynb #1496ada7
 _CHECKS = (
     _check_devices,
     _check_engines,
@@ -1087,6 +1159,7 @@ _CHECKS = (
     _check_latency,
     _check_sampling,
     _check_estimator,
+    _check_critic,
     _check_kl,
     _check_loss,
     _check_overlong,

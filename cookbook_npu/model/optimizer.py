@@ -60,7 +60,7 @@ def _schedule(megatron: Any, optim: OptimConfig, num_steps: int) -> Any:
     scheduler.step(1)
     return scheduler
 
-# %% ../../nbs/model/05_optimizer.ipynb #409c80ac
+# %% ../../nbs/model/05_optimizer.ipynb #b89891d3
 def uses_decoupled_grad(
     part: Any,  # one of Megatron's optimizers
 ) -> bool:  # false: in `grad`
@@ -81,6 +81,11 @@ class Optimizer:
     def lr(self) -> float:
         "Learning rate of the step that comes next"
         return self.megatron.param_groups[0]["lr"]
+
+    @property
+    def steps(self) -> int:
+        "Steps done since the beginning of the run"
+        return self.scheduler.num_steps - 1  # the schedule is one step ahead
 
     def zero_grad(self) -> None:
         "Start a training step"

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'IDLE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'UNEXPLAINED_BYTES',
-           'FITTED', 'PREFILL_TOKENS', 'SAMPLED_ROWS', 'Component', 'MemoryPhase', 'trainer_state',
-           'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits', 'training', 'scoring',
-           'communicators', 'device_overhead', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components',
-           'cache_tokens', 'capacity_of', 'planned_capacity', 'planned_cache', 'model_of', 'engines_start_first',
-           'memory_phases', 'check_fits']
+           'FITTED', 'PREFILL_TOKENS', 'SAMPLED_ROWS', 'Component', 'MemoryPhase', 'trainer_state', 'critic_parameters',
+           'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits', 'training',
+           'critic_training', 'scoring', 'communicators', 'device_overhead', 'kv_bytes', 'engine_work',
+           'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_capacity', 'planned_cache',
+           'model_of', 'engines_start_first', 'memory_phases', 'check_fits']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class MemoryPhase:
         "All of it, bytes"
         return sum(c.nbytes for c in self.components)
 
-# %% ../../nbs/plan/01_memory.ipynb #2e0dc597
+# %% ../../nbs/plan/01_memory.ipynb #21efae4f
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -56,8 +56,27 @@ def trainer_state(
     d: Dimensions,  # the model
     config: RunConfig,  # the run
 ) -> list[Component]:  # held while the trainer is awake
-    "Weights, gradients and optimizer state of one rank"
-    parameters = parameters_per_rank(d, config.parallel.tensor)
+    "Weights, gradients and optimizer state of one rank; with PPO those of the critic, too"
+    tensor = config.parallel.tensor
+    state = _model_state(d, config, parameters_per_rank(d, tensor))
+    if config.has_critic:
+        state += _model_state(d, config, critic_parameters(d, tensor), "critic ")
+    return state
+
+
+def critic_parameters(
+    d: Dimensions,  # the policy
+    tensor: int,  # TP
+) -> int:  # on one device
+    "Parameters of a critic on one rank: the policy's, with one output in place of the vocabulary"
+    output = 0 if d.tied else -(-d.vocab // tensor) * d.hidden
+    return parameters_per_rank(d, tensor) - output + d.hidden
+
+
+def _model_state(
+    d: Dimensions, config: RunConfig, parameters: int, of: str = ""
+) -> list[Component]:
+    "Weights, gradients and optimizer state of a model with so many parameters on a rank"
     element = ELEMENT_BYTES[config.model.dtype]
     per_parameter = 8 if element == 4 else 12  # Adam's moments, and a float32 copy
     if config.optim.cpu_offload:
@@ -65,10 +84,10 @@ def trainer_state(
     knob = "parallel.tensor"
     trained = parameters - (d.vision if config.model.freeze_vision_tower else 0)
     return [
-        Component("weights", element * parameters, (knob,)),
-        Component("gradients", 4 * trained, (knob,)),
+        Component(f"{of}weights", element * parameters, (knob,)),
+        Component(f"{of}gradients", 4 * trained, (knob,)),
         Component(
-            "optimizer",
+            f"{of}optimizer",
             per_parameter * trained // config.data_parallel,
             (knob, "placement.trainer_devices", "optim.cpu_offload"),
         ),
@@ -149,7 +168,7 @@ def logits(
     hidden_gradient = ELEMENT_BYTES[config.model.dtype] * response * d.hidden
     return 5 * 4 * chunk * vocab + hidden_gradient
 
-# %% ../../nbs/plan/01_memory.ipynb #edee3af7
+# %% ../../nbs/plan/01_memory.ipynb #81fd7545
 def training(
     d: Dimensions,  # the model
     config: RunConfig,  # the run
@@ -169,6 +188,36 @@ def training(
             Component("logits", head, ("train.logprob_chunk_tokens", "parallel.tensor")),
         ]
     return [Component("activations", kept + more, ("model.recompute", *knobs))]
+
+
+def critic_training(
+    d: Dimensions,  # the policy
+    config: RunConfig,  # the run
+) -> list[Component]:  # besides the state
+    "What forward and backward of the critic need at their peak: hidden states in place of logits"
+    tokens, response = micro_batch(config)
+    kept, more = activations(d, config, tokens, response)
+    gathered = ELEMENT_BYTES[config.model.dtype] * tokens + 2 * 4 * response
+    knobs = ("train.micro_batch_tokens", "sampling.max_response_tokens", "parallel.tensor")
+    nbytes = kept + max(more, gathered * d.hidden)
+    return [Component("activations", nbytes, ("model.recompute", *knobs))]
+
+
+def _valuing(d: Dimensions, config: RunConfig) -> list[Component]:
+    "A pass of the critic without gradients at its peak"
+    tokens, response = micro_batch(config)
+    element = ELEMENT_BYTES[config.model.dtype]
+    block = element * tokens * (5 * d.ffn // config.parallel.tensor + 3 * d.hidden)
+    head = (element * tokens + 4 * response) * d.hidden
+    knobs = ("train.micro_batch_tokens", "parallel.tensor")
+    return [Component("forward pass", max(block, head), knobs)]
+
+
+def _critic_phases(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
+    "What the critic needs in its phases, besides the state; empty without one"
+    if not config.has_critic:
+        return {}
+    return {"values": _valuing(d, config), "critic_train": critic_training(d, config)}
 
 
 def scoring(
@@ -371,7 +420,7 @@ def engines_start_first(
     "Whether the trainer starts when all engines sleep"
     return config.scale == "910b"
 
-# %% ../../nbs/plan/01_memory.ipynb #d9f3e9ea
+# %% ../../nbs/plan/01_memory.ipynb #53f4a011
 _BUCKET = ("placement.bucket_bytes",)  # its knob
 
 
@@ -397,6 +446,7 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     held = {
         "start trainer": trainer,
         "logprobs": [*trainer, *scoring(d, config)],
+        **{name: [*trainer, *parts] for name, parts in _critic_phases(d, config).items()},
         "actor_train": [*trainer, *training(d, config)],
         "write weights": [*trainer, _gathered(d, config)],
     }
@@ -426,6 +476,10 @@ def memory_phases(
     held = start | {
         "rollout": [*asleep, *engine],
         "logprobs": [*awake, *state, *scoring(d, config)],
+        **{
+            name: [*awake, *state, *parts]
+            for name, parts in _critic_phases(d, config).items()
+        },
         "actor_train": [*awake, *state, *training(d, config)],
         "write weights": [*awake, *state, _gathered(d, config)],
         "update_weights": [*asleep, engine[0], bucket],

@@ -6,7 +6,7 @@
 __all__ = ['DEVICES_PER_NODE', 'DeviceRoles', 'device_roles', 'process_groups', 'device_map', 'batch_arithmetic', 'RunPlan',
            'make_plan', 'model_name']
 
-# %% ../../nbs/plan/04_plan.ipynb #e17783a5
+# %% ../../nbs/plan/04_plan.ipynb #0341585b
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from cookbook_npu.plan.memory import (
     cache_tokens,
     capacity_of,
     check_fits,
+    critic_parameters,
     host_optimizer_bytes,
     memory_phases,
     micro_batch,
@@ -168,7 +169,7 @@ def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
     "A title and sorted rows"
     return [title, *(f"  {name:35} {value}" for name, value in sorted(rows.items()))]
 
-# %% ../../nbs/plan/04_plan.ipynb #fb5e356f
+# %% ../../nbs/plan/04_plan.ipynb #dce6da2d
 @dataclass(frozen=True)
 class RunPlan:
     "Everything that can be known of a run before it starts"
@@ -220,8 +221,11 @@ class RunPlan:
         ]
 
     def _host_lines(self) -> list[str]:
-        "The optimizer, where it is on the host"
-        parameters = parameters_per_rank(self.model, self.config.parallel.tensor)
+        "The optimizer, where it is on the host; with PPO the critic's, too"
+        tensor = self.config.parallel.tensor
+        parameters = parameters_per_rank(self.model, tensor)
+        if self.config.has_critic:
+            parameters += critic_parameters(self.model, tensor)
         nbytes = host_optimizer_bytes(parameters, self.config)
         if not nbytes:
             return []

@@ -309,7 +309,7 @@ def simulate_schedule(
     paused = times.publish / seconds
     return ScheduleResult(depth, max_staleness, seconds, wait, idle, paused, dict(ages))
 
-# %% ../../nbs/plan/06_schedule.ipynb #aacb13b8
+# %% ../../nbs/plan/06_schedule.ipynb #c4ed7d6c
 MEAN_SHARE = 0.25  # of max_response_tokens: a mean response where nobody measured one
 
 
@@ -331,7 +331,7 @@ def schedule_times(
     length = config.data.max_prompt_tokens + mean_tokens(config, response)
     seconds = {e.name: e.seconds for e in estimate(config, speeds, length)}
     token, row = token_seconds(d, config, speeds, length)
-    train = ("ref_logprobs", "logprobs", "actor_train")
+    train = ("ref_logprobs", "logprobs", "values", "critic_train", "actor_train")
     publish = ("update_weights", "sleep", "wake_up")
     recompute = 0.0
     if config.rollout.kept_cache == "recompute":

@@ -165,7 +165,7 @@ def host_update_seconds(
     both = max(moved, updated) if config.optim.cpu_offload_overlap else moved + updated
     return steps * both
 
-# %% ../../nbs/plan/02_time.ipynb #619269fd
+# %% ../../nbs/plan/02_time.ipynb #4a94c305
 def estimate(
     config: RunConfig,  # the run
     speeds: Speeds | None = None,  # none: of a 910B1
@@ -177,7 +177,9 @@ def estimate(
     speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
     # gradients wake as zeros
-    kept = sum(c.nbytes for c in trainer_state(d, config) if c.name != "gradients")
+    kept = sum(
+        c.nbytes for c in trainer_state(d, config) if not c.name.endswith("gradients")
+    )
     switch = kept / speeds.host_link
     weights = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
     text = _pass(d, config, speeds, length)
@@ -194,6 +196,8 @@ def estimate(
         Estimate("wake_up", switch, "host link"),
         Estimate("ref_logprobs", one, "operations"),
         Estimate("logprobs", one, "operations"),
+        Estimate("values", one, "operations"),
+        Estimate("critic_train", train, "operations"),
         Estimate("actor_train", train, "operations"),
         Estimate("sleep", switch, "host link"),
         Estimate("update_weights", weights / speeds.load, "loading into the engine"),
@@ -201,6 +205,8 @@ def estimate(
     left_out = set()
     if not config.algorithm.use_reference:
         left_out.add("ref_logprobs")
+    if not config.has_critic:
+        left_out |= {"values", "critic_train"}
     if config.placement.mode == "split":
         left_out |= {"wake_up", "sleep"}
     return [e for e in estimates if e.name not in left_out]

@@ -32,7 +32,7 @@ ON_COLOUR = "#FEFEFE"  # text on the dark colours; a page may redefine it as `--
 INK = "#767676"
 _GREY = "#999999"
 
-# %% ../../nbs/runs/02_plots.ipynb #3c46ad09
+# %% ../../nbs/runs/02_plots.ipynb #e1893fa1
 @dataclass(frozen=True)
 class Panel:
     "One small diagram"
@@ -51,6 +51,10 @@ PANELS = (
     Panel(
         "trainer vs engine log-probs, |diff|", ("train_rollout_logprob_abs_diff",), log=True
     ),
+    Panel("critic: variance explained", ("critic/explained_variance",)),
+    Panel("critic: loss", ("critic/value_loss",)),
+    Panel("critic: gradient norm", ("critic/grad_norm",)),
+    Panel("critic: clipped values", ("critic/clip_fraction",)),
 )
 
 # %% ../../nbs/runs/02_plots.ipynb #3cf3cda0
@@ -192,11 +196,13 @@ def phase_shares(
         shares["other"] = rest
     return shares
 
-# %% ../../nbs/runs/02_plots.ipynb #2b745478
+# %% ../../nbs/runs/02_plots.ipynb #8e7408a1
 PHASE_COLOURS = {
     "rollout": COLOURS[0],
     "ref_logprobs": COLOURS[4],
     "logprobs": COLOURS[3],
+    "values": f"{COLOURS[4]}80",
+    "critic_train": f"{COLOURS[3]}80",
     "actor_train": COLOURS[2],
     "sleep": COLOURS[5],
     "wake_up": COLOURS[6],

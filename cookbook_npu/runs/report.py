@@ -7,7 +7,7 @@ __all__ = ['ResultRow', 'ASYNC_PREFIXES', 'Reference', 'steps_without_advantage'
            'result_text', 'phase_rows', 'metric_table', 'use_rows', 'staleness_rows', 'stack_rows', 'event_rows',
            'render_report', 'write_report', 'run_result']
 
-# %% ../../nbs/runs/04_report.ipynb #ebd7e2bf
+# %% ../../nbs/runs/04_report.ipynb #db1d35be
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +22,7 @@ from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
 from .live import format_duration
 from cookbook_npu.runs.metrics import (
+    CRITIC_PHASES,
     STEP_PHASES,
     TIME_PREFIX,
     MetricColumns,
@@ -198,7 +199,7 @@ def result_text(
         lines.append(f"{name:<{width}}  {shown}")
     return "\n".join(lines)
 
-# %% ../../nbs/runs/04_report.ipynb #fe2e2def
+# %% ../../nbs/runs/04_report.ipynb #b3efd007
 def phase_rows(
     metrics: MetricColumns,  # columns of the run
     references: Sequence[Reference],  # beside it
@@ -208,6 +209,8 @@ def phase_rows(
     further = sorted(set(own) - set(STEP_PHASES))
     rows = []
     for name in [*STEP_PHASES[:-1], *further, "step"]:
+        if name in CRITIC_PHASES and name not in own:
+            continue
         cells = [_number(own.get(name))]
         for reference in references:
             cells.append(_number(reference.phases.get(name)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import DataError
 from .folder import append_lines, read_steps
 
-# %% ../../nbs/runs/07_spans.ipynb #ce3540a1
+# %% ../../nbs/runs/07_spans.ipynb #575e7e46
 @dataclass
 class RoleSpan:
     "What a role did from when to when"
@@ -37,6 +37,8 @@ PHASE_ROLES = {
     "wake_up": "trainer",
     "ref_logprobs": "trainer",
     "logprobs": "trainer",
+    "values": "trainer",
+    "critic_train": "trainer",
     "actor_train": "trainer",
     "save": "trainer",
     "update_weights": "trainer",

@@ -135,7 +135,7 @@ class AsyncWeightSync(WeightSync):
                 alive.append(number)
         return alive
 
-# %% ../../nbs/train/13_async_loop.ipynb #2379a831
+# %% ../../nbs/train/13_async_loop.ipynb #6b0854fb
 def fresh_logprob_diff(
     batch: Batch,  # log-probs filled
     samples: Sequence[Sample],  # its samples, in the same order
@@ -161,6 +161,9 @@ def split_logprob_diff(
 ) -> dict[str, float]:  # the same, under names that say what they are
     "Keep the name of the comparison for what can be compared"
     metrics = dict(trained)
+    if LOGPROB_DIFF not in metrics:
+        # only the critic was trained
+        return metrics
     metrics["staleness/logprob_abs_diff"] = metrics[LOGPROB_DIFF]
     if all(set(sample.versions) <= {version} for sample in samples):
         return metrics  # the trainer has compared just these

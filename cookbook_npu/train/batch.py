@@ -7,7 +7,7 @@ __all__ = ['PerSequence', 'RowValues', 'TokenIds', 'Batch', 'loss_masks', 'compu
            'batch_advantages', 'make_batch', 'complete_batch', 'rollout_metrics', 'MicroBatch', 'make_micro_batch',
            'compute_loss']
 
-# %% ../../nbs/train/00_batch.ipynb #e7083030
+# %% ../../nbs/train/00_batch.ipynb #6b2bd669
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from ..config import AlgorithmConfig
 from ..data.pass_at_k import pass_curve, tally
 from ..data.sample import ImageInput, Sample
 from ..errors import DataError
-from ..rl.algorithms import compute_advantages, compute_policy_loss
+from ..rl.algorithms import compute_advantages, compute_gae, compute_policy_loss
 from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
@@ -34,7 +34,7 @@ from cookbook_npu.rl.sequences import (
     zero_std_groups,
 )
 
-# %% ../../nbs/train/00_batch.ipynb #d70eaa5d
+# %% ../../nbs/train/00_batch.ipynb #bdba7acc
 PerSequence = list[np.ndarray]  # one array for each sequence
 RowValues = dict[int, np.ndarray]  # row -> one float32 value for each response token
 
@@ -68,6 +68,10 @@ class Batch:
     optimizer_steps: list[list[int]]  # rows of each optimizer step
     old_logprobs: PerSequence = field(default_factory=list)  # actor's, before the update
     ref_logprobs: PerSequence = field(default_factory=list)  # reference's; empty: none
+    values: PerSequence = field(
+        default_factory=list
+    )  # critic's, before its update; empty: none
+    returns: PerSequence = field(default_factory=list)  # what it learns; empty: no critic
     # importance weight trainer / engine; empty: rollout_is is none
     rollout_is_weights: PerSequence = field(default_factory=list)
 
@@ -125,7 +129,7 @@ def compute_loss_weights(
             weights[i] = weight_T.numpy()
     return weights
 
-# %% ../../nbs/train/00_batch.ipynb #a26d8478
+# %% ../../nbs/train/00_batch.ipynb #b2b88cc1
 def rewards_of(
     samples: Sequence[Sample],  # graded samples
 ) -> list[float]:  # one for each
@@ -141,14 +145,12 @@ def rewards_of(
     return rewards
 
 
-def batch_advantages(
+def _shaped_rewards(
     samples: Sequence[Sample],  # graded samples
-    group_size: int,  # G, samples of a group
-    algorithm: AlgorithmConfig,  # estimator, and what is added to the reward
+    algorithm: AlgorithmConfig,  # overlong penalty
     max_tokens: int,  # longest response, tokens
-    kl: Sequence[Tensor] | None = None,  # KL of each sample's tokens, for kl_in_reward
-) -> PerSequence:  # advantage of each response token
-    "Advantages from rewards, the overlong penalty taken off first"
+) -> Tensor:  # rewards_B
+    "Rewards with the overlong penalty taken off"
     rewards_B = torch.tensor(rewards_of(samples), dtype=torch.float32)
     lengths_B = torch.tensor([len(s.response_ids) for s in samples])
     rewards_B += overlong_penalty(
@@ -157,9 +159,20 @@ def batch_advantages(
         algorithm.overlong_buffer_share * max_tokens,
         algorithm.overlong_penalty,
     )
+    return rewards_B
+
+
+def batch_advantages(
+    samples: Sequence[Sample],  # graded samples
+    group_size: int,  # G, samples of a group
+    algorithm: AlgorithmConfig,  # estimator, and what is added to the reward
+    max_tokens: int,  # longest response, tokens
+    kl: Sequence[Tensor] | None = None,  # KL of each sample's tokens, for kl_in_reward
+) -> PerSequence:  # advantage of each response token
+    "Advantages from rewards, the overlong penalty taken off first"
     advantages = compute_advantages(
         algorithm,
-        rewards_B,
+        _shaped_rewards(samples, algorithm, max_tokens),
         [s.group_id for s in samples],
         group_size,
         loss_masks(samples, algorithm),
@@ -167,7 +180,7 @@ def batch_advantages(
     )
     return [adv_T.float().numpy() for adv_T in advantages]
 
-# %% ../../nbs/train/00_batch.ipynb #a2ab1984
+# %% ../../nbs/train/00_batch.ipynb #ad30bf2d
 def _model_inputs(
     sample: Sample,
     images: Mapping[str, ImageInput],
@@ -198,9 +211,9 @@ def make_batch(
     max_tokens: int,  # longest response, tokens
     images: Mapping[str, ImageInput] = MappingProxyType({}),  # reference -> image
 ) -> Batch:  # ready for `Trainer.logprobs` and `Trainer.train`
-    "Advantages (unless they need log-probs, see `complete_batch`) and loss weights of a rollout"
+    "Advantages (unless they need log-probs or values, see `complete_batch`) and loss weights of a rollout"
     advantages: PerSequence = []
-    if not algorithm.kl_in_reward:
+    if not algorithm.kl_in_reward and algorithm.advantage_estimator != "gae":
         advantages = batch_advantages(samples, group_size, algorithm, max_tokens)
     rows = list(range(len(samples)))
     steps = [
@@ -214,7 +227,7 @@ def make_batch(
         optimizer_steps=steps,
     )
 
-# %% ../../nbs/train/00_batch.ipynb #df1add57
+# %% ../../nbs/train/00_batch.ipynb #4e54712a
 def _kl_of_tokens(
     batch: Batch,  # log-probs filled
 ) -> list[Tensor]:  # kl_T of each sequence
@@ -237,8 +250,32 @@ def _flat(
     return torch.from_numpy(np.concatenate(values))
 
 
+def _fill_gae(
+    batch: Batch,  # log-probs and values filled; advantages and returns are filled here
+    samples: Sequence[Sample],  # its graded samples
+    algorithm: AlgorithmConfig,  # gamma, lambda, whitening
+    max_tokens: int,  # longest response, tokens
+    kl: Sequence[Tensor] | None,  # KL of each sample's tokens, for kl_in_reward
+) -> None:
+    "What policy and critic learn from"
+    if not batch.values:
+        raise DataError(
+            "advantage_estimator 'gae' on a batch without the values of a critic",
+            "Fill batch.values from the trainer's `values` first.",
+        )
+    advantages, returns = compute_gae(
+        algorithm,
+        _shaped_rewards(samples, algorithm, max_tokens),
+        loss_masks(samples, algorithm),
+        [torch.from_numpy(value_T) for value_T in batch.values],
+        kl,
+    )
+    batch.advantages = [adv_T.float().numpy() for adv_T in advantages]
+    batch.returns = [return_T.float().numpy() for return_T in returns]
+
+
 def complete_batch(
-    batch: Batch,  # log-probs filled; advantages and importance weights are filled here
+    batch: Batch,  # log-probs (and values) filled; advantages and importance weights are filled here
     samples: Sequence[Sample],  # its graded samples
     group_size: int,  # G
     algorithm: AlgorithmConfig,  # KL in the reward, rollout importance sampling
@@ -246,8 +283,10 @@ def complete_batch(
 ) -> dict[str, float]:  # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
     "Advantages with KL in the reward, importance weights, and how far engine and trainer are apart"
     a = algorithm
-    if a.kl_in_reward:
-        kl = _kl_of_tokens(batch)
+    kl = _kl_of_tokens(batch) if a.kl_in_reward else None
+    if a.advantage_estimator == "gae":
+        _fill_gae(batch, samples, a, max_tokens, kl)
+    elif kl is not None:
         batch.advantages = batch_advantages(samples, group_size, a, max_tokens, kl)
     lengths = batch.response_lengths
     old_T = _flat(batch.old_logprobs)

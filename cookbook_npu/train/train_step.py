@@ -4,18 +4,21 @@
 
 # %% auto #0
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'LOGPROB_DIFF', 'FIRST_STEPS', 'SMALLEST_ALARM', 'merge_sequences',
-           'sum_over_ranks', 'zero_advantage_share', 'ZeroAdvantageAlarm', 'TrainStep', 'LogprobDiffAlarm']
+           'sum_over_ranks', 'zero_advantage_share', 'ZeroAdvantageAlarm', 'value_metrics', 'TrainStep',
+           'LogprobDiffAlarm']
 
-# %% ../../nbs/train/07_train_step.ipynb #0009540b
+# %% ../../nbs/train/07_train_step.ipynb #09800ee3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import median
 
 import numpy as np
+import torch
 
 from ..data.sample import ImageInput, Prompt, Sample
 from ..errors import NumericsError
+from ..rl.advantages import explained_variance
 from ..runs.folder import RunFolder
 from ..runs.metrics import MetricColumns, metric_points
 from cookbook_npu.train.batch import (
@@ -84,7 +87,26 @@ class ZeroAdvantageAlarm:
         print(f"step {step + 1}: {text}", flush=True)
         folder.event("zero_advantages", step=step, text=text)
 
-# %% ../../nbs/train/07_train_step.ipynb #305f2b71
+# %% ../../nbs/train/07_train_step.ipynb #9c55baef
+def value_metrics(
+    batch: Batch,  # values and returns filled
+) -> dict[str, float]:  # critic/explained_variance, critic/value_mean, critic/return_mean
+    "How well the critic knew the returns of the tokens that carry loss; equal returns explain nothing"
+    value_T = torch.from_numpy(np.concatenate(batch.values))
+    return_T = torch.from_numpy(np.concatenate(batch.returns))
+    mask_T = torch.from_numpy(np.concatenate(batch.loss_weights)) != 0
+    if not mask_T.any():
+        return {}
+    metrics = {
+        "critic/value_mean": float(value_T[mask_T].double().mean()),
+        "critic/return_mean": float(return_T[mask_T].double().mean()),
+    }
+    explained = explained_variance(value_T, return_T, mask_T)
+    if explained is not None:
+        metrics["critic/explained_variance"] = explained
+    return metrics
+
+# %% ../../nbs/train/07_train_step.ipynb #54548551
 class TrainStep:
     "Makes a batch of graded samples and trains on it"
 
@@ -137,23 +159,43 @@ class TrainStep:
         batch: Batch,  # of the samples
         samples: list[Sample],  # its graded samples
     ) -> dict[str, float]:  # training metrics
-        "Log-probs under reference and actor, then every optimizer step of the rollout"
+        "Log-probs under reference and actor, values of a critic, then every optimizer step"
         span = self.state.tracker.span
-        if self.state.config.algorithm.use_reference:
+        config = self.state.config
+        if config.algorithm.use_reference:
             with span("ref_logprobs"):
                 batch.ref_logprobs = self._logprobs(batch, "reference")
         with span("logprobs"):
             batch.old_logprobs = self._logprobs(batch, "actor")
+        if config.has_critic:
+            with span("values"):
+                answers = self.state.trainer.call("values", batch)
+                batch.values = merge_sequences(answers, len(batch))
         mismatch = self._complete(batch, samples)
         share = zero_advantage_share(batch.advantages)
         rewards = [sample.reward or 0.0 for sample in samples]
         self.no_signal.watch(step, share, rewards, self.state.folder)
-        with span("actor_train"):
-            metrics = sum_over_ranks(self.state.trainer.call("train", batch))
-        skipped = metrics.get("skipped_steps", 0.0)
+        metrics = self._train(step, batch)
+        names = ("skipped_steps", "critic/skipped_steps")
+        skipped = sum(metrics.get(name, 0.0) for name in names)
         if skipped:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
         return metrics | mismatch | {ZERO_ADVANTAGES: share}
+
+    def _train(self, step: int, batch: Batch) -> dict[str, float]:
+        "The optimizer steps of the critic, if there is one, and those of the policy"
+        span = self.state.tracker.span
+        config = self.state.config
+        metrics = {}
+        warming_up = step < config.critic.warmup_steps
+        if config.has_critic:
+            with span("critic_train"):
+                metrics = sum_over_ranks(self.state.trainer.call("train_critic", batch))
+            metrics |= value_metrics(batch) | {"critic/warmup": float(warming_up)}
+        if not warming_up:
+            with span("actor_train"):
+                metrics |= sum_over_ranks(self.state.trainer.call("train", batch))
+        return metrics
 
     def _logprobs(self, batch: Batch, policy: str) -> PerSequence:
         "Log-probs of every sequence under a policy"

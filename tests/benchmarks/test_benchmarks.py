@@ -29,6 +29,10 @@ SMALL = {  # arguments, and where the measured number stands
         "--repeats 1 --steps 1 --warm 1",
         f"processor time TRL / ours {NUMBER}",
     ),
+    "ppo_learning": (
+        "--steps 2 --last 1 --prompts 4 --warm-start 5",
+        f"took {NUMBER} s",
+    ),
     "reward_speed": ("--workers 1 --answers 20", f'"answers_per_s": {NUMBER}'),
     "simulator_overhead": ("", rf"training step, .*\n +cpu +{NUMBER} ms"),
     "sleep_wake": ("--share 0.03 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),

@@ -22,6 +22,7 @@ from cookbook_npu.plan.memory import micro_batch, trainer_state, training
 from cookbook_npu.plan.plan import make_plan, process_groups
 from cookbook_npu.plan.roles import architecture
 from cookbook_npu.presets import PRESETS
+from cookbook_npu.rl.algorithms import algorithm_overrides
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "plan_jobs"
@@ -204,6 +205,31 @@ def test_qwen35_9b_fits_four_devices_with_its_optimizer_on_the_host():
     phases = {phase.name: phase.nbytes for phase in plan.phases}
     saved = phases_of(on_device)["actor_train"] - phases["actor_train"]
     assert saved == 12 * parameters_per_rank(published_dimensions("Qwen3.5-9B"), 4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [
+        ("qwen3_4b_colocate", "Qwen3-4B"),
+        ("qwen3_5_9b_colocate", "Qwen3.5-9B"),
+        ("qwen3_5_9b_async", "Qwen3.5-9B"),
+        ("qwen3_vl_8b_grpo", "Qwen3-VL-8B"),
+    ],
+)
+def test_ppo_fits_in_every_recipe(recipe, model):
+    "The critic's weights and gradients lie beside the policy's, but for the rows of an untied vocabulary"
+    grpo = planned_config(recipe, "910b", {"model": model})
+    parameters = {"model": model, "overrides": algorithm_overrides("ppo")}
+    ppo = planned_config(recipe, "910b", parameters)
+    phases = {phase.name: phase.nbytes for phase in make_plan(ppo).phases}
+    assert {"values", "critic_train"} <= phases.keys()
+    d = published_dimensions(model)
+    tensor = ppo.parallel.tensor
+    vocabulary = 0 if d.tied else -(-d.vocab // tensor) * d.hidden
+    critic = parameters_per_rank(d, tensor) - vocabulary + d.hidden
+    each = 2 + 4 + (0 if ppo.optim.cpu_offload else 12 / ppo.data_parallel)
+    more = phases["actor_train"] - phases_of(grpo)["actor_train"]
+    assert abs(more - each * critic) < 8
 
 
 def phases_of(config) -> dict[str, int]:

@@ -1,0 +1,232 @@
+"""Planted faults in recorded runs are found by `cookbook-npu compare`; other clocks are no alarm."""
+
+import json
+import math
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from cookbook_npu.cli import app, main
+from cookbook_npu.presets import EXPECTED, qwen3_4b_colocate, qwen3_5_9b_async
+from cookbook_npu.runs.compare import RULES, compare_metrics
+from cookbook_npu.runs.folder import RunFolder, append_line, write_json
+
+STEPS = 40
+# medians of an undisturbed laptop run, s; and how far a step is from them
+PHASES = {
+    "rollout": 0.053,
+    "wake_up": 0.021,
+    "ref_logprobs": 0.072,
+    "logprobs": 0.073,
+    "actor_train": 0.138,
+    "update_weights": 0.050,
+}
+SCATTER = 0.13
+STACK = {
+    "git": "aaa",
+    "packages": {"torch": "2.13.0"},
+    "device": {"simulated": True},
+    "cpus": 2,
+}
+
+
+def rows(seed=0, clock=0, learning_rate=3e-4, grad_norm=1.0, phases=None, steps=STEPS):
+    "Records of a run: the training follows its seed, times follow a clock"
+    training, noise = random.Random(seed), random.Random(f"clock {clock}")
+    pace = noise.uniform(0.85, 1.15)  # of the whole machine
+    found = []
+    for step in range(1, steps + 1):
+        rise = 1 - math.exp(-step * learning_rate / 4.5e-3)
+        row = {
+            "step": step,
+            "raw_reward": 0.25 + 0.72 * rise + training.gauss(0, 0.02),
+            "grad_norm": grad_norm * training.lognormvariate(0.3, 0.3),
+            "entropy_loss": 0.65 - 0.6 * rise + training.gauss(0, 0.005),
+            "lr": learning_rate,
+            "memory/trainer_peak": 27_861_504,
+        }
+        for phase, seconds in PHASES.items():
+            slower = (phases or {}).get(phase, 1.0)
+            row[f"time/{phase}"] = (
+                seconds * slower * pace * noise.lognormvariate(0, SCATTER)
+            )
+        row["time/step"] = 0.03 + sum(row[f"time/{phase}"] for phase in PHASES)
+        row["tokens_per_s_per_device"] = 1150 / row["time/step"]
+        found.append(row)
+    return found
+
+
+def columns(records):
+    return {name: [row[name] for row in records] for name in records[0]}
+
+
+def differing(a, b, bitwise=True):
+    found = compare_metrics(columns(a), columns(b), bitwise)
+    return {m.metric: m.differs for m in found if m.differs}
+
+
+TRAINING = {"raw_reward", "grad_norm", "entropy_loss"}
+
+
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_twenty_reruns_are_no_alarm(bitwise):
+    first = rows()
+    for clock in range(1, 21):
+        assert not differing(first, rows(clock=clock), bitwise)
+
+
+def test_a_learning_rate_of_one_and_a_half_is_found():
+    faster = rows(clock=1, learning_rate=4.5e-4)
+    assert differing(rows(), faster).keys() == {"raw_reward", "entropy_loss", "lr"}
+    # also where only a band is promised, and the rate is not among the metrics
+    for row in faster:
+        row["lr"] = 3e-4
+    assert differing(rows(), faster, bitwise=False).keys() >= {"raw_reward"}
+
+
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_a_gradient_norm_one_percent_above_at_every_step_is_found(bitwise):
+    found = differing(rows(), rows(clock=1, grad_norm=1.01), bitwise)
+    assert found.keys() == {"grad_norm"}
+    assert "B is above A at 40 of 40 steps (+1.0 % in the mean)" in found["grad_norm"]
+
+
+def test_a_reward_that_sinks_at_the_end_is_found_where_only_a_band_is_promised():
+    "Up before, down after: no drift of the whole curve, but another result"
+    moved = rows(clock=1)
+    for row in moved:
+        row["raw_reward"] += 0.1 if row["step"] <= 20 else -0.1
+    found = differing(rows(), moved, bitwise=False)
+    assert "means of the last 20 are" in found["raw_reward"]
+
+
+def test_a_swapped_seed_is_found():
+    assert differing(rows(), rows(seed=1, clock=1)).keys() == TRAINING
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_a_fifth_slower_is_found_and_no_other_is_named(phase):
+    clocks = range(1, 21)
+    found = [differing(rows(), rows(clock=c, phases={phase: 1.2})) for c in clocks]
+    assert all(names.keys() <= {f"time/{phase}"} for names in found)
+    # one run in a noisy hour may hide it; not one in five
+    assert sum(bool(names) for names in found) >= 17
+
+
+def test_three_times_the_time_of_every_phase_is_found():
+    slow = rows(clock=1, phases=dict.fromkeys(PHASES, 3.0))
+    assert differing(rows(), slow).keys() == {"time/step"}
+
+
+def test_a_tenth_more_memory_is_found():
+    more = [{**r, "memory/trainer_peak": 30_647_654} for r in rows()]
+    assert differing(rows(), more).keys() == {"memory/trainer_peak"}
+
+
+def test_a_metric_that_stops_is_found():
+    short = rows()
+    short[-1] = {**short[-1], "grad_norm": None}
+    assert "step 40 has a value in A only" in differing(rows(), short)["grad_norm"]
+
+
+def test_every_rule_says_why_and_some_rule_fits_everything():
+    assert RULES[-1].metrics == "*"
+    assert all(rule.why for rule in RULES)
+
+
+# ---- the command
+
+
+def write(root, name, records, recipe=qwen3_4b_colocate, stack=STACK, **parameters):
+    overrides = {"output.root": str(root), "output.name": name}
+    with RunFolder.create(recipe(overrides=overrides, **parameters)) as run:
+        for row in records:
+            append_line(run.metrics_file, row)
+        write_json(run.stack_file, stack)
+    return str(run.path)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    "Runs a command: exit code, output and errors"
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["cookbook-npu", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_exit_codes_json_and_page(tmp_path, command):
+    one, two = write(tmp_path, "one", rows()), write(tmp_path, "two", rows(clock=1))
+    page = tmp_path / "both.html"
+    code, out, _ = command("compare", one, two, "--html", str(page))
+    assert code == 0 and "the same within the rules" in out
+    text = page.read_text()
+    assert "raw_reward of both runs" in text and "<script" not in text
+    assert not re.search(r"""(src|href)=["']?http|@import|url\(http""", text)
+
+    other = write(tmp_path, "other", rows(1), seed=1, stack={**STACK, "git": "bbb"})
+    code, out, _ = command("compare", one, other, "--json")
+    [result] = json.loads(out)
+    assert code == 1 and not result["same"]
+    assert result["config"] == [["seed", 0, 1]]
+    assert result["stack"] == [["code commit", "aaa", "bbb"]]
+
+    early = write(tmp_path, "early", rows(steps=13))
+    code, out, errors = command("compare", one, early)
+    assert code == 2 and "has 13 of 40 steps: only complete runs are compared" in errors
+
+
+def test_an_asynchronous_run_is_not_held_to_bits(tmp_path, command):
+    one = write(tmp_path, "one", rows(), qwen3_5_9b_async)
+    near = [{**r, "raw_reward": r["raw_reward"] + 1e-3 * (-1) ** r["step"]} for r in rows()]
+    two = write(tmp_path, "two", near, qwen3_5_9b_async)
+    code, out, _ = command("compare", one, two)
+    assert code == 0 and "need not repeat bitwise: rollouts are asynchronous" in out
+
+
+def evaluated(accuracy):
+    "Records with evaluations"
+    records = rows()
+    for step, value in accuracy.items():
+        if step:
+            records[step - 1]["eval_accuracy"] = value
+    return [{"step": 0, "eval_accuracy": accuracy[0]}, *records]
+
+
+def test_expected_numbers(tmp_path, command):
+    good = write(tmp_path, "good", evaluated({0: 0.22, 40: 0.965}))
+    assert command("compare", good, "--against", "expected")[0] == 0
+    bad = write(tmp_path, "bad", evaluated({0: 0.22, 40: 0.8}))
+    code, out, _ = command("compare", bad, "--against", "expected")
+    assert code == 1 and "step 40 is 0.8, expected 0.97 ± 0.06" in out
+    other = write(tmp_path, "other", evaluated({0: 0.22, 40: 0.965}), seed=3)
+    code, _, errors = command("compare", other, "--against", "expected")
+    assert code == 2 and "seed was 0, is 3" in errors
+
+
+@pytest.mark.parametrize("recipe", EXPECTED)
+def test_the_table_of_a_recipe_has_its_expected_numbers(recipe):
+    "One source: what `--against expected` holds a run to is what the notebook promises"
+    expected = EXPECTED[recipe]
+    accuracy = expected["metrics"]["eval_accuracy"]
+    steps = max(accuracy)
+    text = (Path(ROOT) / "recipes" / f"{recipe}.ipynb").read_text()
+    row = f"| `{expected['scale']}` | {expected['hardware']} | {accuracy[0]:.2f} to {accuracy[steps]:.2f}"
+    [line] = [line for line in text.splitlines() if row in line]
+    assert f"| {steps} | {expected['minutes']} | yes, {expected['conditions']} |" in line
+    for step in sorted(accuracy)[1:-1]:
+        assert f"{accuracy[step]:.2f} after {step} steps" in line
+
+
+def test_help_has_examples():
+    from typer.testing import CliRunner
+
+    assert "Examples:" in CliRunner().invoke(app, ["compare", "--help"]).output
