@@ -261,7 +261,9 @@ def _run_request(request: dict[str, Any], changes: Mapping[str, str | None]) -> 
 
 def _end_process(code: int) -> NoReturn:
     "What Python does at the end of a process, without taking its modules apart"
-    threading._shutdown()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
