@@ -57,6 +57,7 @@ test-stacks: $(VENV)/.test ## models on the transformers of each 910B stack; eve
 	PYTHONPATH=$$($(BIN)/python tests/helpers/stack_packages.py vllm-ascend-0.23.0) \
 	  $(BIN)/python -m pytest tests/simulator/test_engines.py
 	COOKBOOK_DRY_RUN=1 $(BIN)/python -m pytest tests/unit/test_stacks.py
+	COOKBOOK_REHEARSAL_DEVICES=8 $(BIN)/python -m pytest tests/simulator/test_launch.py -k rehearsal
 
 quick: style ## the tests that take seconds, three minutes in all
 	$(BIN)/python -m pytest -m 'not slow' -x -n $(WORKERS) --dist loadfile --no-loadscope-reorder

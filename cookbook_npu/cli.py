@@ -27,7 +27,13 @@ import typer
 
 import cookbook_npu
 from .config import RunConfig, Scale, config_keys
-from .errors import ConfigError, CookbookError, MissingError, nearest
+from cookbook_npu.errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    MissingError,
+    nearest,
+)
 from .npu.device import free_port
 from .plan.preflight import check_files, check_machine
 from .presets import parameters_of, preset
@@ -718,6 +724,37 @@ def _compare(
 ) -> None:
     "Compare two complete runs. Exits with 0 (the same within the rules), 1 (different) or 2 (no comparison)."
     raise typer.Exit(show_comparison(compared(a, b, against), as_json, page))
+
+# %% ../nbs/99_cli.ipynb #7d0ed192
+@app.command("rerun", epilog="Example: cookbook-npu rerun runs/A --dry-run")
+def _rerun(
+    run: Annotated[Path, typer.Argument(help="Folder of a complete run.")],
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what would be run, and what changed."),
+    ] = False,
+    changed_data: Annotated[
+        bool, typer.Option("--changed-data", help="Run, although its data changed.")
+    ] = False,
+) -> None:
+    "Make a run again: same recipe, parameters, seeds and data. Compares the two and exits as compare does."
+    from cookbook_npu.runs.rerun import prepare_rerun, rerun_text
+
+    rerun = prepare_rerun(run)
+    typer.echo(rerun_text(rerun))
+    if dry_run:
+        return
+    if rerun.data and not changed_data:
+        raise DataError("; ".join(rerun.data), "Restore the data, or give --changed-data.")
+    notebook = find_recipe(rerun.config.recipe)
+    parameters = dict(rerun.parameters)
+    config = resolve_run(notebook, parameters)
+    check_machine(config)
+    began = time.monotonic()
+    folder = execute(notebook, parameters, config)
+    print_result(folder, time.monotonic() - began)
+    typer.echo("")
+    raise typer.Exit(show_comparison(compared(rerun.path, folder, None), False, None))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(

@@ -527,6 +527,9 @@ class CriticConfig(Config):
     warmup_steps: int = Field(
         default=0, ge=0, description="first steps in which only the critic is trained"
     )
+    epochs: int = Field(
+        default=1, ge=1, description="passes over the samples of a rollout for the critic"
+    )
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):

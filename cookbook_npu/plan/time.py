@@ -197,7 +197,7 @@ def estimate(
         Estimate("ref_logprobs", one, "operations"),
         Estimate("logprobs", one, "operations"),
         Estimate("values", one, "operations"),
-        Estimate("critic_train", train, "operations"),
+        Estimate("critic_train", config.critic.epochs * train, "operations"),
         Estimate("actor_train", train, "operations"),
         Estimate("sleep", switch, "host link"),
         Estimate("update_weights", weights / speeds.load, "loading into the engine"),

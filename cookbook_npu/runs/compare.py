@@ -344,6 +344,7 @@ def _stack_values(stack: Mapping[str, Any]) -> dict[str, Any]:
     values = {"code commit": stack.get("git")}
     values |= {f"package {name}": v for name, v in stack.get("packages", {}).items()}
     values |= {f"device {name}": v for name, v in stack.get("device", {}).items()}
+    values |= {f"data {name}": v for name, v in stack.get("data", {}).items()}
     for name in ("python", "platform", "cpus"):
         values[name] = stack.get(name)
     return values

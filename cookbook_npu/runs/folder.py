@@ -7,7 +7,7 @@ __all__ = ['PACKAGES', 'RUN_FILES', 'storage_errors', 'refuse_link', 'open_paren
            'read_nofollow', 'fsync_path', 'write_atomic', 'write_json', 'read_json', 'content_checksum',
            'write_checked_json', 'read_checked_json', 'replace_nonfinite', 'json_line', 'append_line', 'append_lines',
            'read_lines', 'read_steps', 'cut_partial_line', 'lock_folder', 'installed_versions', 'git_commit',
-           'stack_record', 'default_name', 'remove_half_made', 'RunIdentity', 'RunFolder']
+           'stack_record', 'data_checksums', 'default_name', 'remove_half_made', 'RunIdentity', 'RunFolder']
 
 # %% ../../nbs/runs/00_folder.ipynb #fd584af8
 import errno
@@ -456,6 +456,7 @@ def git_commit(
 def stack_record(
     device: Mapping[str, Any],  # the device: name, count, simulated, memory
     shims: Iterable[Mapping[str, Any]] = (),  # report of the shims
+    data: Mapping[str, str] | None = None,  # of `data_checksums`
 ) -> dict[str, Any]:  # content of stack.json
     "Everything that says what ran"
     return {
@@ -466,7 +467,30 @@ def stack_record(
         "device": dict(device),
         "shims": [dict(shim) for shim in shims],
         "cpus": os.cpu_count(),
+        "data": dict(data or {}),
     }
+
+
+def _content_of(source: Path) -> str:
+    "SHA-256 of a file, or of the names and contents of a folder's files"
+    if not source.is_dir():
+        with open(source, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    lines = [f"{path.relative_to(source)} {_content_of(path)}" for path in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def data_checksums(
+    config: RunConfig,  # the run
+) -> dict[str, str]:  # file or folder, as the configuration names it -> SHA-256
+    "What the prompts of a run come from, where that is on this machine; raises `FileNotFoundError`"
+    from cookbook_npu.data.tasks import GENERATED
+
+    prompts = list(config.data.mixture) or [config.data.prompt_data]
+    sources = dict.fromkeys([*prompts, config.data.eval_data])
+    local = [s for s in sources if s and s not in GENERATED and "://" not in s]
+    return {source: _content_of(Path(source)) for source in local}
 
 # %% ../../nbs/runs/00_folder.ipynb #22edf481
 def default_name(
@@ -789,7 +813,8 @@ class RunFolder:
     ) -> None:
         "Write stack.json"
         self._check_writable()
-        write_json(self.stack_file, stack_record(device, shims), self.path.parent)
+        record = stack_record(device, shims, data_checksums(self.config()))
+        write_json(self.stack_file, record, self.path.parent)
 
     def event(
         self,

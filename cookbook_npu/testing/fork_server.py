@@ -7,7 +7,6 @@ __all__ = ['SERVERS_ENV', 'RUNTIME_VARIABLES', 'RUNTIME_PREFIXES', 'THREADS_THAT
            'import_environment', 'make_folder', 'server_name', 'prepare', 'serve', 'ForkedProcess', 'fork_process']
 
 # %% ../../nbs/testing/00_fork_server.ipynb #0baf4a1e
-import atexit
 import fcntl
 import gc
 import hashlib
@@ -21,12 +20,11 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import RoleError
 
@@ -249,25 +247,7 @@ def _run_request(request: dict[str, Any], changes: Mapping[str, str | None]) -> 
     os.environ.update({name: value for name, value in env.items() if value is not None})
     os.chdir(request["cwd"])
     module, _, name = request["target"].rpartition(":")
-    code = 0
-    try:
-        getattr(importlib.import_module(module), name)(*others, **request["kwargs"])
-    except SystemExit as end:
-        if not isinstance(end.code, int | None):
-            raise  # a message, which Python prints
-        code = end.code or 0
-    _end_process(code)
-
-
-def _end_process(code: int) -> NoReturn:
-    "What Python does at the end of a process, without taking its modules apart"
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    getattr(importlib.import_module(module), name)(*others, **request["kwargs"])
 
 # %% ../../nbs/testing/00_fork_server.ipynb #2e75e7a4
 class ForkedProcess:

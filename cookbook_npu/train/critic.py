@@ -153,6 +153,7 @@ class PPOTrainer(Trainer):
     ):
         super().__init__(rank, world_size, config, hf_path)
         self._build_critic(config, hf_path)
+        self.epochs = config.critic.epochs
         runner = ValueRunner(config, self.critic, self.runner, self.held)
         self.value_runner = runner
         self.critic_steps = OptimizerSteps(
@@ -194,7 +195,7 @@ class PPOTrainer(Trainer):
         batch: Batch,  # batch with values and returns
     ) -> dict[str, float]:  # critic/...: averages over optimizer steps
         "All optimizer steps of a rollout for the critic, see `OptimizerSteps.train`"
-        metrics = self.critic_steps.train(batch)
+        metrics = self.critic_steps.train(batch, self.epochs)
         return {f"critic/{name}": value for name, value in metrics.items()}
 
     def save_state(

@@ -347,17 +347,19 @@ class OptimizerSteps:
     def train(
         self,
         batch: Batch,  # batch with old (and reference) log-probs
+        epochs: int = 1,  # passes over it
     ) -> dict[str, float]:  # averages over optimizer steps; the driver adds up the ranks
         "All optimizer steps of a rollout"
         done = []
-        for rows in batch.optimizer_steps:
+        steps = [rows for _ in range(epochs) for rows in batch.optimizer_steps]
+        for rows in steps:
             metrics = self._train_step(batch, rows)
             if metrics is not None:
                 done.append(metrics)
         averages = {}
         if done:
             averages = {name: float(np.mean([m[name] for m in done])) for name in done[0]}
-        skipped = len(batch.optimizer_steps) - len(done)
+        skipped = len(steps) - len(done)
         if skipped and self.rank == 0:
             averages["skipped_steps"] = float(skipped)
         return averages

@@ -156,8 +156,11 @@ def test_the_notebook_keeps_its_result(folder):
     assert len(results) == 1 and results[0]["steps"] == "2 of 2"
 
 
-def test_the_same_seed_repeats_bitwise(folder, tmp_path):
-    again = tiny_run(tmp_path / "runs", env=preloaded())
+def test_a_rerun_repeats_bitwise_and_says_so(folder):
+    "The command compares for itself; the files are looked at here, too"
+    done = command("rerun", str(folder), env=preloaded())
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (again,) = [p.parent for p in folder.parent.glob("*/report.html") if p.parent != folder]
 
     def steady(rows):
         return [
@@ -247,11 +250,9 @@ def test_gsm8k_records_run_through(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="the vllm extra has no wheel here"
 )
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_vllm_engine_runs_the_same_recipe(tmp_path, devices):
-    engines = {"rollout.devices_per_engine": devices}
-    root = tmp_path / "runs"
-    folder = tiny_run(root, "-p", "engine", "vllm", env=preloaded(), **engines)
+def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
+    "Engines of two devices run in the rehearsal (tests/simulator/test_launch.py)"
+    folder = tiny_run(tmp_path / "runs", "-p", "engine", "vllm", env=preloaded())
     rows = records(folder)
     assert records(folder)[-1]["step"] == 2
     assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
