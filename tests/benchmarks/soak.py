@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ FLOORS = {
 }
 SHM = Path("/dev/shm")
 SETTLED = 200  # steps until caches are full
+# its 16 samples of a step are all right once the task is learned
+NO_FAULTS = ("zero_advantages",)
 BAND = 0.01  # of host memory, afterwards
 
 
@@ -178,13 +180,13 @@ def main() -> int:
         )
     print(
         f"\n{args.steps} steps, simulated NPU, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
-        f"events: {told or 'none'}"
+        f"events: {dict(Counter(told)) or 'none'}"
     )
     wrong = (
         report(watcher)
         + unsettled(watcher)
         + [f"left behind: {name}" for name in left]
-        + [f"event: {kind}" for kind in told]
+        + [f"event: {kind}" for kind in told if kind not in NO_FAULTS]
     )
     print(*(wrong or ["nothing grows, nothing is left"]), sep="\n")
     return int(bool(wrong))
