@@ -1,39 +1,48 @@
-"""The documentation site: every notebook as it stands in the tree, not run, without what only nbdev reads"""
+"""The documentation site, of the pages that stage.py writes"""
 
-import json
+import sys
+from pathlib import Path
 
-from docutils import nodes
-from latex2mathml.converter import convert
+sys.path.insert(0, str(Path(__file__).parent))
+
+from docutils import nodes  # noqa: E402
+from latex2mathml.converter import convert  # noqa: E402
+from reference import source_of  # noqa: E402
 
 project = "cookbook_npu"
 author = "The cookbook_npu authors"
-root_doc = ".docs/index"
-extensions = ["myst_nb"]
-include_patterns = [".docs/*.md", "nbs/**", "recipes/**"]
-exclude_patterns = ["**/.ipynb_checkpoints"]
+extensions = [
+    "myst_nb",
+    "sphinx_copybutton",
+    "sphinx.ext.viewcode",
+    "sphinx.ext.githubpages",
+]
+exclude_patterns = ["tests", ".devcontainer"]  # files that pages offer for download
 nb_execution_mode = "off"
-myst_enable_extensions = ["dollarmath", "amsmath", "html_image"]
+# a picture before a page, a page before its text
+nb_mime_priority_overrides = [("html", "application/json", 10000)]
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath", "html_image", "colon_fence"]
+myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "cookbook_npu"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+# summaries are fetched, which a browser refuses for pages that are files
+html_show_search_summary = False
 # what the browser itself knows: the site is also read where no other site can be reached
 html_math_renderer = "mathml"
+python_maximum_signature_line_length = 72
+# a sidebar of every function would be made anew for every page
+toc_object_entries = False
+# a link to the source, which is read and never imported
+viewcode_follow_imported_members = False
+copybutton_selector = "div:not(.output) > div.highlight > pre"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 suppress_warnings = ["myst.header"]
-
-
-def without_directives(app, docname: str, source: list[str]) -> None:
-    "Leave out `#|` lines, and cells that have nothing else or are hidden"
-    if not source[0].lstrip().startswith("{"):
-        return
-    notebook = json.loads(source[0])
-    shown = []
-    for cell in notebook["cells"]:
-        if "#| hide\n" in cell["source"]:
-            continue
-        cell["source"] = [line for line in cell["source"] if not line.startswith("#|")]
-        if any(line.strip() for line in cell["source"]):
-            shown.append(cell)
-    notebook["cells"] = shown
-    source[0] = json.dumps(notebook)
 
 
 def write_math(translator, node: nodes.Element) -> None:
@@ -48,7 +57,13 @@ def write_math(translator, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
-def setup(app) -> None:
+def find_source(app, module: str):
+    "Source and tags of a module of the package"
+    return source_of(module)
+
+
+def setup(app) -> dict[str, bool]:
     "Called by Sphinx"
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
-    app.connect("source-read", without_directives)
+    app.connect("viewcode-find-source", find_source)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,316 @@
+"""The pages of the site, as Sphinx reads them, in one folder
+
+`make test` leaves the executed copy of every notebook that passed in build/executed; a recipe's comes from
+the folder of a recorded run. Nothing of it is committed.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import reference
+import typer
+from reference import code, table
+
+from cookbook_npu.cli import app
+from cookbook_npu.config import config_keys
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+EXECUTED = ROOT / "build" / "executed"
+# room -> its title; the order is that of a reader, from what is run down to what it stands on
+ROOMS = {
+    "train": "Training loop",
+    "rl": "Reinforcement learning",
+    "data": "Data and rewards",
+    "rollout": "Rollout engines",
+    "weights": "Weight update",
+    "model": "Model",
+    "runs": "During and after a run",
+    "plan": "Before a run",
+    "cluster": "Cluster",
+    "testing": "Testing",
+}
+SHIMS = "torch transformer_engine megatron_core mindspeed".split()
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+Notebook = dict[str, Any]
+
+
+# ---- notebooks
+
+
+def read(path: Path) -> Notebook:
+    "A notebook as JSON"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def source(cell: dict[str, Any]) -> str:
+    "The text of a cell"
+    return "".join(cell["source"])
+
+
+def sources(notebook: Notebook) -> list[str]:
+    "The text of each cell, but of what papermill put in"
+    tags = [cell["metadata"].get("tags", []) for cell in notebook["cells"]]
+    cells = zip(notebook["cells"], tags, strict=True)
+    return [source(cell) for cell, own in cells if "injected-parameters" not in own]
+
+
+def executed_copy(notebook: Path) -> Path | None:
+    "The executed copy of a notebook, if there is one of the same cells"
+    copy = EXECUTED / notebook.relative_to(ROOT)
+    if copy.is_file() and sources(read(copy)) == sources(read(notebook)):
+        return copy
+    return None
+
+
+def recorded_run(recipe: Path, runs: list[Path]) -> Path | None:
+    "The newest run folder of a recipe as it stands, by the time of its notebook"
+    found = [path for root in runs for path in root.glob("*/notebook.ipynb")]
+    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found:
+        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        same = config["recipe"] == recipe.stem and complete(path.parent, config)
+        if same and sources(read(path)) == sources(read(recipe)):
+            return path.parent
+    return None
+
+
+def complete(folder: Path, config: dict[str, Any]) -> bool:
+    "The run has all its steps"
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+    return len(lines) >= config["num_steps"] and (folder / "stack.json").is_file()
+
+
+def provenance(folder: Path) -> str:
+    "Where and when a recorded run ran"
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    stack = json.loads((folder / "stack.json").read_text(encoding="utf-8"))
+    device = stack["device"]
+    versions = ", ".join(
+        f"{name} {stack['packages'][name]}"
+        for name in ("torch", "torch_npu", "megatron-core", "transformers", "vllm")
+        if name in stack["packages"]
+    )
+    what = f"{device['count']} x {device['name']}"
+    if device["simulated"]:
+        what += " (simulated: nothing measured here says anything about Ascend hardware)"
+    run = f"scale {config['scale']}, {config['num_steps']} steps, seed {config['seed']}"
+    return f"Recorded run: {run}, on {what}; {versions}."
+
+
+def visible(cell: dict[str, Any]) -> bool:
+    "A reader sees the cell: it has more than directives and is not hidden"
+    lines = source(cell).splitlines()
+    hidden = any(re.match(r"#\|\s*hide\b", line) for line in lines)
+    return not hidden and any(line.strip() and line[:2] != "#|" for line in lines)
+
+
+def note(kind: str, text: str) -> dict[str, Any]:
+    "A cell that says something about the page"
+    return {
+        "cell_type": "markdown",
+        "metadata": {},
+        "source": f":::{{{kind}}}\n{text}\n:::",
+    }
+
+
+def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
+    "A notebook as a page: without what only nbdev reads, without what programs print to stderr"
+    notebook = read(path)
+    cells = [cell for cell in notebook["cells"] if visible(cell)]
+    for cell in cells:
+        lines = source(cell).splitlines(keepends=True)
+        cell["source"] = "".join(line for line in lines if not line.startswith("#|"))
+        cell.pop("id", None)
+        cell["metadata"] = {}
+        if cell["cell_type"] == "code":
+            outputs = cell.get("outputs", [])
+            cell["outputs"] = [o for o in outputs if o.get("name") != "stderr"]
+            cell["execution_count"] = None
+    if remark:
+        cells.insert(1, note(*remark))
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 4}
+
+
+def has_code(notebook: Path) -> bool:
+    "There is something to execute"
+    return any(cell["cell_type"] == "code" for cell in read(notebook)["cells"])
+
+
+NOT_EXECUTED = (
+    "This page was **not executed** when the site was built: it shows no results."
+)
+
+
+def notebook_page(notebook: Path, runs: list[Path]) -> Notebook:
+    "The page of a notebook or a recipe"
+    if notebook.parent.name == "recipes":
+        folder = recorded_run(notebook, runs)
+        if folder:
+            return shown_notebook(folder / "notebook.ipynb", ("note", provenance(folder)))
+        return shown_notebook(notebook, ("warning", NOT_EXECUTED))
+    copy = executed_copy(notebook)
+    if copy or not has_code(notebook):
+        return shown_notebook(copy or notebook, None)
+    return shown_notebook(notebook, ("warning", NOT_EXECUTED))
+
+
+def notebooks() -> list[Path]:
+    "Every notebook that is a page"
+    found = [*ROOT.glob("nbs/**/*.ipynb"), *ROOT.glob("recipes/*.ipynb")]
+    return sorted(p for p in found if ".ipynb_checkpoints" not in p.parts)
+
+
+def not_executed() -> list[Path]:
+    "Notebooks under nbs/ whose results are missing or belong to other cells"
+    found = [p for p in notebooks() if p.parent.name != "recipes" and has_code(p)]
+    return [p for p in found if executed_copy(p) is None]
+
+
+def recipes_without_run(runs: list[Path]) -> list[str]:
+    "Names of the recipes that no recorded run shows"
+    recipes = [path for path in notebooks() if path.parent.name == "recipes"]
+    return [path.stem for path in recipes if recorded_run(path, runs) is None]
+
+
+def linked_files(notebook: Path) -> list[Path]:
+    "Files of the repository that a notebook links to and that are no pages: they become downloads"
+    prose = [source(c) for c in read(notebook)["cells"] if c["cell_type"] == "markdown"]
+    targets = [notebook.parent / t for text in prose for t in LINK.findall(text)]
+    files = [target.resolve() for target in targets if target.is_file()]
+    return [f for f in files if f.suffix != ".ipynb" and f.is_relative_to(ROOT)]
+
+
+# ---- pages without a notebook
+
+
+def configuration_page() -> str:
+    "Every configuration key, from where `cookbook-npu config` has them"
+    keys = list(config_keys())
+    lines = ["# Configuration keys", ""]
+    lines += [f"{len(keys)} keys. Any of them goes into a recipe's `overrides`:", ""]
+    lines += ["```bash", "cookbook-npu run qwen3_4b_colocate -p overrides \\"]
+    lines += ["""  '{"optim.clip_grad": 0.5}'""", "```", ""]
+    lines += ["**Basic** keys are what a first run changes. The same list in a terminal: "]
+    lines += ["`cookbook-npu config --all`.", ""]
+    sections: dict[str, list[list[str]]] = {}
+    for key in keys:
+        section = key.name.rpartition(".")[0]
+        meaning = re.sub(r"([\\*_{}\[\]<>$#|~^])", r"\\\1", key.meaning)
+        row = [f"`{key.name}`", code(str(key.default)), key.tier, meaning]
+        sections.setdefault(section, []).append(row)
+    for section, rows in sections.items():
+        lines += [f"## {section or 'The run'}", ""]
+        lines += table(["key", "default", "tier", "meaning"], rows)
+    return "\n".join(lines) + "\n"
+
+
+def option_rows(command: Any) -> list[list[str]]:
+    "Arguments and options of a command"
+    context = typer.Context(command)
+    rows = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        name, meaning = record or (parameter.human_readable_name, "")
+        given = getattr(parameter, "help", None) or meaning
+        given = re.sub(r"([\\*_{}<>$#|~^])", r"\\\1", given)
+        rows.append([code(name), given])
+    return rows
+
+
+def commands_page() -> str:
+    "Every command with its arguments and options"
+    group: Any = typer.main.get_command(app)
+    lines = ["# Commands", "", "`cookbook-npu COMMAND --help` says the same.", ""]
+    for name, command in sorted(group.commands.items()):
+        usage = " ".join(command.collect_usage_pieces(typer.Context(command)))
+        lines += [f"## {name}", "", (command.help or "").strip(), ""]
+        lines += ["```text", f"cookbook-npu {name} {usage}", "```", ""]
+        lines += table(["argument or option", "meaning"], option_rows(command))
+        if command.epilog:
+            lines += [command.epilog, ""]
+    return "\n".join(lines) + "\n"
+
+
+def chapter(title: str, about: str, entries: list[str]) -> str:
+    "A page that lists pages"
+    lines = [f"# {title}", "", about, "", "```{toctree}", ":glob:", ":maxdepth: 1"]
+    return "\n".join([*lines, *entries, "```", ""])
+
+
+def chapter_pages() -> dict[str, str]:
+    "The pages between the front page and the notebooks: file name -> text"
+    folders = [p.name for p in sorted((ROOT / "nbs").iterdir()) if p.is_dir()]
+    others = [name for name in folders if name not in ("npu", "tutorials", "howto")]
+    names = [name for name in ROOMS if name in others]
+    names += [name for name in others if name not in ROOMS and name[0] != "."]
+    pages = {}
+    for name in names:
+        about = f"Notebooks of `cookbook_npu.{name}`: each explains, defines and tests one module."
+        pages[f"modules/{name}.md"] = chapter(
+            ROOMS.get(name, name), about, [f"../nbs/{name}/*"]
+        )
+    about = "Each notebook explains, defines and tests one module of the package."
+    pages["modules/index.md"] = chapter("Modules", about, [*names, "base", "../nbs/99_cli"])
+    about = "What everything else stands on: errors, configuration, presets."
+    pages["modules/base.md"] = chapter("Configuration and errors", about, ["../nbs/0*"])
+    shims = [f"../nbs/npu/shims/{name}/*" for name in SHIMS]
+    listed = {
+        "device": ("Device and roles", ["../nbs/npu/*"]),
+        "stack": ("Stack and machine", ["../nbs/npu/stack/*"]),
+        "shims": ("Shims", ["../nbs/npu/shims/*", *shims]),
+        "simulator": ("Simulator", ["../nbs/npu/simulator/*"]),
+    }
+    for name, (title, entries) in listed.items():
+        pages[f"npu/{name}.md"] = chapter(title, "", entries)
+    about = "The device, what is patched for it and why, and the simulated NPU of the laptop scale."
+    pages["npu/index.md"] = chapter("NPU", about, list(listed))
+    api = [name.removesuffix(".md") for name in sorted(reference.pages())]
+    about = "Every public name: signature, parameters, what it returns and raises."
+    pages["reference/api/index.md"] = chapter("API", about, api)
+    return pages
+
+
+# ---- all of it
+
+
+def write(path: Path, text: str) -> Path:
+    "Write a page, unless it is there: Sphinx reads again what is newer"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def stage(
+    site: Path,  # folder of the pages, made anew where they changed
+    runs: list[Path],  # folders of run folders, for the recipes
+) -> None:
+    "Write every page of the site"
+    kept = set()
+    for page in (HERE / "pages").rglob("*"):
+        if page.is_file():
+            target = site / page.relative_to(HERE / "pages")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            kept.add(Path(shutil.copy2(page, target)))
+    texts = {
+        "reference/configuration.md": configuration_page(),
+        "reference/commands.md": commands_page(),
+        **chapter_pages(),
+        **{f"reference/api/{n}": text for n, text in reference.pages().items()},
+    }
+    for notebook in notebooks():
+        page = notebook_page(notebook, runs)
+        texts[str(notebook.relative_to(ROOT))] = json.dumps(page, indent=1)
+        for file in linked_files(notebook):
+            texts[str(file.relative_to(ROOT))] = file.read_text(encoding="utf-8")
+    kept |= {write(site / name, text) for name, text in texts.items()}
+    for old in site.rglob("*"):
+        if old.is_file() and old not in kept:
+            old.unlink()

@@ -1,0 +1,143 @@
+"""The documentation site: what its pages are made of, and that its checks can fail."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from sphinx.util.inventory import InventoryFile
+
+sys.path.insert(0, str(ROOT / ".docs"))
+
+import reference  # noqa: E402
+import stage  # noqa: E402
+
+import build  # noqa: E402
+from cookbook_npu.config import RunConfig  # noqa: E402
+from cookbook_npu.runs.folder import RunFolder  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def api():
+    return reference.pages()
+
+
+def test_every_public_name_has_an_entry(api):
+    for module in reference.modules():
+        text = api[f"{module.room}.md"]
+        for name in module.names:
+            kinds = ("function", "class", "data")
+            found = [kind for kind in kinds if f"{{py:{kind}}} {name}" in text]
+            assert found, f"{module.name}: {name}"
+
+
+def test_an_entry_says_what_the_source_says(api):
+    text = api["cookbook_npu.rl.md"]
+    entry = text[text.index("{py:function} rloo(") :].split(":::", 1)[0]
+    assert "rewards_B: Tensor, group_ids: Sequence[str], group_size: int" in entry
+    assert "| `group_size` | `int` |  | G, at least 2 |" in entry
+    assert r"**Returns** `Tensor`: adv\_B" in entry
+    assert "**Raises** {py:obj}`~cookbook_npu.errors.DataError`" in entry
+
+
+def test_a_name_that_nothing_defines_is_refused():
+    module = reference.read_module(ROOT / "cookbook_npu" / "rl" / "kl.py")
+    with pytest.raises(LookupError, match="kl.nothing is in __all__"):
+        reference.definition(module, "nothing")
+
+
+def test_the_inventory_holds_the_names_of_a_room(api, tmp_path):
+    (tmp_path / "index.md").write_text(api["cookbook_npu.weights.md"])
+    settings = ['extensions = ["myst_parser"]', 'html_theme = "basic"']
+    settings += ['myst_enable_extensions = ["colon_fence"]']
+    (tmp_path / "conf.py").write_text("\n".join(settings))
+    command = [sys.executable, "-m", "sphinx", "-Q", tmp_path, tmp_path / "out"]
+    subprocess.run(command, check=True)
+    inventory = tmp_path / "out" / "objects.inv"
+    found = reference.modules()
+    named = [m for m in found if m.room == "cookbook_npu.weights"]
+    assert build.missing_names(inventory, named) == []
+    with inventory.open("rb") as file:
+        objects = InventoryFile.load(file, "", lambda *parts: "/".join(parts))
+    assert "cookbook_npu.weights.manifest.Manifest" in objects["py:class"]
+    others = [m for m in found if m.name == "cookbook_npu.rl.kl"]
+    assert "cookbook_npu.rl.kl.kl_estimate" in build.missing_names(inventory, others)
+
+
+def test_configuration_and_commands():
+    keys = stage.configuration_page()
+    assert "| `optim.clip_grad` |" in keys and "| advanced |" in keys
+    commands = stage.commands_page()
+    assert "## compare" in commands and "`--against expected`" in commands
+
+
+def cell(kind: str, text: str, **more) -> dict:
+    return {"cell_type": kind, "metadata": {}, "source": text.splitlines(True), **more}
+
+
+def write(path: Path, *cells: dict) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cells": cells, "metadata": {}}))
+    return path
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(stage, "ROOT", tmp_path)
+    monkeypatch.setattr(stage, "EXECUTED", tmp_path / "executed")
+    return tmp_path
+
+
+TITLE = cell("markdown", "# rl.demo")
+HIDDEN = cell("code", "#| hide\nimport secret")
+SUM = cell("code", "#| export\n1 + 1")
+RESULT = {"output_type": "execute_result", "data": {"text/plain": ["2"]}}
+
+
+def test_a_page_shows_the_results_of_the_same_cells(checkout):
+    notebook = write(checkout / "nbs/rl/demo.ipynb", TITLE, HIDDEN, SUM)
+    page = stage.notebook_page(notebook, [])
+    assert "not executed" in page["cells"][1]["source"]
+    assert stage.not_executed() == [notebook]
+
+    done = SUM | {"outputs": [RESULT, {"name": "stderr", "output_type": "stream"}]}
+    write(stage.EXECUTED / "nbs/rl/demo.ipynb", TITLE, HIDDEN, done)
+    page = stage.notebook_page(notebook, [])
+    assert [c["source"] for c in page["cells"]] == ["# rl.demo", "1 + 1"]
+    assert page["cells"][1]["outputs"] == [RESULT]
+    assert stage.not_executed() == []
+
+    write(notebook, TITLE, HIDDEN, cell("code", "1 + 2"))  # changed since
+    assert "not executed" in stage.notebook_page(notebook, [])["cells"][1]["source"]
+
+
+def test_a_recipe_shows_a_complete_run_of_itself(checkout):
+    recipe = write(checkout / "recipes/demo.ipynb", TITLE, SUM)
+    output = {"root": str(checkout / "runs"), "name": "one"}
+    config = RunConfig(recipe="demo", num_steps=2, seed=3, output=output)
+    with RunFolder.create(config) as run:
+        run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True}, [])
+        run.metrics_file.write_text('{"step": 0}\n')
+    put_in = cell("code", "seed = 3") | {"metadata": {"tags": ["injected-parameters"]}}
+    write(run.path / "notebook.ipynb", TITLE, put_in, SUM | {"outputs": [RESULT]})
+    runs = [checkout / "runs"]
+    assert stage.recorded_run(recipe, runs) is None  # one step of two
+    run.metrics_file.write_text('{"step": 0}\n{"step": 1}\n')
+    said = stage.notebook_page(recipe, runs)["cells"][1]["source"]
+    assert "2 steps, seed 3, on 2 x simulated NPU (simulated" in said
+    assert f"torch {metadata.version('torch')}" in said
+    write(recipe, TITLE, cell("code", "1 + 3"))
+    assert stage.recorded_run(recipe, runs) is None  # of another recipe
+
+
+def test_dead_links_are_found(tmp_path):
+    first = tmp_path / "index.html"
+    first.write_text('<a href="b.html#there">x</a><a href="https://example.org/">y</a>')
+    (tmp_path / "b.html").write_text('<h1 id="there">t</h1><a href="index.html">i</a>')
+    assert build.dead_links(tmp_path) == []
+    first.write_text('<a href="b.html#gone">x</a><img src="no.png">')
+    dead = build.dead_links(tmp_path)
+    assert dead == ["index.html: b.html#gone", "index.html: no.png"]
