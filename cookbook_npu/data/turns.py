@@ -7,7 +7,7 @@ __all__ = ['TurnFormat', 'with_observation', 'last_turn_ids', 'turn_texts']
 
 # %% ../../nbs/data/11_turns.ipynb #90d5c693
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .sample import Sample, Turn, continued_turns

@@ -1,4 +1,4 @@
-"""Conversations in tokens: ids carried forward are those of the published chat templates, and of another implementation."""
+"""Conversations in tokens: ids carried forward are those of the published chat templates."""
 
 import random
 from pathlib import Path
