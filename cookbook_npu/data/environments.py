@@ -9,7 +9,9 @@ __all__ = ['Messages', 'MAX_EXPRESSION', 'ENVIRONMENTS', 'Observation', 'Environ
 # %% ../../nbs/data/10_environments.ipynb #3bfdde62
 import importlib
 import inspect
+import json
 import re
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -73,6 +76,10 @@ class Environment(ABC):
 def _import_environment(name: str) -> type[Environment]:
     "The class at package.module:Class"
     module, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # as for scorers: a program's own search path lacks the working folder
+        sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as e:
@@ -174,6 +181,16 @@ class Calculator(Environment):
             )
         self.calls = calls
         self.label = ""
+
+    def call(
+        self,
+        expression: str,  # to be worked out
+    ) -> str:
+        "What a policy writes to ask for a value"
+        if self.calls == "brackets":
+            return f"<{expression}>"
+        asked = {"name": "calculator", "arguments": {"expression": expression}}
+        return f"<tool_call>\n{json.dumps(asked)}\n</tool_call>"
 
     def reset(
         self,
