@@ -214,6 +214,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                    'cookbook_npu/cluster/ray_cluster.py'),
                                                   'cookbook_npu.cluster.ray_cluster._answers': ( 'cluster/ray_cluster.html#_answers',
                                                                                                  'cookbook_npu/cluster/ray_cluster.py'),
+                                                  'cookbook_npu.cluster.ray_cluster._ask_in_turn': ( 'cluster/ray_cluster.html#_ask_in_turn',
+                                                                                                     'cookbook_npu/cluster/ray_cluster.py'),
                                                   'cookbook_npu.cluster.ray_cluster._check_address': ( 'cluster/ray_cluster.html#_check_address',
                                                                                                        'cookbook_npu/cluster/ray_cluster.py'),
                                                   'cookbook_npu.cluster.ray_cluster._deadline': ( 'cluster/ray_cluster.html#_deadline',
