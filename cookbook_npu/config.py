@@ -117,7 +117,7 @@ class DataConfig(Config):
 
     prompt_data: str = Field(
         default="arithmetic",
-        description="arithmetic, countdown, sorting, counting, geometry (generated); "
+        description="arithmetic, countdown, sorting, counting, calculator, geometry (generated); "
         "a file or folder; hf://... or modelscope://...",
         json_schema_extra=BASIC,
     )
@@ -326,6 +326,23 @@ class RolloutConfig(Config):
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",
         description="split: key/value cache of responses that continue under new weights",
+    )
+    environment: str | None = Field(
+        default=None,
+        description="what answers the policy between its turns: calculator, or package.module:Class; "
+        "none: responses have one turn",
+    )
+    environment_arguments: dict[str, Any] = Field(
+        default={}, description="keyword arguments of the environment"
+    )
+    environment_timeout_s: float = Field(
+        default=60.0, gt=0, description="time limit of one call of an environment, s"
+    )
+    environment_workers: int = Field(
+        default=16, gt=0, description="calls of environments at the same time"
+    )
+    max_turns: int = Field(
+        default=8, gt=0, description="most turns of the policy in an episode"
     )
     eval_samples: int = Field(default=1, gt=0, description="samples per held-out prompt")
     eval_temperature: float | None = Field(
@@ -925,6 +942,33 @@ def _check_staleness(c: RunConfig) -> None:
             "away: make depth at most max_staleness.",
         )
 
+
+def _check_environment(c: RunConfig) -> None:
+    r = c.rollout
+    if r.environment is not None:
+        if c.placement.mode == "split":
+            raise ConfigError(
+                f"rollout.environment is {r.environment!r} with placement.mode 'split'",
+                "Turns are taken while the trainer waits: set placement.mode to colocate.",
+            )
+        return
+    unset = RolloutConfig()
+    own = ("arguments", "timeout_s", "workers")
+    for key in (*(f"environment_{name}" for name in own), "max_turns"):
+        if getattr(r, key) != getattr(unset, key):
+            raise ConfigError(
+                f"rollout.{key} is {getattr(r, key)} without rollout.environment",
+                "Name the environment, or leave it out.",
+            )
+    scorers = {*c.reward.scorers}
+    for of_source in c.reward.by_source.values():
+        scorers |= of_source.keys()
+    if "environment" in scorers:
+        raise ConfigError(
+            "reward.scorers has environment without rollout.environment",
+            "Name the environment, or another scorer.",
+        )
+
 # %% ../nbs/01_config.ipynb #288e0e81
 def _check_batches(c: RunConfig) -> None:
     if c.global_batch_size % c.data_parallel:
@@ -1158,6 +1202,7 @@ _CHECKS = (
     _check_engines,
     _check_weight_update,
     _check_staleness,
+    _check_environment,
     _check_batches,
     _check_latency,
     _check_sampling,
@@ -1225,7 +1270,11 @@ def _set(tree: dict, key: str, value: Any) -> None:
     tree[last] = value
 
 # %% ../nbs/01_config.ipynb #1ba07d9d
-_OPEN = ("data.task.", "reward.scorers.")  # mappings whose entries are set one by one
+_OPEN = (
+    "data.task.",
+    "reward.scorers.",
+    "rollout.environment_arguments.",
+)  # mappings whose entries are set one by one
 
 
 def _check_key(key: str, config: RunConfig) -> None:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
-           'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'StorageError',
-           'NumericsError', 'nearest', 'parse_json']
+           'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'EnvironmentFault',
+           'StorageError', 'NumericsError', 'nearest', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -78,6 +78,10 @@ class RunLocked(CookbookError, BlockingIOError):
 
 class RewardError(CookbookError, ConnectionError):
     "A scorer that asks a server got no answer; names the scorer and the sample"
+
+
+class EnvironmentFault(CookbookError, RuntimeError):
+    "No environment of a rollout works; names what the first one did"
 
 
 class StorageError(CookbookError, OSError):

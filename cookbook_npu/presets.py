@@ -61,12 +61,40 @@ _PUZZLES: dict[str, dict[str, Any]] = {
 }
 
 
+def _calculator(config: RunConfig) -> dict[str, Any]:
+    "What sums with a calculator switch on; for the tiny model brackets, and a warm start that shows them"
+    keys = {
+        "data.task": {"level": 5, "per_level": 4000},
+        "data.eval_prompts": 128,
+        "reward.scorers": {"environment": 1.0},
+        "rollout.environment": "calculator",
+        "rollout.max_turns": 2,
+    }
+    if config.scale == "910b":
+        return keys | {"data.apply_chat_template": True}
+    keys |= {
+        "rollout.environment_arguments": {"calls": "brackets"},
+        "sampling.max_response_tokens": 24,
+        "train.global_batch_size": None,
+        "warm_start.steps": 450,
+        "warm_start.noisy_steps": 20,
+        "warm_start.learning_rate": 3e-3,
+        "warm_start.corrupt": 0.25,
+    }
+    if config.model.tiny.family == "qwen3":
+        shape = {"hidden_size": 96, "num_layers": 3, "ffn_size": 288, "init_std": 0.02}
+        keys |= {f"model.tiny.{name}": value for name, value in shape.items()}
+    return keys
+
+
 def _for_prompts(prompt_data: str, config: RunConfig) -> dict[str, Any]:
     "What other prompts than the recipe's own switch on"
     if prompt_data == config.data.prompt_data:
         return {}
     if prompt_data == "arithmetic":
         return {"data.task": {"level": 2}}
+    if prompt_data == "calculator":
+        return _calculator(config)
     return _PUZZLES.get(prompt_data) or _REAL_PROMPTS[config.scale]
 
 # %% ../nbs/02_presets.ipynb #82cccbf3

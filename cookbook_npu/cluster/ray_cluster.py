@@ -259,9 +259,9 @@ def cluster_env(
         env[name] = os.environ.get(name, value)
     return env
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #d2dffdbf
-def _locate_bundle(resource: str) -> tuple[str, str, str]:
-    "A task that says where it runs: (machine, device id, Ray's node id)"
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
+def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
+    "A task that says where it runs: (machine, device id, Ray's node id); it begins after `before`"
     import ray
 
     context = ray.get_runtime_context()
@@ -300,7 +300,7 @@ def _reserve(ray: ModuleType, devices: int, resource: str, timeout: float) -> An
         )
     return placement
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #7dce7dad
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #284eb2be
 def bundle_options(
     placement: Any,  # a placement group
     bundle: int,  # index of the bundle in it
@@ -314,16 +314,32 @@ def bundle_options(
     return {"scheduling_strategy": strategy}
 
 
+def _ask_in_turn(
+    ask: Callable[[int, Any], Any],  # gets a bundle and the answer to begin after
+    nodes: Sequence[str],  # Ray node of each bundle
+) -> list[Any]:  # the answer of each bundle
+    "Ask the bundles of a machine one after the other: one process answers for all of them"
+    newest: dict[str, Any] = {}
+    answers = []
+    for bundle, node in enumerate(nodes):
+        newest[node] = ask(bundle, newest.get(node))
+        answers.append(newest[node])
+    return answers
+
+
 def _locate_slots(
     ray: ModuleType, placement: Any, resource: str, timeout: float
 ) -> tuple[DeviceSlot, ...]:
     "Ask every bundle where it is"
+    nodes = ray.util.placement_group_table(placement)["bundles_to_node_id"]
     task = ray.remote(_locate_bundle)
     share = device_options(resource, 0.01)
-    found = []
-    for bundle in range(len(placement.bundle_specs)):
+
+    def ask(bundle: int, before: Any) -> Any:
         options = share | bundle_options(placement, bundle)
-        found.append(task.options(**options).remote(resource))
+        return task.options(**options).remote(resource, before)
+
+    found = _ask_in_turn(ask, [nodes[bundle] for bundle in sorted(nodes)])
     return sort_slots(ray.get(found, timeout=timeout))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #775195b8

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['ANSWER_WINDOW', 'DAPO_WINDOW', 'ANSWER_LIMIT', 'DEEPSCALER_WINDOW', 'ScorerFunction', 'LabelCheck', 'SCORERS',
            'CallMode', 'last_boxed', 'plain_answer', 'same_text', 'find_answer', 'as_latex', 'find_choice',
-           'right_choice', 'gpqa', 'normalized_words', 'f1', 'countdown', 'length', 'repetition', 'exact',
-           'format_think', 'refuse_not_finite', 'dapo', 'numbers_without_eval', 'same_answer', 'math', 'deepscaler',
-           'Scorer', 'find_scorer', 'batched', 'call_mode', 'load_function', 'register_reward']
+           'right_choice', 'gpqa', 'normalized_words', 'f1', 'countdown', 'length', 'repetition', 'environment_reward',
+           'exact', 'format_think', 'refuse_not_finite', 'dapo', 'numbers_without_eval', 'same_answer', 'math',
+           'deepscaler', 'Scorer', 'find_scorer', 'batched', 'call_mode', 'load_function', 'register_reward']
 
 # %% ../../nbs/data/05_graders.ipynb #7dbcbb6b
 import importlib
@@ -322,6 +322,15 @@ def repetition(
         return 0.0
     return -(1 - len(set(runs)) / len(runs))
 
+# %% ../../nbs/data/05_graders.ipynb #b1cb6563
+def environment_reward(
+    text: str,  # unused
+    label: Any,  # unused
+    metadata: Mapping[str, Any],  # with what rollout.episodes knows of the episode
+) -> float:  # sum over its turns
+    "What the environment of a sample gave"
+    return float(metadata["environment"]["reward"])
+
 # %% ../../nbs/data/05_graders.ipynb #681c2b62
 def exact(
     text: str,  # what the policy wrote
@@ -572,6 +581,7 @@ _KNOWN = (
     _PLAIN("f1", right_from=1.0, window=ANSWER_WINDOW, function=f1),
     _PLAIN("countdown", right_from=1.0, window=ANSWER_WINDOW, function=countdown),
     Scorer("length", inline=True, worst=-1.0, window=0, function=length),
+    _PLAIN("environment", right_from=1.0, function=environment_reward),
     Scorer("repetition", inline=True, worst=-1.0, window=65536, function=repetition),
 )
 SCORERS: dict[str, Scorer] = {scorer.name: scorer for scorer in _KNOWN}

@@ -538,6 +538,7 @@ class _Reader:
             label=label,
             metadata=read_metadata(record, place, schema, config.metadata_keys),
             images=images,
+            content=content,
         )
 
     def from_problem(self, task: str, problem: Problem | Puzzle) -> Prompt:
@@ -559,6 +560,7 @@ class _Reader:
             label=problem.label,
             metadata=problem.metadata,
             images=images,
+            content=problem.prompt,
         )
 
     def _images(

@@ -169,7 +169,7 @@ def grading_job(
 ) -> GradingJob:
     "The job of one scorer on one sample; raises `DataError` for a label that cannot be graded"
     # Images are for the model; scorers and their pipes do without.
-    left_out = ("images", "policy_text")
+    left_out = ("images", "policy_text", "turn_texts")
     metadata = {k: v for k, v in sample.metadata.items() if k not in left_out}
     metadata["response_tokens"] = sum(sample.loss_mask)
     metadata["finish_reason"] = sample.finish_reason

@@ -55,6 +55,7 @@ class Prompt:
     label: Any = None  # what the scorers compare with
     metadata: dict[str, Any] = field(default_factory=dict)  # what else the record carried
     images: list[ImageInput] = field(default_factory=list)  # in order of their placeholders
+    content: Any = None  # text or messages before the chat template; none: the text
 
     def for_samples(self) -> dict[str, Any]:
         "The metadata that its samples carry, and the prompt's id and text"
@@ -64,6 +65,14 @@ class Prompt:
     def question(self) -> str:
         "What is asked, text and pictures: equal for prompts that are the same"
         return "\n".join([self.text, *(image.key for image in self.images)])
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        "What is asked, as messages for a chat template"
+        content = self.text if self.content is None else self.content
+        if isinstance(content, str):
+            return [{"role": "user", "content": content}]
+        return list(content)
 
 # %% ../../nbs/data/00_sample.ipynb #3b1759c6
 TurnRole = Literal["policy", "observation"]

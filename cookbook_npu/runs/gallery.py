@@ -63,9 +63,23 @@ def _facts(record: Mapping[str, Any], group_mean: float) -> list[tuple[str, str]
         facts.append(("without loss", f"{mask.count(0)} tokens"))
     if record.get("turns"):
         facts.append(("turns", ", ".join(turn["role"] for turn in record["turns"])))
+    episode = record.get("metadata", {}).get("environment")
+    if episode:
+        calls = f"{episode['tool_calls']}, {episode['tool_errors']} with errors"
+        facts.append(("tool calls", calls))
+        facts.append(("episode", f"{episode['turns']} turns, {episode['outcome']}"))
     if record.get("images"):
         facts.append(("images", ", ".join(record["images"])))
     return facts
+
+
+def _response(record: Mapping[str, Any]) -> str:
+    "What was said; of several turns, who said what"
+    texts = record.get("metadata", {}).get("turn_texts")
+    if not texts:
+        return record["text"]
+    turns = zip(record["turns"], texts, strict=True)
+    return "\n".join(f"[{turn['role']}] {text}" for turn, text in turns)
 
 
 def _shown(
@@ -74,7 +88,7 @@ def _shown(
     metadata = record.get("metadata", {})
     prompt = metadata.get("prompt") or metadata.get("prompt_id", record["group_id"])
     facts = _facts(record, group_mean)
-    return GallerySample(kind, step, shorten(prompt), shorten(record["text"]), facts)
+    return GallerySample(kind, step, shorten(prompt), shorten(_response(record)), facts)
 
 # %% ../../nbs/runs/08_gallery.ipynb #97ebba15
 def _reward(record: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@
 __all__ = ['make_requests', 'shard_requests', 'Rollout', 'RolloutManager']
 
 # %% ../../nbs/train/10_rollout_manager.ipynb #becc30a5
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from ..config import SamplingConfig
 from ..data.pass_at_k import eval_metrics
 from ..data.rewards import Counts
 from ..data.sample import Prompt, Sample
-from ..errors import RewardError, RoleError
+from ..errors import EnvironmentFault, RewardError, RoleError
 from ..rl.filters import DynamicSampling
 from ..rollout.engine import Request, derive_seed
+from ..rollout.episodes import episode_metrics
 from .recovery import Recovery
 from .state import DriverState
 
@@ -63,7 +64,8 @@ class Rollout:
 
     prompts: list[Prompt]  # all that were asked
     samples: list[Sample]  # graded, whole groups one after another
-    metrics: dict[str, float] = field(default_factory=dict)  # what dynamic sampling did
+    # what dynamic sampling and environments did
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class RolloutManager:
@@ -77,12 +79,22 @@ class RolloutManager:
         self.state = state
         self.recovery = recovery
         self._counted = Counts()  # what the last row of metrics holds
+        self.failed_groups = 0  # of environments, since the last rollout
 
     def rollout(
         self,
         step: int,  # number of the step, engines awake
     ) -> Rollout:  # the samples to train on
         "Take prompts and sample until the step has its groups"
+        rollout = self._rollout(step)
+        if self.state.episodes is not None:
+            rollout.metrics |= episode_metrics(rollout.samples)
+            rollout.metrics["env/failed_groups"] = float(self.failed_groups)
+            self.failed_groups = 0
+        return rollout
+
+    def _rollout(self, step: int) -> Rollout:
+        "The groups of a step"
         config = self.state.config
         wanted = config.rollout.prompts_per_step
         if config.algorithm.dynamic_sampling_attempts > 1:
@@ -121,17 +133,57 @@ class RolloutManager:
         sampling = sampling or config.sampling
         requests = make_requests(prompts, group_size, config.seed, step, first)
         prompt_of = {r.group_id: prompts[i // group_size] for i, r in enumerate(requests)}
-        shards = shard_requests(requests, config.num_engines)
-        samples = self.recovery.retry(
-            lambda: self._sample(shards, sampling, need_all), resend_weights=True
-        )
+        if self.state.episodes is None:
+            samples = self._sample(requests, sampling, need_all)
+        else:
+            samples = self._converse(requests, prompt_of, sampling, need_all)
         for sample in samples:
             prompt = prompt_of[sample.group_id]
             sample.label = prompt.label
-            sample.metadata = prompt.for_samples()
+            sample.metadata = {**prompt.for_samples(), **sample.metadata}
         return self.grade(samples, need_all)
 
+    def _converse(
+        self,
+        requests: Sequence[Request],
+        prompt_of: Mapping[str, Prompt],
+        sampling: SamplingConfig,
+        need_all: bool,
+    ) -> list[Sample]:
+        "Policy and environments take turns; groups whose environment failed are left out"
+        assert self.state.episodes is not None
+        limit = sampling.max_response_tokens
+        batch = self.state.episodes.begin(requests, prompt_of, limit)
+        while batch.requests:
+            batch.take(self._sample(batch.requests, sampling, need_all))
+        for group_id, failure in batch.failures.items():
+            self.failed_groups += 1
+            self.state.folder.event(
+                "environment_failed",
+                group=group_id,
+                reason=failure.reason,
+                timed_out=failure.timed_out,
+            )
+        if batch.failures and not batch.samples:
+            group_id, failure = next(iter(batch.failures.items()))
+            raise EnvironmentFault(
+                f"the environments of all {len(batch.failures)} groups failed; "
+                f"{group_id}: {failure.reason}",
+                "Mend rollout.environment, or raise rollout.environment_timeout_s; "
+                "the run can be resumed.",
+            )
+        return batch.samples
+
     def _sample(
+        self, requests: Sequence[Request], sampling: SamplingConfig, need_all: bool
+    ) -> list[Sample]:
+        "Sample on all engines, again when one was lost"
+        shards = shard_requests(requests, self.state.config.num_engines)
+        return self.recovery.retry(
+            lambda: self._sample_once(shards, sampling, need_all), resend_weights=True
+        )
+
+    def _sample_once(
         self, shards: list[list[Request]], sampling: SamplingConfig, need_all: bool
     ) -> list[Sample]:
         "Sample on all engines; those that fail may be left out when `faults.min_groups` allows it"

@@ -16,6 +16,7 @@ from ..data.prompts import PromptDataset
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..errors import StorageError
+from ..rollout.episodes import EpisodeRunner
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
 from .rollout_worker import Engines
@@ -35,6 +36,7 @@ class DriverState:
     tracker: Tracker  # metrics and timings
     version: int = -1  # weight version that the engines hold; -1: none yet
     start_step: int = 0  # steps done before the loop begins or goes on
+    episodes: EpisodeRunner | None = None  # environments; none: one turn
 
     @property
     def trainer(self) -> WorkerGroup:

@@ -81,6 +81,9 @@ class Watcher:
     def look(self, row: dict) -> None:
         "One measurement of everything"
         everyone = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        below = {p.pid for p in everyone}
+        # a worker may be the fork of a server that is not below this process
+        everyone += [psutil.Process(pid) for pid in self.named.values() if pid not in below]
         self.seen |= {p.pid for p in everyone}
         name_of = {pid: name for name, pid in self.named.items()}
         for process in everyone:
@@ -94,6 +97,14 @@ class Watcher:
         for key, value in row.items():
             if key.startswith("memory/") and "free" not in key:
                 self.series[key.removeprefix("memory/"), "device MiB"].append(value / 2**20)
+
+    def left(self) -> list[str]:
+        "What is there after the run: processes, and shared memory"
+        found = [p.name() for p in psutil.Process().children(recursive=True)]
+        for name, pid in self.named.items():
+            if name != "driver" and psutil.pid_exists(pid):
+                found.append(name)
+        return found + segments(self.seen)
 
     def measure(self, name: str, process: psutil.Process) -> None:
         "Memory, files, sockets and threads of one process"
@@ -169,9 +180,7 @@ def main() -> int:
             watcher = Watcher(run)
             for row in run.steps():
                 watcher.look(row)
-        left = [p.name() for p in psutil.Process().children(recursive=True)] + segments(
-            watcher.seen
-        )
+        left = watcher.left()
         events = Path(root, "soak", "events.jsonl")
         told = (
             [json.loads(line)["kind"] for line in events.read_text().splitlines()]

@@ -27,6 +27,26 @@ WORKER += [*FOR_RAY, "cookbook_npu.cluster.worker_group", "preloaded_jobs"]
 DRIVER = ["torch", *QWEN, *FOR_RAY, "cookbook_npu.train.session", "run_driver"]
 KERNEL = ["ipykernel.kernelapp", "torch", *QWEN, *FOR_RAY, "matplotlib.figure"]
 KERNEL += ["cookbook_npu.train.session", "preloaded_jobs"]
+# Ray's own processes beside a raylet
+AGENT = ["asyncio", "aiohttp.web", *FOR_RAY, "preloaded_jobs"]
+# the other side of a comparison; our package first, as there
+TRL = ["cookbook_npu", "torch", *QWEN, "datasets", "trl.trainer.grpo_trainer"]
+TRL += ["preloaded_jobs"]
+# benchmarks that use a device themselves; the others start processes that do
+WITH_DEVICE = ("engine_speed.py", "sleep_wake.py", "weight_update_speed.py")
+
+
+def warm_up_of(argv: list[str]) -> list[str]:
+    "What the server of this process has imported: `argv` is its command line without options of Python"
+    if argv[1] == "-m":
+        return KERNEL
+    if "/tests/benchmarks/" in argv[1]:
+        side = argv[3].rpartition("-")[2] if "--work" in argv else ""
+        if side == "trl":
+            return TRL
+        device = side == "ours" or argv[1].endswith(WITH_DEVICE)
+        return WORKER if device else [*DRIVER, "preloaded_jobs"]
+    return AGENT if "agent" in argv[1].rpartition("/ray/")[2] else WORKER
 
 
 def become_fork(argv: list[str]) -> None:
@@ -37,10 +57,10 @@ def become_fork(argv: list[str]) -> None:
     process = fork_process(
         "preloaded_jobs:run_python",
         {"argv": argv[2:] if is_module else argv[1:], "is_module": is_module},
-        KERNEL if is_module else WORKER,
+        warm_up_of(argv),
         os.environ,
         1,
-        [theirs.fileno()],
+        [theirs.fileno(), 0],
     )
     if process is None:
         return
@@ -62,8 +82,10 @@ def become_fork(argv: list[str]) -> None:
     os._exit(code)
 
 
-def run_python(parent_fd: int, argv: list[str], is_module: bool) -> None:
+def run_python(parent_fd: int, input_fd: int, argv: list[str], is_module: bool) -> None:
     "In the fork: `python ARGV` or `python -m ARGV`"
+    os.dup2(input_fd, 0)  # Ray's agents end when it does
+    os.close(input_fd)
     threading.Thread(target=_end_with, args=[parent_fd], daemon=True).start()
     sys.argv = list(argv)
     if is_module:

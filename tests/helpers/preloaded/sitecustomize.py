@@ -1,5 +1,5 @@
-"""Python imports this when it starts, where this folder is on PYTHONPATH: Ray's workers and notebook
-kernels of a run are then forks of a server that has imported what they need.
+"""Python imports this when it starts, where this folder is on PYTHONPATH: Ray's workers and agents,
+notebook kernels and benchmarks are then forks of a server that has imported what they need.
 
 The process that was started stays, as a name for the other: it passes signals on, waits, and ends as the
 other ends. Without a server it goes on as if this file were not there.
@@ -8,18 +8,24 @@ other ends. Without a server it goes on as if this file were not there.
 import os
 import sys
 
-SCRIPTS = ("ray/_private/workers/default_worker.py",)
+SCRIPTS = (
+    "ray/_private/workers/default_worker.py",
+    "ray/_private/runtime_env/agent/main.py",
+    "ray/dashboard/agent.py",
+)
+BENCHMARKS = "/tests/benchmarks/"
 MODULES = ("ipykernel_launcher",)
 
 
 def wanted(argv: list[str]) -> bool:
-    "Is this the start of a worker or of a kernel?"
+    "Is this the start of one of them?"
     if len(argv) > 2 and argv[1] == "-m":
         return argv[2] in MODULES
-    return len(argv) > 1 and argv[1].endswith(SCRIPTS)
+    return len(argv) > 1 and (argv[1].endswith(SCRIPTS) or BENCHMARKS in argv[1])
 
 
-if "COOKBOOK_NPU_FORK_SERVERS" in os.environ and wanted(sys.orig_argv):
+arguments = [word for word in sys.orig_argv if word != "-u"]  # Ray's agents are started so
+if "COOKBOOK_NPU_FORK_SERVERS" in os.environ and wanted(arguments):
     from preloaded_jobs import become_fork
 
-    become_fork(sys.orig_argv)
+    become_fork(arguments)
