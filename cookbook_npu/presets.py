@@ -333,9 +333,11 @@ _QWEN3_5_9B_ASYNC = {
     ),
     "laptop": _merge(
         _QWEN3_5_9B["laptop"],
-        # answers have four tokens: weights shall change inside some of them, too
+        # Answers have four tokens: weights shall change inside some of them, too. An engine has the
+        # rows of two steps under way; with room for one, a straggler would keep a new row waiting.
         dict(
-            placement=dict(mode="split", devices=4), rollout=dict(decode_steps=1, **_ASYNC)
+            placement=dict(mode="split", devices=4),
+            rollout=dict(decode_steps=1, batch_size=256, **_ASYNC),
         ),
     ),
 }
