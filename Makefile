@@ -74,7 +74,7 @@ export: $(VENV)/.test ## format the notebooks, then notebooks -> cookbook_npu/*.
 	$(BIN)/python tests/drift.py --write
 
 docs: $(VENV)/.test ## the documentation site, into _docs/ (ARGS=--no-execute: without results that are missing)
-	$(BIN)/python .docs/build.py --workers $(WORKERS) $(ARGS)
+	$(BIN)/python .docs/make_site.py --workers $(WORKERS) $(ARGS)
 
 clean: ## remove what can be made again (not .venv, not runs/)
 	rm -rf _docs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -12,10 +12,10 @@ from sphinx.util.inventory import InventoryFile
 
 sys.path.insert(0, str(ROOT / ".docs"))
 
+import make_site  # noqa: E402
 import reference  # noqa: E402
 import stage  # noqa: E402
 
-import build  # noqa: E402
 from cookbook_npu.config import RunConfig  # noqa: E402
 from cookbook_npu.runs.folder import RunFolder  # noqa: E402
 
@@ -59,12 +59,12 @@ def test_the_inventory_holds_the_names_of_a_room(api, tmp_path):
     inventory = tmp_path / "out" / "objects.inv"
     found = reference.modules()
     named = [m for m in found if m.room == "cookbook_npu.weights"]
-    assert build.missing_names(inventory, named) == []
+    assert make_site.missing_names(inventory, named) == []
     with inventory.open("rb") as file:
         objects = InventoryFile.load(file, "", lambda *parts: "/".join(parts))
     assert "cookbook_npu.weights.manifest.Manifest" in objects["py:class"]
     others = [m for m in found if m.name == "cookbook_npu.rl.kl"]
-    assert "cookbook_npu.rl.kl.kl_estimate" in build.missing_names(inventory, others)
+    assert "cookbook_npu.rl.kl.kl_estimate" in make_site.missing_names(inventory, others)
 
 
 def test_configuration_and_commands():
@@ -137,7 +137,7 @@ def test_dead_links_are_found(tmp_path):
     first = tmp_path / "index.html"
     first.write_text('<a href="b.html#there">x</a><a href="https://example.org/">y</a>')
     (tmp_path / "b.html").write_text('<h1 id="there">t</h1><a href="index.html">i</a>')
-    assert build.dead_links(tmp_path) == []
+    assert make_site.dead_links(tmp_path) == []
     first.write_text('<a href="b.html#gone">x</a><img src="no.png">')
-    dead = build.dead_links(tmp_path)
+    dead = make_site.dead_links(tmp_path)
     assert dead == ["index.html: b.html#gone", "index.html: no.png"]

@@ -1,4 +1,4 @@
-"""The documentation site: `make docs`, or `python .docs/build.py --help`
+"""The documentation site: `make docs`, or `python .docs/make_site.py --help`
 
 Notebooks whose results are missing are executed first, by their tests. Warnings and dead links are errors.
 """
