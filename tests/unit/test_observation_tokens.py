@@ -1,0 +1,92 @@
+"""What an environment says has no part in the loss, whichever algorithm is chosen."""
+
+import numpy as np
+import pytest
+import torch
+
+from cookbook_npu.config import AlgorithmConfig
+from cookbook_npu.data.sample import Sample
+from cookbook_npu.rl.algorithms import ALGORITHMS
+from cookbook_npu.train.batch import (
+    complete_batch,
+    compute_loss,
+    make_batch,
+    make_micro_batch,
+)
+from cookbook_npu.train.critic import compute_value_loss
+
+MASKS = ([1, 1, 0, 0, 1], [1, 0, 1], [1, 1, 1, 1], [1, 0, 0, 0, 1, 1])
+REWARDS = (1.0, 0.0, 0.25, 0.75)
+VALUE_CLIP = 0.2
+
+
+def episodes() -> list[Sample]:
+    "Two groups of two; the third sample has no observation"
+    samples = []
+    for i, (mask, reward) in enumerate(zip(MASKS, REWARDS, strict=True)):
+        n = len(mask)
+        samples.append(
+            Sample(
+                group_id=f"g{i // 2}",
+                index=i % 2,
+                prompt_ids=[1, 2],
+                response_ids=list(range(3, 3 + n)),
+                logprobs=[-1.0 if m else 0.0 for m in mask],
+                loss_mask=mask,
+                versions=[0] * n,
+                finish_reason="stop",
+                reward=reward,
+            )
+        )
+    return samples
+
+
+def random_rows(seed: int, told: float) -> list[np.ndarray]:
+    "A number below 0 for each token of the policy; `told` at each token of an observation"
+    chance = np.random.default_rng(seed)
+    rows = []
+    for mask in MASKS:
+        own = -0.2 - chance.random(len(mask))
+        rows.append(np.where(np.array(mask) == 1, own, told).astype(np.float32))
+    return rows
+
+
+def one_step(algorithm: AlgorithmConfig, told: float):
+    "Loss, metric sums and gradient of a step whose observation tokens have these log-probs"
+    samples = episodes()
+    batch = make_batch(samples, 2, algorithm, global_batch_size=4, max_tokens=8)
+    batch.old_logprobs = random_rows(0, told)
+    batch.rollout_logprobs = random_rows(1, told / 2)
+    if algorithm.use_reference:
+        batch.ref_logprobs = random_rows(2, told / 3)
+    if algorithm.advantage_estimator == "gae":
+        batch.values = random_rows(3, told)
+    mismatch = complete_batch(batch, samples, 2, algorithm, 8)
+    micro = make_micro_batch(batch, range(4), torch.device("cpu"))
+    logp_T = torch.from_numpy(np.concatenate(random_rows(4, 2 * told))).requires_grad_()
+    entropy_T = torch.from_numpy(np.concatenate(random_rows(5, told))).abs()
+    loss, sums = compute_loss(logp_T, entropy_T, micro, algorithm)
+    (gradient_T,) = torch.autograd.grad(loss, logp_T)
+    numbers = {"loss": loss.detach(), **mismatch, **sums}
+    if batch.values:
+        value_T = torch.from_numpy(np.concatenate(random_rows(6, told))).requires_grad_()
+        loss, sums = compute_value_loss(value_T, batch, range(4), VALUE_CLIP)
+        (of_values_T,) = torch.autograd.grad(loss, value_T)
+        numbers |= {"critic": loss.detach(), **sums}
+        gradient_T = torch.cat([gradient_T, of_values_T])
+    return {name: float(value) for name, value in numbers.items()}, gradient_T
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_observations_have_no_part_in_the_loss(name):
+    "Whatever their log-probs and values are: the same loss, metrics and gradient, and none of it theirs"
+    common = {"use_reference": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
+    algorithm = AlgorithmConfig(**{**common, **ALGORITHMS[name].overrides})
+    numbers, gradient_T = one_step(algorithm, told=0.0)
+    others, of_others_T = one_step(algorithm, told=-7.0)
+    assert numbers == pytest.approx(others, abs=1e-6)
+    torch.testing.assert_close(gradient_T, of_others_T, rtol=0, atol=1e-6)
+    own_T = torch.tensor(sum(MASKS, []), dtype=torch.bool)
+    for part_T in gradient_T.split(len(own_T)):
+        assert not part_T[~own_T].any()
+        assert part_T[own_T].any()
