@@ -267,7 +267,8 @@ def _fill_gae(
         algorithm,
         _shaped_rewards(samples, algorithm, max_tokens),
         loss_masks(samples, algorithm),
-        [torch.from_numpy(value_T) for value_T in batch.values],
+        # copied: what comes from another process cannot be written
+        [torch.tensor(value_T) for value_T in batch.values],
         kl,
     )
     batch.advantages = [adv_T.float().numpy() for adv_T in advantages]

@@ -17,6 +17,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 # what building the models imports
 PRELOAD = [
     "mcore_bridge",

@@ -5,6 +5,8 @@ from places import HELPERS
 
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TARGET = f"{HELPERS / 'shims_targets.py'}:train"
 
 

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 PRELOAD = [
     "mcore_bridge",
     "transformers.models.auto",

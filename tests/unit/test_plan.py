@@ -31,6 +31,7 @@ JOBS = HELPERS / "plan_jobs"
 MODELS = ["mcore_bridge", "transformers.models.auto"]  # what building any model imports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tensor", "rank"),
     [("Qwen3-4B", 2, 3), ("Qwen3-VL-8B", 4, 1), ("Qwen3.5-9B", 4, 6)],
@@ -74,6 +75,7 @@ print("RESULT", sum(n for name, n in found.items() if "attention" not in str(nam
 """
 
 
+@pytest.mark.slow
 def test_operations_of_the_vision_tower_are_those_that_pytorch_counts():
     "Six image tokens; the attention kernel is counted apart, or not at all"
     small = {"depth": 3, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96}

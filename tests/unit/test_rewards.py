@@ -215,6 +215,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["math", "deepscaler"])
 def test_hostile_answers_are_wrong_in_bounded_time_and_the_pool_works_on(scorer):
     config = RewardConfig(scorers={scorer: 1.0}, workers=2, timeout_s=1.0)
@@ -393,6 +394,7 @@ def test_what_the_environment_wrote_is_never_graded():
             assert pool.score([dialogue]) == [-1.0]  # dapo's worst, nothing else
 
 
+@pytest.mark.slow
 def test_a_label_that_no_answer_can_be_compared_with_is_given_up():
     """Its answers cost their time limit a few times, then nothing; it is reported once. The pool grades
     other labels, and a label with hanging answers, as before."""
