@@ -4129,6 +4129,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                       'cookbook_npu.presets.qwen3_5_9b_colocate': ( 'presets.html#qwen3_5_9b_colocate',
                                                                                     'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets.qwen3_vl_8b_grpo': ('presets.html#qwen3_vl_8b_grpo', 'cookbook_npu/presets.py'),
+                                      'cookbook_npu.presets.qwen3_vl_8b_ppo': ('presets.html#qwen3_vl_8b_ppo', 'cookbook_npu/presets.py'),
                                       'cookbook_npu.presets.run_command': ('presets.html#run_command', 'cookbook_npu/presets.py')},
             'cookbook_npu.rl.advantages': { 'cookbook_npu.rl.advantages._Errors': ( 'rl/advantages.html#_errors',
                                                                                     'cookbook_npu/rl/advantages.py'),

@@ -66,7 +66,7 @@ def test_ppo_sees_pictures(tmp_path):
         prepare(
             tmp_path,
             "run",
-            recipe="qwen3_vl_8b_grpo",
+            recipe="qwen3_vl_8b_ppo",
             steps=2,
             **{"train.global_batch_size": 16, "critic.warmup_steps": 0},
         )

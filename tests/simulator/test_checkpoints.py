@@ -1,5 +1,6 @@
 """A whole checkpoint of Megatron loads with weights_only everywhere, by allow-lists of what it contains."""
 
+import pytest
 import torch
 
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
@@ -29,6 +30,7 @@ def strangers(names, allowed):
     )
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_loads_by_the_allow_lists():
     seen, states = run_ranks(
         "checkpoint_jobs:whole_checkpoint", 1, bootstrap="trainer", timeout=300

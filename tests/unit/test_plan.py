@@ -239,6 +239,7 @@ def phases_of(config) -> dict[str, int]:
     return {phase.name: phase.nbytes for phase in make_plan(config, check=False).phases}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [{"parallel.tensor": 2}, {"parallel.tensor": 1, "model.recompute": "full"}],
