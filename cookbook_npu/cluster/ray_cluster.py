@@ -336,6 +336,7 @@ def _locate_slots(
     share = device_options(resource, 0.01)
 
     def ask(bundle: int, before: Any) -> Any:
+        "Start the task of a bundle"
         options = share | bundle_options(placement, bundle)
         return task.options(**options).remote(resource, before)
 

@@ -119,6 +119,7 @@ def find_environment(
         ) from None
 
     def make() -> Environment:
+        "One more of them"
         return kind(**given)
 
     return make

@@ -155,6 +155,7 @@ def torch_all_reduce_double_dtype_bypass_wrapper(
 
     @functools.wraps(all_reduce)
     def wrapper(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        "Sum over the ranks, float64 as float32"
         if tensor.dtype != torch.float64:
             return all_reduce(tensor, *args, **kwargs)
         single = tensor.float()
@@ -233,6 +234,7 @@ def ensure_contiguous_wrapper(
 
     @functools.wraps(view)
     def wrapper(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        "A view where one is possible, else a copy"
         if tensor.is_contiguous():
             return view(tensor, *args, **kwargs)
         try:
