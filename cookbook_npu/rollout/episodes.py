@@ -7,6 +7,7 @@ __all__ = ['EpisodeOutcome', 'Episode', 'EpisodeBatch', 'EpisodeRunner', 'episod
 
 # %% ../../nbs/rollout/04_episodes.ipynb #4c32e40a
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -49,6 +50,20 @@ class Episode:
     tool_errors: int = 0  # calls that could not be answered
     outcome: EpisodeOutcome | None = None  # none: it goes on
     failure: CallFailure | None = None  # of its environment
+    waits: bool = False  # its environment has not answered yet
+    dropped: bool = False  # nobody wants it any more
+
+    def take(
+        self,
+        sample: Sample,  # what the policy has written
+    ) -> bool:  # whether its environment is to see it; else the episode has ended
+        "A turn of the policy"
+        self.turns += 1
+        if sample.finish_reason == "stop":
+            return True
+        cut = sample.finish_reason == "length"
+        self.finish("truncated" if cut else "aborted", sample)
+        return False
 
     def finish(
         self,
@@ -117,7 +132,7 @@ class EpisodeBatch:
             sample = found.get((episode.request.group_id, episode.request.index))
             if sample is None:
                 self._remove_group(episode.request.group_id)
-            elif self._goes_to_environment(episode, sample):
+            elif episode.take(sample):
                 stepping.append((episode, sample))
         self.runner.step(stepping, self.limit)
         if not self.requests:
@@ -138,15 +153,6 @@ class EpisodeBatch:
         "Do without a group whose engine was lost"
         self.runner.release([e for e in self.episodes if e.request.group_id == group_id])
         self.episodes = [e for e in self.episodes if e.request.group_id != group_id]
-
-    def _goes_to_environment(self, episode: Episode, sample: Sample) -> bool:
-        "Count the turn; whether it is whole"
-        episode.turns += 1
-        if sample.finish_reason == "stop":
-            return True
-        cut = sample.finish_reason == "length"
-        episode.finish("truncated" if cut else "aborted", sample)
-        return False
 
 # %% ../../nbs/rollout/04_episodes.ipynb #20b93a14
 class EpisodeRunner:
@@ -177,10 +183,9 @@ class EpisodeRunner:
     ) -> EpisodeBatch:
         "Begin an episode for each request"
         episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
-        answers = self.calls.run([partial(self._begin, e, self._take()) for e in episodes])
+        answers = [self.start_reset(episode) for episode in episodes]
         for episode, answer in zip(episodes, answers, strict=True):
-            if isinstance(answer, CallFailure):
-                episode.failure = answer
+            self.settle(episode, None, answer.result(), limit)
         return EpisodeBatch(self, episodes, limit)
 
     def step(
@@ -189,14 +194,39 @@ class EpisodeRunner:
         limit: int,  # most tokens of a response
     ) -> None:
         "Show each environment the turn, and put its answer behind it"
-        answers = self.calls.run([partial(self._step, e, sample) for e, sample in written])
+        answers = [self.start_step(episode, sample) for episode, sample in written]
         for (episode, sample), answer in zip(written, answers, strict=True):
-            if isinstance(answer, CallFailure):
-                episode.failure = answer
-                if episode.environment in self.made:
-                    self.made.remove(episode.environment)
-            else:
-                self._answer(episode, sample, answer, limit)
+            self.settle(episode, sample, answer.result(), limit)
+
+    def start_reset(
+        self,
+        episode: Episode,  # new
+    ) -> Future[Observation | None | CallFailure]:  # for `settle`
+        "Let an environment begin an episode, beside everything else"
+        return self.calls.start(partial(self._begin, episode, self._take()))
+
+    def start_step(
+        self,
+        episode: Episode,  # whose environment is to answer
+        sample: Sample,  # what the policy has written, a whole turn
+    ) -> Future[Observation | None | CallFailure]:  # for `settle`
+        "Show an environment a turn, beside everything else"
+        return self.calls.start(partial(self._step, episode, sample))
+
+    def settle(
+        self,
+        episode: Episode,  # whose environment was called
+        sample: Sample | None,  # that it was shown; none: it was reset
+        answer: Observation | None | CallFailure,  # of the call
+        limit: int,  # most tokens of a response
+    ) -> None:
+        "What becomes of an episode: the next turn, its end, or a failure"
+        if isinstance(answer, CallFailure):
+            episode.failure = answer
+            if episode.environment in self.made:
+                self.made.remove(episode.environment)
+        elif sample is not None and answer is not None:
+            self._answer(episode, sample, answer, limit)
 
     def described(
         self,
@@ -223,6 +253,7 @@ class EpisodeRunner:
 
     def close(self) -> None:
         "Close all environments; one that hangs is not waited for longer than its time"
+        self.calls.drain()
         closing, self.made, self.free = self.made, [], []
         self.calls.run([environment.close for environment in closing])
         self.calls.close()
