@@ -737,7 +737,8 @@ def _chat(
     from cookbook_npu.train.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system)
-    chat_with_run(run, step, settings, sys.stdin, typer.echo)
+    lines = None if sys.stdin.isatty() else sys.stdin
+    chat_with_run(run, step, settings, lines, typer.echo)
 
 # %% ../nbs/99_cli.ipynb #411f4357
 def recipe_summary(

@@ -230,14 +230,13 @@ def chat_with_run(
     path: Path,  # run folder
     step: int | None,  # of the checkpoint; none: the newest
     settings: ChatSettings,  # how the policy replies
-    lines: Any,  # standard input, or any lines
+    lines: Iterable[str] | None,  # a pipe; none: somebody types them
     write: Callable[[str], Any],  # a reply
 ) -> None:
     "Talk to the policy of a run; a pipe in which a line could not be answered ends with exit code 1"
     run = RunFolder.open(path)
     checkpoint = chosen_checkpoint(run, step)
     config = chat_config(run.config())
-    at_terminal = bool(getattr(lines, "isatty", bool)())
     with policy_folder(run, checkpoint) as hf_path:
         device = prepare_device(config)
         from transformers import AutoTokenizer
@@ -257,6 +256,6 @@ def chat_with_run(
             note("--system is not used: there is no chat template")
         with policy_engine(config, hf_path) as engine:
             chat = Chat(engine, talk, settings, longest)
-            failed = converse(chat, typed_lines() if at_terminal else lines, write)
-    if failed and not at_terminal:
+            failed = converse(chat, typed_lines() if lines is None else lines, write)
+    if failed and lines is not None:
         raise SystemExit(1)
