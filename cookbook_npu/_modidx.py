@@ -5795,6 +5795,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                        'cookbook_npu/train/async_rollout.py'),
                                                   'cookbook_npu.train.async_rollout.EnginePool.assign': ( 'train/async_rollout.html#enginepool.assign',
                                                                                                           'cookbook_npu/train/async_rollout.py'),
+                                                  'cookbook_npu.train.async_rollout.EnginePool.begin_pause': ( 'train/async_rollout.html#enginepool.begin_pause',
+                                                                                                               'cookbook_npu/train/async_rollout.py'),
                                                   'cookbook_npu.train.async_rollout.EnginePool.busy_s': ( 'train/async_rollout.html#enginepool.busy_s',
                                                                                                           'cookbook_npu/train/async_rollout.py'),
                                                   'cookbook_npu.train.async_rollout.EnginePool.close': ( 'train/async_rollout.html#enginepool.close',
