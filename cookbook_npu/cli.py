@@ -626,6 +626,120 @@ def _report(
     references = [Reference(**REFERENCES[recipe])] if recipe in REFERENCES else []
     typer.echo(f"report: {write_report(run, references)}")
 
+# %% ../nbs/99_cli.ipynb #68fee2c6
+_Run = Annotated[Path, typer.Argument(help="Run folder.")]
+_Step = Annotated[
+    int | None,
+    typer.Option(min=1, help="Steps done at the checkpoint.", show_default="the newest"),
+]
+
+
+@app.command(
+    "export",
+    epilog="Examples: cookbook-npu export runs/A; cookbook-npu export runs/A --step 20 --to my-model; "
+    "cookbook-npu export runs/A --push me/my-model",
+)
+def _export(
+    run: _Run,
+    step: _Step = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to create.", show_default="export/step_NNNNNN in the run folder"
+        ),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="REPO", help="Upload it to the hub, too (HF_ENDPOINT)."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: a new repository is public.")
+    ] = False,
+) -> None:
+    "Write a run's trained policy as a Hugging Face folder that transformers and vLLM load."
+    from cookbook_npu.train.export import check_hub, export_policy, push_folder
+
+    if public and not push:
+        raise ConfigError("--public without --push", "Give --push REPO, too.")
+    api = check_hub(push) if push else None
+    folder = export_policy(run, step, to)
+    typer.echo(f"policy  {folder}")
+    if push:
+        typer.echo(f"pushed  {push_folder(api, folder, push, public)}")
+
+# %% ../nbs/99_cli.ipynb #e5cea202
+@app.command(
+    "eval",
+    epilog="Examples: cookbook-npu eval runs/A; cookbook-npu eval runs/A --step 20 --samples 8; "
+    "cookbook-npu eval runs/A --data aime.jsonl --temperature 0",
+)
+def _eval(
+    run: _Run,
+    step: _Step = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="File, folder or hub of prompts, or a generated task; none: the run's own."
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Answers to each prompt, for pass@k.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0: greedy; none: as the run evaluates.")
+    ] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most prompts; none: the run's, of --data all."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; none: as the run evaluates.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="transformers or vllm; none: the run's own.")
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    "Evaluate a checkpoint with the run's graders, on one device: accuracy, pass@k."
+    from cookbook_npu.train.evaluate import EvalSettings, evaluate_run, evaluation_text
+
+    settings = EvalSettings(
+        data=data,
+        samples=samples,
+        temperature=temperature,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        engine=engine,
+    )
+    result = evaluate_run(run, step, settings)
+    typer.echo(json.dumps(result, indent=1) if as_json else evaluation_text(result))
+
+
+@app.command(
+    "chat",
+    epilog="Examples: cookbook-npu chat runs/A; echo '12+34=' | cookbook-npu chat runs/A; "
+    "in the conversation: /image PICTURE, /new, Ctrl-D",
+)
+def _chat(
+    run: _Run,
+    step: _Step = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: greedy, the likeliest token each time.")
+    ] = 0.0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest reply; none: the run's longest response."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the replies.")] = 0,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+) -> None:
+    "Talk to a run's trained policy: a line is a message, Ctrl-D ends."
+    from cookbook_npu.train.chat import ChatSettings, chat_with_run
+
+    settings = ChatSettings(temperature, max_tokens, seed, system)
+    lines = None if sys.stdin.isatty() else sys.stdin
+    chat_with_run(run, step, settings, lines, typer.echo)
+
 # %% ../nbs/99_cli.ipynb #411f4357
 def recipe_summary(
     notebook: Path,  # a recipe
