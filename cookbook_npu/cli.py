@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['app', 'join_pairs', 'find_recipe', 'check_names', 'resolve_run', 'check_folder', 'resume_parameters',
-           'print_progress', 'execute', 'show_settings', 'print_result', 'refuse_empty_result', 'planned_config',
-           'machine_need', 'one_scale', 'recipe_summary', 'compared', 'show_comparison', 'job_words', 'job_parameters',
-           'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'print_progress', 'execute', 'complete_recipes', 'complete_keys', 'complete_runs', 'show_settings',
+           'print_result', 'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'recipe_summary',
+           'compared', 'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job',
+           'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import json
 import logging
 import os
+import shlex
 import sys
 import threading
 import time
@@ -114,7 +116,7 @@ def resolve_run(
     check_folder(config)
     return config
 
-# %% ../nbs/99_cli.ipynb #dc7457d4
+
 def check_folder(
     config: RunConfig,  # a run, with the name of its folder
 ) -> None:
@@ -200,10 +202,35 @@ def execute(
 _ABOUT = "RL post-training on Ascend NPUs, as notebooks that run at three scales."
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help=_ABOUT,
 )
+
+
+def complete_recipes(
+    incomplete: str,  # as typed so far
+) -> list[str]:
+    "Recipes, for a shell's Tab key"
+    from cookbook_npu.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def complete_keys(
+    incomplete: str,  # as typed so far
+) -> list[str]:
+    "Configuration keys, for a shell's Tab key"
+    return [key.name for key in config_keys() if key.name.startswith(incomplete)]
+
+
+def complete_runs(
+    incomplete: str,  # as typed so far
+) -> list[str]:
+    "Run folders under runs/, for a shell's Tab key"
+    found = sorted(str(file.parent) for file in Path("runs").glob("*/config.json"))
+    return [path for path in found if path.startswith(incomplete)]
+
+
 _Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -259,12 +286,18 @@ def _prepare(
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
 
 # %% ../nbs/99_cli.ipynb #d557d811
-@app.command("run")
+@app.command(
+    "run",
+    epilog="Examples: cookbook-npu run qwen3_4b_colocate -p num_steps 10; "
+    "cookbook-npu run qwen3_4b_colocate -f my.yaml; "
+    "cookbook-npu run --resume runs/A",
+)
 def _run(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="Recipe name (qwen3_4b_colocate) or the path of a notebook; with --resume the run's own."
+            help="Recipe name (qwen3_4b_colocate) or the path of a notebook; with --resume the run's own.",
+            autocompletion=complete_recipes,
         ),
     ] = "",
     parameter: _Parameters = None,
@@ -274,6 +307,7 @@ def _run(
         typer.Option(
             metavar="FOLDER",
             help="Run folder to go on with, from its newest good checkpoint.",
+            autocompletion=complete_runs,
         ),
     ] = None,
     restart: _Restart = False,
@@ -302,7 +336,7 @@ def _run(
     print_result(folder, time.monotonic() - began)
     refuse_empty_result(folder)
 
-# %% ../nbs/99_cli.ipynb #1a9ac15d
+
 def show_settings(
     config: RunConfig,  # of a run
     given: Given,  # what it was built from
@@ -353,7 +387,11 @@ _ORDER = (
 @app.command("config", epilog=_ORDER)
 def _config(
     contains: Annotated[
-        str, typer.Argument(help="Show the keys that contain this, of both tiers.")
+        str,
+        typer.Argument(
+            help="Show the keys that contain this, of both tiers.",
+            autocompletion=complete_keys,
+        ),
     ] = "",
     every: Annotated[
         bool, typer.Option("--all", help="Show the advanced keys, too.")
@@ -375,8 +413,13 @@ def _config(
     if len(shown) < len(keys):
         typer.echo(f"\n{len(advanced)} advanced keys: cookbook-npu config --all")
 
-# %% ../nbs/99_cli.ipynb #3719ab88
-@app.command("shims")
+
+@app.command(
+    "shims",
+    epilog="Examples: cookbook-npu shims; "
+    "cookbook-npu shims --explain torch.host_cache; "
+    "cookbook-npu shims --check",
+)
 def _shims(
     simulate: Annotated[
         bool | None,
@@ -409,7 +452,7 @@ def _shims(
     if check and bad:
         exit_with(f"refused: {', '.join(bad)}", 1)
 
-# %% ../nbs/99_cli.ipynb #0716df30
+
 def _shim_report(role: str, simulate: bool | None) -> list[dict[str, str]]:
     "The report of a fresh process; on this machine's NPU where it has one and nobody says otherwise"
     from cookbook_npu.npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
@@ -458,7 +501,7 @@ def machine_need(
     model = model_of(config)
     return need_of(config, model.family, 2 * total_parameters(model))
 
-# %% ../nbs/99_cli.ipynb #a35012f0
+
 def one_scale(
     scale: str | None,  # of --scale; none: not given
     parameters: Mapping[str, Any],  # of a recipe, one of which may be the scale
@@ -476,7 +519,11 @@ def one_scale(
     return found
 
 
-@app.command("doctor")
+@app.command(
+    "doctor",
+    epilog="Examples: cookbook-npu doctor; "
+    "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip",
+)
 def _doctor(
     recipe: Annotated[
         str | None,
@@ -527,9 +574,18 @@ def _doctor(
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
-@app.command("plan")
+@app.command(
+    "plan",
+    epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
+    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings",
+)
 def _plan(
-    recipe: Annotated[str, typer.Argument(help="Recipe name (qwen3_4b_colocate).")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe name (qwen3_4b_colocate).", autocompletion=complete_recipes
+        ),
+    ],
     scale: _Scale = None,
     parameter: _Parameters = None,
     file: _ParameterFiles = None,
@@ -574,7 +630,10 @@ def _plan(
     show_settings(config, given, settings)
 
 # %% ../nbs/99_cli.ipynb #0d2c18ba
-@app.command("schedule")
+@app.command(
+    "schedule",
+    epilog="Example: cookbook-npu schedule runs/A",
+)
 def _schedule(
     run: Annotated[Path, typer.Argument(help="Run folder of a split run.")],
     skip: Annotated[
@@ -587,7 +646,10 @@ def _schedule(
     typer.echo(measured_schedule_text(measure_run(run, skip)))
 
 # %% ../nbs/99_cli.ipynb #1366bc04
-@app.command("report")
+@app.command(
+    "report",
+    epilog="Example: cookbook-npu report runs/A",
+)
 def _report(
     run: Annotated[Path, typer.Argument(help="Run folder; also of a run that died.")],
 ) -> None:
@@ -601,7 +663,7 @@ def _report(
     typer.echo(f"report: {write_report(run, references)}")
 
 # %% ../nbs/99_cli.ipynb #68fee2c6
-_Run = Annotated[Path, typer.Argument(help="Run folder.")]
+_Run = Annotated[Path, typer.Argument(help="Run folder.", autocompletion=complete_runs)]
 _Step = Annotated[
     int | None,
     typer.Option(min=1, help="Steps done at the checkpoint.", show_default="the newest"),
@@ -726,7 +788,10 @@ def recipe_summary(
     return title, about
 
 
-@app.command("recipes")
+@app.command(
+    "recipes",
+    epilog="Example: cookbook-npu recipes",
+)
 def _recipes() -> None:
     "List the recipes and what each one is."
     from cookbook_npu.presets import PRESETS
@@ -739,7 +804,10 @@ def _recipes() -> None:
     )
 
 
-@app.command("runs", epilog="Example: cookbook-npu runs --keep 5 --max-gb 200 --remove")
+@app.command(
+    "runs",
+    epilog="Examples: cookbook-npu runs; cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
+)
 def _list_runs(
     root: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs"),
     keep: Annotated[
@@ -888,10 +956,12 @@ def job_parameters(
     return result
 
 # %% ../nbs/99_cli.ipynb #f46a80f5
+_OF_JOBS = "Of a job that was launched"
 _Recipe = Annotated[
     str,
     typer.Argument(
-        help="Recipe name or the path of a notebook; a job id with --attach, --status, --stop or --resume."
+        help="Recipe name or the path of a notebook; with --resume a job id.",
+        autocompletion=complete_recipes,
     ),
 ]
 _Address = Annotated[
@@ -917,16 +987,31 @@ _Rehearse = Annotated[
     bool, typer.Option(help="One step of the full layout on simulated NPUs, here and now.")
 ]
 _Detach = Annotated[bool, typer.Option(help="Do not follow the log.")]
-_Attach = Annotated[bool, typer.Option(help="Follow the job of this id.")]
-_Stop = Annotated[bool, typer.Option(help="Stop the job of this id.")]
-_Status = Annotated[bool, typer.Option(help="Print what became of the job of this id.")]
+_Attach = Annotated[
+    bool, typer.Option(help="As cookbook-npu attach.", rich_help_panel=_OF_JOBS)
+]
+_Stop = Annotated[
+    bool, typer.Option(help="As cookbook-npu stop.", rich_help_panel=_OF_JOBS)
+]
+_Status = Annotated[
+    bool, typer.Option(help="As cookbook-npu jobs ID.", rich_help_panel=_OF_JOBS)
+]
 _Resume = Annotated[
     bool,
-    typer.Option(help="Go on with the job of this id, which ended before its run did."),
+    typer.Option(
+        help="Go on with the job of this id, which ended before its run did.",
+        rich_help_panel=_OF_JOBS,
+    ),
 ]
 
 
-@app.command("launch")
+@app.command(
+    "launch",
+    epilog="Examples: cookbook-npu launch qwen3_4b_colocate -p model /models/Qwen3-4B "
+    "-p prompt_data /data/dapo; "
+    "cookbook-npu launch qwen3_4b_colocate --rehearse; cookbook-npu launch ID --resume. "
+    "Afterwards: cookbook-npu jobs, attach ID, stop ID.",
+)
 def _launch(
     recipe: _Recipe,
     scale: _Scale = None,
@@ -952,11 +1037,7 @@ def _launch(
     if attach:
         follow_job(launch.find_job(runs, recipe))
     elif stop:
-        job = launch.find_job(runs, recipe)
-        if launch.is_running(job):
-            typer.echo("it stops after its step; the same command again: at once")
-        stopped = launch.stop_job(job)
-        typer.echo("stopped" if stopped else "it was not running")
+        end_job(launch.find_job(runs, recipe))
     elif status:
         typer.echo(launch.job_state(launch.find_job(runs, recipe)))
     elif resume:
@@ -977,6 +1058,63 @@ def _launch(
         port = port or (6379 if nodes > 1 else free_port())
         node = launch.Node(host, devices, port)
         start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
+
+# %% ../nbs/99_cli.ipynb #86ddd7be
+_JobId = Annotated[str, typer.Argument(help="Job id, as launch and jobs print it.")]
+
+
+@app.command(
+    "jobs",
+    epilog="Examples: cookbook-npu jobs; cookbook-npu jobs ID; cookbook-npu jobs --runs /data/runs",
+)
+def _jobs(
+    job_id: Annotated[
+        str | None, typer.Argument(help="Only the state of this job.")
+    ] = None,
+    runs: _Runs = Path("runs"),
+) -> None:
+    "List launched jobs: running, succeeded, failed, stopped, or lost."
+    from cookbook_npu.cluster import launch
+
+    if job_id:
+        typer.echo(launch.job_state(launch.find_job(runs, job_id)))
+        return
+    found = launch.list_jobs(runs)
+    if not found:
+        raise MissingError(
+            f"there are no jobs in {runs.absolute() / '.jobs'}",
+            "Launch one, or give the --runs that they were launched with.",
+        )
+    for job in found:
+        typer.echo(f"{launch.job_state(job):9}  {job.id}")
+
+
+@app.command("attach", epilog="Example: cookbook-npu attach ID")
+def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
+    "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
+    from cookbook_npu.cluster import launch
+
+    follow_job(launch.find_job(runs, job_id))
+
+
+@app.command("stop", epilog="Example: cookbook-npu stop ID")
+def _stop_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
+    "Stop a job after its step, with a checkpoint; twice: at once."
+    from cookbook_npu.cluster import launch
+
+    end_job(launch.find_job(runs, job_id))
+
+
+def end_job(
+    job: Any,  # a Job of cluster.launch
+) -> None:
+    "Stop a job, wait until it has ended, and say so"
+    from cookbook_npu.cluster import launch
+
+    if launch.is_running(job):
+        typer.echo("it stops after its step; the same command again: at once")
+    stopped = launch.stop_job(job)
+    typer.echo("stopped" if stopped else "it was not running")
 
 # %% ../nbs/99_cli.ipynb #2ca5c897
 def check_nodes(
@@ -1079,9 +1217,10 @@ def follow_job(
         for piece in launch.follow_log(job):
             typer.echo(piece, nl=False)
     except KeyboardInterrupt:
-        command = f"cookbook-npu launch {job.id}"
+        words = shlex.join([job.id, "--runs", str(job.folder.parent.parent)])
         typer.echo(
-            f"\nthe job goes on; follow it with: {command} --attach; end it with: {command} --stop"
+            f"\nthe job goes on; follow it with: cookbook-npu attach {words}\n"
+            f"end it with: cookbook-npu stop {words}"
         )
         raise typer.Exit(130) from None
     code = job.exit_code()
@@ -1111,7 +1250,7 @@ def main() -> None:
     from papermill.exceptions import PapermillExecutionError
 
     try:
-        app(join_pairs(sys.argv[1:]))
+        app(join_pairs(sys.argv[1:]), prog_name="cookbook-npu")
     except RunStopped as e:
         typer.echo(str(e))
         raise SystemExit(e.code) from None
