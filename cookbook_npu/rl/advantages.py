@@ -232,7 +232,12 @@ def explained_variance(
     counts_T = mask_T != 0
     values = value_T[counts_T].double()
     returns = return_T[counts_T].double()
-    if not len(returns) or bool((returns == returns[0]).all()):
+    if not len(returns):
+        return None
+    # a return is advantage + value, so equal ones differ by the rounding of that sum
+    scale = torch.maximum(returns.abs().max(), values.abs().max())
+    noise = 4 * torch.finfo(torch.float32).eps * scale
+    if bool(returns.max() - returns.min() <= noise):
         return None
     rest = (returns - values).var(correction=0)
     return float(1 - rest / returns.var(correction=0))

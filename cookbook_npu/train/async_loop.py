@@ -46,12 +46,13 @@ class AsyncWeightSync(WeightSync):
         evaluate: int
         | None = None,  # steps done, to evaluate these weights; none: no evaluation
     ) -> None:
-        "Give the engines the weights of the step that has ended; returns when they stand still"
+        "Give the engines the weights of the step that has ended; returns before they have them"
         self.finish()
         state = self.state
         manifest = self._write(state.version + 1)
         began = state.tracker.now()
-        self.rollout.engines.pause()
+        # nothing starts from here on; what is under way began with older weights and counts as such
+        self.rollout.engines.begin_pause()
         self.rollout.advance()
         if evaluate is not None:
             self.rollout.begin_evaluation(evaluate)
@@ -96,6 +97,7 @@ class AsyncWeightSync(WeightSync):
     def _load_beside(self, manifest: Manifest, began: float) -> None:
         "Load into all engines while the trainer goes on; they resume when they have verified"
         tracker = self.state.tracker
+        self.rollout.engines.pause()
         loaded = self._load_into(self.rollout.engines.loadable, manifest)
         ended = tracker.now()
         for number in loaded:

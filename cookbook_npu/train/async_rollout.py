@@ -460,12 +460,17 @@ class EnginePool:
         else:
             thread.abandoned.append(group.group_id)
 
+    def begin_pause(self) -> None:
+        "Let no engine begin another call; those under way are not waited for"
+        with self.background.changed:
+            for thread in self.threads:
+                thread.paused = True
+
     def pause(self) -> None:
         "Let no engine begin another call; returns when all are at rest"
         changed = self.background.changed
         with changed:
-            for thread in self.threads:
-                thread.paused = True
+            self.begin_pause()
             changed.wait_for(lambda: not any(thread.busy for thread in self.threads))
 
     def resume(
@@ -676,7 +681,10 @@ class AsyncRollout:
         self.constant = 0
 
     def advance(self) -> None:
-        "A step has ended; the engines are paused, and will go on with its weights"
+        """A step has ended; no engine begins a call before it has its weights.
+
+        A call under way goes on with older ones. All its groups were started before: the gate counts
+        them as of the version they began with."""
         with self.background.changed:
             self.gate.advance()
 

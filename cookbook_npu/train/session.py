@@ -76,11 +76,12 @@ def describe_device(
 def start_cluster(
     config: RunConfig,  # the run
     folder: RunFolder,  # logs of the workers go here
+    devices: int | None = None,  # how many; none: those of the run
 ) -> Cluster:  # a context manager
     "Reserve the devices of a run"
     kind = CUDA if config.scale == "cuda" else NPU
     cluster = Cluster.start(
-        config.placement.devices,
+        devices or config.placement.devices,
         kind.resource,
         simulated=config.scale == "laptop",
         log_dir=folder.logs,

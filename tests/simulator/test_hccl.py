@@ -11,6 +11,8 @@ from cookbook_npu.errors import RoleError
 from cookbook_npu.npu import simulator
 from cookbook_npu.testing.ranks import run_ranks
 
+# each test starts processes of its own: a dozen seconds in all
+pytestmark = pytest.mark.slow
 JOBS = HELPERS / "simulator_jobs"
 CHECKS = re.findall(r"^def (check_\w+)", (JOBS / "collectives.py").read_text(), re.M)
 
