@@ -154,7 +154,11 @@ def start_episodes(
     tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
     return EpisodeRunner(
         find_environment(rollout.environment, rollout.environment_arguments),
-        TurnFormat(tokenizer, config.data.apply_chat_template),
+        TurnFormat(
+            tokenizer,
+            config.data.apply_chat_template,
+            image_processor(hf_path, config.data),
+        ),
         rollout.max_turns,
         rollout.environment_timeout_s,
         rollout.environment_workers,

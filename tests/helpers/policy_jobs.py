@@ -17,3 +17,8 @@ def ask(rank: int, world_size: int, run: str, steps: list[int], lines: list[str]
         "greedy": [evaluate_run(path, steps[-1], greedy) for _ in range(2)],
         "replies": replies,
     }
+
+
+def evaluate(rank: int, world_size: int, run: str) -> dict:
+    "The run's last evaluation once more"
+    return evaluate_run(Path(run))
