@@ -1,5 +1,6 @@
 """The how-to pages, followed from the text alone: files written, code run, commands checked as `run` does."""
 
+import json
 import re
 import shlex
 import sys
@@ -53,6 +54,8 @@ def check_run(words: list[str]) -> None:
     "As `run` does until it would start: configuration, environment, files, every record"
     pairs = [word for word in join_pairs(words) if "=" in word]
     parameters = read_parameters(pairs)
+    if "-f" in words:
+        parameters = json.loads(Path(words[words.index("-f") + 1]).read_text()) | parameters
     config = resolve_run(find_recipe(words[0]), parameters)
     check_machine(config)
     prompts = load_prompts(config.data, build_tokenizer())
