@@ -1,4 +1,4 @@
-"""The pages about scheduled runs: their files, checked by the real programs and started as a scheduler would."""
+"""The pages about scheduled runs: their files, checked by real programs and started as a scheduler would."""
 
 import ast
 import importlib.util
