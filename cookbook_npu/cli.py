@@ -806,18 +806,37 @@ def _recipes() -> None:
 
 @app.command(
     "runs",
-    epilog="Examples: cookbook-npu runs; cookbook-npu runs /data/runs",
+    epilog="Examples: cookbook-npu runs; cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
 )
 def _list_runs(
     root: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs"),
+    keep: Annotated[
+        int | None, typer.Option(help="Newest runs that stay; says which others would go.")
+    ] = None,
+    max_gb: Annotated[
+        float | None,
+        typer.Option(help="GB of all runs together; says which of the oldest would go."),
+    ] = None,
+    unfinished: Annotated[
+        bool,
+        typer.Option("--unfinished", help="Also runs that were stopped or ended early."),
+    ] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove what is over --keep or --max-gb.")
+    ] = False,
 ) -> None:
-    "List runs: how far they came, whether they go on, how the reward went."
-    from cookbook_npu.runs.listing import list_runs, runs_table
+    "List runs: how far they came, whether they go on, how the reward went; remove old ones."
+    from cookbook_npu.runs import listing
 
-    lines = list_runs(root)
+    lines = listing.list_runs(root)
     if not lines:
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
-    typer.echo(runs_table(lines))
+    if keep is None and max_gb is None and not (unfinished or remove):
+        typer.echo(listing.runs_table(lines))
+        return
+    old = listing.find_old_runs(root, keep, max_gb, unfinished)
+    removed = listing.remove_old_runs(old) if remove else None
+    typer.echo(listing.old_runs_text(old, removed))
 
 # %% ../nbs/99_cli.ipynb #d57f3505
 _AGAINST = "expected"  # the one thing but a run to compare with
