@@ -174,6 +174,14 @@ class EpisodeRunner:
         self.free: list[Environment] = []  # without an episode
         self.made: list[Environment] = []  # that have not failed
 
+    @property
+    def oracle(self) -> bool:
+        "Whether the environments have a tool that knows the label"
+        if not self.made:
+            self.made.append(self.make())
+            self.free.append(self.made[0])
+        return self.made[0].oracle
+
     def begin(
         self,
         requests: Sequence[Request],  # of the first turns

@@ -157,11 +157,10 @@ class TrainStep:
             for prompt_id in sorted(seeing)
             for image in self._prompts[prompt_id].images
         }
-        episodes = self.state.episodes
         for reference in (name for sample in samples for name in sample.images):
-            if reference not in found and episodes is not None:
+            if reference not in found and self.state.episodes is not None:
                 # an observation showed it
-                found[reference] = _decoded(episodes.format.picture(reference))
+                found[reference] = _decoded(self.state.episodes.format.picture(reference))
         return found
 
     def run(

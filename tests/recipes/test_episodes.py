@@ -6,10 +6,10 @@ from pathlib import Path
 
 import policy_jobs
 import pytest
-from whole_runs import learned, parameters, rows, run
+from whole_runs import events, learned, parameters, rows, run
 
 from cookbook_npu.config import save_config
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.presets import PRESETS, qwen3_4b_colocate
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -65,3 +65,54 @@ def check_evaluation(folder: Path, last: dict) -> None:
     assert found["prompts"] == 8 and not found["failed_environments"]
     texts = [answer["text"] for record in found["answers"] for answer in record["answers"]]
     assert len(set(texts)) > 1
+
+
+PICTURES = {
+    "rollout.environment": "geo3k",
+    "rollout.eval_every": 0,
+    "warm_start.steps": 30,
+    "warm_start.noisy_steps": 2,
+    "data.task": {"level": 1, "per_level": 200},
+    "train.save_every": 0,
+}
+
+
+def picture_run(root: Path, recipe: str, **more) -> list[dict]:
+    "The steps of a small run with drawn triangles and turns; its samples"
+    given = parameters(root, recipe, False, STEPS, **{**PICTURES, **more})
+    save_config(PRESETS[recipe](**given), root / f"{recipe}.json")
+    run(root / f"{recipe}.json")
+    trained = rows(root / recipe)
+    assert len(trained) == STEPS
+    for row in trained:
+        assert row["env/turns_mean"] > 1 and row["env/failed_groups"] == 0
+        assert row["train_rollout_logprob_abs_diff"] <= 1e-5
+        assert {"env/first_answer_reward_mean", "env/last_answer_reward_mean"} <= set(row)
+    return trained
+
+
+def test_grpo_with_pictures_and_turns_and_an_oracle(tmp_path):
+    "The oracle is said to be one; what the policy read from the picture is reported beside what it was told"
+    recipe = "qwen3_vl_8b_grpo"
+    oracle = {"rollout.environment_arguments.oracle": True}
+    trained = picture_run(tmp_path, recipe, **oracle)
+    assert all(row["env/oracle_calls_mean"] > 0 for row in trained)
+    (event,) = events(tmp_path / recipe, "oracle")
+    assert "knows the label" in event["text"]
+    lines = (tmp_path / recipe / "samples" / "step_000001.jsonl").read_text().splitlines()
+    asked = [s for s in map(json.loads, lines) if 0 in s["loss_mask"]]
+    assert asked and all(len(sample["images"]) == 1 for sample in asked)
+    assert {sample["metadata"]["turn_texts"][1] for sample in asked} <= {
+        "yes]",
+        "no]",
+        "?]",
+    }
+
+
+def test_ppo_with_pictures_and_turns(tmp_path):
+    "A critic sees later turns, too; without the oracle nobody is told of one"
+    more = {"critic.warmup_steps": 0, "warm_start.steps": 80}
+    trained = picture_run(tmp_path, "qwen3_vl_8b_ppo", **more)
+    assert all(row["env/oracle_calls_mean"] == 0 for row in trained)
+    assert all(row["critic/grad_norm"] > 0 for row in trained)
+    assert events(tmp_path / "qwen3_vl_8b_ppo", "oracle") == []
