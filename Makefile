@@ -42,7 +42,7 @@ setup: $(VENV)/.run ## create .venv and build the simulated NPU
 run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_steps 10')
 	$(BIN)/cookbook-npu run $(RECIPE) $(ARGS)
 
-test: style ## every test: drift, style, notebooks, pytest, the recipe end to end
+test: style ## every test, half an hour: drift, style, notebooks, pytest, the recipes end to end
 	$(BIN)/python tests/helpers/npu_wheel/build.py
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -329,8 +329,8 @@ class RolloutConfig(Config):
     )
     environment: str | None = Field(
         default=None,
-        description="what answers the policy between its turns: calculator, or package.module:Class; "
-        "none: responses have one turn",
+        description="what answers the policy between its turns: calculator, geo3k, zoom, or "
+        "package.module:Class; none: responses have one turn",
     )
     environment_arguments: dict[str, Any] = Field(
         default={}, description="keyword arguments of the environment"

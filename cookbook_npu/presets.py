@@ -87,10 +87,32 @@ def _calculator(config: RunConfig) -> dict[str, Any]:
     return keys
 
 
+def _geo3k(config: RunConfig) -> dict[str, Any]:
+    "What the environment geo3k switches on; for the tiny model drawn triangles, brackets and a warm start"
+    keys: dict[str, Any] = {"rollout.environment": "geo3k", "rollout.max_turns": 3}
+    if config.scale == "910b":
+        # the schema of the tool stands in the first messages
+        return keys | {"data.max_prompt_tokens": config.data.max_prompt_tokens + 512}
+    return keys | {
+        "rollout.max_turns": 2,
+        "rollout.environment_arguments.calls": "brackets",
+        "data.prompt_data": "triangles",
+        "data.task": {"level": 5, "per_level": 2000},
+        "data.eval_prompts": 128,
+        "reward.scorers": {"environment": 1.0},
+        "sampling.max_response_tokens": 16,
+        "train.global_batch_size": None,
+        "warm_start.steps": 350,
+        "warm_start.corrupt": 0.5,
+    }
+
+
 def _for_prompts(prompt_data: str, config: RunConfig) -> dict[str, Any]:
     "What other prompts than the recipe's own switch on"
     if prompt_data == config.data.prompt_data:
         return {}
+    if prompt_data == "triangles":
+        return _geo3k(config)
     if prompt_data == "arithmetic":
         return {"data.task": {"level": 2}}
     if prompt_data == "calculator":
@@ -117,8 +139,15 @@ def _resolve(
     for key in given.keys() & overrides.keys():
         raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
     own = config.data.prompt_data
-    prompts = _for_prompts(given.get("data.prompt_data", own), config)
+    prompts = dict(_for_prompts(given.get("data.prompt_data", own), config))
+    if overrides.get("rollout.environment") == "geo3k" and _sees(config):
+        prompts |= _geo3k(config)
     return override(config, {**prompts, **given, **overrides})
+
+
+def _sees(config: RunConfig) -> bool:
+    "Whether a recipe is one with pictures"
+    return config.recipe.startswith("qwen3_vl")
 
 # %% ../nbs/02_presets.ipynb #132dd29d
 _QWEN3_4B = {
@@ -596,7 +625,11 @@ def parameters_of(
     }
     values = dict(config.flat())
     overrides = {}
-    for key, value in preset(config.recipe)(**parameters).flat():
+    named = {}
+    if config.rollout.environment == "geo3k":
+        # it brings values of its own
+        named["rollout.environment"] = overrides["rollout.environment"] = "geo3k"
+    for key, value in preset(config.recipe)(**parameters, overrides=named).flat():
         if values[key] != value:
             overrides[key] = values[key]
     for name, key in PARAMETERS.items():

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RAY_ENV', 'SUBMITTED_VARIABLES', 'EXIT_CODES', 'EXIT_STATES', 'host_port', 'address_env', 'Node', 'ray_head_command',
            'ray_worker_command', 'join_instructions', 'started_at', 'end_process', 'Job', 'check_job_name', 'make_job',
-           'find_job', 'submitted_env', 'submit_command', 'server_command', 'ask_server', 'wait_for_head',
+           'find_job', 'list_jobs', 'submitted_env', 'submit_command', 'server_command', 'ask_server', 'wait_for_head',
            'ray_log_errors', 'wait_for_devices', 'Supervisor', 'supervise_job', 'launch_job', 'is_running', 'job_state',
            'follow_log', 'stop_job', 'prepare_relaunch']
 
@@ -277,6 +277,15 @@ def find_job(
             else "Give the --runs that it was launched with.",
         )
     return job
+
+
+def list_jobs(
+    root: str | Path,  # folder of the run folders
+) -> list[Job]:  # the newest first
+    "All jobs under ROOT/.jobs"
+    files = (Path(root).resolve() / ".jobs").glob("*/job.json")
+    jobs = [Job(file.parent) for file in files]
+    return sorted(jobs, key=lambda job: job.folder.stat().st_mtime_ns, reverse=True)
 
 # %% ../../nbs/cluster/03_launch.ipynb #461110ca
 # No secrets.
@@ -714,7 +723,9 @@ def prepare_relaunch(
     state = job_state(job)
     if state in ("running", "succeeded"):
         what = "is running" if state == "running" else state
-        raise ConfigError(f"job {job.id} {what}", "Follow it with --attach.")
+        raise ConfigError(
+            f"job {job.id} {what}", f"Follow it: cookbook-npu attach {job.id}."
+        )
     record = job.record()
     attempt = record.get("attempt", 1) + 1
     if job.log.is_file():

@@ -31,19 +31,18 @@ from cookbook_npu.data.datasets import (
     source_name,
 )
 from cookbook_npu.data.images import (
-    IMAGE_MARK,
-    IMAGE_MARKUP,
     ImageProcessor,
     ImageSource,
     decode_first,
-    expand_placeholders,
     image_source,
+    make_room,
+    no_processor,
+    plain_content,
+    with_image_parts,
 )
 from .sample import ImageInput, Prompt
 from cookbook_npu.data.tasks import (
     GENERATED,
-    IMAGE_PAD,
-    VIDEO_PAD,
     Problem,
     Puzzle,
     generated_task,
@@ -418,7 +417,7 @@ def render_prompt(
             "Give a text or a list of messages with role and content.",
         )
     if pictured:
-        messages = [_with_images(message) for message in messages]
+        messages = [with_image_parts(message) for message in messages]
     if chat:
         return str(
             tokenizer.apply_chat_template(
@@ -431,7 +430,7 @@ def render_prompt(
             "Set data.apply_chat_template to true.",
         )
     own = messages[0]["content"]
-    return _markup(own) if pictured else str(own)
+    return plain_content(own) if pictured else str(own)
 
 
 def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
@@ -439,26 +438,6 @@ def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value)
-
-
-def _with_images(message: dict[str, Any]) -> dict[str, Any]:
-    "A message whose images are parts of its content"
-    content = message["content"]
-    if not isinstance(content, str):
-        return message
-    parts: list[dict[str, str]] = []
-    for n, text in enumerate(content.split(IMAGE_MARK)):
-        if n:
-            parts.append({"type": "image"})
-        if text:
-            parts.append({"type": "text", "text": text})
-    return {**message, "content": parts}
-
-
-def _markup(parts: list[dict[str, str]]) -> str:
-    "The parts of a message without a template"
-    texts = [IMAGE_MARKUP if part["type"] == "image" else part["text"] for part in parts]
-    return "".join(texts)
 
 
 MAX_PROMPT_CHARS = 1_000_000  # a longer text is not tokenized, which may take minutes
@@ -570,10 +549,7 @@ class _Reader:
         if not values:
             return
         if self.processor is None:
-            raise DataError(
-                f"{place} has images, and the model has no image processor",
-                "Give a model with a vision tower (and its preprocessor_config.json).",
-            )
+            raise no_processor(place)
         for n, value in enumerate(values):
             if not isinstance(value, ImageSource):
                 value = image_source(value, place, f"{prompt_id}#{n}", self.folder)
@@ -582,20 +558,7 @@ class _Reader:
     def _ids(self, text: str, place: str, images: Sequence[ImageInput]) -> list[int]:
         "Token ids, with as many placeholders as the images have tokens"
         ids = _tokenize(text, place, self.tokenizer)
-        if self.processor is None:
-            return ids
-        id_of: Any = self.tokenizer.convert_tokens_to_ids
-        image_pad, video_pad = (id_of(name) for name in (IMAGE_PAD, VIDEO_PAD))
-        if images and image_pad in (None, self.tokenizer.unk_token_id):
-            raise ConfigError(
-                f"the tokenizer has no {IMAGE_PAD}", "Give the tokenizer of the model."
-            )
-        if video_pad is not None and video_pad in ids:
-            raise DataError(
-                f"{place}: the prompt holds {VIDEO_PAD}", "Videos are not read: remove it."
-            )
-        counts = [self.processor.tokens(image.grid_thw) for image in images]
-        return expand_placeholders(ids, counts, image_pad, place)
+        return make_room(ids, images, self.tokenizer, self.processor, place)
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6
 class _Filter:

@@ -9,7 +9,7 @@ __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'IMAGE_PAD', 'VIDEO_
            'ArithmeticTask', 'Solved', 'demonstrations', 'Puzzle', 'expression_tokens', 'numbers_in',
            'evaluate_expression', 'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle', 'calculator_puzzle',
            'Canvas', 'draw_triangle', 'draw_angle', 'draw_circle', 'draw_rectangle', 'draw_dots', 'geometry_puzzle',
-           'PuzzleTask', 'all_puzzles', 'generated_task']
+           'triangles_puzzle', 'PuzzleTask', 'all_puzzles', 'generated_task']
 
 # %% ../../nbs/data/01_tasks.ipynb #f7169f9c
 import hashlib
@@ -634,6 +634,24 @@ def geometry_puzzle(
         draw=partial(draw, *figure, seed),
     )
 
+
+def triangles_puzzle(
+    level: int,  # 1 to 5: the longest leg has 4 units more
+    rng: random.Random,  # drawn from
+) -> Puzzle:  # with a picture, and something to ask a calculator
+    "Both legs of a triangle are to be read, and multiplied"
+    a, b = rng.randint(1, level + 4), rng.randint(1, level + 4)
+    seed = rng.getrandbits(32)
+    return Puzzle(
+        prompt="<image>a*b=",
+        answer=str(a * b),
+        label=str(a * b),
+        family=f"triangles {a},{b} seed {seed}",
+        level=level,
+        asks=f"{a}*{b}",
+        draw=partial(draw_triangle, a, b, seed),
+    )
+
 # %% ../../nbs/data/01_tasks.ipynb #63255a78
 GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
     "countdown": countdown_puzzle,
@@ -641,6 +659,7 @@ GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
     "counting": counting_puzzle,
     "calculator": calculator_puzzle,
     "geometry": geometry_puzzle,
+    "triangles": triangles_puzzle,
 }
 
 # %% ../../nbs/data/01_tasks.ipynb #8263f80e
@@ -648,7 +667,7 @@ GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
 class PuzzleTask:
     "Problems of the levels 1 to `level`, split into training and evaluation"
 
-    kind: str  # countdown, sorting, counting, calculator or geometry
+    kind: str  # countdown, sorting, counting, calculator, geometry or triangles
     level: int = 2  # hardest level, 1 to 5
     per_level: int = 2000  # problems of each level, fewer when the level has not so many
     eval_share: float = 0.2  # share of problem families held out
@@ -714,7 +733,7 @@ def all_puzzles(
 
 # %% ../../nbs/data/01_tasks.ipynb #6dec4912
 GENERATED = ("arithmetic", *GENERATORS)  # values of data.prompt_data that are no files
-PICTURED = ("geometry",)  # those whose prompts have pictures
+PICTURED = ("geometry", "triangles")  # those whose prompts have pictures
 
 
 def generated_task(

@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .sample import Sample, Turn, continued_turns
+from cookbook_npu.data.images import (
+    ImageProcessor,
+    image_source,
+    make_room,
+    no_processor,
+    plain_content,
+    with_image_parts,
+)
+from .sample import ImageInput, Sample, Turn, continued_turns
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +28,23 @@ if TYPE_CHECKING:
 _STAND_IN = "turn-of-the-policy"
 
 
+def _image_parts(content: Any) -> list[Mapping[str, Any]]:
+    "The parts of a message that are pictures"
+    parts = [] if isinstance(content, str) else content
+    return [part for part in parts if part.get("type") == "image"]
+
+
+def _without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
+    "A message whose pictures are marks alone"
+    if isinstance(message["content"], str):
+        return dict(message)
+    parts = []
+    for part in message["content"]:
+        is_image = part.get("type") == "image"
+        parts.append({"type": "image"} if is_image else dict(part))
+    return {**message, "content": parts}
+
+
 class TurnFormat:
     "Writes observations and first messages in tokens"
 
@@ -27,9 +52,11 @@ class TurnFormat:
         self,
         tokenizer: "PreTrainedTokenizerBase",  # of the policy
         chat: bool,  # with its chat template; else texts follow each other
+        processor: ImageProcessor | None = None,  # of the policy; none: it cannot see
     ):
         self.tokenizer = tokenizer
         self.chat = chat
+        self.processor = processor
         if chat:
             self._check_template()
 
@@ -40,8 +67,21 @@ class TurnFormat:
     ) -> str:
         "The first messages, up to where the policy begins"
         if not self.chat:
-            return "".join(str(message["content"]) for message in messages)
+            return "".join(plain_content(message["content"]) for message in messages)
         return self._render(messages, tools)
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # the first ones
+        tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
+        images: Sequence[ImageInput] = (),  # that stand at <image>, in order
+        place: str = "the first messages",  # for errors
+    ) -> list[int]:  # with as many placeholders as the images have tokens
+        "Token ids of the first messages; raises `DataError` where they and the images do not fit"
+        if images:
+            messages = [with_image_parts(message) for message in messages]
+        ids = self.ids(self.prompt_text(messages, tools))
+        return make_room(ids, images, self.tokenizer, self.processor, place)
 
     def ids(
         self,
@@ -60,6 +100,41 @@ class TurnFormat:
             return self.ids(self.prompt_text(messages))
         ids = self.ids(self._between_turns(messages))
         return ids[1:] if ids[0] == last_id else ids
+
+    def observation(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # of the environment, perhaps with pictures
+        last_id: int,  # token with which the policy ended its turn
+        place: str = "the observation",  # for errors
+    ) -> tuple[list[int], list[ImageInput]]:  # tokens, pictures
+        "What stands between this turn and the next; raises `DataError` for a picture that is none"
+        images = self._pictures(messages, place)
+        shown = [_without_pictures(message) for message in messages]
+        ids = self.observation_ids(shown, last_id)
+        return make_room(ids, images, self.tokenizer, self.processor, place), images
+
+    def picture(
+        self,
+        reference: str,  # of an image that `observation` returned
+    ) -> ImageInput:
+        "The image again, from what its sample carries"
+        if self.processor is None:
+            raise no_processor("an observation")
+        source = image_source(reference, "an observation", reference)
+        return self.processor.image(source)
+
+    def _pictures(
+        self, messages: Sequence[Mapping[str, Any]], place: str
+    ) -> list[ImageInput]:
+        "The pictures of some messages, in order"
+        found = []
+        for message in messages:
+            for part in _image_parts(message["content"]):
+                if self.processor is None:
+                    raise no_processor(place)
+                source = image_source(part.get("image"), place, place)
+                found.append(self.processor.inlined(source))
+        return found
 
     def decode(
         self,
@@ -102,6 +177,7 @@ def with_observation(
     sample: Sample,  # a response whose last turn is the policy's
     ids: Sequence[int],  # tokens of the observation, at least one
     version: int,  # of the weights, for the record
+    images: Sequence[ImageInput] = (),  # that it shows
 ) -> Sample:  # can be the `partial` of a request
     "A response with an observation at its end: no loss, no log-prob"
     end = len(sample.response_ids)
@@ -114,6 +190,7 @@ def with_observation(
         loss_mask=[*sample.loss_mask, *[0] * len(ids)],
         versions=[*sample.versions, *[version] * len(ids)],
         turns=[*continued_turns(written, end), told],
+        images=[*sample.images, *(image.reference for image in images)],
         finish_reason="abort",
     )
 

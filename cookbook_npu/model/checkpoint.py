@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARDING', 'REFUSED_WRITES', 'random_state', 'set_random_state', 'sharded_state', 'checkpoint_errors',
-           'BackgroundSaver', 'saved_layout', 'load_state']
+           'BackgroundSaver', 'saved_layout', 'load_state', 'load_policy_weights']
 
 # %% ../../nbs/model/06_checkpoint.ipynb #63494da8
 import pickle
@@ -20,7 +20,7 @@ import torch
 
 from ..errors import DataError, RoleError, StorageError
 from ..heartbeat import report_progress
-from .megatron import Layout
+from .megatron import Layout, MegatronModel
 from .optimizer import Optimizer
 from ..npu.device import accelerator
 
@@ -291,3 +291,15 @@ def load_state(
     if same_layout:
         set_random_state(state["random"])
     return same_layout
+
+# %% ../../nbs/model/06_checkpoint.ipynb #1c0d5bcc
+@torch.no_grad()
+def load_policy_weights(
+    model: MegatronModel,  # freshly built, in any layout
+    folder: Path | str,  # a finished checkpoint
+) -> None:
+    "Read the weights of a checkpoint, and nothing else; raises `DataError` for a broken one; collective"
+    saved_layout(folder)
+    state = _read(folder, {"model": model.module.sharded_state_dict()})
+    # not strict: "extra state" entries of layers have no tensor
+    model.module.load_state_dict(state["model"], strict=False)

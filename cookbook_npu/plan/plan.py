@@ -139,8 +139,21 @@ def batch_arithmetic(
             "micro-batches",
             f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
         ),
+        *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
     ]
+
+
+def _turns(config: RunConfig) -> tuple[str, str]:
+    "What the budget of a response holds when an environment answers"
+    r = config.rollout
+    response = config.sampling.max_response_tokens
+    prompt = config.data.max_prompt_tokens
+    return (
+        "turns",
+        f"up to {r.max_turns} with {r.environment}: turns and observations have {response} tokens "
+        f"together, first messages {prompt}; a sequence at most {prompt + response}",
+    )
 
 
 def _ahead(config: RunConfig) -> tuple[str, str]:

@@ -43,7 +43,8 @@ class Request:
     seed: int  # seed of this response; greedy sampling ignores it
     max_response_tokens: int | None = None  # limit of this response; none: sampling's
     partial: Sample | None = None  # go on from here; its tokens count towards the limit
-    images: tuple[ImageInput, ...] = ()  # of the prompt, in the order of their placeholders
+    # of the prompt and of what follows it in `partial`, in the order of their placeholders
+    images: tuple[ImageInput, ...] = ()
 
 # %% ../../nbs/rollout/00_engine.ipynb #b40e6f28
 class SamplingParams(SamplingConfig):
@@ -206,8 +207,10 @@ def check_placeholders(
     image_token_id: int,  # the placeholder
     merge_size: int,  # so many patches in height, and in width, are one token
 ) -> None:
-    "Raise `EngineError` unless the prompt has the placeholders that its images need"
+    "Raise `EngineError` unless prompt and partial response have the placeholders of their images"
     found = list(request.prompt_ids).count(image_token_id)
+    if request.partial is not None:  # an observation in it may show images
+        found += request.partial.response_ids.count(image_token_id)
     needed = image_tokens(request, merge_size)
     if found != sum(needed):
         raise EngineError(

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ..data.environments import CallFailure, Observation
 from ..data.sample import Prompt, Sample
 from .engine import Request
-from .episodes import Episode, EpisodeRunner
+from .episodes import EnvironmentAnswer, Episode, EpisodeRunner
 
 # %% ../../nbs/rollout/05_streamed_episodes.ipynb #490eb4ac
 class EpisodeStream:
@@ -76,13 +75,13 @@ class EpisodeStream:
         self,
         episode: Episode,
         sample: Sample | None,
-        call: Future[Observation | None | CallFailure],
+        call: Future[EnvironmentAnswer],
         limit: int,
     ) -> None:
         "Wait for an answer, without a thread"
         episode.waits = True
 
-        def arrived(call: Future[Observation | None | CallFailure]) -> None:
+        def arrived(call: Future[EnvironmentAnswer]) -> None:
             "In a thread of the environments, which has other calls to make"
             with self.changed:
                 if not self.closed:
@@ -94,7 +93,7 @@ class EpisodeStream:
         self,
         episode: Episode,
         sample: Sample | None,
-        answer: Observation | None | CallFailure,
+        answer: EnvironmentAnswer,
         limit: int,
     ) -> None:
         "An environment has answered"

@@ -107,6 +107,15 @@ def value_metrics(
     return metrics
 
 # %% ../../nbs/train/07_train_step.ipynb #54548551
+def _decoded(image: ImageInput) -> ImageInput:
+    "An image with its pixel values at hand"
+    return ImageInput(
+        reference=image.reference,
+        pixel_values=image.pixel_values,
+        grid_thw=image.grid_thw,
+    )
+
+
 class TrainStep:
     "Makes a batch of graded samples and trains on it"
 
@@ -143,15 +152,16 @@ class TrainStep:
     def _images(self, samples: list[Sample]) -> dict[str, ImageInput]:
         "The images that some samples look at by reference, decoded, each once"
         seeing = {s.metadata["prompt_id"] for s in samples if s.images}
-        return {
-            image.reference: ImageInput(
-                reference=image.reference,
-                pixel_values=image.pixel_values,
-                grid_thw=image.grid_thw,
-            )
+        found = {
+            image.reference: _decoded(image)
             for prompt_id in sorted(seeing)
             for image in self._prompts[prompt_id].images
         }
+        for reference in (name for sample in samples for name in sample.images):
+            if reference not in found and self.state.episodes is not None:
+                # an observation showed it
+                found[reference] = _decoded(self.state.episodes.format.picture(reference))
+        return found
 
     def run(
         self,

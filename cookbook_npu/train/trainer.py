@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARD_BYTES', 'TrainerMemory', 'MicroBatchRunner', 'GradientRunner', 'OptimizerSteps', 'run_on_all_ranks',
-           'SleepControl', 'WeightWriter', 'write_weights', 'CheckpointWriter', 'Trainer']
+           'SleepControl', 'WeightWriter', 'write_weights', 'write_hf_folder', 'CheckpointWriter', 'Trainer']
 
 # %% ../../nbs/train/02_trainer.ipynb #1e685d44
 import json
@@ -600,6 +600,22 @@ def write_weights(
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
     return list(plan.filename_to_tensors)
 
+
+def write_hf_folder(
+    target: Path,  # folder to create or replace
+    hf_path: str | Path,  # folder with configuration and tokenizer
+    named: dict[str, Tensor],  # every weight on the host, by its Hugging Face name
+) -> None:
+    "Write a Hugging Face folder aside, then rename it"
+    aside = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    with checkpoint_errors(target):
+        no_weights = shutil.ignore_patterns("*.safetensors*", "*.bin")
+        shutil.copytree(hf_path, aside, ignore=no_weights)
+        write_weights(aside, named)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(aside, target)
+
 # %% ../../nbs/train/02_trainer.ipynb #f95192a8
 class CheckpointWriter:
     "Exports and checkpoints of one trainer rank"
@@ -633,24 +649,8 @@ class CheckpointWriter:
         for name, weight in export_weights(self.model):
             report_progress(f"gathering {name}")
             named[name] = weight.detach().cpu().contiguous()
-        self._write_folder(target, hf_path, named)
+        write_hf_folder(target, hf_path, named)
         return str(target)
-
-    def _write_folder(
-        self,
-        target: Path,  # folder to create or replace
-        hf_path: str,  # folder with configuration and tokenizer
-        named: dict[str, Tensor],  # every weight on the host, by its Hugging Face name
-    ) -> None:
-        "Write the folder aside, then rename it"
-        aside = target.with_name(f"{target.name}.partial")
-        shutil.rmtree(aside, ignore_errors=True)
-        with checkpoint_errors(target):
-            no_weights = shutil.ignore_patterns("*.safetensors*", "*.bin")
-            shutil.copytree(hf_path, aside, ignore=no_weights)
-            write_weights(aside, named)
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(aside, target)
 
     def start(
         self,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROCEDURE_VERSION', 'IGNORE', 'Demonstration', 'Batches', 'DIRECT_ANSWERS', 'demonstrated_task', 'shows_calculator',
-           'warm_folder', 'collate', 'pad_rows', 'DemonstrationBatch', 'image_inputs', 'picture_batches',
-           'demonstration_batches', 'CalculatorDemonstrations', 'warm_learning_rate', 'next_token_loss',
-           'train_supervised', 'WarmStart', 'needs_warm_start']
+           'shows_geo3k', 'warm_folder', 'collate', 'pad_rows', 'DemonstrationBatch', 'image_inputs', 'picture_batches',
+           'demonstration_batches', 'CalculatorDemonstrations', 'Geo3kDemonstrations', 'warm_learning_rate',
+           'next_token_loss', 'train_supervised', 'WarmStart', 'needs_warm_start']
 
 # %% ../../nbs/train/14_warm_start.ipynb #c207b2c4
 import hashlib
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..config import RunConfig, WarmStartConfig
 from ..data.environments import Calculator, calculate
+from ..data.geometry import Geo3k
 from ..data.images import ImageProcessor
 from ..data.prompts import image_processor, load_prompts
 from ..data.sample import Prompt
@@ -68,6 +69,14 @@ def shows_calculator(
     return calculator and demonstrated_task(config) == "calculator"
 
 
+def shows_geo3k(
+    config: RunConfig,  # the run
+) -> bool:
+    "Whether the demonstrations are about a picture and ask the tool of geo3k"
+    task = demonstrated_task(config)
+    return config.rollout.environment == "geo3k" and task in PICTURED
+
+
 # what decides how pictures are shown; blank ones are never shown here
 _OF_PICTURES = ("image_min_pixels", "image_max_pixels", "apply_chat_template")
 
@@ -86,7 +95,7 @@ def warm_folder(
     task = demonstrated_task(config)
     if config.warm_start.steps and task != "arithmetic":
         settings["shown"] = task
-    if config.warm_start.steps and shows_calculator(config):
+    if config.warm_start.steps and (shows_calculator(config) or shows_geo3k(config)):
         settings["calls"] = config.rollout.environment_arguments
         settings["chat"] = config.data.apply_chat_template
     for name in _OF_PICTURES:
@@ -261,6 +270,71 @@ class CalculatorDemonstrations:
             rows = [self.play() for _ in range(self.batch)]
             yield DemonstrationBatch(*pad_rows(rows, self.pad))
 
+
+class Geo3kDemonstrations:
+    "Plays questions about pictures as a policy that asks the tool of geo3k"
+
+    def __init__(
+        self,
+        config: RunConfig,  # task, environment and seed
+        tokenizer: Any,  # of the model
+        corrupt: float,  # share of demonstrations that say other digits
+        processor: ImageProcessor,  # of the model
+    ):
+        task = demonstrated_task(config)
+        only = {"prompt_data": task, "mixture": {}, "blank_images": False}
+        shown = config.data.model_copy(update=only)
+        self.prompts = load_prompts(shown, tokenizer, processor=processor).prompts
+        problems: Any = generated_task(task, config.data.task).train
+        self.asks = {f"{task}:{problem.name}": problem.asks for problem in problems}
+        self.environment = Geo3k(**config.rollout.environment_arguments)
+        self.format = TurnFormat(tokenizer, config.data.apply_chat_template, processor)
+        self.end = tokenizer.eos_token_id
+        self.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
+        self.pad = tokenizer.pad_token_id
+        self.corrupt = corrupt
+        self.rng = random.Random(f"geo3k/{config.warm_start.seed}")
+        self.batch = config.warm_start.batch
+
+    def play(self) -> tuple[Prompt, list[int], list[int]]:  # prompt, ids, labels
+        "One conversation: a call, its result, the answer"
+        prompt = self.rng.choice(self.prompts)
+        asks = self.asks[prompt.prompt_id]
+        oracle = self.environment.oracle
+        said = self._perhaps_spoiled(str(prompt.label) if oracle or not asks else asks)
+        messages = self.environment.reset(prompt, 0)
+        ids = list(prompt.ids)
+        if messages is not None:
+            tools = self.environment.tools
+            ids = self.format.prompt_ids(messages, tools, prompt.images)
+        labels = [IGNORE] * len(ids)
+        if asks or oracle:
+            call = self.environment.call(said)
+            told, _ = self.format.observation(
+                self.environment.step(call).messages, self.end
+            )
+            own = [*self.format.ids(call), self.end]
+            ids, labels = ids + own + told, labels + own + [IGNORE] * len(told)
+            # the oracle's answer is tried again; a calculator's result is copied
+            said = str(prompt.label) if oracle else calculate(said) or "?"
+        own = [*self.format.ids(said), self.end]
+        return prompt, ids + own, labels + own
+
+    def _perhaps_spoiled(self, text: str) -> str:
+        "The text, in the share `corrupt` of cases with other digits"
+        return _spoiled(text, self.rng) if self.rng.random() < self.corrupt else text
+
+    def batches(self) -> Batches:  # endless
+        "Batches of conversations with their pictures"
+        while True:
+            played = [self.play() for _ in range(self.batch)]
+            rows = [(ids, labels) for _, ids, labels in played]
+            ids_BT, labels_BT = pad_rows(rows, self.pad)
+            prompts = [prompt for prompt, _, _ in played]
+            yield DemonstrationBatch(
+                ids_BT, labels_BT, image_inputs(prompts, ids_BT, self.image_token_id)
+            )
+
 # %% ../../nbs/train/14_warm_start.ipynb #2e0dbfca
 def warm_learning_rate(
     step: int,  # from 0
@@ -363,6 +437,9 @@ class WarmStart:
                 f"a tiny {self.config.model.tiny.family} cannot see the pictures of the task",
                 "Set model.tiny.family to qwen3_vl.",
             )
+        if shows_geo3k(self.config):
+            asking = Geo3kDemonstrations(self.config, tokenizer, corrupt, processor)
+            return asking.batches()
         return picture_batches(self.config, tokenizer, corrupt, processor)
 
     def _teach(self, folder: Path, tokenizer: Any) -> float:

@@ -41,6 +41,9 @@ WARM_UPS = {
     "model/optimizer": TRAINER,
     "rollout/transformers": DEVICE,
     "testing/conformance": DEVICE,
+    "train/chat": DEVICE,
+    "train/evaluate": DEVICE,
+    "train/export": TRANSFORMERS,
     "train/rollout_worker": DEVICE,
     "train/warm_start": DEVICE,
 }

@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import policy_jobs
 import pytest
-from whole_runs import learned, parameters, rows, run
+from whole_runs import events, learned, parameters, rows, run
 
 from cookbook_npu.config import save_config
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.presets import PRESETS, qwen3_4b_colocate
+from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 STEPS = 2
@@ -16,7 +18,7 @@ STEPS = 2
 
 def prepare(root: Path, name: str, resume: bool = False) -> Path:
     "The configuration file of a small run with a calculator"
-    overrides = {"rollout.eval_every": 0, "warm_start.steps": 60}
+    overrides = {"rollout.eval_every": STEPS, "warm_start.steps": 60}
     given = parameters(root, name, resume, STEPS, **overrides)
     config = qwen3_4b_colocate(prompt_data="calculator", **given)
     save_config(config, root / f"{name}.json")
@@ -27,8 +29,8 @@ def test_episodes_are_trained_on_and_resume_bit_for_bit(tmp_path):
     "The last step is done again, and is the same"
     run(prepare(tmp_path, "whole"))
     whole = rows(tmp_path / "whole")
-    assert len(whole) == STEPS
-    for row in whole:
+    assert len(whole) == STEPS + 1  # the first weights were evaluated
+    for row in whole[1:]:
         assert row["env/turns_mean"] > 1 and row["env/observation_tokens_mean"] > 0
         assert row["train_rollout_logprob_abs_diff"] <= 1e-5
         assert row["grad_norm"] > 0 and row["env/failed_groups"] == 0
@@ -44,3 +46,73 @@ def test_episodes_are_trained_on_and_resume_bit_for_bit(tmp_path):
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / step)
     run(prepare(tmp_path, "cut", resume=True))
     assert learned(tmp_path / "cut") == learned(tmp_path / "whole")
+    check_evaluation(tmp_path / "whole", whole[-1])
+
+
+def check_evaluation(folder: Path, last: dict) -> None:
+    "`cookbook-npu eval` plays the episodes of the run's own evaluation"
+    found = run_ranks(
+        f"{policy_jobs.__file__}:evaluate",
+        1,
+        kwargs={"run": str(folder)},
+        bootstrap="rollout",
+        timeout=300,
+        preload=("transformers.models.auto", "transformers.generation.utils"),
+    )[0]
+    assert (
+        found["metrics"]["eval_accuracy"] == last["eval_accuracy"] == found["own_accuracy"]
+    )
+    assert found["prompts"] == 8 and not found["failed_environments"]
+    texts = [answer["text"] for record in found["answers"] for answer in record["answers"]]
+    assert len(set(texts)) > 1
+
+
+PICTURES = {
+    "rollout.environment": "geo3k",
+    "rollout.eval_every": 0,
+    "warm_start.steps": 30,
+    "warm_start.noisy_steps": 2,
+    "data.task": {"level": 1, "per_level": 200},
+    "train.save_every": 0,
+}
+
+
+def picture_run(root: Path, recipe: str, **more) -> list[dict]:
+    "The steps of a small run with drawn triangles and turns; its samples"
+    given = parameters(root, recipe, False, STEPS, **{**PICTURES, **more})
+    save_config(PRESETS[recipe](**given), root / f"{recipe}.json")
+    run(root / f"{recipe}.json")
+    trained = rows(root / recipe)
+    assert len(trained) == STEPS
+    for row in trained:
+        assert row["env/turns_mean"] > 1 and row["env/failed_groups"] == 0
+        assert row["train_rollout_logprob_abs_diff"] <= 1e-5
+        assert {"env/first_answer_reward_mean", "env/last_answer_reward_mean"} <= set(row)
+    return trained
+
+
+def test_grpo_with_pictures_and_turns_and_an_oracle(tmp_path):
+    "The oracle is said to be one; what the policy read from the picture is reported beside what it was told"
+    recipe = "qwen3_vl_8b_grpo"
+    oracle = {"rollout.environment_arguments.oracle": True}
+    trained = picture_run(tmp_path, recipe, **oracle)
+    assert all(row["env/oracle_calls_mean"] > 0 for row in trained)
+    (event,) = events(tmp_path / recipe, "oracle")
+    assert "knows the label" in event["text"]
+    lines = (tmp_path / recipe / "samples" / "step_000001.jsonl").read_text().splitlines()
+    asked = [s for s in map(json.loads, lines) if 0 in s["loss_mask"]]
+    assert asked and all(len(sample["images"]) == 1 for sample in asked)
+    assert {sample["metadata"]["turn_texts"][1] for sample in asked} <= {
+        "yes]",
+        "no]",
+        "?]",
+    }
+
+
+def test_ppo_with_pictures_and_turns(tmp_path):
+    "A critic sees later turns, too; without the oracle nobody is told of one"
+    more = {"critic.warmup_steps": 0, "warm_start.steps": 80}
+    trained = picture_run(tmp_path, "qwen3_vl_8b_ppo", **more)
+    assert all(row["env/oracle_calls_mean"] == 0 for row in trained)
+    assert all(row["critic/grad_norm"] > 0 for row in trained)
+    assert events(tmp_path / "qwen3_vl_8b_ppo", "oracle") == []

@@ -22,7 +22,7 @@ NOTEBOOKS = [
 ]
 DEVICE_ROOMS = ("npu",)
 LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.presets cookbook_npu.npu.device
-cookbook_npu.stop cookbook_npu.scratch
+cookbook_npu.parameters cookbook_npu.stop cookbook_npu.scratch
 cookbook_npu.cli cookbook_npu.data.sample cookbook_npu.data.prompts cookbook_npu.data.tasks
 cookbook_npu.cluster.ray_cluster cookbook_npu.runs.folder cookbook_npu.npu.stack.stacks
 cookbook_npu.npu.stack.machine cookbook_npu.npu.stack.checks cookbook_npu.npu.stack.settings
@@ -30,8 +30,8 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each room may import from the rooms before it; the package's own front is above all.
-ROOMS = """torchvision_ops errors config presets heartbeat stop scratch npu cluster data rl weights model
-rollout runs plan train testing cli cookbook_npu""".split()
+ROOMS = """torchvision_ops errors config presets parameters heartbeat stop scratch npu cluster data rl weights
+model rollout runs plan train testing cli cookbook_npu""".split()
 
 
 def name_of(path: Path) -> str:
