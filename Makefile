@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-npu-wheel test-stacks quick style export docs clean
+.PHONY: help setup run lab test test-npu-wheel test-stacks quick style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -37,10 +37,19 @@ $(VENV)/.test: $(VENV)/.run
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@
 
+$(VENV)/.lab: $(VENV)/.run
+	@echo "installing JupyterLab into $(VENV) (once)"
+	$(PIP) -e '.[laptop,lab]'
+	$(BIN)/python -m ipykernel install --sys-prefix --name cookbook --display-name cookbook
+	@touch $@
+
 setup: $(VENV)/.run ## create .venv and build the simulated NPU
 
 run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_steps 10')
 	$(BIN)/cookbook-npu run $(RECIPE) $(ARGS)
+
+lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook` (ARGS=--no-browser)
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ARGS)
 
 test: style ## every test, half an hour: drift, style, notebooks, pytest, the recipes end to end
 	$(BIN)/python tests/helpers/npu_wheel/build.py

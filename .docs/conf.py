@@ -17,7 +17,11 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx.ext.githubpages",
 ]
-exclude_patterns = ["tests", ".devcontainer"]  # files that pages offer for download
+exclude_patterns = [
+    "tests",
+    ".devcontainer",
+    ".github",
+]  # files that pages offer for download
 nb_execution_mode = "off"
 # a picture before a page, a page before its text
 nb_mime_priority_overrides = [("html", "application/json", 10000)]

@@ -1,10 +1,14 @@
 """The how-to pages, followed from the text alone: files written, code run, commands checked as `run` does."""
 
+import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
+import papermill
 import pytest
 from typer.testing import CliRunner
 
@@ -16,8 +20,12 @@ from cookbook_npu.cli import (
     read_parameters,
     resolve_run,
 )
+from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.errors import CookbookError
+from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.runs.folder import RunFolder, append_line
 
 PAGES = Path(__file__).parents[2] / ".docs" / "pages" / "howto"
 BLOCK = re.compile(r"^```(?P<head>.*?)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,6 +61,8 @@ def check_run(words: list[str]) -> None:
     "As `run` does until it would start: configuration, environment, files, every record"
     pairs = [word for word in join_pairs(words) if "=" in word]
     parameters = read_parameters(pairs)
+    if "-f" in words:
+        parameters = json.loads(Path(words[words.index("-f") + 1]).read_text()) | parameters
     config = resolve_run(find_recipe(words[0]), parameters)
     check_machine(config)
     prompts = load_prompts(config.data, build_tokenizer())
@@ -67,11 +77,40 @@ def check_options(words: list[str]) -> None:
         assert not word.startswith("--") or word in shown.output, word
 
 
+def record_runs(folder: Path) -> None:
+    "runs/A and runs/B, as a page calls them: complete, and different in one number"
+    for name, last in (("A", 0.5), ("B", 0.625)):
+        output = {"root": str(folder / "runs"), "name": name}
+        config = qwen3_4b_colocate(num_steps=2)
+        config = config.model_copy(update={"output": OutputConfig(**output)})
+        with RunFolder.create(config) as run:
+            run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True})
+            for step, reward in enumerate((0.25, last), 1):
+                append_line(run.metrics_file, {"step": step, "raw_reward": reward})
+
+
+def try_command(words: list[str]) -> None:
+    "Run a command that looks at recorded runs"
+    done = CliRunner().invoke(app, words)
+    wanted = {
+        "compare runs/A runs/B": 1,
+        "compare runs/A runs/B --html both.html": 1,
+        "compare runs/A --against expected": 2,  # two steps say nothing of its curve
+        "rerun runs/A --dry-run": 0,
+        "report runs/A": 0,
+    }
+    line = " ".join(words)
+    code = 2 if isinstance(done.exception, CookbookError) else done.exit_code
+    if line in wanted:
+        assert code == wanted[line], (line, done.output, done.exception)
+
+
 @pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("[!i]*.md")))
 def test_a_page_works_as_it_stands(name, tmp_path, monkeypatch):
     "Its files, its Python and its commands, in this order"
     page = PAGES / f"{name}.md"
     write_files(page, tmp_path)
+    record_runs(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for head, body in blocks(page):
@@ -83,3 +122,56 @@ def test_a_page_works_as_it_stands(name, tmp_path, monkeypatch):
         check_options(words)
         if words[0] == "run" and not words[1].startswith("--"):
             check_run(words[1:])
+        if "runs/A" in words and words != ["rerun", "runs/A"]:
+            try_command(words)
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_a_key_that_a_page_names_exists(page):
+    "`section.key` of a configuration"
+    keys = {key.name for key in config_keys()}
+    sections = {key.partition(".")[0] for key in keys if "." in key}
+    named = set(re.findall(r"[`\"]([a-z_]+\.[a-z_.]+)[`\"]", page.read_text()))
+    here = {name for name in named if name.partition(".")[0] in sections}
+    assert here <= keys, sorted(here - keys)
+
+
+def test_the_proof_of_the_shim_page(tmp_path):
+    "Its test file, run by pytest as the page says"
+    write_files(PAGES / "own_shim.md", tmp_path)
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "test_my_shim.py",
+    ]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
+    "papermill takes its parameters, and its cells give the configuration that the page promises"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    page = PAGES / "own_recipe.md"
+    write_files(page, tmp_path)
+    for head, body in blocks(page):
+        if head == "python":
+            exec(compile(body, page.name, "exec"), {})
+    papermill.execute_notebook(
+        "gentle.ipynb", "out.ipynb", {"num_steps": 5}, prepare_only=True
+    )
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict = {}
+    for text in code[
+        : 1 + next(i for i, text in enumerate(code) if "config = gentle" in text)
+    ]:
+        exec(text, names)
+    config = names["config"]
+    assert (config.num_steps, config.algorithm.advantage_estimator) == (5, "rloo")
+    assert config.recipe == "qwen3_4b_colocate"

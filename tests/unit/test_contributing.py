@@ -1,0 +1,120 @@
+"""What is written for contributors: targets, commands, files and options that it names exist."""
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from places import ROOT
+from typer.testing import CliRunner
+
+from cookbook_npu.cli import app
+from cookbook_npu.presets import PRESETS
+
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+CHANGELOG = ROOT / ".docs" / "pages" / "changelog.md"
+TEXTS = [ROOT / ".github" / "CONTRIBUTING.md", CHANGELOG, *FORMS]
+ids = {"ids": lambda path: path.name}
+
+
+def help_of(command: str) -> str:
+    "What a command says of itself"
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, command
+    return done.output
+
+
+@pytest.mark.parametrize("file", TEXTS, **ids)
+def test_commands_and_options_exist(file):
+    for line in re.findall(r"cookbook-npu ([a-z]+[^`\n;]*)", file.read_text()):
+        command, *words = line.split()
+        shown = help_of(command)
+        missing = [
+            w for w in words if w.startswith("--") and not re.search(rf"{w}\b", shown)
+        ]
+        assert not missing, line
+
+
+@pytest.mark.parametrize("file", TEXTS, **ids)
+def test_targets_of_make_exist(file):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    named = re.findall(r"(?:^|`)make ([a-z-]+)", file.read_text(), re.M)
+    assert set(named) <= set(targets)
+
+
+def test_links_of_contributing_lead_somewhere():
+    page = TEXTS[0]
+    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert local
+    assert not [target for target in local if not (page.parent / target).exists()]
+    words = re.search(r"pytest tests/notebooks -k '(\w+) and (\w+)'", page.read_text())
+    assert list(ROOT.glob(f"nbs/{words[1]}/*_{words[2]}.ipynb"))
+
+
+@pytest.mark.parametrize("file", [f for f in FORMS if f.name != "config.yml"], **ids)
+def test_a_form_is_one_that_github_shows(file):
+    "Keys and types of GitHub's syntax for issue forms; ids are used once; the doctor is asked for"
+    form = yaml.safe_load(file.read_text())
+    assert {"name", "description", "body"} <= set(form)
+    kinds = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+    assert {part["type"] for part in form["body"]} <= kinds
+    names = [part["id"] for part in form["body"]]
+    assert len(set(names)) == len(names)
+    for part in form["body"]:
+        assert set(part) <= {"type", "id", "attributes", "validations"}
+        assert part["attributes"]["label"]
+        assert bool(part["attributes"].get("options")) == (
+            part["type"] in ("dropdown", "checkboxes")
+        )
+    doctor = next(part for part in form["body"] if part["id"] == "doctor")
+    assert doctor["validations"]["required"]
+    assert "--bundle" in file.read_text()
+
+
+def test_the_steps_of_the_form_are_those_of_the_first_hour():
+    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/npu_run.yml").read_text())
+    (steps,) = [
+        part["attributes"]["options"] for part in form["body"] if part["id"] == "step"
+    ]
+    page = (ROOT / "nbs/tutorials/first_hour_910b.ipynb").read_text()
+    for number in (step.partition(".")[0] for step in steps):
+        assert re.search(rf'"\| {number} \|', page), number
+
+
+def test_the_changelog_is_of_this_version():
+    text = CHANGELOG.read_text()
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)", text, re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert versions[0] == project["version"]
+    assert all(f"`{name}`" in text for name in PRESETS)
+
+
+def test_github_finds_them():
+    assert (ROOT / ".github" / "CONTRIBUTING.md").is_file()
+    assert {file.name for file in FORMS} == {"bug.yml", "config.yml", "npu_run.yml"}
+    assert not list(ROOT.glob("C*.md")), "the top level is fixed"
+
+
+def test_make_lab_installs_once_and_stays_on_this_machine(tmp_path):
+    words = ["make", "--dry-run", "lab", f"VENV={tmp_path}", "ARGS=--no-browser"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    kernel = [
+        line for line in lines if "ipykernel install --sys-prefix --name cookbook" in line
+    ]
+    assert len(kernel) == 1
+    assert lines[-1] == f"{tmp_path}/bin/jupyter lab --ServerApp.ip=127.0.0.1 --no-browser"
+    for name in (".run", ".lab", "bin/python"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    words += ["-o", f"{tmp_path}/.run"]
+    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert again.stdout.splitlines() == lines[-1:]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = (ROOT / ".constraints.txt").read_text()
+    assert [name.partition(">")[0] for name in extras["optional-dependencies"]["lab"]] == [
+        "jupyterlab"
+    ]
+    assert re.search(r"^jupyterlab==4\.", pinned, re.M)
