@@ -69,7 +69,9 @@ def _facts(record: Mapping[str, Any], group_mean: float) -> list[tuple[str, str]
         facts.append(("tool calls", calls))
         facts.append(("episode", f"{episode['turns']} turns, {episode['outcome']}"))
     if record.get("images"):
-        facts.append(("images", ", ".join(record["images"])))
+        # a picture that an observation showed is the reference itself
+        names = [shorten(name, 60) for name in record["images"]]
+        facts.append(("images", ", ".join(names)))
     return facts
 
 

@@ -36,6 +36,10 @@ SMALL = {  # arguments, and where the measured number stands
     "simulator_overhead": ("", rf"training step, .*\n +cpu +{NUMBER} ms"),
     "sleep_wake": ("--share 0.03 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),
     "soak": ("--steps 3", f"rss MiB +trainer 1 +{NUMBER}"),
+    "turns": (
+        "--steps 1 --last 1 --prompts 4 --warm-start 5 --turns 2",
+        rf"policy tokens.*\n.* {NUMBER}\n",
+    ),
     "weight_update_speed": (
         "--layers 1 --every 1 --rounds 1",
         f"memcpy / .* = {NUMBER}",
