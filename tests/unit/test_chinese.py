@@ -1,0 +1,127 @@
+"""The pages in Chinese are in step with the English ones: headings, code, links and numbers."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+ZH = ROOT / ".docs" / "pages" / "zh"
+PAIRS = {
+    ROOT / ".github" / "README_zh.md": ROOT / "README.md",
+    ZH / "first_hour_910b.md": ROOT / "nbs" / "tutorials" / "first_hour_910b.ipynb",
+    ZH / "qwen3_4b_colocate.md": ROOT / "recipes" / "qwen3_4b_colocate.ipynb",
+}
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+CODE = re.compile(r"`[^`\n]+`")
+HEADING = re.compile(r"^(#+) (.*)$", re.M)
+NUMBER = re.compile(r"\d+(?:\.\d+)*(?:e-?\d+)?")
+# README's list of everything grows often; what the Chinese one has of it must be true
+SUBSET = {"README_zh.md"}
+pages = pytest.mark.parametrize("page", PAIRS, ids=lambda path: path.stem)
+
+
+def text_of(file: Path) -> str:
+    "The prose of a page or a notebook"
+    if file.suffix == ".md":
+        return file.read_text(encoding="utf-8")
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    prose = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+    return "\n\n".join(prose)
+
+
+def parts(file: Path) -> list[tuple[str, list[str], list[str]]]:
+    "(level of the heading, lines of prose, rows of tables) of each section, without fenced blocks"
+    text = FENCE.sub("", text_of(file))
+    marks = [*HEADING.finditer(text)]
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    found = []
+    for mark, end in zip(marks, ends, strict=True):
+        lines = [mark[2], *text[mark.end() : end].splitlines()]
+        rows = [line for line in lines if line.startswith("|")]
+        found.append((mark[1], [line for line in lines if line not in rows], rows))
+    return found
+
+
+def numbers(text: str) -> Counter:
+    "The numbers of a text, without those in code and in addresses"
+    text = re.sub(r"\]\([^)]*\)", "]", CODE.sub("", text))
+    return Counter(NUMBER.findall(text))
+
+
+def names(text: str) -> Counter:
+    "What a text links to: addresses, and files of this repository without their ending"
+    found = Counter()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" not in target:
+            target = Path(target.partition("#")[0]).stem
+        found[target] += 1
+    return found
+
+
+def row_facts(row: str) -> tuple:
+    "What a row says in any language: code, numbers, links"
+    return (
+        tuple(sorted(CODE.findall(row))),
+        tuple(sorted(numbers(row).elements())),
+        tuple(sorted(names(row).elements())),
+    )
+
+
+@pages
+def test_a_page_has_the_headings_and_blocks_of_the_other(page):
+    english = PAIRS[page]
+    assert [level for level, _, _ in parts(page)] == [
+        level for level, _, _ in parts(english)
+    ]
+    assert FENCE.findall(text_of(page)) == FENCE.findall(text_of(english))
+
+
+@pages
+def test_a_page_has_the_code_and_the_numbers_of_the_other(page):
+    for (_, here, _), (_, there, _) in zip(parts(page), parts(PAIRS[page]), strict=True):
+        ours, theirs = "\n".join(here), "\n".join(there)
+        assert Counter(CODE.findall(ours)) == Counter(CODE.findall(theirs)), here[0]
+        assert numbers(ours) == numbers(theirs), here[0]
+
+
+@pages
+def test_a_table_says_what_the_other_says(page):
+    for (_, here, ours), (_, _, theirs) in zip(
+        parts(page), parts(PAIRS[page]), strict=True
+    ):
+        known = [row_facts(row) for row in theirs]
+        rows = [row_facts(row) for row in ours]
+        if page.name in SUBSET:
+            assert not [
+                row for row, facts in zip(ours, rows, strict=True) if facts not in known
+            ]
+        else:
+            assert rows == known, here[0]
+
+
+@pages
+def test_a_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)\)", text_of(page)):
+        if "://" in target:
+            continue
+        if ZH in page.parents:  # the site's addresses, without an ending
+            target = target.replace("../nbs", "../../../nbs") + ".ipynb"
+        assert (page.parent / target).exists(), target
+
+
+@pages
+def test_it_is_chinese(page):
+    letters = re.findall(r"[\u4e00-\u9fff]", text_of(page))
+    assert len(letters) > 400
+    assert not re.search(r"[\u4e00-\u9fff][,;!?]", text_of(page)), "full-width punctuation"
+
+
+def test_readme_leads_to_it():
+    for page, english in PAIRS.items():
+        first = text_of(english)[:400] if english.suffix == ".md" else ""
+        assert not first or f"({page.relative_to(ROOT)})" in first
+    index = (ROOT / ".docs" / "pages" / "zh" / "index.md").read_text()
+    assert all(page.stem in index for page in PAIRS if ZH in page.parents)
