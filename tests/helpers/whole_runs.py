@@ -187,6 +187,21 @@ def prompts(folder: Path) -> list[list[str]]:
     ]
 
 
+def samples(folder: Path) -> list[list[dict]]:
+    "The samples of each step"
+    files = sorted((folder / "samples").glob("step_*.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def check_turns(folder: Path) -> None:
+    "There are observations, and they have no loss"
+    talks = [s for step in samples(folder) for s in step if 0 in s["loss_mask"]]
+    assert talks
+    for sample in talks:
+        mask, texts = sample["loss_mask"], sample["metadata"]["turn_texts"]
+        assert mask.count(0) == sum(map(len, texts[1::2]))
+
+
 def tell(script: str, *words: str) -> dict:
     "What a script of launch_jobs found"
     command = [sys.executable, str(HERE / "launch_jobs" / script), *words]

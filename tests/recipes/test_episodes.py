@@ -1,4 +1,4 @@
-"""Turns in a whole run: trainer and engine agree on them, and a resume is bit for bit."""
+"""Turns in whole runs: trainer and engine agree on them, a resume and a split run are bit for bit."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import policy_jobs
 import pytest
-from whole_runs import events, learned, parameters, rows, run
+from whole_runs import check_turns, events, learned, parameters, rows, run, samples
 
 from cookbook_npu.config import save_config
 from cookbook_npu.presets import PRESETS, qwen3_4b_colocate
@@ -16,37 +16,61 @@ pytestmark = pytest.mark.slow
 STEPS = 2
 
 
-def prepare(root: Path, name: str, resume: bool = False) -> Path:
+def prepare(root: Path, name: str, resume: bool = False, **more) -> Path:
     "The configuration file of a small run with a calculator"
-    overrides = {"rollout.eval_every": STEPS, "warm_start.steps": 60}
+    overrides = {"rollout.eval_every": STEPS, "warm_start.steps": 60, **more}
     given = parameters(root, name, resume, STEPS, **overrides)
     config = qwen3_4b_colocate(prompt_data="calculator", **given)
     save_config(config, root / f"{name}.json")
     return root / f"{name}.json"
 
 
-def test_episodes_are_trained_on_and_resume_bit_for_bit(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    "The folder of a run that nobody disturbs"
+    root = tmp_path_factory.mktemp("episodes")
+    run(prepare(root, "whole"))
+    return root / "whole"
+
+
+def test_episodes_are_trained_on_and_resume_bit_for_bit(whole, tmp_path):
     "The last step is done again, and is the same"
-    run(prepare(tmp_path, "whole"))
-    whole = rows(tmp_path / "whole")
-    assert len(whole) == STEPS + 1  # the first weights were evaluated
-    for row in whole[1:]:
+    told = rows(whole)
+    assert len(told) == STEPS + 1  # the first weights were evaluated
+    for row in told[1:]:
         assert row["env/turns_mean"] > 1 and row["env/observation_tokens_mean"] > 0
         assert row["train_rollout_logprob_abs_diff"] <= 1e-5
         assert row["grad_norm"] > 0 and row["env/failed_groups"] == 0
-    samples = (tmp_path / "whole" / "samples").glob("step_*.jsonl")
-    told = [json.loads(line) for f in samples for line in f.read_text().splitlines()]
-    talks = [s for s in told if 0 in s["loss_mask"]]
-    assert talks
-    for sample in talks:
-        mask, texts = sample["loss_mask"], sample["metadata"]["turn_texts"]
-        assert mask.count(0) == sum(map(len, texts[1::2]))
+    check_turns(whole)
     step = f"step_{STEPS:06d}"
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
+    shutil.copytree(whole, tmp_path / "cut", symlinks=True)
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / step)
     run(prepare(tmp_path, "cut", resume=True))
-    assert learned(tmp_path / "cut") == learned(tmp_path / "whole")
-    check_evaluation(tmp_path / "whole", whole[-1])
+    assert learned(tmp_path / "cut") == learned(whole)
+    check_evaluation(whole, told[-1])
+
+
+# by how much the log-probs of an engine, which depend on what else is in its batch, are rounded
+ROUNDING = ("train_rollout", "tis", "mismatch_", "ess")
+
+
+def test_without_staleness_streamed_episodes_are_those_of_turns_taken_together(
+    whole, tmp_path
+):
+    "Tokens, rewards and gradients are equal, with trainer and engines on devices of their own"
+    split = {"placement.mode": "split", "placement.devices": 4}
+    split |= {"rollout.depth": 0, "rollout.max_staleness": 0}
+    run(prepare(tmp_path, "split", **split))
+    own = (*ROUNDING, "async/", "staleness/", "tokens_per_s")
+    found = []
+    for folder in (tmp_path / "split", whole):
+        told: list = []
+        for row in learned(folder):
+            told.append({k: v for k, v in row.items() if not k.startswith(own)})
+        for step in samples(folder):
+            told += [[s["group_id"], s["response_ids"], s["loss_mask"]] for s in step]
+        found.append(told)
+    assert found[0] == found[1]
 
 
 def check_evaluation(folder: Path, last: dict) -> None:
