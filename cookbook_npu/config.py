@@ -320,8 +320,8 @@ class RolloutConfig(Config):
     group_timeout_s: float | None = Field(
         default=None,
         gt=0,
-        description="split: a group that is sampled for longer is dropped, s; long responses are then "
-        "under-represented; none: each group is waited for",
+        description="split: a group that is sampled for longer, calls of its environment included, is "
+        "dropped, s; long responses are then under-represented; none: each group is waited for",
     )
     kept_cache: Literal["recompute", "keep"] = Field(
         default="recompute",
@@ -946,11 +946,6 @@ def _check_staleness(c: RunConfig) -> None:
 def _check_environment(c: RunConfig) -> None:
     r = c.rollout
     if r.environment is not None:
-        if c.placement.mode == "split":
-            raise ConfigError(
-                f"rollout.environment is {r.environment!r} with placement.mode 'split'",
-                "Turns are taken while the trainer waits: set placement.mode to colocate.",
-            )
         return
     unset = RolloutConfig()
     own = ("arguments", "timeout_s", "workers")

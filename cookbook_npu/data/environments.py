@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -319,9 +320,8 @@ class _Call(Generic[_T]):
 
     def __init__(self, work: Callable[[], _T]):
         self.work = work
-        self.answer: _T | CallFailure = CallFailure("it was not called")
-        self.began: float | None = None  # none: it waits
-        self.ended = False  # or was given up
+        self.answer: Future[_T | CallFailure] = Future()
+        self.began = 0.0  # time.monotonic(), s
 
 
 class _Attempt:
@@ -356,32 +356,56 @@ class CallPool:
         self.timeout_s = timeout_s
         self.lock = threading.Lock()
         self.work_waits = threading.Condition(self.lock)
-        self.call_ended = threading.Condition(self.lock)
+        self.time_is_up = threading.Condition(self.lock)
         self.waiting: deque[_Call[Any]] = deque()
+        self.begun: dict[_Call[Any], None] = {}  # under way, the oldest first
         self.threads = 0  # that can take a call
+        self.watched = False  # a thread looks for calls that take too long
         self.closed = False
+
+    def start(
+        self,
+        work: Callable[[], _T],  # a call without arguments
+    ) -> Future[_T | CallFailure]:  # ends when the call does, or when it is given up
+        "Make a call beside everything else"
+        call = _Call(work)
+        with self.lock:
+            if self.closed:
+                return _not_called(call)
+            self.waiting.append(call)
+            if self.threads < min(len(self.waiting) + len(self.begun), self.workers):
+                self._start_thread()
+            if not self.watched:
+                self.watched = True
+                threading.Thread(
+                    target=self._watch, name="time limits", daemon=True
+                ).start()
+            self.work_waits.notify()
+        return call.answer
 
     def run(
         self,
         works: Sequence[Callable[[], _T]],  # calls without arguments
     ) -> list[_T | CallFailure]:  # their answers, in order
         "Make all calls; returns when each has ended or was given up"
-        calls = [_Call(work) for work in works]
+        answers = [self.start(work) for work in works]
+        return [answer.result() for answer in answers]
+
+    def drain(self) -> None:
+        "Make no call that waits; returns when those under way have ended or were given up"
         with self.lock:
-            self.waiting.extend(calls)
-            for _ in range(min(len(calls), self.workers) - self.threads):
-                self._start_thread()
-            self.work_waits.notify(len(calls))
-            while not all(call.ended for call in calls):
-                self.call_ended.wait(self._next_deadline(calls))
-                self._give_up_late(calls)
-        return [call.answer for call in calls]
+            waiting, self.waiting = self.waiting, deque()
+            under_way = [call.answer for call in self.begun]
+        for call in waiting:
+            _not_called(call)
+        wait(under_way)
 
     def close(self) -> None:
         "Let the threads end; one that hangs is not waited for"
         with self.lock:
             self.closed = True
             self.work_waits.notify_all()
+            self.time_is_up.notify_all()
 
     def _start_thread(self) -> None:
         self.threads += 1
@@ -396,32 +420,49 @@ class CallPool:
                     return
                 call = self.waiting.popleft()
                 call.began = time.monotonic()
+                self.begun[call] = None
             attempt = _Attempt()
             answer = None
             with attempt:
                 answer = call.work()
             with self.lock:
-                if call.ended:
+                if call not in self.begun:
                     return  # given up: another thread is in this one's place
-                call.answer = attempt.failure or answer
-                call.ended = True
-                if not self.waiting:
-                    self.call_ended.notify_all()
+                del self.begun[call]
+            # outside of the lock: who waits for the answer may make another call
+            call.answer.set_result(attempt.failure or answer)
 
-    def _next_deadline(self, calls: Sequence[_Call[Any]]) -> float:
-        "Time until the next call is late, s"
-        now = time.monotonic()
-        begun = [c.began for c in calls if c.began is not None and not c.ended]
-        left = min(begun, default=now) + self.timeout_s - now
-        return max(left, 0.001)
-
-    def _give_up_late(self, calls: Sequence[_Call[Any]]) -> None:
+    def _watch(self) -> None:
         "Give up the calls that take too long, and replace their threads"
-        now = time.monotonic()
-        for call in calls:
-            if call.ended or call.began is None or now - call.began < self.timeout_s:
-                continue
-            call.ended = True
-            call.answer = CallFailure(f"no answer in {self.timeout_s:g} s", timed_out=True)
+        while True:
+            with self.lock:
+                self.time_is_up.wait_for(lambda: self.closed, self._next_deadline())
+                if self.closed:
+                    return
+                late = self._take_late()
+            for call in late:
+                reason = f"no answer in {self.timeout_s:g} s"
+                call.answer.set_result(CallFailure(reason, timed_out=True))
+
+    def _next_deadline(self) -> float:
+        "Time until a call can be late, s; one that begins later has longer"
+        oldest = next(iter(self.begun), None)
+        if oldest is None:
+            return self.timeout_s
+        return max(oldest.began + self.timeout_s - time.monotonic(), 0.001)
+
+    def _take_late(self) -> list[_Call[Any]]:
+        "Calls that take too long"
+        since = time.monotonic() - self.timeout_s
+        late = [call for call in self.begun if call.began <= since]
+        for call in late:
+            del self.begun[call]
             self.threads -= 1
             self._start_thread()
+        return late
+
+
+def _not_called(call: _Call[_T]) -> Future[_T | CallFailure]:
+    "Its answer says so"
+    call.answer.set_result(CallFailure("it was not called"))
+    return call.answer
