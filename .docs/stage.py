@@ -120,7 +120,8 @@ def note(kind: str, text: str) -> dict[str, Any]:
 
 def on_the_site(text: str) -> str:
     "Prose whose links to pages that only the repository shows lead to those of the site"
-    return text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
 
 
 def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:

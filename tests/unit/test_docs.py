@@ -104,6 +104,7 @@ def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
     index = stage.shown_notebook(ROOT / "nbs" / "index.ipynb", None)
     text = "".join(cell["source"] for cell in index["cells"])
     assert ".github/" not in text and "](../zh/index.md)" in text
+    assert ".docs/" not in text and "](../howto/schedule.md)" in text
 
 
 def test_a_name_that_nothing_defines_is_refused():
