@@ -230,7 +230,10 @@ def parameters_table(module: Module, node: Function, links: Links) -> list[str]:
 def fence(depth: int, kind: str, title: str, content: list[str]) -> list[str]:
     "A directive whose content may hold directives of a lower depth"
     colons = ":" * (3 + depth)
-    return [f"{colons}{{{kind}}} {title}", "", *content, colons, ""]
+    # an option is one only right below the opening line
+    has_options = bool(content) and re.match(r":[a-z]+:", content[0]) is not None
+    gap = [] if has_options else [""]
+    return [f"{colons}{{{kind}}} {title}", *gap, *content, colons, ""]
 
 
 def function_lines(module: Module, node: Function, links: Links, kind: str) -> list[str]:

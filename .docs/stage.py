@@ -118,6 +118,12 @@ def note(kind: str, text: str) -> dict[str, Any]:
     }
 
 
+def on_the_site(text: str) -> str:
+    "Prose whose links to pages that only the repository shows lead to those of the site"
+    text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
+
+
 def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
     "A notebook as a page: without what only nbdev reads, without what programs print to stderr"
     notebook = read(path)
@@ -125,6 +131,8 @@ def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
     for cell in cells:
         lines = source(cell).splitlines(keepends=True)
         cell["source"] = "".join(line for line in lines if not line.startswith("#|"))
+        if cell["cell_type"] == "markdown":
+            cell["source"] = on_the_site(cell["source"])
         cell.pop("id", None)
         cell["metadata"] = {}
         if cell["cell_type"] == "code":
@@ -244,6 +252,13 @@ def chapter(title: str, about: str, entries: list[str]) -> str:
     return "\n".join([*lines, *entries, "```", ""])
 
 
+def api_entry(page: str) -> str:
+    "A room in the list of the API: without the package's name, and with places to break the line"
+    room = page.removeprefix("cookbook_npu.")
+    breakable = room.replace(".", ".\u200b")  # a space of no width
+    return f"{breakable} <{page}>"
+
+
 def chapter_pages() -> dict[str, str]:
     "The pages between the front page and the notebooks: file name -> text"
     folders = [p.name for p in sorted((ROOT / "nbs").iterdir()) if p.is_dir()]
@@ -271,7 +286,7 @@ def chapter_pages() -> dict[str, str]:
         pages[f"npu/{name}.md"] = chapter(title, "", entries)
     about = "The device, what is patched for it and why, and the simulated NPU of the laptop scale."
     pages["npu/index.md"] = chapter("NPU", about, list(listed))
-    api = [name.removesuffix(".md") for name in sorted(reference.pages())]
+    api = [api_entry(name.removesuffix(".md")) for name in sorted(reference.pages())]
     about = "Every public name: signature, parameters, what it returns and raises."
     pages["reference/api/index.md"] = chapter("API", about, api)
     return pages

@@ -1,10 +1,12 @@
 """The documentation site: what its pages are made of, and that its checks can fail."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from places import ROOT
@@ -41,6 +43,68 @@ def test_an_entry_says_what_the_source_says(api):
     assert "| `group_size` | `int` |  | G, at least 2 |" in entry
     assert r"**Returns** `Tensor`: adv\_B" in entry
     assert "**Raises** {py:obj}`~cookbook_npu.errors.DataError`" in entry
+
+
+def test_options_stand_right_below_the_opening_line(api):
+    "Below a blank line they would be text"
+    assert ":::{py:data} ProcessRole\n:value: Literal[" in api["cookbook_npu.npu.shims.md"]
+    for name, text in api.items():
+        found = re.search(
+            r"^(:::+\{py:.*\n\n+:(?:type|value|\w+method):.*)", text, re.MULTILINE
+        )
+        assert not found, f"{name}: {found[1]}"
+
+
+def test_a_long_room_can_be_broken_in_the_sidebar():
+    entry = stage.api_entry("cookbook_npu.npu.shims.megatron_core")
+    assert (
+        entry
+        == "npu.\u200bshims.\u200bmegatron_core <cookbook_npu.npu.shims.megatron_core>"
+    )
+    assert stage.api_entry("cookbook_npu") == "cookbook_npu <cookbook_npu>"
+
+
+def picture() -> ElementTree.Element:
+    return ElementTree.parse(ROOT / ".docs" / "pages" / "system.svg").getroot()
+
+
+def test_the_picture_takes_the_colour_of_the_theme():
+    "Light and dark: no colour but the text's own; a page may set it"
+    root = picture()
+    style = root.find("{*}style").text
+    assert "prefers-color-scheme: dark" in style
+    assert set(re.findall(r"(?:fill|stroke): ([^;]+);", style)) <= {"currentColor", "none"}
+    assert not [e for e in root.iter() if {"fill", "stroke", "style"} & set(e.attrib)]
+    css = (ROOT / ".docs" / "static" / "site.css").read_text()
+    assert "svg.system {" in css and "color: var(--color-foreground-primary)" in css
+    assert ":file: system.svg" in (ROOT / ".docs" / "pages" / "index.md").read_text()
+
+
+def test_the_words_of_the_picture_fit():
+    "Each in its box, with 7.6 units a letter of 15, 6.6 of 13; a reader without eyes has title and text"
+    root = picture()
+    boxes = [
+        {k: float(v) for k, v in e.attrib.items() if k in ("x", "y", "width", "height")}
+        for e in root.iterfind("{*}rect")
+    ]
+    for text in root.iterfind("{*}text"):
+        x, y = float(text.get("x")), float(text.get("y"))
+        half = len(text.text) * (7.6 if text.get("class") == "name" else 6.6) / 2
+        around = [
+            b
+            for b in boxes
+            if b["y"] < y < b["y"] + b["height"] and b["x"] < x < b["x"] + b["width"]
+        ]
+        for box in around:
+            assert box["x"] <= x - half and x + half <= box["x"] + box["width"], text.text
+    assert root.find("{*}title").text and root.find("{*}desc").text
+
+
+def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
+    index = stage.shown_notebook(ROOT / "nbs" / "index.ipynb", None)
+    text = "".join(cell["source"] for cell in index["cells"])
+    assert ".github/" not in text and "](../zh/index.md)" in text
+    assert ".docs/" not in text and "](../howto/schedule.md)" in text
 
 
 def test_a_name_that_nothing_defines_is_refused():

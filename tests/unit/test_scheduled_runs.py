@@ -63,7 +63,7 @@ def cron(home: Path) -> int:
 
 
 def crontab_line() -> str:
-    (line,) = re.findall(r"^```crontab\n(.*)\n```$", text_of("schedule"), re.M)
+    (line,) = re.findall(r"^```text\n(\d.*)\n```$", text_of("schedule"), re.M)
     return line
 
 
