@@ -82,14 +82,15 @@ def main() -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as root:
         metrics = learn(root, args)
-    explained = measured(metrics[EXPLAINED])
+    explained = measured(metrics.get(EXPLAINED, []))
     accuracy = measured(metrics["eval_accuracy"])
     reward = measured(metrics["raw_reward"])
-    first, last = explained[: args.last], explained[-args.last :]
     print(f"\n{args.steps} steps, simulated NPU, {os.cpu_count()} cores")
-    print(
-        f"explained variance, first steps {fmean(first):.3f}, last steps {fmean(last):.3f}"
-    )
+    if explained:
+        first, last = fmean(explained[: args.last]), fmean(explained[-args.last :])
+        print(f"explained variance, first steps {first:.3f}, last steps {last:.3f}")
+    else:
+        print("explained variance: in no step did the returns differ")
     print(f"held-out accuracy, before {accuracy[0]:.3f}, after {accuracy[-1]:.3f}")
     print(
         f"reward, first steps {fmean(reward[: args.last]):.3f}, last {fmean(reward[-args.last :]):.3f}"
