@@ -127,6 +127,7 @@ def test_labels_given_up_stay_given_up(tmp_path):
     "A resumed run does not wait for them again: each is reported once"
     more = {
         "reward.scorers": {"run_driver:hangs": 1.0},
+        "reward.right_from": {},
         "reward.timeout_s": 0.3,
         "reward.label_failures": 1,
         "data.eval_prompts": 2,
