@@ -4933,6 +4933,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                          'cookbook_npu/rollout/vllm_layers.py'),
                                                   'cookbook_npu.rollout.vllm_layers._partitions': ( 'rollout/vllm_layers.html#_partitions',
                                                                                                     'cookbook_npu/rollout/vllm_layers.py'),
+                                                  'cookbook_npu.rollout.vllm_layers._plain_kernels': ( 'rollout/vllm_layers.html#_plain_kernels',
+                                                                                                       'cookbook_npu/rollout/vllm_layers.py'),
                                                   'cookbook_npu.rollout.vllm_layers.as_matrix': ( 'rollout/vllm_layers.html#as_matrix',
                                                                                                   'cookbook_npu/rollout/vllm_layers.py'),
                                                   'cookbook_npu.rollout.vllm_layers.find_difference': ( 'rollout/vllm_layers.html#find_difference',

@@ -10,6 +10,7 @@ __all__ = ['COMPARED_COLUMNS', 'as_matrix', 'layer_weight', 'vllm_name', 'LayerP
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #29b5f5b2
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -27,6 +28,13 @@ def as_matrix(
     return weight.flatten(1) if weight.dim() > 2 else weight
 
 
+def _plain_kernels(packed: Tensor, plain: Tensor) -> Tensor:
+    "The plain copy of a convolution's kernels where it is that of the packed ones, else those"
+    pack = import_module("vllm._custom_ops").causal_conv1d_weight_pack
+    repacked = pack(plain.contiguous().clone()).view(packed.shape)
+    return plain if torch.equal(repacked, packed) else packed
+
+
 def layer_weight(
     layer: Any,  # a vLLM layer
     leaf: str,  # name of its parameter
@@ -35,6 +43,9 @@ def layer_weight(
 ) -> Tensor:  # the matrix (or vector) that computes
     "A parameter as the layer uses it"
     weight = getattr(layer, leaf)
+    plain = getattr(layer, "_cpu_unpacked_conv_weight", None)
+    if leaf == "weight" and plain is not None:
+        weight = _plain_kernels(weight, plain)
     is_packed = hasattr(layer, "cpu_linear") and (packed or not weight.numel())
     if not is_packed:
         weight = as_matrix(weight)

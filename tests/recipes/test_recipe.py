@@ -258,10 +258,6 @@ def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
     assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
 
 
-@pytest.mark.xfail(
-    "amx" not in Path("/proc/cpuinfo").read_text(),
-    reason="open: on a processor without AMX vLLM was seen to hold other values in conv1d",
-)
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("vllm", "torchvision")),
     reason="vLLM reads models with a vision tower only beside torchvision",

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
+from cookbook_npu.rollout.vllm_layers import layer_weight
 from cookbook_npu.testing.ranks import run_ranks
 
 # One key/value head: both ranks hold it.
@@ -188,3 +190,21 @@ def test_swapped_halves_are_refused_by_both_ranks():
 def test_a_reload_that_loads_nothing_is_refused_by_both_ranks(name):
     for rank, result in enumerate(outcomes()):
         assert f"rank {rank} of 2 of the engine holds other values in" in result[name]
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(),
+    reason="vLLM reorders the kernels of a convolution on processors with AVX-512BF16 only",
+)
+def test_reordered_kernels_are_read_from_their_plain_copy_and_both_are_checked():
+    "vLLM's own reordering; a copy that another one does not come from is not believed"
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    kernels = torch.randn(64, 1, 4).bfloat16()
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(kernels.clone(), requires_grad=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    assert not torch.equal(layer.weight.flatten(), kernels.flatten())
+    assert torch.equal(layer_weight(layer, "weight"), kernels.flatten(1))
+    layer.weight[3, 0] += 1
+    assert not torch.equal(layer_weight(layer, "weight"), kernels.flatten(1))
