@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import RewardConfig
 from cookbook_npu.data.environments import (
+    Calculator,
     Messages,
     Observation,
     Part,
@@ -120,14 +121,11 @@ def _same_number(text: str, label: str) -> float:
 class Geo3k(GradedTool):
     "Geometry questions with a calculator, or with an oracle of the label"
 
-    tool = "calculator"
-    argument = "expression"
-    description = "Works out an arithmetic expression exactly."
-    schema: Mapping[str, Any] = {
-        "type": "string",
-        "description": "whole numbers, + - * / and parentheses",
-    }
-    usage = "give {expression} with whole numbers, + - * / and parentheses"
+    tool = Calculator.tool
+    argument = Calculator.argument
+    description = Calculator.description
+    schema = Calculator.schema
+    usage = Calculator.usage
 
     def __init__(
         self,
