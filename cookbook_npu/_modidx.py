@@ -4903,6 +4903,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.missing_reason': ( 'rollout/vllm.html#missing_reason',
                                                                                          'cookbook_npu/rollout/vllm.py'),
+                                           'cookbook_npu.rollout.vllm.name_shared_memory': ( 'rollout/vllm.html#name_shared_memory',
+                                                                                             'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.no_vllm_on_cpu': ( 'rollout/vllm.html#no_vllm_on_cpu',
                                                                                          'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.prepare_environment': ( 'rollout/vllm.html#prepare_environment',

@@ -51,13 +51,3 @@ def undisturbed(tmp_path_factory) -> Path:
             run(configure(root, "run"))
             (root / "done").touch()
     return root / "run"
-
-
-@pytest.fixture
-def sharded_vllm_alone():
-    """No other test runs vLLM on several ranks meanwhile.
-
-    Its CPU build names the shared memory of its ranks alike in all engines of a machine."""
-    with open(Path(tempfile.gettempdir()) / "cookbook_npu_sharded_vllm.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,7 +7,7 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COM
            'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
            'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
            'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'VllmImages', 'VllmRequests',
-           'vllm_sampling', 'remove_shared_memory', 'VllmEngine']
+           'vllm_sampling', 'remove_shared_memory', 'name_shared_memory', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import importlib
@@ -551,6 +551,30 @@ def remove_shared_memory(
         file.unlink(missing_ok=True)
     return [file.name for file in left]
 
+
+def name_shared_memory(
+    communicators: Any,  # vLLM's module of communicators on a CPU
+) -> str:  # identity of this engine in the names; empty: this vLLM has no such memory
+    """Give the ranks of this engine names that no other engine of the machine has.
+
+    vLLM names them by the address at which its ranks meet, which here is `env://` for all engines.
+    The port of that meeting is this engine's own. What a killed engine left under it is removed by
+    rank 0, before its ranks meet and therefore before any of them makes it anew."""
+    shared = getattr(communicators, "_CPUSHMDistributed", None)
+    if shared is None:
+        return ""
+    identity = f"vllm_ranks_{os.getuid()}_{os.environ['MASTER_PORT']}_"
+    name_of = getattr(shared.make_group_name, "of_vllm", shared.make_group_name)
+
+    def group_name(communicator: Any) -> str:
+        return f"{identity}{name_of(communicator).replace('/', '')}"
+
+    group_name.of_vllm = name_of
+    shared.make_group_name = staticmethod(group_name)
+    if os.environ["RANK"] == "0":
+        remove_shared_memory(identity)
+    return identity
+
 # %% ../../nbs/rollout/03_vllm.ipynb #60770d18
 CPU_CACHE_BYTES = 256 << 20  # key/value cache on a CPU, where nobody gives a size
 
@@ -611,6 +635,12 @@ class VllmEngine(Engine):
             sees=bool(unsampled),
         )
         known = EngineArgs.__dataclass_fields__
+        self.memory_identity = ""  # in names of shared memory; empty: there is none
+        if tensor_parallel > 1 and self.platform == "cpu":
+            path_of_module = "vllm.distributed.device_communicators.cpu_communicator"
+            self.memory_identity = name_shared_memory(
+                importlib.import_module(path_of_module)
+            )
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
@@ -745,6 +775,7 @@ class VllmEngine(Engine):
         self.weights.llm = None
         VllmEngine.is_open = False
         remove_shared_memory(Path(os.environ.get("VLLM_DIST_IDENT", "")).name)
+        remove_shared_memory(self.memory_identity)
 
     def health(self) -> dict[str, Any]:  # Engine.health, vLLM version, platform, methods
         "What the engine is doing, and which vLLM does it"

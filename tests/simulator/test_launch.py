@@ -114,7 +114,6 @@ def test_a_job_server(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("sharded_vllm_alone")
 def test_full_size_rehearsal(tmp_path):
     """TP 2, DP 2, two engines of 2 on simulated NPUs, 256 samples, the real roles' variables: trainer and
     engines agree. The preset's eight NPUs take 160 s of two cores: COOKBOOK_REHEARSAL_DEVICES=8"""

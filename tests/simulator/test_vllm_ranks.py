@@ -139,7 +139,6 @@ def outcomes() -> list[dict]:
 
 
 pytestmark = [
-    pytest.mark.usefixtures("sharded_vllm_alone"),
     pytest.mark.slow,
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
