@@ -28,6 +28,7 @@ from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
 from .roles import role_environment
+from ..runs.trackers import check_trackers
 
 # %% ../../nbs/plan/05_preflight.ipynb #8d84b0b9
 def has_package(
@@ -194,6 +195,7 @@ def check_machine(
     "Raise `ConfigError` or `MissingError` for a run that cannot work on this machine; starts nothing"
     check_devices(config, environ)
     check_packages(config)
+    check_trackers(config)
     check_episodes(config)
     role_environment(config, "trainer", environ)
     if files:

@@ -586,6 +586,8 @@ RUN_FILES = (
     "cut",
     "logs",
     "tensorboard",
+    "trackers",
+    "trackers.json",
     "notebook.ipynb",
     "report.html",
 )

@@ -148,7 +148,10 @@ class NotebookView:
         self.notes = list(notes)
         self._move()
 
-    def close(self) -> None:
+    def close(
+        self,
+        failed: bool = False,  # the run ends before its last step
+    ) -> None:
         "Leave the last state behind"
         self.notes = ()
         self._move(ended=True)

@@ -101,7 +101,10 @@ class Sink(Protocol):
     ) -> None:
         "Take the record of one step"
 
-    def close(self) -> None:
+    def close(
+        self,
+        failed: bool = False,  # the run ends before its last step
+    ) -> None:
         "No more records come"
 
 
@@ -119,7 +122,10 @@ class FileSink:
         "Append one line"
         append_line(self.path, record, self.root)
 
-    def close(self) -> None:
+    def close(
+        self,
+        failed: bool = False,  # the run ends before its last step
+    ) -> None:
         "Nothing is held open"
 
 # %% ../../nbs/runs/01_metrics.ipynb #dc78651c
@@ -152,7 +158,10 @@ class TensorBoardSink:
         self._writer.add_event(event)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(
+        self,
+        failed: bool = False,  # the run ends before its last step
+    ) -> None:
         "Write what is buffered"
         self._writer.close()
 
@@ -230,7 +239,10 @@ class ConsoleSink:
         out = self.out or sys.stdout
         print(step_line(record, steps=self.steps), file=out, flush=True)
 
-    def close(self) -> None:
+    def close(
+        self,
+        failed: bool = False,  # the run ends before its last step
+    ) -> None:
         "Nothing is held open"
 
 # %% ../../nbs/runs/01_metrics.ipynb #a8b4e12f
@@ -338,16 +350,19 @@ class Tracker:
         self.spans.log.newest = max(last, 0)
         self.last = last
 
-    def close(self) -> None:
+    def close(
+        self,
+        failed: bool = False,  # the run ends before its last step
+    ) -> None:
         "Close all sinks"
         while self.sinks:
-            self.sinks.pop().close()
+            self.sinks.pop().close(failed)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
 # %% ../../nbs/runs/01_metrics.ipynb #9f0c4687
 MetricColumns = Mapping[str, Sequence[Any]]  # metric -> one value for each step

@@ -36,6 +36,7 @@ from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, in_notebook, live_view
 from ..runs.metrics import Tracker
 from ..runs.report import run_result
+from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
 from cookbook_npu.stop import (
     RunStopped,
@@ -238,7 +239,7 @@ def _start(
             config.num_steps,
             config.output.tensorboard,
             console=False,
-            extra_sinks=[view],
+            extra_sinks=[*open_trackers(config, folder, checkpoint is not None), view],
         )
     )
     stack.callback(sweep_scratch)

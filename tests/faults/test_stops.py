@@ -30,6 +30,7 @@ from whole_runs import (
 )
 
 from cookbook_npu.heartbeat import read_heartbeat
+from cookbook_npu.runs.trackers import TRACKERS
 
 pytestmark = pytest.mark.slow
 DEFAULT = {"train.save_every": 10}  # of the recipe: here only after the last step
@@ -50,17 +51,17 @@ class Traces:
     def __init__(self, process: psutil.Process, folder: Path):
         beats = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
         self.workers = [psutil.Process(beat.pid) for beat in beats if beat]
-        below = process.children(recursive=True)
-        # a server of the tests that was started on the way serves others
+        owner = psutil.Process(int((folder / ".lock").read_text().split()[1]))
+        # a kernel of the tests may be a fork of a server that is nobody's child here
+        below = {*process.children(recursive=True), *owner.children(recursive=True)}
+        # a server that was started on the way serves others
         own = [p for p in below if not any("fork_server" in w for w in p.cmdline())]
-        self.tree = [process, *own, *self.workers]
+        self.tree = list({process, owner, *own, *self.workers})
         (raylet,) = [p for p in self.tree if p.name() == "raylet"]
         words = [word for word in raylet.cmdline() if "session_dir=" in word]
         # session_<time>_<pid>, Ray's folder, and ours around it
         self.scratch = Path(words[0].partition("=")[2]).parent.parent
-        owner = int((folder / ".lock").read_text().split()[1])
-        self.tree.append(psutil.Process(owner))
-        self.shared = [f"cookbook_npu_simulator_*cbn{owner}x*"]
+        self.shared = [f"cookbook_npu_simulator_*cbn{owner.pid}x*"]
         self.shared += [f"cookbook_npu_weights_{p.pid}_*" for p in self.workers]
 
     def addresses(self) -> set[str]:
@@ -117,8 +118,10 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
 ):
     "Under a subreaper, where a kernel does not notice that the command is gone; then the run goes on"
     folder = tmp_path / "run"
+    # two of them put handlers of their own in front of a run's
+    tracked = {**DEFAULT, "output.trackers": list(TRACKERS)}
     file = tmp_path / "parameters.json"
-    file.write_text(json.dumps(parameters(tmp_path, "run", **DEFAULT)))
+    file.write_text(json.dumps(parameters(tmp_path, "run", **tracked)))
     program = str(Path(sys.executable).parent / "cookbook-npu")
     words = [program, "run", "qwen3_4b_colocate", "-f", str(file)]
     reaper = subprocess.Popen(
@@ -152,10 +155,21 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
     assert not list(tmp_path.glob(".*.ipynb"))
     assert {a for a in addresses if not is_loopback(a)} == set()
 
-    run(configure(tmp_path, "run", resume=True, **DEFAULT))
+    ids = json.loads((folder / "trackers.json").read_text())
+    run(configure(tmp_path, "run", resume=True, **tracked))
     assert learned(folder) == learned(undisturbed)
     assert prompts(folder) == prompts(undisturbed)
     assert weights(folder) == weights(undisturbed)
+    assert ids.keys() == set(TRACKERS)
+    assert json.loads((folder / "trackers.json").read_text()) == ids
+    assert (
+        len(
+            list(
+                folder.glob(f"trackers/wandb/wandb/offline-run-*/run-{ids['wandb']}.wandb")
+            )
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
