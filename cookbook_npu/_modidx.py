@@ -4081,6 +4081,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                         'cookbook_npu.plan.plan._bytes': ('plan/plan.html#_bytes', 'cookbook_npu/plan/plan.py'),
                                         'cookbook_npu.plan.plan._table': ('plan/plan.html#_table', 'cookbook_npu/plan/plan.py'),
                                         'cookbook_npu.plan.plan._turns': ('plan/plan.html#_turns', 'cookbook_npu/plan/plan.py'),
+                                        'cookbook_npu.plan.plan._weights': ('plan/plan.html#_weights', 'cookbook_npu/plan/plan.py'),
                                         'cookbook_npu.plan.plan.batch_arithmetic': ( 'plan/plan.html#batch_arithmetic',
                                                                                      'cookbook_npu/plan/plan.py'),
                                         'cookbook_npu.plan.plan.device_map': ('plan/plan.html#device_map', 'cookbook_npu/plan/plan.py'),

@@ -141,6 +141,7 @@ def batch_arithmetic(
         ),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
+        _weights(config),
     ]
 
 
@@ -165,6 +166,29 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
         f"the rollout at most {r.depth} steps, samples at most {r.max_staleness} steps old: "
         f"up to {groups} groups under way",
     )
+
+
+def _weights(config: RunConfig) -> tuple[str, str]:
+    "How new weights travel from the trainer to the engines after each step"
+    wanted = config.placement.transfer_backend
+    collective = "nccl" if config.scale == "cuda" else "hccl"
+    if wanted == "broadcast":
+        way = f"a broadcast over {collective} to all engines, while the trainer goes on"
+    elif config.placement.mode == "split":
+        way = (
+            "host memory that trainer and engines share; "
+            f"a broadcast over {collective} to engines on machines without a trainer rank"
+        )
+    elif wanted == "ipc":
+        way = "device memory that an engine opens in place (ipc)"
+    elif wanted == "shm" or config.scale == "laptop":
+        way = "host memory that trainer and engines share (shm)"
+    else:
+        way = (
+            "device memory that an engine opens in place (ipc) where the devices allow it, "
+            "otherwise host memory (shm)"
+        )
+    return "weights", way
 
 # %% ../../nbs/plan/04_plan.ipynb #13b60a90
 def _bytes(n: int) -> str:
