@@ -206,6 +206,7 @@ def test_documented_lines_are_known():
     known = {
         "pip install jupyterlab",
         "pip install 'cookbook-npu[jobs]'",
+        "pip install 'cookbook-npu[wandb]'",
         "python3 -m pip install --no-cache-dir --no-deps -e /opt/MindSpeed",
         "python3 -m pip install --no-cache-dir -c .devcontainer/910b/vllm-ascend-${VLLM_ASCEND}.txt -e .",
     }
