@@ -32,7 +32,7 @@ def _outcome(call: Future, timeout: float | None = None) -> Any:
 
 def wait_for_members(
     calls: Sequence[Future],  # of all members
-    tell: Callable[[str], None],  # lets the members stop waiting for each other
+    tell: Callable[[str], object],  # lets the members stop waiting for each other
     deadline_s: float,  # by then they have ended, or never will, s
     grace_s: float = 10.0,  # time to end after they were told, s
 ) -> list[Any]:  # what each returned, or the error with which its call ended
@@ -125,7 +125,8 @@ class WeightBroadcast:
             if not lost and not again:
                 raise errors[0]
             again = bool(lost)
-            self._record(manifest.version, errors[0])
+            # that a process died says more than that its connections were closed
+            self._record(manifest.version, next(iter(lost.values()), errors[0]))
 
     def _lost(self, receivers: list[int], outcomes: list[Any]) -> dict[int, RoleError]:
         "The receivers that are lost; raises the error of a lost trainer"

@@ -65,9 +65,9 @@ FAILED = "failed"  # key of a group: why it is given up
 def give_up(
     store: dist.Store,  # a group's part
     why: str,  # for the other members
-) -> None:
-    "Let every member of a group stop waiting; the first reason counts"
-    store.compare_set(FAILED, "", why)
+) -> str:  # why it was given up: the first reason counts
+    "Let every member of a group stop waiting"
+    return store.compare_set(FAILED, "", why).decode()
 
 
 class Meetings:
@@ -153,10 +153,11 @@ class GroupMember:
             give_up(self.store, error.what)
             raise
         except RuntimeError as error:
-            # a collective reports whatever it meets as RuntimeError
-            give_up(self.store, str(error))
+            # a collective reports whatever it meets as RuntimeError; a connection closes
+            # because another member went away, which has said why
+            why = give_up(self.store, str(error))
             raise WeightUpdateError(
-                f"a weight broadcast failed: {error}", "It is sent again."
+                f"a weight broadcast failed: {why}", "It is sent again."
             ) from error
 
     def broadcast(
@@ -176,9 +177,12 @@ class GroupMember:
         deadline = time.monotonic() + self.update_group.timeout_s
         while not work.is_completed():
             if time.monotonic() > deadline:
+                why = f"a bucket was not broadcast within {self.update_group.timeout_s:g} s"
+                # before the others see nothing but a closed connection
+                why = give_up(self.store, why)
                 self._abort("a broadcast does not end")
                 raise WeightUpdateError(
-                    f"a bucket was not broadcast within {self.update_group.timeout_s:g} s",
+                    why,
                     "A member died in it, or the network is slow: raise placement.transfer_timeout_s.",
                 )
             self.meetings.check()
