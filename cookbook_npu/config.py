@@ -797,6 +797,13 @@ class RunConfig(Config):
         return self.train.global_batch_size or self.rollout_batch
 
     @property
+    def needs_logprobs(self) -> bool:
+        "Whether the actor's log-probs of a rollout have to be known before it is trained on them"
+        return self.global_batch_size < self.rollout_batch or bool(
+            self.algorithm.kl_in_reward
+        )
+
+    @property
     def has_critic(self) -> bool:
         "Whether a critic is trained beside the policy: PPO"
         return self.algorithm.advantage_estimator == "gae"

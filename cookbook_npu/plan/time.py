@@ -205,6 +205,9 @@ def estimate(
     left_out = set()
     if not config.algorithm.use_reference:
         left_out.add("ref_logprobs")
+    if not config.needs_logprobs:
+        # those of the training pass; only the first step compares the two
+        left_out.add("logprobs")
     if not config.has_critic:
         left_out |= {"values", "critic_train"}
     if config.placement.mode == "split":

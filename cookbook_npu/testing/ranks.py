@@ -94,6 +94,8 @@ def warm_up_of(
         return [*first, bootstrap, *preload]
     if ".py:" in bootstrap:  # run in the fork; most of them end up with Megatron
         return [*first, *MEGATRON_IMPORTS, *preload]
+    if bootstrap.partition(":")[0] in preload:
+        return [*first, *preload]
     return None  # a module that other files of its folder may shadow
 
 # %% ../../nbs/testing/01_ranks.ipynb #305d6c98

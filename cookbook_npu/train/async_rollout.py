@@ -172,8 +172,11 @@ class Background:
 
     def close(self) -> None:
         "Begin nothing any more; what is under way is not waited for"
-        self.grading.shutdown(wait=False, cancel_futures=True)
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        # A pool tells what it cancels under its own lock, and `_ended` takes ours, while
+        # whoever begins something holds ours and takes the pool's.
+        with self.changed:
+            self.grading.shutdown(wait=False, cancel_futures=True)
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
 # %% ../../nbs/train/12_async_rollout.ipynb #9ad1e9d8
 Submission = tuple[list[Request], SamplingConfig]  # requests that are sampled alike

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PerSequence', 'RowValues', 'TokenIds', 'Batch', 'loss_masks', 'compute_loss_weights', 'rewards_of',
-           'batch_advantages', 'make_batch', 'complete_batch', 'rollout_metrics', 'MicroBatch', 'make_micro_batch',
-           'compute_loss']
+           'batch_advantages', 'make_batch', 'complete_batch', 'rollout_mismatch', 'rollout_metrics', 'MicroBatch',
+           'make_micro_batch', 'compute_loss']
 
 # %% ../../nbs/train/00_batch.ipynb #6b2bd669
 from collections.abc import Mapping, Sequence
@@ -66,14 +66,14 @@ class Batch:
     loss_weights: PerSequence  # step-wide weight in the loss, float32
     advantages: PerSequence  # float32
     optimizer_steps: list[list[int]]  # rows of each optimizer step
-    old_logprobs: PerSequence = field(default_factory=list)  # actor's, before the update
+    # actor's, before the update; empty: those of the training pass itself
+    old_logprobs: PerSequence = field(default_factory=list)
     ref_logprobs: PerSequence = field(default_factory=list)  # reference's; empty: none
     values: PerSequence = field(
         default_factory=list
     )  # critic's, before its update; empty: none
     returns: PerSequence = field(default_factory=list)  # what it learns; empty: no critic
     # importance weight trainer / engine; empty: rollout_is is none
-    rollout_is_weights: PerSequence = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -276,36 +276,54 @@ def _fill_gae(
 
 
 def complete_batch(
-    batch: Batch,  # log-probs (and values) filled; advantages and importance weights are filled here
+    batch: Batch,  # log-probs and values filled where advantages need them, which are filled here
     samples: Sequence[Sample],  # its graded samples
     group_size: int,  # G
-    algorithm: AlgorithmConfig,  # KL in the reward, rollout importance sampling
+    algorithm: AlgorithmConfig,  # KL in the reward, advantage estimator
     max_tokens: int,  # longest response, tokens
-) -> dict[str, float]:  # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
-    "Advantages with KL in the reward, importance weights, and how far engine and trainer are apart"
+) -> None:
+    "Advantages with KL in the reward, and those of a critic"
     a = algorithm
     kl = _kl_of_tokens(batch) if a.kl_in_reward else None
     if a.advantage_estimator == "gae":
         _fill_gae(batch, samples, a, max_tokens, kl)
     elif kl is not None:
         batch.advantages = batch_advantages(samples, group_size, a, max_tokens, kl)
+
+
+def _importance_weights(
+    old_logp_T: Tensor,  # actor's log-probs before the update
+    rollout_logp_T: Tensor,  # log-probs under the engine that sampled
+    seqs: Sequences,  # which tokens are a sequence
+    algorithm: AlgorithmConfig,  # rollout importance sampling
+    token_name: TokenName,  # token position -> sample and token, for messages
+) -> Tensor:  # weight_T
+    "The weight of each token for the gap between engine and trainer"
+    return importance_weights(
+        old_logp_T,
+        rollout_logp_T,
+        seqs,
+        algorithm.rollout_is,
+        algorithm.rollout_is_level,
+        algorithm.rollout_is_threshold_lower,
+        algorithm.rollout_is_threshold,
+        algorithm.rollout_is_veto_threshold,
+        token_name,
+    )
+
+
+def rollout_mismatch(
+    batch: Batch,  # log-probs filled
+    algorithm: AlgorithmConfig,  # rollout importance sampling
+) -> dict[str, float]:  # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
+    "How far engine and trainer are apart; raises `NumericsError` naming a log-prob that is not finite"
+    a = algorithm
     lengths = batch.response_lengths
     old_T = _flat(batch.old_logprobs)
     rollout_T = _flat(batch.rollout_logprobs)
     seqs = sequences(lengths, _flat(batch.loss_weights) != 0)
-    weight_T = importance_weights(
-        old_T,
-        rollout_T,
-        seqs,
-        a.rollout_is,
-        a.rollout_is_level,
-        a.rollout_is_threshold_lower,
-        a.rollout_is_threshold,
-        a.rollout_is_veto_threshold,
-        token_names([t.name for t in batch.tokens], lengths),
-    )
-    if a.rollout_is != "none":
-        batch.rollout_is_weights = [w.numpy() for w in weight_T.split(lengths)]
+    names = token_names([t.name for t in batch.tokens], lengths)
+    weight_T = _importance_weights(old_T, rollout_T, seqs, a, names)
     return mismatch_metrics(
         old_T, rollout_T, seqs, weight_T, a.rollout_is, a.rollout_is_level
     )
@@ -337,16 +355,16 @@ class MicroBatch:
 
     loss_weight_T: Tensor  # step-wide weights
     adv_T: Tensor  # advantages
-    old_logp_T: Tensor  # actor's log-probs before the update
+    # actor's log-probs before the update; none: those of the training pass itself
+    old_logp_T: Tensor | None
     rollout_logp_T: Tensor  # log-probs under the engine that sampled
     ref_logp_T: Tensor | None  # reference log-probs
-    rollout_is_weight_T: Tensor | None  # importance weights trainer / engine
     seqs: Sequences  # which tokens are a sequence
     token_name: TokenName  # token position -> sample and token, for messages
 
 
 def make_micro_batch(
-    batch: Batch,  # the whole batch, log-probs filled
+    batch: Batch,  # the whole batch, advantages filled
     rows: Sequence[int],  # rows of the micro-batch
     device: torch.device,  # where the loss is computed
 ) -> MicroBatch:  # the rows one after another
@@ -361,12 +379,9 @@ def make_micro_batch(
     return MicroBatch(
         loss_weight_T=loss_weight_T,
         adv_T=select(batch.advantages),
-        old_logp_T=select(batch.old_logprobs),
+        old_logp_T=select(batch.old_logprobs) if batch.old_logprobs else None,
         rollout_logp_T=select(batch.rollout_logprobs),
         ref_logp_T=select(batch.ref_logprobs) if batch.ref_logprobs else None,
-        rollout_is_weight_T=(
-            select(batch.rollout_is_weights) if batch.rollout_is_weights else None
-        ),
         seqs=sequences(lengths, loss_weight_T),
         token_name=token_names([batch.tokens[i].name for i in rows], lengths),
     )
@@ -380,19 +395,21 @@ def compute_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:  # loss, weighted metric sums
     "The configured loss of one micro-batch; loss and metrics add up over micro-batches and ranks"
     m = micro_batch
+    actor_logp_T = logp_T.detach() if m.old_logp_T is None else m.old_logp_T
     from_rollout = algorithm.old_logprob_source == "rollout"
-    old_logp_T = m.rollout_logp_T if from_rollout else m.old_logp_T
+    old_logp_T = m.rollout_logp_T if from_rollout else actor_logp_T
     pg_T, clipped_T = compute_policy_loss(
         algorithm, logp_T, old_logp_T, m.adv_T, m.seqs, m.token_name
     )
-    if m.rollout_is_weight_T is not None:
-        pg_T = pg_T * m.rollout_is_weight_T
+    pg_T = pg_T * _importance_weights(
+        actor_logp_T, m.rollout_logp_T, m.seqs, algorithm, m.token_name
+    )
     metrics = {
         "pg_loss": pg_T,
         "pg_clipfrac": clipped_T,
         "entropy_loss": entropy_T,
-        "ppo_kl": m.old_logp_T - logp_T,
-        "train_rollout_logprob_abs_diff": (m.old_logp_T - m.rollout_logp_T).abs(),
+        "ppo_kl": actor_logp_T - logp_T,
+        "train_rollout_logprob_abs_diff": (actor_logp_T - m.rollout_logp_T).abs(),
     }
     loss_T = pg_T
     if algorithm.entropy_coef:

@@ -27,6 +27,7 @@ from cookbook_npu.train.batch import (
     RowValues,
     complete_batch,
     make_batch,
+    rollout_mismatch,
 )
 from .state import DriverState
 
@@ -125,6 +126,7 @@ class TrainStep:
     ):
         self.state = state
         self.no_signal = ZeroAdvantageAlarm()
+        self.passes_compared = False  # the actor's log-probs were computed twice
 
     def prepare(
         self,
@@ -169,19 +171,20 @@ class TrainStep:
         batch: Batch,  # of the samples
         samples: list[Sample],  # its graded samples
     ) -> dict[str, float]:  # training metrics
-        "Log-probs under reference and actor, values of a critic, then every optimizer step"
+        "Log-probs under reference and (where needed) actor, values of a critic, then every optimizer step"
         span = self.state.tracker.span
         config = self.state.config
         if config.algorithm.use_reference:
             with span("ref_logprobs"):
                 batch.ref_logprobs = self._logprobs(batch, "reference")
-        with span("logprobs"):
-            batch.old_logprobs = self._logprobs(batch, "actor")
+        if self._needs_logprobs(step, batch):
+            with span("logprobs"):
+                batch.old_logprobs = self._logprobs(batch, "actor")
         if config.has_critic:
             with span("values"):
                 answers = self.state.trainer.call("values", batch)
                 batch.values = merge_sequences(answers, len(batch))
-        mismatch = self._complete(batch, samples)
+        self._complete(batch, samples)
         share = zero_advantage_share(batch.advantages)
         rewards = [sample.reward or 0.0 for sample in samples]
         self.no_signal.watch(step, share, rewards, self.state.folder)
@@ -190,7 +193,27 @@ class TrainStep:
         skipped = sum(metrics.get(name, 0.0) for name in names)
         if skipped:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
-        return metrics | mismatch | {ZERO_ADVANTAGES: share}
+        return metrics | self._mismatch(batch, metrics) | {ZERO_ADVANTAGES: share}
+
+    def _needs_logprobs(self, step: int, batch: Batch) -> bool:
+        """Whether the actor's log-probs have to be known before it is trained
+
+        With one optimizer step they are those of the training pass. The first time they are
+        computed all the same: `ppo_kl` then says whether two passes agree."""
+        first, self.passes_compared = not self.passes_compared, True
+        config = self.state.config
+        warming_up = step < config.critic.warmup_steps
+        several = len(batch.optimizer_steps) > 1
+        return first or warming_up or several or config.needs_logprobs
+
+    def _mismatch(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
+        "How far engine and trainer are apart; {} when the only optimizer step was skipped"
+        if not batch.old_logprobs:
+            if metrics.get("skipped_steps"):
+                return {}
+            answers = self.state.trainer.call("trained_logprobs")
+            batch.old_logprobs = merge_sequences(answers, len(batch))
+        return rollout_mismatch(batch, self.state.config.algorithm)
 
     def _train(self, step: int, batch: Batch) -> dict[str, float]:
         "The optimizer steps of the critic, if there is one, and those of the policy"
@@ -212,10 +235,10 @@ class TrainStep:
         answers = self.state.trainer.call("logprobs", batch, policy)
         return merge_sequences(answers, len(batch))
 
-    def _complete(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
-        "What the batch needs log-probs for, and how far engine and trainer are apart"
+    def _complete(self, batch: Batch, samples: list[Sample]) -> None:
+        "The advantages that need log-probs or values"
         config = self.state.config
-        return complete_batch(
+        complete_batch(
             batch,
             samples,
             config.rollout.samples_per_prompt,

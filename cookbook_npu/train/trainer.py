@@ -148,6 +148,8 @@ class MicroBatchRunner:
         self.reference: HostCopy | None = None
         # the actor's weights while the model holds the reference's; kept for the next time
         self.actor: HostCopy | None = None
+        # log-probs of the last backward passes, unless the batch brought its own
+        self.trained: RowValues = {}
         if config.algorithm.use_reference:
             self.reference = HostCopy(model.state_tensors())
 
@@ -223,15 +225,19 @@ class MicroBatchRunner:
     ) -> RowValues:  # log-probs of the response tokens; {} unless TP rank 0
         "Log-probs of every response token under the present weights"
         found: RowValues = {}
-        lengths = batch.response_lengths
         for rows in self.micro_batches(batch, range(len(batch))):
             logp_T, _ = self.forward(batch, rows, grad=False)
-            # a rank without rows still takes part in the pass
-            if rows:
-                parts = logp_T.float().cpu().split([lengths[i] for i in rows])
-                for i, part in zip(rows, parts, strict=True):
-                    found[i] = part.numpy()
-        return found if self.is_tp_rank_zero else {}
+            found |= self._by_row(batch, rows, logp_T)
+        return found
+
+    def _by_row(self, batch: Batch, rows: Sequence[int], logp_T: Tensor) -> RowValues:
+        "The values of a micro-batch on the host; {} unless TP rank 0"
+        # a rank without rows still took part in the pass
+        if not rows or not self.is_tp_rank_zero:
+            return {}
+        lengths = [batch.response_lengths[i] for i in rows]
+        parts = logp_T.float().cpu().split(lengths)
+        return {i: part.numpy() for i, part in zip(rows, parts, strict=True)}
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
@@ -259,6 +265,7 @@ class MicroBatchRunner:
     ) -> dict[str, float]:  # weighted metric sums of this rank's rows; {} unless TP rank 0
         "Add the gradient of some rows to the gradient buffers"
         sums: dict[str, Tensor] = {}
+        passes = []
         for members in self.micro_batches(batch, rows):
             logp_T, entropy_T = self.forward(batch, members, grad=True)
             loss, metrics = self._loss(batch, members, logp_T, entropy_T)
@@ -266,6 +273,12 @@ class MicroBatchRunner:
                 loss.backward()
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0) + value
+            passes.append((members, logp_T.detach()))
+        self.trained = {}
+        if not batch.old_logprobs:
+            # after all passes, for which the host does not wait
+            for members, logp_T in passes:
+                self.trained |= self._by_row(batch, members, logp_T)
         if not self.is_tp_rank_zero:
             return {}
         return {name: float(value) for name, value in sums.items()}
@@ -753,6 +766,12 @@ class Trainer:
             with self.runner.reference_weights():
                 return self.runner.logprobs(batch)
         return self.runner.logprobs(batch)
+
+    def trained_logprobs(
+        self,
+    ) -> RowValues:  # log-probs of the response tokens; {} unless TP rank 0
+        "Those of the forward passes of the last optimizer step, of a batch without old log-probs"
+        return self.runner.trained
 
     def forward_backward(
         self,

@@ -120,7 +120,9 @@ def test_a_run_leaves_everything_behind(folder):
     assert rows[1]["kl_loss"] == 0 and rows[1]["ppo_kl"] == 0, (
         "on the first step actor and reference are the same weights"
     )
-    assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
+    # later ones are those of the training pass
+    assert "time/logprobs" not in rows[2]
+    assert max(row["train_rollout_logprob_abs_diff"] for row in rows[1:]) < 1e-4
     assert rows[2]["memory/free_after_sleep"] > rows[2]["memory/free_before_sleep"]
     assert rows[2]["memory/engine_weights"] > 0 and "memory/communicators" in rows[1]
     assert len((folder / "samples/step_000000.jsonl").read_text().splitlines()) == 16

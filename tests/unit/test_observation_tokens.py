@@ -12,6 +12,7 @@ from cookbook_npu.train.batch import (
     compute_loss,
     make_batch,
     make_micro_batch,
+    rollout_mismatch,
 )
 from cookbook_npu.train.critic import compute_value_loss
 
@@ -61,7 +62,8 @@ def one_step(algorithm: AlgorithmConfig, told: float):
         batch.ref_logprobs = random_rows(2, told / 3)
     if algorithm.advantage_estimator == "gae":
         batch.values = random_rows(3, told)
-    mismatch = complete_batch(batch, samples, 2, algorithm, 8)
+    complete_batch(batch, samples, 2, algorithm, 8)
+    mismatch = rollout_mismatch(batch, algorithm)
     micro = make_micro_batch(batch, range(4), torch.device("cpu"))
     logp_T = torch.from_numpy(np.concatenate(random_rows(4, 2 * told))).requires_grad_()
     entropy_T = torch.from_numpy(np.concatenate(random_rows(5, told))).abs()

@@ -8,7 +8,7 @@ from cookbook_npu.testing.ranks import run_ranks
 
 @pytest.fixture(scope="session")
 def lane():
-    """run(target, ranks=1, kwargs=None, enter='load', env=None): results of fresh processes on the real
+    """run(target, ranks=1, kwargs=None, enter='load', env=None): results of processes on the real
     torch_npu
     """
     if reason := build.misfit():
@@ -28,6 +28,7 @@ def lane():
             {**environment, **(env or {})},
             timeout=300,
             bootstrap=f"npu_wheel.lane:{enter}",
+            preload=["npu_wheel.lane"],
         )
 
     return run
