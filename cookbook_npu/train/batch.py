@@ -73,7 +73,6 @@ class Batch:
         default_factory=list
     )  # critic's, before its update; empty: none
     returns: PerSequence = field(default_factory=list)  # what it learns; empty: no critic
-    # importance weight trainer / engine; empty: rollout_is is none
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -185,34 +185,36 @@ class TrainStep:
                 answers = self.state.trainer.call("values", batch)
                 batch.values = merge_sequences(answers, len(batch))
         self._complete(batch, samples)
+        # before an update, where it can be
+        mismatch = self._mismatch(batch) if batch.old_logprobs else {}
         share = zero_advantage_share(batch.advantages)
         rewards = [sample.reward or 0.0 for sample in samples]
         self.no_signal.watch(step, share, rewards, self.state.folder)
         metrics = self._train(step, batch)
+        if batch.old_logprobs:
+            self.passes_compared |= "ppo_kl" in metrics
+        elif not metrics.get("skipped_steps"):
+            answers = self.state.trainer.call("trained_logprobs")
+            batch.old_logprobs = merge_sequences(answers, len(batch))
+            mismatch = self._mismatch(batch)
         names = ("skipped_steps", "critic/skipped_steps")
         skipped = sum(metrics.get(name, 0.0) for name in names)
         if skipped:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
-        return metrics | self._mismatch(batch, metrics) | {ZERO_ADVANTAGES: share}
+        return metrics | mismatch | {ZERO_ADVANTAGES: share}
 
     def _needs_logprobs(self, step: int, batch: Batch) -> bool:
         """Whether the actor's log-probs have to be known before it is trained
 
         With one optimizer step they are those of the training pass. The first time they are
         computed all the same: `ppo_kl` then says whether two passes agree."""
-        first, self.passes_compared = not self.passes_compared, True
         config = self.state.config
         warming_up = step < config.critic.warmup_steps
         several = len(batch.optimizer_steps) > 1
-        return first or warming_up or several or config.needs_logprobs
+        return not self.passes_compared or warming_up or several or config.needs_logprobs
 
-    def _mismatch(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-        "How far engine and trainer are apart; {} when the only optimizer step was skipped"
-        if not batch.old_logprobs:
-            if metrics.get("skipped_steps"):
-                return {}
-            answers = self.state.trainer.call("trained_logprobs")
-            batch.old_logprobs = merge_sequences(answers, len(batch))
+    def _mismatch(self, batch: Batch) -> dict[str, float]:
+        "How far engine and trainer are apart"
         return rollout_mismatch(batch, self.state.config.algorithm)
 
     def _train(self, step: int, batch: Batch) -> dict[str, float]:

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from ..config import RunConfig
-from ..errors import ConfigError, CookbookError, DeviceError, NumericsError
+from cookbook_npu.errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    DeviceError,
+    NumericsError,
+)
 from ..heartbeat import report_progress
 from ..model.checkpoint import BackgroundSaver, checkpoint_errors, load_state
 from ..model.delta_net import choose_layout
@@ -260,10 +266,15 @@ class MicroBatchRunner:
 
     def backward(
         self,
-        batch: Batch,  # batch with old (and reference) log-probs
+        batch: Batch,  # with reference log-probs, and old ones if it has several optimizer steps
         rows: Sequence[int],  # rows of one optimizer step
     ) -> dict[str, float]:  # weighted metric sums of this rank's rows; {} unless TP rank 0
         "Add the gradient of some rows to the gradient buffers"
+        if not batch.old_logprobs and len(batch.optimizer_steps) > 1:
+            raise DataError(
+                f"a batch of {len(batch.optimizer_steps)} optimizer steps has no old log-probs",
+                "Fill old_logprobs from logprobs(): the first step changes the policy.",
+            )
         sums: dict[str, Tensor] = {}
         passes = []
         for members in self.micro_batches(batch, rows):

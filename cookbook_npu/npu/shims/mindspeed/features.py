@@ -460,9 +460,11 @@ class _GroupOfOne:
     "What a rotary embedding asks of a process group, for a group of one"
 
     def size(self) -> int:
+        "Ranks of the group"
         return 1
 
     def rank(self) -> int:
+        "Of this process in it"
         return 0
 
 

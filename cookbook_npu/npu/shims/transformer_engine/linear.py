@@ -183,6 +183,8 @@ def weight_gradient(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #48cf547a
 class _ParallelLinear(torch.autograd.Function):
+    "The product of a layer that is split over tensor-parallel ranks, with its collectives"
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -194,6 +196,7 @@ class _ParallelLinear(torch.autograd.Function):
         group: Any,
         fuse: bool,
     ) -> Tensor:
+        "y = x W^T + b: gathers x before it (column), or reduces y after it (row)"
         ctx.save_for_backward(x, weight)
         ctx.mode = mode
         ctx.sequence_parallel = sequence_parallel
@@ -210,6 +213,7 @@ class _ParallelLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        "Gradients of x, weight and bias; the collective goes on beside that of the weight"
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         if ctx.sequence_parallel and ctx.mode == "row":
