@@ -405,12 +405,15 @@ def phase_means(
     metrics: MetricColumns,  # columns of a run
     skip: int = 1,  # first steps to leave out: they warm caches
 ) -> dict[str, float]:  # phase -> mean seconds
-    "Mean time of each phase"
+    "Mean time of each phase where it occurs; one of the first steps alone is left out with them"
+    steps = [step for step, _ in metric_points(metrics, f"{TIME_PREFIX}step")]
+    left_out = steps[:skip] if len(steps) > skip else []
     means = {}
     for name in metrics:
-        values = [value for _, value in metric_points(metrics, name)]
-        if not name.startswith(TIME_PREFIX) or not values:
+        if not name.startswith(TIME_PREFIX):
             continue
-        kept = values[skip:] or values
-        means[name.removeprefix(TIME_PREFIX)] = sum(kept) / len(kept)
+        points = metric_points(metrics, name)
+        kept = [value for step, value in points if not left_out or step > left_out[-1]]
+        if kept:
+            means[name.removeprefix(TIME_PREFIX)] = sum(kept) / len(kept)
     return means
