@@ -6978,8 +6978,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                     'cookbook_npu/train/workers.py'),
                                             'cookbook_npu.train.workers._put_to_sleep': ( 'train/workers.html#_put_to_sleep',
                                                                                           'cookbook_npu/train/workers.py'),
-                                            'cookbook_npu.train.workers.cluster_broadcasts': ( 'train/workers.html#cluster_broadcasts',
-                                                                                               'cookbook_npu/train/workers.py'),
                                             'cookbook_npu.train.workers.slots_of_engine': ( 'train/workers.html#slots_of_engine',
                                                                                             'cookbook_npu/train/workers.py'),
                                             'cookbook_npu.train.workers.start_engine': ( 'train/workers.html#start_engine',
