@@ -177,7 +177,8 @@ def measure_run(
             "Leave output.save_samples on.",
         )
     work = measured_workload(config, lengths)
-    depth, staleness = config.rollout.depth, config.rollout.max_staleness
+    depth = config.rollout.depth
+    staleness = config.rollout.max_staleness
     times = fitted_times(step, work, depth, staleness)
     device = run.stack().get("device", {}).get("name", "unknown device")
     return MeasuredRun(run.path, device, step, times, work, depth, staleness)
@@ -187,7 +188,8 @@ def measured_schedule_text(
     run: MeasuredRun,  # as `measure_run` found it
 ) -> str:
     "The schedules that a run could have had, for a person"
-    step, work = run.step, run.work
+    step = run.step
+    work = run.work
     rows = run.compare()
     own = next(row.result for row in rows if row.own)
     return "\n".join(

@@ -296,7 +296,8 @@ def simulate_schedule(
     began = waited = busy = 0.0
     for step in range(steps):
         if step == skip:
-            began, waited = run.clock, run.waited
+            began = run.clock
+            waited = run.waited
             busy = sum(engine.busy for engine in run.engines)
         of_step = run.step()
         if step >= skip:
