@@ -41,7 +41,7 @@ class AsyncWeightSync(WeightSync):
         self.broadcast = WeightBroadcast(state)
         self.loading: Future[None] | None = None  # engines read what the trainer wrote
 
-    def publish(
+    def start_update(
         self,
         evaluate: int
         | None = None,  # steps done, to evaluate these weights; none: no evaluation
@@ -266,7 +266,7 @@ class AsyncDriver(Driver):
                 self.checkpoints.begin(step + 1)
         every = config.rollout.eval_every
         evaluates = bool(every) and due(every, step, config.num_steps)
-        self.weights.publish(step + 1 if evaluates else None)
+        self.weights.start_update(step + 1 if evaluates else None)
         last = step + 1 == config.num_steps
         if last or config.rollout.max_staleness == 0:
             evaluation |= self.rollout.end_evaluation(resend)

@@ -6,6 +6,7 @@ import export_jobs
 import pytest
 import torch
 from export_jobs import IDS, STEP
+from preloaded_jobs import TRAINER_RANK
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app
@@ -18,7 +19,6 @@ from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")
-PRELOAD = ("mcore_bridge", "transformers.models.auto", "transformers.generation.utils")
 SHAPE = {"hidden_size": 64, "num_layers": 2, "ffn_size": 128, "init_std": 0.1}
 TOLERANCE = 1e-6  # of the largest logit: TP 2 adds in another order
 
@@ -46,7 +46,7 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
         kwargs={"runs": runs},
         bootstrap="trainer",
         timeout=600,
-        preload=PRELOAD,
+        preload=TRAINER_RANK,
     )[0]
     return {
         family: (root / family, own) for family, own in zip(FAMILIES, logits, strict=True)
