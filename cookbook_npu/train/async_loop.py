@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.sample import Sample
 from ..errors import MissingError, RoleError, WeightUpdateError
-from ..stop import RunStopped, StopRequest, how_to_go_on
+from ..stop import StopRequest
 from .async_rollout import AsyncRollout
 from .batch import Batch, rollout_metrics
 from .checkpointing import due
@@ -232,10 +232,7 @@ class AsyncDriver(Driver):
             self.checkpoints.begin(step)
             self.checkpoints.finish()
             state.version += 1
-        state.start_step = step
-        state.folder.event("stopped", step=step)
-        going_on = how_to_go_on(state.folder.path)
-        raise RunStopped(f"stopped at step {step} of {state.config.num_steps}; {going_on}")
+        state.stop_before(step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         "Part of the step"
