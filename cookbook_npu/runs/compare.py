@@ -204,7 +204,8 @@ def _judge_ratio(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
         return ""
     if not old or not new:
         return f"{format_number(old)} and {format_number(new)} in the median"
-    ratio, limit = new / old, rule.limit
+    ratio = new / old
+    limit = rule.limit
     if m.metric.startswith(TIME_PREFIX):
         if min(len(before), len(after)) < _JUDGED_STEPS:
             return ""
@@ -387,7 +388,8 @@ def complete_run(
 ) -> tuple[RunFolder, RunConfig, dict[str, list[Any]]]:
     "Open a run that reached its end; raises `DataError` saying how many steps another has"
     run = RunFolder.open(path)
-    config, metrics = run.config(), load_metrics(run.path)
+    config = run.config()
+    metrics = load_metrics(run.path)
     rows = zip(*metrics.values(), strict=True)
     steps = sum(is_step(dict(zip(metrics, row, strict=True))) for row in rows)
     if steps < config.num_steps:
@@ -503,7 +505,8 @@ def _together(a: MetricColumns, b: MetricColumns) -> dict[str, list[Any]]:
 
 def _figures(a: MetricColumns, b: MetricColumns) -> list[str]:
     "One figure for each curve of the reports, with both runs in it, as SVG"
-    figures, both = [], _together(a, b)
+    figures = []
+    both = _together(a, b)
     for panel in PANELS:
         for name in matching_metrics(a, panel.metrics):
             drawn = Panel(name, (f"A {name}", f"B {name}"), panel.log)

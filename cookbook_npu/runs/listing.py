@@ -38,7 +38,8 @@ def sparkline(
     if not values:
         return ""
     width = min(width, len(values))
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     span = (high - low) or 1.0
     drawn = []
     for place in range(width):
@@ -192,7 +193,8 @@ def find_old_runs(
     found = []
     for line in list_runs(root):
         path = Path(root).absolute() / line.name
-        size, written = folder_size(path), _last_written(path)
+        size = folder_size(path)
+        written = _last_written(path)
         found.append(OldRun(path, line.state, size, written))
     found.sort(key=lambda run: (run.written, run.path.name), reverse=True)
     free = ("done", "stopped", "ended early") if unfinished else ("done",)
@@ -251,9 +253,11 @@ def old_runs_text(
     width = max((len(run.path.name) for run in runs), default=0)
     shown = []
     for run in runs:
-        verdict, why = "stays", run.state
+        verdict = "stays"
+        why = run.state
         if run.why:
-            verdict, why = "would go", run.why
+            verdict = "would go"
+            why = run.why
         if run.why and removed is not None:
             verdict = "removed" if run in removed else "stays"
             why = run.why if run in removed else "running"

@@ -254,7 +254,8 @@ class CalculatorDemonstrations:
         ids, labels = self._with_turn(ids, labels, call)
         told = self.calculator.step(call).messages
         observation = self.format.observation_ids(told, self.end)
-        ids, labels = ids + observation, labels + [IGNORE] * len(observation)
+        ids = ids + observation
+        labels = labels + [IGNORE] * len(observation)
         return self._with_turn(ids, labels, calculate(said) or "?")
 
     def _with_turn(
@@ -314,7 +315,8 @@ class Geo3kDemonstrations:
                 self.environment.step(call).messages, self.end
             )
             own = [*self.format.ids(call), self.end]
-            ids, labels = ids + own + told, labels + own + [IGNORE] * len(told)
+            ids = ids + own + told
+            labels = labels + own + [IGNORE] * len(told)
             # the oracle's answer is tried again; a calculator's result is copied
             said = str(prompt.label) if oracle else calculate(said) or "?"
         own = [*self.format.ids(said), self.end]
