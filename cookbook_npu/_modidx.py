@@ -1213,6 +1213,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                'cookbook_npu/data/tasks.py'),
                                          'cookbook_npu.data.tasks.PuzzleTask._is_held_out': ( 'data/tasks.html#puzzletask._is_held_out',
                                                                                               'cookbook_npu/data/tasks.py'),
+                                         'cookbook_npu.data.tasks.PuzzleTask.counts': ( 'data/tasks.html#puzzletask.counts',
+                                                                                        'cookbook_npu/data/tasks.py'),
                                          'cookbook_npu.data.tasks.PuzzleTask.held_out': ( 'data/tasks.html#puzzletask.held_out',
                                                                                           'cookbook_npu/data/tasks.py'),
                                          'cookbook_npu.data.tasks.PuzzleTask.problems': ( 'data/tasks.html#puzzletask.problems',
