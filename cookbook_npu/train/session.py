@@ -30,7 +30,7 @@ from ..data.sample import Prompt
 from ..data.turns import TurnFormat
 from ..npu.device import CUDA, NPU
 from ..plan.preflight import check_layout, check_machine
-from ..rollout.episodes import EpisodeRunner
+from ..rollout.episodes import BegunLength, EpisodeRunner
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder
 from ..runs.live import NotebookView, in_notebook, live_view
@@ -132,15 +132,17 @@ def _warm_start(cluster: Cluster, config: RunConfig) -> None:
 def load_data(
     config: RunConfig,  # the run
     hf_path: str,  # folder with the tokenizer
+    episodes: EpisodeRunner | None = None,  # environments; none: responses have one turn
 ) -> tuple[PromptDataset, list[Prompt]]:  # training prompts, held-out prompts
     "Read and tokenize the prompts of a run"
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
     processor = image_processor(hf_path, config.data)
-    prompts = load_prompts(config.data, tokenizer, config.seed, processor)
+    begun = None if episodes is None else BegunLength(episodes)
+    prompts = load_prompts(config.data, tokenizer, config.seed, processor, begun)
     print(prompts.source, flush=True)
-    return prompts, eval_prompts(config.data, tokenizer, processor)
+    return prompts, eval_prompts(config.data, tokenizer, processor, begun)
 
 
 def start_episodes(
@@ -250,12 +252,13 @@ def _start(
     if isinstance(view, NotebookView):
         cluster.on_wait = lambda: view.show_notes(cluster.status())
     hf_path = first_weights(cluster, config)
-    prompts, held_out = load_data(config, hf_path)
-    rewards = stack.enter_context(RewardPool(config.reward))
-    rewards.check_labels([*prompts.prompts, *held_out])
     episodes = start_episodes(config, hf_path)
     if episodes is not None:
         stack.callback(episodes.close)
+    prompts, held_out = load_data(config, hf_path, episodes)
+    rewards = stack.enter_context(RewardPool(config.reward))
+    rewards.check_labels([*prompts.prompts, *held_out])
+    if episodes is not None:
         tell_of_oracle(episodes, config, folder)
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     shims = workers.trainer.call_rank_zero("shims")
