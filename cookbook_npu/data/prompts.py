@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'BegunTokens', 'RangeSet', 'PromptOrder', 'Draw', 'PromptDataset', 'epoch_order',
-           'fingerprint', 'EpochOrder', 'take_turns', 'MixedOrder', 'render_prompt', 'LoadedSource', 'load_source',
-           'image_processor', 'load_prompts', 'eval_prompts']
+           'fingerprint', 'EpochOrder', 'take_turns', 'MixedOrder', 'render_prompt', 'LoadedSource', 'choose_schema',
+           'load_source', 'image_processor', 'load_prompts', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -464,9 +464,11 @@ class LoadedSource(NamedTuple):
     counts: dict[str, int]  # records read, kept, and left out by reason
 
 
-def _choose_schema(
-    config: DataConfig, record: dict[str, Any], place: str
-) -> tuple[RecordSchema, str]:
+def choose_schema(
+    config: DataConfig,  # keys and format
+    record: dict[str, Any],  # the first record
+    place: str,  # where it stands
+) -> tuple[RecordSchema, str]:  # the format, and how it was chosen
     "The format to read with, and how it was chosen"
     if config.record_format != "auto":
         return FORMATS[config.record_format], config.record_format
@@ -661,7 +663,7 @@ def load_source(
     name = None
     for n, (place, record) in enumerate(read_records(source), 1):
         if schema is None:
-            schema, name = _choose_schema(config, record, place)
+            schema, name = choose_schema(config, record, place)
         prompt_id = f"{source_name(source)}:{n}"
         prompt = reader.prompt(record, place, schema, prompt_id)
         if chosen.keeps(prompt, place):

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ..config import RunConfig
 from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
-from ..errors import ConfigError, nearest
-from ..npu.device import SOCS
+from ..npu.device import find_soc
 from cookbook_npu.plan.dimensions import (
     Dimensions,
     parameter_counts,
@@ -51,9 +50,7 @@ def speeds_of(
     soc: str = "Ascend910B1",  # device
 ) -> Speeds:
     "Speeds of a device; raises `ConfigError` with the nearest name"
-    if soc not in SOCS:
-        raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
-    peak = SOCS[soc].cube_cores * CUBE_OPERATIONS * CLOCK_HZ
+    peak = find_soc(soc).cube_cores * CUBE_OPERATIONS * CLOCK_HZ
     return Speeds(peak, memory=0.8e12 if soc == "Ascend910B4" else 1.6e12)
 
 # %% ../../nbs/plan/02_time.ipynb #a5b7266c

@@ -30,6 +30,7 @@ from cookbook_npu.runs.metrics import (
     metric_points,
 )
 from .plots import PANELS, Panel, matching_metrics, plot_curves, to_svg
+from .report import NO_NUMBERS
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
 RuleKind = Literal["bitwise", "band", "ratio", "ignored"]
@@ -297,7 +298,6 @@ def compare_metrics(
     return found
 
 # %% ../../nbs/runs/10_compare.ipynb #5fd6fb66
-_NO_NUMBERS = ("output.", "faults.", "train.save_", "train.keep_", "train.export_hf")
 Difference = tuple[str, Any, Any]  # what, in A, in B
 
 
@@ -335,7 +335,7 @@ def config_differences(
     before, after = dict(a.flat()), dict(b.flat())
     found = []
     for key in dict.fromkeys([*before, *after]):
-        if not key.startswith(_NO_NUMBERS) and before.get(key) != after.get(key):
+        if not key.startswith(NO_NUMBERS) and before.get(key) != after.get(key):
             found.append((key, before.get(key), after.get(key)))
     return found
 

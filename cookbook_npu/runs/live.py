@@ -60,19 +60,19 @@ _RUNNING_COLOUR = "#0072B2"
 def progress_bar(
     done: int,  # steps done
     steps: int,  # steps of the run
-    elapsed: float,  # s since the first step began
+    elapsed: float,  # s since the run was started
     status: str = "",  # a few numbers
     ended: bool = False,  # no more steps come
     before: int = 0,  # of the steps done, those before this session
     notes: Iterable[str] = (),  # lines below it
+    left: float | None = None,  # s that the other steps should take; none: not known
 ) -> str:  # HTML
     "A progress bar"
     text = f"step {done} of {steps}"
     if ended and done < steps:
         text += " (ended early)"
     text += f", {format_duration(elapsed)}"
-    if before < done < steps and not ended:
-        left = elapsed / (done - before) * (steps - done)
+    if left is not None and done < steps and not ended:
         text += f", about {format_duration(left)} left"
     if status:
         text += f" &nbsp; {html.escape(status)}"
@@ -125,6 +125,8 @@ class NotebookView:
         self.records = list(history)
         self.before = self._done()  # steps done before this session
         self.began = clock()
+        self.first: float | None = None  # when the first record of this session came
+        self.timed = self.before  # steps done then
         self.due = 0.0  # when the curves may be drawn again
         self.notes: Sequence[str] = ()  # what goes on in the step under way
         self.bar = show(_Html(progress_bar(self.before, steps, 0.0, before=self.before)))
@@ -136,6 +138,10 @@ class NotebookView:
     ) -> None:
         "Take one step; the bar moves at once, the curves when they are due"
         self.records.append(record)
+        if self.first is None:
+            # start-up, and the first step with its warm caches, say nothing of the others
+            self.first = self.clock()
+            self.timed = self._done()
         self.show_notes(())
         if self.clock() >= self.due:
             self._draw()
@@ -180,8 +186,16 @@ class NotebookView:
             ended,
             self.before,
             self.notes,
+            self._left(),
         )
         self.bar.update(_Html(bar))
+
+    def _left(self) -> float | None:
+        "Seconds that the other steps should take, from those after the first record; none: not known yet"
+        done = self._done()
+        if self.first is None or done <= self.timed:
+            return None
+        return (self.clock() - self.first) / (done - self.timed) * (self.steps - done)
 
     def _draw(self) -> None:
         "Update the curves"

@@ -234,6 +234,7 @@ def _start(
     if config.output.resume:
         begin = checkpoint.step if checkpoint else 0
         print(f"resuming {folder.path} from step {begin}", flush=True)
+    folder.save_settings(config)
     view = live_view(config.num_steps)
     tracker = stack.enter_context(
         Tracker.for_run(
