@@ -105,6 +105,9 @@ def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
     text = "".join(cell["source"] for cell in index["cells"])
     assert ".github/" not in text and "](../zh/index.md)" in text
     assert ".docs/" not in text and "](../howto/schedule.md)" in text
+    downloads = [file for path in stage.notebooks() for file in stage.linked_files(path)]
+    folders = {file.relative_to(ROOT).parts[0] for file in downloads}
+    assert ".docs" not in folders, "a page would be there twice"
 
 
 def test_a_name_that_nothing_defines_is_refused():

@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [*ROOT.glob("nbs/**/*.ipynb"), *ROOT.glob("recipes/*.ipynb")]
-PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md"]
+# links of the chapters' own pages are addresses of the site, which `make docs` checks
+PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", *ROOT.glob(".github/*.md")]
+PAGES += [*ROOT.glob(".docs/pages/howto/*.md"), *ROOT.glob(".docs/pages/zh/*.md")]
 
 
 def text_of(file: Path) -> str:
