@@ -125,11 +125,14 @@ def on_the_site(text: str) -> str:
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
 
 
-def page_on_the_site(text: str) -> str:
-    "The same for a page that the repository has deeper down than the site"
+def page_on_the_site(
+    text: str,  # of a page
+    depth: int = 1,  # folders between the front page and it
+) -> str:
+    "The same for a page that the repository has two folders deeper down than the site"
     for name in TRANSLATED:
         text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
-    return text.replace("](../../../", "](../")
+    return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 
 def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
@@ -328,7 +331,8 @@ def written_pages() -> dict[str, str]:
     for page in root.rglob("*.md"):
         if not (page.parent == ZH and page.stem in TRANSLATED):
             text = page.read_text(encoding="utf-8")
-            pages[str(page.relative_to(root))] = page_on_the_site(text)
+            name = page.relative_to(root)
+            pages[str(name)] = page_on_the_site(text, len(name.parts) - 1)
     return pages
 
 
