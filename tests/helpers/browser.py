@@ -1,4 +1,4 @@
-"""A real browser without a window: Debian's Chromium, driven by Selenium."""
+"""A real browser without a window: Debian's Chromium, or Chrome, driven by Selenium."""
 
 import importlib.util
 import shutil
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 CHROMEDRIVER = shutil.which("chromedriver")
 # alone on its machine: no update, no synchronisation, no first page
 ALONE = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run

@@ -15,6 +15,7 @@ from sphinx.util.inventory import InventoryFile
 sys.path.insert(0, str(ROOT / ".docs"))
 
 import curve  # noqa: E402
+import look  # noqa: E402
 import make_site  # noqa: E402
 import reference  # noqa: E402
 import stage  # noqa: E402
@@ -274,3 +275,33 @@ def test_dead_links_are_found(tmp_path):
     first.write_text('<a href="b.html#gone">x</a><img src="no.png">')
     dead = make_site.dead_links(tmp_path)
     assert dead == ["index.html: b.html#gone", "index.html: no.png"]
+
+
+WIDE = "| " + " | ".join(["a_long_word_of_a_head"] * 12) + " |\n" + "|---" * 12 + "|\n"
+PAGE = f"""# cookbook
+
+{WIDE}
+
+```python
+{"value = function(argument) + " * 20}
+```
+"""
+
+
+@pytest.mark.skipif(bool(look.missing_browser()), reason=look.missing_browser() or "")
+def test_a_browser_finds_what_is_cut_or_complains(tmp_path):
+    "Theme and style of the site: long code and wide tables are no problem; these three are"
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text(PAGE)
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html"]
+    command += ["-c", str(ROOT / ".docs"), pages, tmp_path / "site"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    assert look.problems(tmp_path / "site") == []
+    index = tmp_path / "site" / "index.html"
+    wrong = '<img src="no.png"><script>console.error("said")</script>'
+    wrong += '<pre style="width: 900px; white-space: pre">x</pre></article>'
+    index.write_text(index.read_text().replace("</article>", wrong))
+    found = "\n".join(look.problems(tmp_path / "site"))
+    assert "no picture: " in found and "said" in found and "at 420: PRE ends at" in found
+    assert "index.html: at 1200: page is" not in found
