@@ -122,6 +122,7 @@ def note(kind: str, text: str) -> dict[str, Any]:
 def on_the_site(text: str) -> str:
     "Prose whose links to pages that only the repository shows lead to those of the site"
     text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    text = text.replace("](../.github/CONTRIBUTING.md)", "](../contributing.md)")
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
 
 
@@ -158,8 +159,9 @@ def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
 
 
 def has_code(notebook: Path) -> bool:
-    "There is something to execute"
-    return any(cell["cell_type"] == "code" for cell in read(notebook)["cells"])
+    "There is something to execute whose results a reader would see"
+    cells = read(notebook)["cells"]
+    return any(cell["cell_type"] == "code" and visible(cell) for cell in cells)
 
 
 NOT_EXECUTED = (
@@ -336,6 +338,14 @@ def written_pages() -> dict[str, str]:
     return pages
 
 
+def contributing_page() -> str:
+    "CONTRIBUTING.md, as a page of the site"
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    # files that are no pages are named
+    text = re.sub(r"\[([^]]+)\]\(\.\./(?:tests/[^)]+|LICENSE)\)", r"`\1`", text)
+    return text.replace("](../.docs/pages/", "](").replace("](../", "](")
+
+
 def chapter_pages() -> dict[str, str]:
     "The pages between the front page and the notebooks: file name -> text"
     folders = [p.name for p in sorted((ROOT / "nbs").iterdir()) if p.is_dir()]
@@ -392,6 +402,7 @@ def stage(
         kept.add(Path(shutil.copy2(page, target)))
     texts = {
         **written_pages(),
+        "contributing.md": contributing_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
         **chapter_pages(),

@@ -248,6 +248,11 @@ def test_a_page_shows_the_results_of_the_same_cells(checkout):
     assert "not executed" in stage.notebook_page(notebook, [])["cells"][1]["source"]
 
 
+def test_a_page_without_code_to_see_needs_no_results(checkout):
+    page = stage.notebook_page(write(checkout / "nbs/index.ipynb", TITLE, HIDDEN), [])
+    assert [c["source"] for c in page["cells"]] == ["# rl.demo"]
+
+
 def test_a_recipe_shows_a_complete_run_of_itself(checkout):
     recipe = write(checkout / "recipes/demo.ipynb", TITLE, SUM)
     output = {"root": str(checkout / "runs"), "name": "one"}
