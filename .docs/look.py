@@ -27,6 +27,9 @@ for (const box of document.querySelectorAll("article pre, article img, article s
   if (box.tagName === "IMG" && box.complete && !box.naturalWidth)
     out.push(`no picture: ${box.src}`);
 }
+const code = document.querySelectorAll("div:not(.output) > div.highlight > pre").length;
+const buttons = document.querySelectorAll("button.copybtn").length;
+if (buttons < code) out.push(`${code} blocks of code, ${buttons} copy buttons`);
 return out;
 """
 

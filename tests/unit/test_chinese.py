@@ -160,9 +160,13 @@ def test_a_page_with_too_few_marks_is_refused(tmp_path):
         stage.translated(page, {"cells": cells})
 
 
-def test_readme_leads_to_it():
+def test_readme_and_the_site_lead_to_it():
     for page, english in PAIRS.items():
         first = text_of(english)[:400] if english.suffix == ".md" else ""
         assert not first or f"({page.relative_to(ROOT)})" in first
     index = (ROOT / ".docs" / "pages" / "zh" / "index.md").read_text()
-    assert all(page.stem in index for page in PAIRS if ZH in page.parents)
+    readme = next(page for page in PAIRS if page.name == "README_zh.md")
+    for page in PAIRS:
+        if ZH in page.parents:
+            assert page.stem in index
+            assert f"(../{page.relative_to(ROOT)})" in text_of(readme)
