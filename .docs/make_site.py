@@ -1,6 +1,7 @@
 """The documentation site: `make docs`, or `python .docs/make_site.py --help`
 
-Notebooks whose results are missing are executed first, by their tests. Warnings and dead links are errors.
+Notebooks whose results are missing are executed first, by their tests. Warnings and dead links are errors,
+and so is what a browser shows that is cut, or complains of (where Chromium is installed).
 """
 
 import argparse
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import look
 from reference import Module, modules
 from sphinx.util.inventory import InventoryFile
 from stage import ROOT, not_executed, recipes_without_run, stage
@@ -127,6 +129,10 @@ def main() -> int:
     wrong = [f"dead link in {link}" for link in dead_links(given.output)]
     names = missing_names(given.output / "objects.inv", modules())
     wrong += [f"{name} has no entry in objects.inv" for name in names]
+    if look.missing_browser():
+        print(f"the pages were not looked at: {look.missing_browser()}")
+    else:
+        wrong += look.problems(given.output)
     print("\n".join(wrong) or f"open {given.output / 'index.html'}")
     return int(bool(wrong))
 
