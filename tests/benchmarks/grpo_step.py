@@ -45,6 +45,9 @@ PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
 SIZES = {
     "S": {"layers": 2, "hidden": 64, "tokens": 32},
     "M": {"layers": 4, "hidden": 256, "tokens": 128},
+    # 15 million weights
+    "L256": {"layers": 8, "hidden": 384, "tokens": 256},
+    "L1024": {"layers": 8, "hidden": 384, "tokens": 1024},
 }
 # what the gate lets pass: a relative difference, or a multiple of float32's own
 GRADIENT = 1e-6
@@ -490,7 +493,7 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
         )
 
 
-def build(size: str, folder: Path) -> Path:
+def build(size: dict[str, int], folder: Path) -> Path:
     "The tiny model without an end token, and without the padding token: transformers does not train that"
     from transformers.utils import logging
 
@@ -499,11 +502,11 @@ def build(size: str, folder: Path) -> Path:
     from cookbook_npu.model.tiny import hf_config, random_model
 
     logging.disable_progress_bar()
-    s, tokenizer = SIZES[size], build_tokenizer()
+    tokenizer = build_tokenizer()
     tiny = TinyConfig(
-        hidden_size=s["hidden"],
-        num_layers=s["layers"],
-        ffn_size=3 * s["hidden"],
+        hidden_size=size["hidden"],
+        num_layers=size["layers"],
+        ffn_size=3 * size["hidden"],
         init_std=0.1,
     )
     config = hf_config(tiny, tokenizer)
@@ -516,7 +519,7 @@ def build(size: str, folder: Path) -> Path:
 def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
     s, steps = SIZES[size], args.warm + args.steps
     task = {
-        "folder": str(build(size, folder / f"model_{size}")),
+        "folder": str(build(s, folder / f"model_{size}")),
         "output": str(folder / "trl"),
         "tokens": s["tokens"],
         "steps": steps,
