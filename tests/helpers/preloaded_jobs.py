@@ -24,9 +24,6 @@ FOR_MEGATRON += ["datasets", "einops", "torch.utils.tensorboard", "cookbook_npu.
 # A role's process installs the simulated NPU first, and transformers looks for it when it is imported.
 WORKER = ["torch", "cookbook_npu.npu.simulator:install", *QWEN, *FOR_MEGATRON]
 WORKER += [*FOR_RAY, "cookbook_npu.cluster.worker_group", "preloaded_jobs"]
-# where this variable is set, the workers of Ray have roles without PyTorch
-LIGHT_ENV = "COOKBOOK_NPU_LIGHT_WORKERS"
-LIGHT_WORKER = [*FOR_RAY, "cookbook_npu.cluster.worker_group", "preloaded_jobs"]
 DRIVER = ["torch", *QWEN, *FOR_RAY, "cookbook_npu.train.session", "run_driver"]
 KERNEL = ["ipykernel.kernelapp", "torch", *QWEN, *FOR_RAY, "matplotlib.figure"]
 KERNEL += ["cookbook_npu.train.session", "preloaded_jobs"]
@@ -51,9 +48,7 @@ def warm_up_of(argv: list[str]) -> list[str]:
             return TRL
         device = side == "ours" or argv[1].endswith(WITH_DEVICE)
         return WORKER if device else [*DRIVER, "preloaded_jobs"]
-    if "agent" in argv[1].rpartition("/ray/")[2]:
-        return AGENT
-    return LIGHT_WORKER if LIGHT_ENV in os.environ else WORKER
+    return AGENT if "agent" in argv[1].rpartition("/ray/")[2] else WORKER
 
 
 def become_fork(argv: list[str]) -> None:

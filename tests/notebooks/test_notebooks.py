@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from places import HELPERS, ROOT
-from preloaded_jobs import LIGHT_ENV
 
 from cookbook_npu.testing.fork_server import fork_process
 
@@ -37,20 +36,22 @@ TRAINER = [
 WARM_UPS = {
     "data/tasks": TRANSFORMERS,
     "model/tiny": TRANSFORMERS,
+    "model/delta_net": TRAINER,
     "model/megatron": TRAINER,
     "model/logprobs": TRAINER,
     "model/optimizer": TRAINER,
+    "model/packing": TRAINER,
+    "model/value_head": TRAINER,
+    "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
     "testing/conformance": DEVICE,
     "train/chat": DEVICE,
+    "train/critic": TRAINER,
     "train/evaluate": DEVICE,
     "train/export": TRANSFORMERS,
     "train/rollout_worker": DEVICE,
     "train/warm_start": DEVICE,
 }
-# Ray's own processes are forks, too: of a server without PyTorch, or as in a run
-LIGHT_RAY = ("cluster/ray_cluster", "cluster/worker_group")
-RAY = (*LIGHT_RAY, "tutorials/grpo_from_scratch")
 
 
 def plain(notebook: str) -> str:
@@ -65,14 +66,14 @@ def warm_up_of(notebook: str) -> list[str]:
     return WARM_UPS.get(plain(notebook), LIGHT if light else TORCH)
 
 
-def environment(notebook: str, warm_up: list[str]) -> dict[str, str]:
+# those of a server one after another: it ends when nobody has used it for some minutes
+IN_ORDER = sorted(NOTEBOOKS, key=lambda notebook: (warm_up_of(notebook), notebook))
+
+
+def environment(warm_up: list[str]) -> dict[str, str]:
     "Variables of this process without those that Ray's import set, with a path to package and helpers"
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     path = [str(ROOT), str(HELPERS), *env.get("PYTHONPATH", "").split(os.pathsep)]
-    if plain(notebook) in RAY:
-        path.insert(0, str(HELPERS / "preloaded"))
-    if plain(notebook) in LIGHT_RAY:
-        env[LIGHT_ENV] = "1"
     path = os.pathsep.join(dict.fromkeys(filter(None, path)))
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     if warm_up in (DEVICE, TRAINER):
@@ -81,12 +82,12 @@ def environment(notebook: str, warm_up: list[str]) -> dict[str, str]:
 
 
 def test_the_table_names_notebooks():
-    assert {*WARM_UPS, *RAY} <= set(map(plain, NOTEBOOKS))
+    assert set(WARM_UPS) <= set(map(plain, NOTEBOOKS))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
+@pytest.mark.parametrize("notebook", IN_ORDER)
 def test_notebook(notebook):
     warm_up = warm_up_of(notebook)
     job = {"notebook": str(ROOT / "nbs" / notebook)}
@@ -95,7 +96,7 @@ def test_notebook(notebook):
             "notebook_jobs:execute",
             job,
             warm_up,
-            environment(notebook, warm_up),
+            environment(warm_up),
             log.fileno(),
             cwd=str(ROOT),
         )
