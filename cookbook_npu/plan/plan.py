@@ -33,7 +33,12 @@ from cookbook_npu.plan.memory import (
 )
 from .roles import megatron_arguments, role_environment, vllm_arguments
 from .schedule import compare_schedules, schedule_text
-from .time import Estimate, estimate, speeds_of
+from cookbook_npu.plan.time import (
+    Estimate,
+    estimate,
+    later_turns,
+    speeds_of,
+)
 
 # %% ../../nbs/plan/04_plan.ipynb #cc028218
 DEVICES_PER_NODE = 8
@@ -154,7 +159,8 @@ def _turns(config: RunConfig) -> tuple[str, str]:
     return (
         "turns",
         f"up to {r.max_turns} with {r.environment}: turns and observations have {response} tokens "
-        f"together, first messages {prompt}; a sequence at most {prompt + response}",
+        f"together, first messages {prompt}; a sequence at most {prompt + response}; "
+        f"{later_turns(config)} begin with what was said before",
     )
 
 
@@ -400,8 +406,10 @@ def make_plan(
         phases = check_fits(config, soc)
     else:
         phases = memory_phases(config, soc)
-    times = estimate(config, speeds_of(soc)) if config.scale == "910b" else []
     capacity = capacity_of(config, soc)
+    times = []
+    if config.scale == "910b":
+        times = estimate(config, speeds_of(soc), capacity=capacity)
     model = model_of(config)
     return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..config import RunConfig, override
 from ..errors import ConfigError, DeviceError
+from .dimensions import Dimensions
 from cookbook_npu.plan.memory import (
     SAMPLED_ROWS,
     cache_tokens,
@@ -27,7 +28,16 @@ from cookbook_npu.plan.memory import (
     memory_phases,
     model_of,
 )
-from .time import Speeds, estimate, forward_flops, speeds_of, token_seconds
+from cookbook_npu.plan.time import (
+    Speeds,
+    cache_holds_turns,
+    estimate,
+    forward_flops,
+    most_image_tokens,
+    speeds_of,
+    token_seconds,
+    turn_prefill_seconds,
+)
 from ..rl.staleness import StalenessGate
 
 # %% ../../nbs/plan/06_schedule.ipynb #dce2df7b
@@ -322,6 +332,16 @@ def mean_tokens(
     return response or MEAN_SHARE * config.sampling.max_response_tokens
 
 
+def _later_turns(
+    d: Dimensions, config: RunConfig, speeds: Speeds, length: float, response: float
+) -> float:
+    "Seconds to compute again what stands before later turns, for each token of a response"
+    if cache_holds_turns(d, config, capacity_of(config)):
+        return 0.0
+    images = most_image_tokens(d, config)
+    return turn_prefill_seconds(d, config, speeds, length, images) / response
+
+
 def schedule_times(
     config: RunConfig,  # split or colocated
     speeds: Speeds,  # of its devices
@@ -339,6 +359,7 @@ def schedule_times(
         each = config.rollout.devices_per_engine
         operations = each * speeds.peak * speeds.utilization
         recompute = forward_flops(d, length) / operations
+    row += _later_turns(d, config, speeds, length, mean_tokens(config, response))
     return PhaseTimes(
         token,
         row,
