@@ -13,7 +13,7 @@ __all__ = ['BASIC', 'Scale', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'Ad
 # %% ../nbs/01_config.ipynb #76b54ea4
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -1295,9 +1295,10 @@ _OPEN = (
 
 def nearest_key(
     key: str,  # what was written, with its sections or without
+    names: Iterable[str],  # dotted keys that there are
 ) -> str:  # "did you mean ...?" with full names
     "A remedy sentence for an unknown configuration key"
-    known = [known.name for known in config_keys()]
+    known = list(names)
     last = key.rpartition(".")[2]
     same = [name for name in known if name.rpartition(".")[2] == last]
     if same:
@@ -1317,7 +1318,9 @@ def _check_key(key: str, config: RunConfig) -> None:
     is_section = key in type(config).model_fields
     if key in known or is_section or key.startswith(_OPEN):
         return
-    raise ConfigError(f"overrides: {key} is not a configuration key", nearest_key(key))
+    raise ConfigError(
+        f"overrides: {key} is not a configuration key", nearest_key(key, known)
+    )
 
 
 def override(

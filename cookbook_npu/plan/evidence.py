@@ -183,7 +183,7 @@ def plain(
 _PRIVATE = (
     re.compile(r"\w+://[^\s'\"<>]+"),  # an address
     re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+"),  # of mail
-    re.compile(r"(?<![\w.:/])(~|[A-Za-z]:\\|/)[\w.@+-]+([/\\][\w.@+-]*)*"),  # a path
+    re.compile(r"(?<![\w.:/])(~/|[A-Za-z]:\\|/)[\w.@+-]+([/\\][\w.@+-]*)*"),  # a path
     re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"),  # an IPv4 address
     re.compile(r"\b[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{0,4}){3,}"),  # an IPv6 address
     re.compile(r"\b(hf_|sk-|ghp_|glpat-|AKIA)[\w-]{6,}"),  # a token, by its beginning

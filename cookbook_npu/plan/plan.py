@@ -226,16 +226,6 @@ def learning_warnings(
             f"the tiny model knows generated tasks only: it will answer nothing of {', '.join(own)} rightly, "
             "so all rewards of a group are equal and nothing is learned. Give -p model FOLDER."
         )
-    if config.optim.learning_rate == 0:
-        found.append("optim.learning_rate is 0: the policy stays as it is")
-    if config.rollout.samples_per_prompt == 1 and not config.has_critic:
-        found.append(
-            "rollout.samples_per_prompt is 1: an answer has no group to be compared with"
-        )
-    if config.sampling.temperature == 0:
-        found.append(
-            "sampling.temperature is 0: all answers to a prompt are equal, and so are their rewards"
-        )
     return found
 
 

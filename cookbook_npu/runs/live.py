@@ -60,19 +60,19 @@ _RUNNING_COLOUR = "#0072B2"
 def progress_bar(
     done: int,  # steps done
     steps: int,  # steps of the run
-    elapsed: float,  # s since the run was started
+    elapsed: float,  # s since the first step began
     status: str = "",  # a few numbers
     ended: bool = False,  # no more steps come
     before: int = 0,  # of the steps done, those before this session
     notes: Iterable[str] = (),  # lines below it
-    left: float | None = None,  # s that the other steps should take; none: not known
 ) -> str:  # HTML
     "A progress bar"
     text = f"step {done} of {steps}"
     if ended and done < steps:
         text += " (ended early)"
     text += f", {format_duration(elapsed)}"
-    if left is not None and done < steps and not ended:
+    if before < done < steps and not ended:
+        left = elapsed / (done - before) * (steps - done)
         text += f", about {format_duration(left)} left"
     if status:
         text += f" &nbsp; {html.escape(status)}"
@@ -86,6 +86,7 @@ def progress_bar(
 
 # %% ../../nbs/runs/03_live.ipynb #64cbdd46
 _DRAWING_SHARE = 20  # draw at most one part in so many of the time
+_LONGEST_PAUSE_S = 8.0  # but this often, also where drawing is slow
 _STATUS_METRICS = ("raw_reward", "eval_accuracy")  # newest values, beside the bar
 
 
@@ -123,10 +124,9 @@ class NotebookView:
         self.panels = panels
         self.clock = clock
         self.records = list(history)
-        self.before = self._done()  # steps done before this session
+        self.before = self._done()  # steps done when the time began to count
         self.began = clock()
-        self.first: float | None = None  # when the first record of this session came
-        self.timed = self.before  # steps done then
+        self.counting = False  # whether a record of this session has come
         self.due = 0.0  # when the curves may be drawn again
         self.notes: Sequence[str] = ()  # what goes on in the step under way
         self.bar = show(_Html(progress_bar(self.before, steps, 0.0, before=self.before)))
@@ -138,10 +138,11 @@ class NotebookView:
     ) -> None:
         "Take one step; the bar moves at once, the curves when they are due"
         self.records.append(record)
-        if self.first is None:
+        if not self.counting:
             # start-up, and the first step with its warm caches, say nothing of the others
-            self.first = self.clock()
-            self.timed = self._done()
+            self.counting = True
+            self.began = self.clock()
+            self.before = self._done()
         self.show_notes(())
         if self.clock() >= self.due:
             self._draw()
@@ -186,23 +187,15 @@ class NotebookView:
             ended,
             self.before,
             self.notes,
-            self._left(),
         )
         self.bar.update(_Html(bar))
-
-    def _left(self) -> float | None:
-        "Seconds that the other steps should take, from those after the first record; none: not known yet"
-        done = self._done()
-        if self.first is None or done <= self.timed:
-            return None
-        return (self.clock() - self.first) / (done - self.timed) * (self.steps - done)
 
     def _draw(self) -> None:
         "Update the curves"
         began = self.clock()
         self.figure.update(plot_curves(to_columns(self.records), self.panels))
         ended = self.clock()
-        self.due = ended + _DRAWING_SHARE * (ended - began)
+        self.due = ended + min(_LONGEST_PAUSE_S, _DRAWING_SHARE * (ended - began))
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def _enable_figures() -> None:
