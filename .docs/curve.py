@@ -8,8 +8,8 @@ PICTURE = Path(__file__).resolve().parent / "pages" / "laptop_run.svg"
 # the plot's frame in the units of the picture
 LEFT, RIGHT, TOP, BOTTOM = 46, 520, 34, 214
 HEAD = """<svg class="curve" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 540 256" \
-role="img" aria-labelledby="curve-title curve-desc" font-family="system-ui, sans-serif" \
-font-size="13">
+width="540" height="256" role="img" aria-labelledby="curve-title curve-desc" \
+font-family="system-ui, sans-serif" font-size="13">
   <title id="curve-title">Reward and held-out accuracy of a run of {recipe}</title>
   <desc id="curve-desc">{said}</desc>
   <style>

@@ -82,6 +82,11 @@ def execute(missing: list[Path], workers: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
+def staged_names() -> set[Path]:
+    "The pages that Sphinx would read"
+    return {path for path in SITE.rglob("*") if path.suffix in (".md", ".ipynb")}
+
+
 def sphinx(builder: str, output: Path) -> None:
     "Run Sphinx; a warning is an error"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", builder]
@@ -89,8 +94,19 @@ def sphinx(builder: str, output: Path) -> None:
     subprocess.run([*command, "-c", ".docs", SITE, output], cwd=ROOT, check=True)
 
 
+def remove_old_pages() -> None:
+    "Pages of an earlier build whose source is gone"
+    for page in PAGES.rglob("*.html"):
+        name = page.relative_to(PAGES)
+        made = name.parts[0] == "_modules" or name.stem in ("genindex", "search")
+        sources = [SITE / name.with_suffix(suffix) for suffix in (".md", ".ipynb")]
+        if not made and name.stem != "py-modindex" and not any(map(Path.is_file, sources)):
+            page.unlink()
+
+
 def publish(output: Path) -> None:
     "Put the finished site in its place"
+    remove_old_pages()
     if output.exists():
         shutil.rmtree(output)
     left_out = shutil.ignore_patterns(".buildinfo*", "_sources")
@@ -121,7 +137,10 @@ def main() -> int:
         return 0
     if not given.no_execute and not_executed():
         execute(not_executed(), given.workers)
+    before = staged_names()
     stage(SITE, runs)
+    if staged_names() != before:  # every page has the list of pages beside it
+        shutil.rmtree(PAGES.parent / "doctrees", ignore_errors=True)
     sphinx("html", PAGES)
     publish(given.output)
     if given.external:

@@ -190,7 +190,7 @@ class Person:
 
     def errors(self) -> str:
         "What cells say that ended with an exception"
-        selector = "[data-mime-type='application/vnd.jupyter.error']"
+        selector = "[data-mime-type='application/vnd.jupyter.stderr']"
         found = self.driver.find_elements("css selector", selector)
         return "\n".join(e.get_property("innerText") for e in found)
 
@@ -223,9 +223,11 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     assert stopped and int(stopped[1]) < 3
     assert "go on with: cookbook-npu run --resume" in stopped[0]
     assert "(ended early)" in person.outputs() and "Traceback" not in person.outputs()
+    person.show("(ended early)")
+    person.take_picture("curves")
     person.show("RunStopped")
     person.take_picture("stopped")
-    # two lines of IPython's, one of ours
+    # a line of IPython's, and ours
     assert len([line for line in person.errors().splitlines() if line]) == 2
     assert person.curves() == 1
 
@@ -242,7 +244,8 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     assert again and first <= int(again[1]) < 12
     person.take_picture("stopped_again")
 
-    person.run()  # the same cell
+    person.click(".cm-line", "for row in run.steps()")  # the same cell
+    person.run()
     person.see("step 12: reward")
     person.idle()
     person.run_below(closing)
