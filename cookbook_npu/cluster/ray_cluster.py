@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'UNUSED_SERVICES', 'START_TIMEOUT_S', 'import_ray', 'ensure_token',
            'session_folder', 'remove_session_folder', 'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options',
-           'cluster_env', 'device_options', 'bundle_options', 'Cluster']
+           'cluster_env', 'preload_workers', 'device_options', 'bundle_options', 'Cluster']
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #22520fb4
 import atexit
@@ -28,6 +28,7 @@ from typing import Any, Self
 
 import psutil
 
+from .environment import worker_env
 from ..errors import ConfigError, DeviceError, MissingError
 from cookbook_npu.npu.device import (
     AUTOLOAD_ENV,
@@ -38,6 +39,7 @@ from cookbook_npu.npu.device import (
     DeviceType,
     probe_npu,
 )
+from ..preload import SERVER_ENV, start_worker_server, through_preload
 from cookbook_npu.scratch import (
     SESSION_PREFIX,
     make_scratch,
@@ -259,6 +261,11 @@ def cluster_env(
         env[name] = os.environ.get(name, value)
     return env
 
+
+def preload_workers() -> None:
+    "Start the server of the workers of a run to come on simulated NPUs, whose imports go on meanwhile"
+    start_worker_server(worker_env(cluster_env(1, simulated=True)))
+
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
 def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
     "A task that says where it runs: (machine, device id, Ray's node id); it begins after `before`"
@@ -363,6 +370,40 @@ def _without_services(ray: ModuleType) -> Iterator[None]:
                 setattr(node, name, _start_nothing)
         yield
 
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #775195b9
+@contextmanager
+def _own_commands(ray: ModuleType) -> Iterator[None]:
+    "A Ray that starts inside starts its workers and agents through `preload`, where it can be told so"
+    services = ray._private.services
+    start = getattr(services, "start_ray_process", None)
+    if start is None:
+        yield
+        return
+
+    def start_ray_process(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        "Ray's own function with another command"
+        return start(through_preload(command), *args, **kwargs)
+
+    services.start_ray_process = start_ray_process
+    try:
+        yield
+    finally:
+        services.start_ray_process = start
+
+
+@contextmanager
+def _told(name: str, value: str | None) -> Iterator[None]:
+    "A variable of what is started inside; none: it has none"
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #2d18a491
 START_TIMEOUT_S = 180.0  # Ray's own deadlines, where it has one, are shorter
 
@@ -429,7 +470,12 @@ def _init_ray(ray: ModuleType, address: str | None, options: dict[str, Any]) -> 
             "logging_level": logging.ERROR,
         }
     try:
-        with _own_sigterm(), _deadline(START_TIMEOUT_S), _without_services(ray):
+        with (
+            _own_sigterm(),
+            _deadline(START_TIMEOUT_S),
+            _without_services(ray),
+            _own_commands(ray),
+        ):
             ray.init(**options)
     except ConnectionError as e:
         raise MissingError(
@@ -485,6 +531,8 @@ class Cluster:
         default_factory=list
     )  # placement groups of devices that came later
     owned: bool = False  # this run started the cluster and stops it
+    # environment of the workers that are forks of its server; none: they have no server
+    server_env: dict[str, str] | None = None
     raylet: psutil.Process | None = None  # Ray on this machine, if this run started it
     folder: Path | None = None  # session folder, if it is ours to remove
     worker_groups: list[Any] = field(default_factory=list)  # living worker groups
@@ -501,6 +549,7 @@ class Cluster:
         timeout: float = 60.0,  # deadline of the reservation, s
         object_store: int = 2**28,  # object store of a cluster we start, bytes
         temp_dir: str | Path | None = None,  # of Ray; none: one that `stop` removes
+        preload: bool = False,  # workers on simulated NPUs are forks of a server
     ) -> Self:  # devices, reserved
         "Start a Ray cluster, or attach to one, and reserve devices in it"
         shim = importlib.import_module("cookbook_npu.npu.shims.ray")
@@ -512,7 +561,11 @@ class Cluster:
             ray = import_ray()  # inside: the first import reads the variable
             undo.callback(cluster.stop)
             if not ray.is_initialized():
-                cluster._connect(devices, address, temp_dir, object_store)
+                server = None
+                if preload and simulated and address is None:
+                    server = cluster._start_server()
+                with _told(SERVER_ENV, server):
+                    cluster._connect(devices, address, temp_dir, object_store)
             cluster.placement = _reserve(ray, devices, resource, timeout)
             cluster.slots = _locate_slots(ray, cluster.placement, resource, timeout)
             undo.pop_all()
@@ -537,6 +590,15 @@ class Cluster:
         _init_ray(import_ray(), address, options)
         if self.owned:
             self.raylet = _find_raylet()
+
+    def _start_server(self) -> str | None:
+        "Start the server of the workers; its address"
+        env = worker_env(self.env)
+        address = start_worker_server(env)
+        if address is None:
+            return None
+        self.server_env = env
+        return str(address)
 
     @property
     def type(self) -> DeviceType:

@@ -86,6 +86,7 @@ def start_cluster(
         devices or config.placement.devices,
         kind.resource,
         simulated=config.scale == "laptop",
+        preload=True,
         log_dir=folder.logs,
         address=os.environ.get("RAY_ADDRESS"),
     )
