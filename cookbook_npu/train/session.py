@@ -27,6 +27,7 @@ from cookbook_npu.data.prompts import (
 )
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
+from ..data.tasks import read_tokenizer
 from ..data.turns import TurnFormat
 from ..npu.device import CUDA, NPU
 from ..plan.preflight import check_layout, check_machine
@@ -135,9 +136,7 @@ def load_data(
     hf_path: str,  # folder with the tokenizer
 ) -> tuple[PromptDataset, list[Prompt]]:  # training prompts, held-out prompts
     "Read and tokenize the prompts of a run"
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
+    tokenizer = read_tokenizer(hf_path)
     processor = image_processor(hf_path, config.data)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor)
     print(prompts.source, flush=True)
@@ -149,12 +148,10 @@ def start_episodes(
     hf_path: str,  # folder with the tokenizer
 ) -> EpisodeRunner | None:  # to be closed; none: responses have one turn
     "What answers the policy between its turns"
-    from transformers import AutoTokenizer
-
     rollout = config.rollout
     if rollout.environment is None:
         return None
-    tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
+    tokenizer = read_tokenizer(hf_path)
     return EpisodeRunner(
         find_environment(rollout.environment, rollout.environment_arguments),
         TurnFormat(
