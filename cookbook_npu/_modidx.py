@@ -6633,6 +6633,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                        'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session.Run.steps': ( 'train/session.html#run.steps',
                                                                                       'cookbook_npu/train/session.py'),
+                                            'cookbook_npu.train.session._import_tokenizers': ( 'train/session.html#_import_tokenizers',
+                                                                                               'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._start': ( 'train/session.html#_start',
                                                                                    'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._tell_stopped': ( 'train/session.html#_tell_stopped',

@@ -7,10 +7,12 @@ __all__ = ['device_name', 'describe_device', 'start_cluster', 'first_weights', '
            'Run', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
+import importlib
 import os
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -219,6 +221,12 @@ class Run:
         return run_result(self.folder)
 
 # %% ../../nbs/train/15_session.ipynb #fcd05bd0
+def _import_tokenizers() -> None:
+    "Import what reads a tokenizer; who needs it sees the error, if there is one"
+    with suppress(ImportError):
+        importlib.import_module("transformers").PreTrainedTokenizerFast
+
+
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -242,6 +250,8 @@ def _start(
     )
     stack.callback(sweep_scratch)
     sweep_scratch()
+    # while Ray starts, which is waiting for the most part
+    threading.Thread(target=_import_tokenizers, daemon=True).start()
     cluster = stack.enter_context(start_cluster(config, folder))
     check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
