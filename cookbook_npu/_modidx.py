@@ -1404,6 +1404,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                           'cookbook_npu.fork_server._connect': ('fork_server.html#_connect', 'cookbook_npu/fork_server.py'),
                                           'cookbook_npu.fork_server._ending_with_owner': ( 'fork_server.html#_ending_with_owner',
                                                                                            'cookbook_npu/fork_server.py'),
+                                          'cookbook_npu.fork_server._fork_once': ( 'fork_server.html#_fork_once',
+                                                                                   'cookbook_npu/fork_server.py'),
                                           'cookbook_npu.fork_server._receive': ('fork_server.html#_receive', 'cookbook_npu/fork_server.py'),
                                           'cookbook_npu.fork_server._run_request': ( 'fork_server.html#_run_request',
                                                                                      'cookbook_npu/fork_server.py'),

@@ -76,6 +76,14 @@ def server_name(
 THREADS_THAT_SURVIVE = {"jemalloc_bg_thd"}
 
 
+def _fork_once() -> None:
+    "Let libraries that end their threads before a fork end them"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
 def prepare(
     warm_up: Sequence[str],  # "module", "module:function" or "module:function:argument"
 ) -> None:
@@ -91,6 +99,7 @@ def prepare(
             getattr(found, name)(*argument)
     if "simulated_npu" in sys.modules:  # the probes of shims use a device
         importlib.import_module("cookbook_npu.npu.simulator").reset_devices()
+    _fork_once()
     tasks = Path("/proc/self/task")
     names = {
         int(task.name): (task / "comm").read_text().strip() for task in tasks.iterdir()
