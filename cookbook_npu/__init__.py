@@ -7,6 +7,7 @@ so that importing the package costs nothing. This is the one module of the packa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cookbook_npu.lazy_imports import import_lazily
 from cookbook_npu.torchvision_ops import install_finder
 
 if TYPE_CHECKING:
@@ -75,3 +76,4 @@ def __dir__() -> list[str]:
 
 
 install_finder()
+import_lazily()

@@ -27,6 +27,7 @@ from typing import Annotated, Any, NoReturn, get_args
 import typer
 
 import cookbook_npu
+from .cluster.ray_cluster import preload_workers
 from .config import RunConfig, Scale, config_keys
 from cookbook_npu.errors import (
     ConfigError,
@@ -195,6 +196,8 @@ def execute(
     from cookbook_npu.runs.kernel import growing_notebook, run_notebook
 
     folder = _run_folder(config).resolve()
+    if config.scale == "laptop" and "RAY_ADDRESS" not in os.environ:
+        preload_workers()  # it imports while the kernel and the driver start
     with growing_notebook(folder) as aside, print_progress(folder, config.num_steps):
         run_notebook(notebook, aside, parameters)
     return folder

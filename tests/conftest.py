@@ -11,7 +11,7 @@ import pytest
 from places import HELPERS
 from whole_runs import configure, run
 
-from cookbook_npu.testing.fork_server import make_folder
+from cookbook_npu.fork_server import make_folder
 
 
 def pytest_configure(config):

@@ -46,6 +46,7 @@ from cookbook_npu.heartbeat import (
     track_call,
 )
 from ..npu.device import free_port
+from ..preload import PRELOAD_ENV, can_be_fork, is_fork
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #20d45677
 class Future(Protocol):
@@ -300,6 +301,8 @@ class WorkerActor:
         # takes a third of a second when they are not frozen.
         gc.collect()
         gc.freeze()
+        if bootstrap:
+            print(_ready_line(), flush=True)
 
     def call(
         self,
@@ -322,6 +325,13 @@ class WorkerActor:
     ) -> Any:
         "Call a method of the role object beside the call that is under way, whose heartbeat it leaves alone"
         return _find_method(self.role, method)(*args, **kwargs)
+
+
+def _ready_line() -> str:
+    "What it took to get here, for the log of a worker"
+    how = "a fork of a server" if is_fork() else "a fresh interpreter"
+    count = len(sys.modules)
+    return f"ready after {time.process_time():.1f} CPU s: {how}, {count} modules"
 
 
 def _heartbeat_file(log: str) -> str:
@@ -741,6 +751,8 @@ class WorkerSpec:
             actor_class = grouped(WorkerActor)
         options = device_options(cluster.resource, self.share)
         early = startup_env(self.env)
+        if cluster.server_env and not can_be_fork(self.env, cluster.server_env):
+            early[PRELOAD_ENV] = "0"  # an environment to set up: a fresh interpreter
         if early:
             options["runtime_env"] = {"env_vars": early}
         workers = []

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'IMAGE_PAD', 'VIDEO_PAD', 'VISION_START', 'VISION_END',
            'VISION_TOKENS', 'CHAT_TEMPLATE', 'LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING', 'CALCULATOR', 'PICTURE_SIZE',
-           'GENERATORS', 'GENERATED', 'PICTURED', 'byte_symbols', 'build_tokenizer', 'Problem', 'is_held_out',
-           'ArithmeticTask', 'Solved', 'demonstrations', 'Puzzle', 'expression_tokens', 'numbers_in',
+           'GENERATORS', 'GENERATED', 'PICTURED', 'byte_symbols', 'build_tokenizer', 'read_tokenizer', 'Problem',
+           'is_held_out', 'ArithmeticTask', 'Solved', 'demonstrations', 'Puzzle', 'expression_tokens', 'numbers_in',
            'evaluate_expression', 'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle', 'calculator_puzzle',
            'Canvas', 'draw_triangle', 'draw_angle', 'draw_circle', 'draw_rectangle', 'draw_dots', 'geometry_puzzle',
            'triangles_puzzle', 'PuzzleTask', 'all_puzzles', 'generated_task']
 
 # %% ../../nbs/data/01_tasks.ipynb #f7169f9c
 import hashlib
+import json
 import math
 import random
 import re
@@ -20,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from PIL import Image
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # %% ../../nbs/data/01_tasks.ipynb #adc924db
 PAD = "<|endoftext|>"
@@ -87,6 +89,34 @@ def build_tokenizer(
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )
+
+# %% ../../nbs/data/01_tasks.ipynb #9a03f002
+# what transformers 5 and 4 call the class of `build_tokenizer`, in a folder with this file
+_OWN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_OWN_FILE = "tiny.json"
+
+
+def _is_own(
+    folder: Path,  # Hugging Face folder
+) -> bool:
+    "Whether a folder holds a tokenizer of `build_tokenizer`"
+    settings = folder / "tokenizer_config.json"
+    if not (folder / _OWN_FILE).is_file() or not settings.is_file():
+        return False
+    return json.loads(settings.read_text()).get("tokenizer_class") in _OWN_CLASSES
+
+
+def read_tokenizer(
+    folder: str | Path,  # Hugging Face folder
+) -> "PreTrainedTokenizerBase":  # the same for every way to read it
+    "The tokenizer of a model"
+    if _is_own(Path(folder)):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 # %% ../../nbs/data/01_tasks.ipynb #fb055ebd
 @dataclass(frozen=True, order=True)

@@ -27,9 +27,9 @@ from types import ModuleType
 from typing import IO, Any
 
 from ..errors import ConfigError, RoleError, RoleTimeout
+from ..fork_server import ForkedProcess, fork_process
 from ..npu.device import free_port
 from ..npu.shims.bootstrap import PROCESS_ROLES
-from .fork_server import ForkedProcess, fork_process
 
 # %% ../../nbs/testing/01_ranks.ipynb #c77c8935
 def _load_file(path: str) -> ModuleType:

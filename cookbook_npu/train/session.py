@@ -7,12 +7,14 @@ __all__ = ['START_LINE_S', 'device_name', 'describe_device', 'start_cluster', 'S
            'load_data', 'start_episodes', 'tell_of_oracle', 'Run', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
+import importlib
 import os
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +31,7 @@ from cookbook_npu.data.prompts import (
 )
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
+from ..data.tasks import read_tokenizer
 from ..data.turns import TurnFormat
 from ..npu.device import CUDA, NPU
 from ..plan.preflight import check_layout, check_machine
@@ -88,6 +91,7 @@ def start_cluster(
         devices or config.placement.devices,
         kind.resource,
         simulated=config.scale == "laptop",
+        preload=True,
         log_dir=folder.logs,
         address=os.environ.get("RAY_ADDRESS"),
     )
@@ -175,9 +179,7 @@ def load_data(
     episodes: EpisodeRunner | None = None,  # environments; none: responses have one turn
 ) -> tuple[PromptDataset, list[Prompt]]:  # training prompts, held-out prompts
     "Read and tokenize the prompts of a run"
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
+    tokenizer = read_tokenizer(hf_path)
     processor = image_processor(hf_path, config.data)
     begun = None if episodes is None else BegunLength(episodes)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor, begun)
@@ -190,12 +192,10 @@ def start_episodes(
     hf_path: str,  # folder with the tokenizer
 ) -> EpisodeRunner | None:  # to be closed; none: responses have one turn
     "What answers the policy between its turns"
-    from transformers import AutoTokenizer
-
     rollout = config.rollout
     if rollout.environment is None:
         return None
-    tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
+    tokenizer = read_tokenizer(hf_path)
     return EpisodeRunner(
         find_environment(rollout.environment, rollout.environment_arguments),
         TurnFormat(
@@ -271,6 +271,12 @@ def _done_before(folder: RunFolder, checkpoint: Checkpoint | None) -> list[dict[
     return [record for record in records if record["step"] <= checkpoint.step]
 
 
+def _import_tokenizers() -> None:
+    "Import what reads a tokenizer; who needs it sees the error, if there is one"
+    with suppress(ImportError):
+        importlib.import_module("transformers").PreTrainedTokenizerFast
+
+
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -295,6 +301,8 @@ def _start(
     )
     stack.callback(sweep_scratch)
     sweep_scratch()
+    # while Ray starts, which is waiting for the most part
+    threading.Thread(target=_import_tokenizers, daemon=True).start()
     cluster = stack.enter_context(start_cluster(config, folder))
     check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers

@@ -40,6 +40,10 @@ SMALL = {  # arguments, and where the measured number stands
     "simulator_overhead": ("", rf"training step, .*\n +cpu +{NUMBER} ms"),
     "sleep_wake": ("--share 0.03 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),
     "soak": ("--steps 3", f"rss MiB +trainer 1 +{NUMBER}"),
+    "start_up": (
+        "--steps 1 --no-warm-up",
+        f"trainer_cpu_s +{NUMBER}",
+    ),
     "turns": (
         "--steps 1 --last 1 --prompts 4 --warm-start 5 --turns 2",
         rf"policy tokens.*\n.* {NUMBER}\n",
@@ -50,7 +54,7 @@ SMALL = {  # arguments, and where the measured number stands
     ),
 }
 # they end with 1 when what they measured is above their limit: in three steps, on a busy machine, it may be
-WITH_LIMIT = ("driver_overhead", "soak")
+WITH_LIMIT = ("driver_overhead", "soak", "start_up")
 LEFT_BEHIND = r"left behind: .*|event: .*"
 
 

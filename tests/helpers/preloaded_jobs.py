@@ -9,7 +9,8 @@ import sys
 import threading
 from contextlib import suppress
 
-from cookbook_npu.testing.fork_server import fork_process
+from cookbook_npu.fork_server import fork_process
+from cookbook_npu.preload import SERVER_ENV, split_command
 
 QWEN = ["transformers.models.auto", "transformers.generation.utils"]
 QWEN += [
@@ -49,6 +50,14 @@ def warm_up_of(argv: list[str]) -> list[str]:
         device = side == "ours" or argv[1].endswith(WITH_DEVICE)
         return WORKER if device else [*DRIVER, "preloaded_jobs"]
     return AGENT if "agent" in argv[1].rpartition("/ray/")[2] else WORKER
+
+
+def without_preload(argv: list[str]) -> list[str]:
+    "The command line of what Ray starts through `preload`, unless that is a fork of its own"
+    if argv[2].endswith(".py") and not argv[2].endswith("default_worker.py"):
+        return [argv[0], *argv[2:]]
+    plain, command = split_command(argv[2:])
+    return [argv[0], *command] if plain and SERVER_ENV not in os.environ else argv
 
 
 def become_fork(argv: list[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from places import HELPERS, ROOT
 
-from cookbook_npu.testing.fork_server import fork_process
+from cookbook_npu.fork_server import fork_process
 
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]

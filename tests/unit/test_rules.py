@@ -30,8 +30,8 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each room may import from the rooms before it; the package's own front is above all.
-ROOMS = """torchvision_ops errors config presets parameters heartbeat stop scratch npu cluster data rl weights
-model rollout runs plan train testing cli cookbook_npu""".split()
+ROOMS = """torchvision_ops lazy_imports errors config presets parameters heartbeat stop scratch fork_server
+preload npu cluster data rl weights model rollout runs plan train testing cli cookbook_npu""".split()
 
 
 def name_of(path: Path) -> str:

@@ -25,6 +25,10 @@ def wanted(argv: list[str]) -> bool:
 
 
 arguments = [word for word in sys.orig_argv if word != "-u"]  # Ray's agents are started so
+if arguments[1:2] in (["-Pmcookbook_npu.preload"], ["-uPmcookbook_npu.preload"]):
+    from preloaded_jobs import without_preload
+
+    arguments = without_preload(arguments)
 if "COOKBOOK_NPU_FORK_SERVERS" in os.environ and wanted(arguments):
     from preloaded_jobs import become_fork
 
