@@ -68,14 +68,16 @@ test-stacks: $(VENV)/.test ## models on the transformers of each 910B stack; eve
 	COOKBOOK_DRY_RUN=1 $(BIN)/python -m pytest tests/unit/test_stacks.py
 	COOKBOOK_REHEARSAL_DEVICES=8 $(BIN)/python -m pytest tests/simulator/test_launch.py -k rehearsal
 
-quick: style ## the tests that take seconds, three minutes in all
-	$(BIN)/python -m pytest -m 'not slow' -x -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# types are checked beside the rest: both keep one core busy
+TYPES = $(BIN)/basedpyright --level error cookbook_npu
+LINT  = $(BIN)/python tests/drift.py && $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet
+QUICK = $(BIN)/python -m pytest -m 'not slow' -x -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+quick: $(VENV)/.test ## the tests that take seconds, three minutes in all
+	$(TYPES) & types=$$!; $(LINT) && $(QUICK); others=$$?; wait $$types && exit $$others
 
 style: $(VENV)/.test ## what is generated is in step; format, lint, types
-	@# types beside the rest: each keeps one core busy for as long
-	$(BIN)/basedpyright --level error cookbook_npu & types=$$!; \
-	  $(BIN)/python tests/drift.py && $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet; \
-	  others=$$?; wait $$types && exit $$others
+	$(TYPES) & types=$$!; $(LINT); others=$$?; wait $$types && exit $$others
 
 export: $(VENV)/.test ## format the notebooks, then notebooks -> cookbook_npu/*.py and README.md
 	$(BIN)/ruff format --quiet
