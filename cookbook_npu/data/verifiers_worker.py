@@ -9,6 +9,7 @@ __all__ = ['MODEL', 'KEY_ENV', 'completion', 'completion_events', 'RolloutError'
 # %% ../../nbs/data/13_verifiers_worker.ipynb #c9273314
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -93,9 +94,9 @@ class EnvironmentRollouts(Rollouts):
         name: str,  # of the module; dashes are underscores
         arguments: Mapping[str, Any],  # of its `load_environment`
     ):
-        from verifiers import load_environment
-
-        self.environment: Any = load_environment(name, **arguments)
+        # by name: a type checker takes the module beside this one for the package
+        package: Any = importlib.import_module("verifiers")
+        self.environment: Any = package.load_environment(name, **arguments)
         if self.environment.requires_group_rollouts:
             raise RolloutError("its rubric compares the rollouts of a group")
         self.rows = [dict(row) for row in self.environment.get_dataset()]

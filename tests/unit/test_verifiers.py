@@ -101,7 +101,8 @@ class Played:
         self.turns = TurnFormat(tokenizer, chat=True)
         make = find_environment("verifiers", given)
         self.runner = EpisodeRunner(make, self.turns, max_turns=4, **limits)
-        config = DataConfig(prompt_data=str(file), apply_chat_template=True, shuffle=False)
+        given = {"prompt_data": str(file), "record_format": "plain", "shuffle": False}
+        config = DataConfig(**given, apply_chat_template=True)
         self.prompts = load_prompts(config, tokenizer).prompts
 
     def play(self, answers: Answers) -> tuple[dict[str, Sample], dict[str, str]]:
