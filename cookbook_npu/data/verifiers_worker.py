@@ -352,7 +352,7 @@ async def _endpoint(worker: Worker) -> AsyncIterator[None]:
 
     application = web.Application(client_max_size=1 << 30)
     application.router.add_post("/{line:\\d+}/v1/chat/completions", answer)
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     worker.address = f"http://127.0.0.1:{runner.addresses[0][1]}"

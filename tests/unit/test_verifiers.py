@@ -94,15 +94,16 @@ class Played:
 
     def __init__(self, python: str, name: str, arguments: dict, folder: Path, **limits):
         given = {"environment": name, "arguments": arguments, "python": python}
-        file = folder / "prompts.jsonl"
-        write_verifiers_prompts(file, name, arguments, python)
         tokenizer = build_tokenizer()
         tokenizer.chat_template = template("qwen2_5")
         self.turns = TurnFormat(tokenizer, chat=True)
         make = find_environment("verifiers", given)
         self.runner = EpisodeRunner(make, self.turns, max_turns=4, **limits)
-        given = {"prompt_data": str(file), "record_format": "plain", "shuffle": False}
-        config = DataConfig(**given, apply_chat_template=True)
+        assert not self.runner.oracle  # made: the process is there for what follows
+        file = folder / "prompts.jsonl"
+        write_verifiers_prompts(file, name, arguments, python)
+        read = {"prompt_data": str(file), "record_format": "plain", "shuffle": False}
+        config = DataConfig(**read, apply_chat_template=True)
         self.prompts = load_prompts(config, tokenizer).prompts
 
     def play(self, answers: Answers) -> tuple[dict[str, Sample], dict[str, str]]:
