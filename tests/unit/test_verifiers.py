@@ -208,7 +208,7 @@ def test_an_environment_that_fails_or_forgets_costs_its_group(start):
 
 def test_the_filter_counts_the_tools_of_verifiers(start):
     "The questions as a file say nothing of the tool; the environment does"
-    played = start(CLASSIC, "sums", {"kind": "tools"}, max_prompt_tokens=400)
+    played = start(CLASSIC, "sums", {"kind": "tools"}, max_prompt_tokens=4000)
     length = BegunLength(played.runner)
     prompt = played.prompts[0]
     shown = length(prompt)
