@@ -352,7 +352,7 @@ class VerifiersEnvironment(Environment):
         if type(row) is not int or not 0 <= row < len(self._process.rows):
             raise DataError(
                 f"{prompt.prompt_id} has row {row!r}; {self.name} has {len(self._process.rows)} questions",
-                "Write the prompt file with write_verifiers_prompts.",
+                "Write the prompt file with write_verifiers_prompts; data.record_format is plain.",
             )
         return row
 

@@ -9,6 +9,7 @@ __all__ = ['MODEL', 'KEY_ENV', 'completion', 'completion_events', 'RolloutError'
 # %% ../../nbs/data/13_verifiers_worker.ipynb #c9273314
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -93,9 +94,9 @@ class EnvironmentRollouts(Rollouts):
         name: str,  # of the module; dashes are underscores
         arguments: Mapping[str, Any],  # of its `load_environment`
     ):
-        from verifiers import load_environment
-
-        self.environment: Any = load_environment(name, **arguments)
+        # by name: a type checker takes the module beside this one for the package
+        package: Any = importlib.import_module("verifiers")
+        self.environment: Any = package.load_environment(name, **arguments)
         if self.environment.requires_group_rollouts:
             raise RolloutError("its rubric compares the rollouts of a group")
         self.rows = [dict(row) for row in self.environment.get_dataset()]
@@ -351,7 +352,7 @@ async def _endpoint(worker: Worker) -> AsyncIterator[None]:
 
     application = web.Application(client_max_size=1 << 30)
     application.router.add_post("/{line:\\d+}/v1/chat/completions", answer)
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     worker.address = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -32,3 +32,19 @@ class Talker(Environment):
         if self.turns == self.last:
             return Observation(done=True, reward=float(len(text) % 2))
         return Observation(messages=[{"role": "tool", "content": f"{self.seed % 90}="}])
+
+
+class Shower(Environment):
+    "Shows the left half of the question's picture after a first turn"
+
+    def reset(self, prompt, seed):
+        self.picture = prompt.images[0].processor.picture(prompt.images[0])
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        if self.turns == 2:
+            return Observation(done=True, reward=float(len(text) % 2))
+        half = self.picture.crop((0, 0, self.picture.width // 2, self.picture.height))
+        shown = [{"type": "image", "image": half}, {"type": "text", "text": "="}]
+        return Observation(messages=[{"role": "user", "content": shown}])

@@ -1,5 +1,6 @@
 """Turns in whole runs: trainer and engine agree on them, a resume and a split run are bit for bit."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -140,3 +141,32 @@ def test_ppo_with_pictures_and_turns(tmp_path):
     assert all(row["env/oracle_calls_mean"] == 0 for row in trained)
     assert all(row["critic/grad_norm"] > 0 for row in trained)
     assert events(tmp_path / "qwen3_vl_8b_ppo", "oracle") == []
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("vllm", "torchvision")),
+    reason="vLLM reads models with a vision tower only beside torchvision",
+)
+def test_vllm_sees_the_picture_of_a_prompt_and_one_of_an_observation(tmp_path):
+    "The recipe with pictures on vLLM: the trainer agrees on turns behind a second picture"
+    more = {
+        "rollout.engine": "vllm",
+        "rollout.eval_every": 0,
+        "rollout.environment": "run_environments:Shower",
+        "rollout.max_turns": 2,
+        "reward.scorers": {"environment": 1.0},
+        "sampling.max_response_tokens": 24,
+        "train.global_batch_size": None,
+        "train.save_every": 0,
+        "model.tiny.num_layers": 2,
+    }
+    given = parameters(tmp_path, "seen", steps=1, **more)
+    save_config(PRESETS["qwen3_vl_8b_grpo"](**given), tmp_path / "seen.json")
+    run(tmp_path / "seen.json")
+    (row,) = rows(tmp_path / "seen")
+    assert row["env/turns_mean"] > 1 and row["env/failed_groups"] == 0
+    assert row["train_rollout_logprob_abs_diff"] < 1e-4
+    assert row["grad_norm"] > 0
+    talks = [s for s in samples(tmp_path / "seen")[0] if 0 in s["loss_mask"]]
+    assert talks and all(len(sample["images"]) == 2 for sample in talks)
+    assert all(s["images"][1].startswith("data:image/png;base64,") for s in talks)

@@ -2,7 +2,9 @@
 
 Nothing sticks out, nothing is logged, nothing is fetched."""
 
+import base64
 import html
+import io
 import json
 import re
 import shutil
@@ -11,6 +13,8 @@ import subprocess
 import pytest
 
 from cookbook_npu.config import RunConfig
+from cookbook_npu.data.tasks import generated_task
+from cookbook_npu.presets import qwen3_vl_8b_grpo
 from cookbook_npu.runs.folder import RunFolder, append_line
 from cookbook_npu.runs.report import write_report
 
@@ -113,3 +117,38 @@ def test_a_browser_shows_it(page, tmp_path, dark):
         assert s["content"] <= s["width"], s
         assert s["wide"] == [] and s["fetched"] == [] and s["dead"] == [], s
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
+
+
+def test_the_gallery_shows_the_pictures_that_a_sample_has_seen(tmp_path):
+    "A drawn one is drawn again; one of an observation is in the record; both stand in the page"
+    config = qwen3_vl_8b_grpo(overrides={"output.root": str(tmp_path)})
+    problem = generated_task("triangles", config.data.task).train[3]
+    shown = picture_url(problem.draw().crop((0, 0, 32, 32)))
+    record = {
+        "group_id": "g",
+        "index": 0,
+        "response_ids": [5, 6],
+        "loss_mask": [1, 0],
+        "versions": [0, 0],
+        "finish_reason": "stop",
+        "text": "3",
+        "label": "3",
+        "reward": 1.0,
+        "turns": [{"role": "policy"}, {"role": "observation"}],
+        "images": [f"triangles:{problem.name}", shown, "gone.png"],
+        "metadata": {"prompt": "a="},
+    }
+    with RunFolder.create(config) as run:
+        run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True})
+        run.save_samples(0, [record])
+        text = write_report(run.path).read_text()
+    sources = re.findall(r'<img src="(data:image/png;base64,[^"]+)"', text)
+    assert sources == 2 * [picture_url(problem.draw().convert("RGB")), shown]
+    assert "gone.png" in text and "without loss" in text
+
+
+def picture_url(picture) -> str:
+    "A picture as the page has it"
+    content = io.BytesIO()
+    picture.convert("RGB").save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

@@ -94,14 +94,16 @@ class Played:
 
     def __init__(self, python: str, name: str, arguments: dict, folder: Path, **limits):
         given = {"environment": name, "arguments": arguments, "python": python}
-        file = folder / "prompts.jsonl"
-        write_verifiers_prompts(file, name, arguments, python)
         tokenizer = build_tokenizer()
         tokenizer.chat_template = template("qwen2_5")
         self.turns = TurnFormat(tokenizer, chat=True)
         make = find_environment("verifiers", given)
         self.runner = EpisodeRunner(make, self.turns, max_turns=4, **limits)
-        config = DataConfig(prompt_data=str(file), apply_chat_template=True, shuffle=False)
+        assert not self.runner.oracle  # made: the process is there for what follows
+        file = folder / "prompts.jsonl"
+        write_verifiers_prompts(file, name, arguments, python)
+        read = {"prompt_data": str(file), "record_format": "plain", "shuffle": False}
+        config = DataConfig(**read, apply_chat_template=True)
         self.prompts = load_prompts(config, tokenizer).prompts
 
     def play(self, answers: Answers) -> tuple[dict[str, Sample], dict[str, str]]:
@@ -206,7 +208,7 @@ def test_an_environment_that_fails_or_forgets_costs_its_group(start):
 
 def test_the_filter_counts_the_tools_of_verifiers(start):
     "The questions as a file say nothing of the tool; the environment does"
-    played = start(CLASSIC, "sums", {"kind": "tools"}, max_prompt_tokens=400)
+    played = start(CLASSIC, "sums", {"kind": "tools"}, max_prompt_tokens=4000)
     length = BegunLength(played.runner)
     prompt = played.prompts[0]
     shown = length(prompt)
