@@ -1299,13 +1299,21 @@ def show_rehearsal(
     "Rehearse a run and print the step"
     from cookbook_npu.plan.plan import device_map
     from cookbook_npu.runs.metrics import step_line
-    from cookbook_npu.train.rehearsal import rehearsal, rehearse
+    from cookbook_npu.train.rehearsal import (
+        read_own_data,
+        rehearsal,
+        rehearsal_summary,
+        rehearse,
+    )
 
+    data = read_own_data(config)
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
     typer.echo(device_map(rehearsal(config)))
-    for row in rehearse(config, str(runs)):
+    rows = rehearse(config, str(runs))
+    for row in rows:
         typer.echo(step_line(row, steps=1))
+    typer.echo(rehearsal_summary(config, rows, data))
 
 # %% ../nbs/99_cli.ipynb #5d35e941
 def main() -> None:

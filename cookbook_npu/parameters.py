@@ -352,9 +352,9 @@ def handed_on(
 
 
 def _recipe_values(config: RunConfig) -> dict[str, Any]:
-    "What the recipe itself sets for this scale and data"
+    "What the recipe itself sets for this scale and data; of an unknown one the defaults"
     if config.recipe not in PRESETS:
-        return {}
+        return {key.name: key.default for key in config_keys()}
     given = {"model": config.model.path, "prompt_data": config.data.prompt_data}
     return dict(preset(config.recipe)(config.scale, **given).flat())
 

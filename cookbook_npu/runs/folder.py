@@ -821,12 +821,12 @@ class RunFolder:
             content = read_json(self.settings_file, self.path.parent)
         except MissingError:
             return []
-        rows = content if isinstance(content, list) else [None]
-        if not all(
-            isinstance(row, dict) and {"key", "source"} <= row.keys() for row in rows
-        ):
+        known = isinstance(content, list) and all(
+            isinstance(row, dict) and {"key", "source"} <= row.keys() for row in content
+        )
+        if not known:
             raise DataError(f"{self.settings_file} is no list of settings", "Remove it.")
-        return rows
+        return content
 
     def save_settings(
         self,

@@ -129,6 +129,10 @@ def test_full_size_rehearsal(tmp_path):
     (folder,) = tmp_path.glob("rehearsal-*")
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert row["train_rollout_logprob_abs_diff"] < 1e-4
+    # rewards differ, so there is a gradient, and the last lines say what was tried
+    assert row["grad_norm"] > 0 and row["zero_advantages"] < 1
+    assert "rehearsed: processes and groups on" in out.stdout
+    assert "not rehearsed: your data and tokenizer" in out.stdout
     assert row["memory/free_after_sleep"] > row["memory/free_before_sleep"]
     rollout = json.loads((folder / "config.json").read_text())["rollout"]
     stands_in = "the transformers engine stands in for engines of 2" in out.stdout

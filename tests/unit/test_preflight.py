@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cookbook_npu import override, qwen3_4b_colocate, session
+from cookbook_npu.cli import main
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.npu.device import probe_cuda, probe_npu
 from cookbook_npu.plan import preflight
@@ -32,7 +33,10 @@ no_gpu = pytest.mark.skipif(probe_cuda().usable, reason="this machine has a GPU"
 no_npu = pytest.mark.skipif(probe_npu().state != "absent", reason="torch_npu is installed")
 
 
-def refused(tmp_path, *words, code="from cookbook_npu.cli import main; main()") -> str:
+MAIN = "from cookbook_npu.cli import main; main()"
+
+
+def refused(tmp_path, *words, code=MAIN, left=frozenset()) -> str:
     "The error of a command line that must end with exit code 2, in 5 s of CPU, and leave nothing"
     done = subprocess.run(
         [sys.executable, "-c", METER, sys.executable, "-c", code, *words],
@@ -44,7 +48,8 @@ def refused(tmp_path, *words, code="from cookbook_npu.cli import main; main()") 
     )
     assert done.returncode == 2, done.stderr
     assert float(done.stdout.splitlines()[-1]) < LIMIT_S
-    assert not list(tmp_path.iterdir())
+    there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert there == left
     return done.stderr
 
 
@@ -95,6 +100,100 @@ def test_engine_that_is_not_installed(tmp_path, command):
 def test_memory_saver_that_is_not_installed(tmp_path):
     words = ("run", "qwen3_4b_colocate", "-p", "overrides", SAVER)
     assert "torch_memory_saver', but it is not installed" in refused(tmp_path, *words)
+
+
+MISTAKES = {
+    "unknown scorer": (
+        ("-p", "overrides", '{"reward.scorers": {"exat": 1.0}}'),
+        "Did you mean 'exact'?",
+    ),
+    "scorer that fails when it is imported": (
+        ("-p", "overrides", '{"reward.scorers": {"broken_scorer:score": 1.0}}'),
+        "broken_scorer:score cannot be loaded: SyntaxError",
+    ),
+    "keys of other data": (
+        ("-p", "prompt_data", "other.jsonl"),
+        "line 1 has keys text, answer",
+    ),
+    "broken line": (
+        ("-p", "prompt_data", "broken.jsonl"),
+        "broken.jsonl line 2 is not JSON",
+    ),
+    "model without a chat template": (
+        ("-p", "model", "model", "-p", "prompt_data", "mine.jsonl"),
+        "model model has no chat template",
+    ),
+    "name of a hub": (
+        ("-p", "model", "Qwen/Qwen3-4B"),
+        "hf download Qwen/Qwen3-4B --local-dir Qwen3-4B",
+    ),
+    "overrides that are no mapping": (
+        ("-p", "overrides", "[1]"),
+        "which is no JSON mapping",
+    ),
+    "key without its section": (
+        ("-p", "overrides", '{"max_staleness": 2}'),
+        "Did you mean 'rollout.max_staleness'?",
+    ),
+    "place that cannot be written": (
+        ("-p", "overrides", '{"output.root": "/proc/runs"}'),
+        "nothing can be written in /proc",
+    ),
+    "two scales": (("--scale", "laptop", "-p", "scale", "cuda"), "Give one of them"),
+}
+
+
+# as a process of its own, with its time; the others go the same way within this one
+SEEN_WHOLE = ("scorer that fails when it is imported", "broken line")
+
+
+def refused_here(monkeypatch, capsys, folder, *words) -> str:
+    "The error of a command line that must end with exit code 2"
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["cookbook-npu", *words])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, name):
+    words, told = MISTAKES[name]
+    here = tmp_path / "given"
+    (here / "model").mkdir(parents=True)
+    (here / "model" / "config.json").write_text("{}")
+    good = '{"prompt": "1+1=", "label": "2"}\n'
+    (here / "mine.jsonl").write_text(good)
+    (here / "broken.jsonl").write_text(good + '{"prompt": "2+')
+    (here / "other.jsonl").write_text('{"text": "1+1=", "answer": "2"}\n')
+    (here / "broken_scorer.py").write_text("def score(:")
+    before = {path.name for path in here.iterdir()}
+    words = ("run", "qwen3_4b_colocate", *words)
+    if name in SEEN_WHOLE:
+        assert told in refused(here, *words, left=before)
+        return
+    assert told in refused_here(monkeypatch, capsys, here, *words)
+    assert {path.name for path in here.iterdir()} - {"__pycache__"} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("shims", "--explain", "nope"), "no notebook has a shim 'nope'. Known names: "),
+        (("shims", "--role", "driver"), "The driver holds no device and has no shims"),
+        (("doctor", "--scale", "moon"), "Known names: 910b, cuda, laptop"),
+        (
+            ("plan", "qwen3_4b_colocate", "--soc", "Ascend910C"),
+            "nothing is known here of other",
+        ),
+        (("config", "nothing"), "no configuration key contains 'nothing'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_name_is_told_the_right_ones(tmp_path, monkeypatch, capsys, words, told):
+    assert told in refused_here(monkeypatch, capsys, tmp_path, *words)
 
 
 def test_session_starts_nothing(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from cookbook_npu.config import RunConfig
 from cookbook_npu.data.tasks import generated_task
 from cookbook_npu.presets import qwen3_vl_8b_grpo
-from cookbook_npu.runs.folder import RunFolder, append_line
+from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 from cookbook_npu.runs.report import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -66,6 +66,9 @@ def page(tmp_path_factory):
             {"name": "simulated NPU", "count": 2, "simulated": True}, [SHIM] * 60
         )
         run.event("failure", error="e" * 500)
+        run.save_settings(config)
+        rows = [{"key": "data.prompt_data", "value": "v" * 300, "source": "s" * 200}]
+        write_json(run.settings_file, [*run.settings(), *rows])
         for step in range(1, 201):
             row = {
                 "step": step,
@@ -87,6 +90,15 @@ def test_it_is_small_and_asks_nobody(page):
     text = page.read_text()
     assert len(text) < 2_000_000
     assert not re.search(r"<script|<link|@import|src=|url\(https?:", text)
+
+
+def test_it_says_where_settings_came_from_and_what_the_verdict_is(page):
+    text = page.read_text()
+    assert re.search(r"num_steps</code></th>.*200</code>.*the notebook or program", text)
+    assert "s" * 200 in text and "Everything else is at its default" in text
+    # the verdict is the first thing in the result
+    result = text.index('<h2 id="result">')
+    assert result < text.index("Not judged: no numbers are expected") < text.index("<dl")
 
 
 def frames(page: str) -> str:
