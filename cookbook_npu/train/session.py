@@ -7,6 +7,8 @@ __all__ = ['device_name', 'describe_device', 'start_cluster', 'first_weights', '
            'Run', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
+import atexit
+import gc
 import importlib
 import os
 import threading
@@ -227,6 +229,12 @@ def _import_tokenizers() -> None:
         importlib.import_module("transformers").PreTrainedTokenizerFast
 
 
+def _end_quickly() -> None:
+    "Let this process not collect, when it ends, what goes with it anyway: a second where torch is imported"
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
+
+
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -297,6 +305,7 @@ def session(
     Raises `RunStopped` when somebody asked for a stop.
     """
     check_machine(config)
+    _end_quickly()
     if in_notebook():
         end_with_parent()
     stop = StopRequest()
