@@ -1,6 +1,7 @@
 """The documentation site: `make docs`, or `python .docs/make_site.py --help`
 
-Notebooks whose results are missing are executed first, by their tests. Warnings and dead links are errors.
+Notebooks whose results are missing are executed first, by their tests. Warnings and dead links are errors,
+and so is what a browser shows that is cut, or complains of (where Chromium is installed).
 """
 
 import argparse
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import look
 from reference import Module, modules
 from sphinx.util.inventory import InventoryFile
 from stage import ROOT, not_executed, recipes_without_run, stage
@@ -80,6 +82,11 @@ def execute(missing: list[Path], workers: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
+def staged_names() -> set[Path]:
+    "The pages that Sphinx would read"
+    return {path for path in SITE.rglob("*") if path.suffix in (".md", ".ipynb")}
+
+
 def sphinx(builder: str, output: Path) -> None:
     "Run Sphinx; a warning is an error"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", builder]
@@ -87,8 +94,19 @@ def sphinx(builder: str, output: Path) -> None:
     subprocess.run([*command, "-c", ".docs", SITE, output], cwd=ROOT, check=True)
 
 
+def remove_old_pages() -> None:
+    "Pages of an earlier build whose source is gone"
+    for page in PAGES.rglob("*.html"):
+        name = page.relative_to(PAGES)
+        made = name.parts[0] == "_modules" or name.stem in ("genindex", "search")
+        sources = [SITE / name.with_suffix(suffix) for suffix in (".md", ".ipynb")]
+        if not made and name.stem != "py-modindex" and not any(map(Path.is_file, sources)):
+            page.unlink()
+
+
 def publish(output: Path) -> None:
     "Put the finished site in its place"
+    remove_old_pages()
     if output.exists():
         shutil.rmtree(output)
     left_out = shutil.ignore_patterns(".buildinfo*", "_sources")
@@ -119,7 +137,10 @@ def main() -> int:
         return 0
     if not given.no_execute and not_executed():
         execute(not_executed(), given.workers)
+    before = staged_names()
     stage(SITE, runs)
+    if staged_names() != before:  # every page has the list of pages beside it
+        shutil.rmtree(PAGES.parent / "doctrees", ignore_errors=True)
     sphinx("html", PAGES)
     publish(given.output)
     if given.external:
@@ -127,6 +148,10 @@ def main() -> int:
     wrong = [f"dead link in {link}" for link in dead_links(given.output)]
     names = missing_names(given.output / "objects.inv", modules())
     wrong += [f"{name} has no entry in objects.inv" for name in names]
+    if look.missing_browser():
+        print(f"the pages were not looked at: {look.missing_browser()}")
+    else:
+        wrong += look.problems(given.output)
     print("\n".join(wrong) or f"open {given.output / 'index.html'}")
     return int(bool(wrong))
 

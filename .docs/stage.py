@@ -7,6 +7,7 @@ the folder of a recorded run. Nothing of it is committed.
 import json
 import re
 import shutil
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from reference import code, table
 
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
+from cookbook_npu.plan.evidence import Evidence, error_rows, load_evidence, measured_on
+from cookbook_npu.runs.metrics import format_number
+from cookbook_npu.runs.plots import PANELS, matching_metrics, plot_curves, to_svg
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -121,7 +125,18 @@ def note(kind: str, text: str) -> dict[str, Any]:
 def on_the_site(text: str) -> str:
     "Prose whose links to pages that only the repository shows lead to those of the site"
     text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    text = text.replace("](../.github/CONTRIBUTING.md)", "](../contributing.md)")
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
+
+
+def page_on_the_site(
+    text: str,  # of a page
+    depth: int = 1,  # folders between the front page and it
+) -> str:
+    "The same for a page that the repository has two folders deeper down than the site"
+    for name in TRANSLATED:
+        text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
+    return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 
 def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
@@ -147,8 +162,9 @@ def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
 
 
 def has_code(notebook: Path) -> bool:
-    "There is something to execute"
-    return any(cell["cell_type"] == "code" for cell in read(notebook)["cells"])
+    "There is something to execute whose results a reader would see"
+    cells = read(notebook)["cells"]
+    return any(cell["cell_type"] == "code" and visible(cell) for cell in cells)
 
 
 NOT_EXECUTED = (
@@ -156,17 +172,70 @@ NOT_EXECUTED = (
 )
 
 
-def notebook_page(notebook: Path, runs: list[Path]) -> Notebook:
-    "The page of a notebook or a recipe"
+def copy_to_show(notebook: Path, runs: list[Path]) -> tuple[Path, tuple[str, str] | None]:
+    "The copy of a notebook or a recipe that has results, and what has to be said of it"
     if notebook.parent.name == "recipes":
         folder = recorded_run(notebook, runs)
         if folder:
-            return shown_notebook(folder / "notebook.ipynb", ("note", provenance(folder)))
-        return shown_notebook(notebook, ("warning", NOT_EXECUTED))
+            return folder / "notebook.ipynb", ("note", provenance(folder))
+        return notebook, ("warning", NOT_EXECUTED)
     copy = executed_copy(notebook)
     if copy or not has_code(notebook):
-        return shown_notebook(copy or notebook, None)
-    return shown_notebook(notebook, ("warning", NOT_EXECUTED))
+        return copy or notebook, None
+    return notebook, ("warning", NOT_EXECUTED)
+
+
+def notebook_page(notebook: Path, runs: list[Path]) -> Notebook:
+    "The page of a notebook or a recipe"
+    return shown_notebook(*copy_to_show(notebook, runs))
+
+
+# ---- pages in Chinese
+
+ZH = HERE / "pages" / "zh"
+MARK = "<!-- code -->"
+# page -> the notebook whose code cells and results it shows
+TRANSLATED = {
+    "qwen3_4b_colocate": "recipes/qwen3_4b_colocate.ipynb",
+    "grpo_from_scratch": "nbs/tutorials/grpo_from_scratch.ipynb",
+    "where_the_seconds_go": "nbs/tutorials/where_the_seconds_go.ipynb",
+    "first_hour_910b": "nbs/tutorials/first_hour_910b.ipynb",
+    "on_910b": "nbs/tutorials/on_910b.ipynb",
+}
+
+
+def translated(
+    page: Path,  # prose in another language, with a mark for each run of code cells
+    notebook: Notebook,  # as it is shown
+) -> Notebook:  # prose of the page, code and results of the notebook
+    "A page in another language; raises `ValueError` when the marks are not as many"
+    kinds = groupby(notebook["cells"], key=lambda cell: cell["cell_type"])
+    runs = [list(cells) for kind, cells in kinds if kind == "code"]
+    prose = page_on_the_site(page.read_text(encoding="utf-8")).split(MARK)
+    if len(prose) != len(runs) + 1:
+        raise ValueError(
+            f"{page.name} has {len(prose) - 1} marks for {len(runs)} runs of code cells"
+        )
+    cells = []
+    for text, code_cells in zip_longest(prose, runs, fillvalue=[]):
+        if text.strip():
+            cells.append({"cell_type": "markdown", "metadata": {}, "source": text.strip()})
+        cells += code_cells
+    return notebook | {"cells": cells}
+
+
+def translated_pages(runs: list[Path]) -> dict[str, str]:
+    "The pages in Chinese: file name -> text"
+    pages = {}
+    for name, source in TRANSLATED.items():
+        copy, remark = copy_to_show(ROOT / source, runs)
+        page = translated(ZH / f"{name}.md", shown_notebook(copy, None))
+        if remark:
+            kind, text = remark
+            text = text.replace(NOT_EXECUTED, "建站时本页**没有执行**，因此没有结果。")
+            page["cells"].insert(1, note(kind, text))
+        pages[f"zh/{name}.ipynb"] = json.dumps(page, indent=1)
+    return pages
 
 
 def notebooks() -> list[Path]:
@@ -190,7 +259,8 @@ def recipes_without_run(runs: list[Path]) -> list[str]:
 def linked_files(notebook: Path) -> list[Path]:
     "Files of the repository that a notebook links to and that are no pages: they become downloads"
     prose = [source(c) for c in read(notebook)["cells"] if c["cell_type"] == "markdown"]
-    targets = [notebook.parent / t for text in prose for t in LINK.findall(text)]
+    shown = [on_the_site(text) for text in prose]
+    targets = [notebook.parent / t for text in shown for t in LINK.findall(text)]
     files = [target.resolve() for target in targets if target.is_file()]
     return [f for f in files if f.suffix != ".ipynb" and f.is_relative_to(ROOT)]
 
@@ -246,6 +316,103 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured_page(folder: Path) -> str:
+    "What was measured where, from the files of evidence: one line each, then their tables"
+    found = load_evidence(folder)
+    lines = ["# Measured where", "", MEASURED, ""]
+    rows = [evidence_row(one) for one in found.values()]
+    head = [
+        "recipe",
+        "scale",
+        "on",
+        "steps",
+        "reward",
+        "held-out accuracy",
+        "s a step",
+        "day",
+    ]
+    lines += table(head, rows) if rows else ["Nothing yet.", ""]
+    if all(one.where.simulated for one in found.values()):
+        lines += ["**No run on a real NPU has been sent yet.**", ""]
+    for name, one in found.items():
+        lines += evidence_lines(name, one)
+    return "\n".join(lines) + "\n"
+
+
+MEASURED = """Every line is a file of [evidence](../nbs/plan/08_evidence): `cookbook-npu evidence RUN`
+writes one, and an issue *A run on an NPU* takes it. A line that says *simulated* was measured on
+a simulated NPU: it says nothing about the speed of Ascend hardware."""
+
+
+def ends(one: Evidence, metric: str) -> str:
+    "First and last value of a curve"
+    curve = one.curves.get(metric)
+    if not curve:
+        return "not measured"
+    return f"{format_number(curve[0][1])} → {format_number(curve[-1][1])}"
+
+
+def measured_where(one: Evidence) -> str:
+    "The hardware; simulated hardware says so twice"
+    return f"{measured_on(one)}{' (simulated)' if one.where.simulated else ''}"
+
+
+def evidence_row(one: Evidence) -> list[str]:
+    "The line of a run"
+    step = next((p.measured for p in one.phases if p.name == "step"), None)
+    return [
+        f"`{one.recipe}`",
+        one.scale,
+        measured_where(one),
+        f"{one.steps_done} of {one.steps_planned}",
+        ends(one, "raw_reward"),
+        ends(one, "eval_accuracy"),
+        "not measured" if step is None else format_number(step),
+        one.date,
+    ]
+
+
+def evidence_lines(name: str, one: Evidence) -> list[str]:
+    "The section of a run: curves, phases, the plan's errors, versions"
+    lines = [f"## {one.recipe}, {measured_where(one)}, {one.date}", ""]
+    lines += [f"File `evidence/{name}`. {one.note}", ""]
+    for panel in PANELS:
+        columns = curve_columns(one, panel.metrics)
+        if columns:
+            svg = to_svg(plot_curves(columns, [panel]), panel.title)
+            lines += ["```{raw} html", f'<figure class="curve">{svg}</figure>', "```", ""]
+    phases = [[p.name, number(p.measured), number(p.planned)] for p in one.phases]
+    lines += table(["phase", "measured, s", "planned, s"], phases)
+    errors = [list(row) for row in error_rows(one)]
+    if errors:
+        lines += ["The plan beside it:", ""]
+        lines += table(["figure", "planned", "measured", "error"], errors)
+    versions = [f"{package} {version}" for package, version in one.where.packages.items()]
+    known = [("CANN", one.where.cann), ("driver", one.where.driver)]
+    versions += [f"{what} {version}" for what, version in known if version]
+    states = [*one.shims.values()]
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    lines += [f"{one.where.system}, Python {one.where.python}; {', '.join(versions)}."]
+    lines += ["", f"Shims: {', '.join(counts) or 'none recorded'}.", ""]
+    return lines
+
+
+def number(value: float | None) -> str:
+    "A number, or that there is none"
+    return "" if value is None else format_number(value)
+
+
+def curve_columns(one: Evidence, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
+    "The curves of a panel as columns; empty: there is none"
+    values = {name: [value for _, value in curve] for name, curve in one.curves.items()}
+    points = {name: dict(one.curves[name]) for name in matching_metrics(values, wanted)}
+    steps = sorted({step for curve in points.values() for step in curve})
+    if not steps:
+        return {}
+    columns: dict[str, list[Any]] = {"step": steps}
+    return columns | {name: [c.get(s) for s in steps] for name, c in points.items()}
+
+
 def chapter(title: str, about: str, entries: list[str]) -> str:
     "A page that lists pages"
     lines = [f"# {title}", "", about, "", "```{toctree}", ":glob:", ":maxdepth: 1"]
@@ -257,6 +424,26 @@ def api_entry(page: str) -> str:
     room = page.removeprefix("cookbook_npu.")
     breakable = room.replace(".", ".\u200b")  # a space of no width
     return f"{breakable} <{page}>"
+
+
+def written_pages() -> dict[str, str]:
+    "The pages that are written by hand: file name -> text"
+    root = HERE / "pages"
+    pages = {}
+    for page in root.rglob("*.md"):
+        if not (page.parent == ZH and page.stem in TRANSLATED):
+            text = page.read_text(encoding="utf-8")
+            name = page.relative_to(root)
+            pages[str(name)] = page_on_the_site(text, len(name.parts) - 1)
+    return pages
+
+
+def contributing_page() -> str:
+    "CONTRIBUTING.md, as a page of the site"
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    # files that are no pages are named
+    text = re.sub(r"\[([^]]+)\]\(\.\./(?:tests/[^)]+|LICENSE)\)", r"`\1`", text)
+    return text.replace("](../.docs/pages/", "](").replace("](../", "](")
 
 
 def chapter_pages() -> dict[str, str]:
@@ -309,15 +496,18 @@ def stage(
 ) -> None:
     "Write every page of the site"
     kept = set()
-    for page in (HERE / "pages").rglob("*"):
-        if page.is_file():
-            target = site / page.relative_to(HERE / "pages")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            kept.add(Path(shutil.copy2(page, target)))
+    for page in (HERE / "pages").rglob("*.svg"):
+        target = site / page.relative_to(HERE / "pages")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        kept.add(Path(shutil.copy2(page, target)))
     texts = {
+        **written_pages(),
+        "contributing.md": contributing_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
+        "reference/measured.md": measured_page(ROOT / "evidence"),
         **chapter_pages(),
+        **translated_pages(runs),
         **{f"reference/api/{n}": text for n, text in reference.pages().items()},
     }
     for notebook in notebooks():

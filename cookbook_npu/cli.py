@@ -40,6 +40,7 @@ from .npu.device import free_port
 from cookbook_npu.parameters import (
     Given,
     gather_parameters,
+    handing_on,
     naming_sources,
     read_parameters,
     settings_table,
@@ -314,8 +315,12 @@ def _run(
         ),
     ] = None,
     restart: _Restart = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(show_default="laptop", help="laptop (simulated NPUs), cuda, or 910b."),
+    ] = None,
 ) -> None:
-    "Run a recipe notebook here, at laptop scale unless `-p scale 910b`; prints result and report."
+    "Run a recipe notebook here, at laptop scale unless told otherwise; prints result and report."
     resumed: dict[str, Any] = {}
     if restart and not resume:
         raise ConfigError("--restart without --resume", "Give --resume FOLDER, too.")
@@ -329,13 +334,17 @@ def _run(
         )
     notebook = find_recipe(recipe)
     given = gather_parameters(file, parameter, resumed)
+    if scale:
+        given.add({"scale": one_scale(scale, given.parameters)}, lambda key: "--scale")
     parameters = given.as_parameters()
     with naming_sources(given):
         config = resolve_run(notebook, parameters)
     check_machine(config)
     show_settings(config, given)
     began = time.monotonic()
-    folder = execute(notebook, parameters, config)
+    assert config.output.name is not None
+    with handing_on(given, config.output.name):
+        folder = execute(notebook, parameters, config)
     print_result(folder, time.monotonic() - began)
     refuse_empty_result(folder)
 
@@ -462,7 +471,9 @@ def _shim_report(role: str, simulate: bool | None) -> list[dict[str, str]]:
     from cookbook_npu.npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
     if role not in PROCESS_ROLES:
-        raise ConfigError(f"--role is {role!r}", nearest(role, PROCESS_ROLES))
+        known = ", ".join(PROCESS_ROLES)
+        other = "The driver holds no device and has no shims. " if role == "driver" else ""
+        raise ConfigError(f"--role is {role!r}", f"{other}Known names: {known}.")
     if simulate is None:
         simulate = not probe_npu().usable
     os.environ[SIMULATE_ENV] = str(int(simulate))
@@ -665,6 +676,45 @@ def _report(
     references = [Reference(**REFERENCES[recipe])] if recipe in REFERENCES else []
     typer.echo(f"report: {write_report(run, references)}")
 
+# %% ../nbs/99_cli.ipynb #0f80da19
+@app.command(
+    "evidence",
+    epilog="Examples: cookbook-npu evidence runs/A; "
+    "cookbook-npu evidence runs/A --soc Ascend910B3 --note 'firmware 7.8'; "
+    "cookbook-npu evidence evidence/FILE.json",
+)
+def _evidence(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, also of a run that ended early; or a file of evidence, to check it.",
+            autocompletion=complete_runs,
+        ),
+    ],
+    to: Annotated[
+        Path, typer.Option(help="Folder, or a file that ends with .json.")
+    ] = Path("evidence"),
+    soc: Annotated[
+        str | None,
+        typer.Option(show_default="as npu-smi says", help="Ascend910B1, ... of the run."),
+    ] = None,
+    note: Annotated[
+        str, typer.Option(help="What else one should know; what looks private is hidden.")
+    ] = "",
+) -> None:
+    "Write what a run measured, beside the plan's prediction, into a small file that names nobody."
+    from cookbook_npu.npu.stack.machine import read_machine
+    from cookbook_npu.plan import evidence
+
+    if run.is_file():
+        typer.echo(evidence.evidence_text(evidence.check_evidence(run)))
+        return
+    made = evidence.make_evidence(run, soc, note, read_machine())
+    file = evidence.write_evidence(made, to)
+    evidence.check_evidence(file)
+    typer.echo(evidence.evidence_text(made))
+    typer.echo(f"\n{file}: {file.stat().st_size} bytes. Read it before you send it.")
+
 # %% ../nbs/99_cli.ipynb #68fee2c6
 _Run = Annotated[Path, typer.Argument(help="Run folder.", autocompletion=complete_runs)]
 _Step = Annotated[
@@ -809,7 +859,8 @@ def _recipes() -> None:
 
 @app.command(
     "runs",
-    epilog="Examples: cookbook-npu runs; cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
+    epilog="Examples: cookbook-npu runs; cookbook-npu runs --html runs/index.html; "
+    "cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
 )
 def _list_runs(
     root: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs"),
@@ -827,6 +878,10 @@ def _list_runs(
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove what is over --keep or --max-gb.")
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page of the runs; each leads to its report."),
+    ] = None,
 ) -> None:
     "List runs: how far they came, whether they go on, how the reward went; remove old ones."
     from cookbook_npu.runs import listing
@@ -836,7 +891,12 @@ def _list_runs(
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
     if keep is None and max_gb is None and not (unfinished or remove):
         typer.echo(listing.runs_table(lines))
+        if page:
+            listing.write_runs_page(lines, root, page)
+            typer.echo(f"page: {page}")
         return
+    if page:
+        raise ConfigError("--html with --keep, --max-gb or --remove", "Give it alone.")
     old = listing.find_old_runs(root, keep, max_gb, unfinished)
     removed = listing.remove_old_runs(old) if remove else None
     typer.echo(listing.old_runs_text(old, removed))

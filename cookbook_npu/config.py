@@ -7,12 +7,13 @@ __all__ = ['BASIC', 'Scale', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'Ad
            'RUN_NAME_BYTES', 'Config', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig',
            'SamplingConfig', 'RolloutConfig', 'AdvantageConfig', 'PolicyLossConfig', 'RegularizerConfig',
            'RolloutISConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig',
-           'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_run_name', 'build_config', 'override',
-           'save_config', 'load_config', 'ConfigKey', 'config_keys']
+           'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_run_name', 'build_config',
+           'nearest_key', 'override', 'save_config', 'load_config', 'ConfigKey', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -1249,9 +1250,11 @@ def _explain(model: type[Config], error: Any) -> tuple[str, str]:
     if isinstance(cause, ConfigError):
         return cause.what, cause.remedy
     if error["type"] == "extra_forbidden":
-        *path, last = error["loc"]
-        names = _fields_at(model, tuple(path))
-        return f"{where} is not a configuration key", nearest(str(last), names)
+        path = error["loc"][:-1]
+        section = ".".join(map(str, path))
+        names = _fields_at(model, path)
+        full = [f"{section}.{name}" if section else name for name in names]
+        return f"{where} is not a configuration key", nearest(where, full)
     if error["type"] == "missing":
         return f"{where} is missing", "Give it a value."
     return f"{where} is {error['input']!r}", f"{error['msg']}."
@@ -1290,17 +1293,34 @@ _OPEN = (
 )  # mappings whose entries are set one by one
 
 
+def nearest_key(
+    key: str,  # what was written, with its sections or without
+    names: Iterable[str],  # dotted keys that there are
+) -> str:  # "did you mean ...?" with full names
+    "A remedy sentence for an unknown configuration key"
+    known = list(names)
+    last = key.rpartition(".")[2]
+    same = [name for name in known if name.rpartition(".")[2] == last]
+    if same:
+        return f"Did you mean {' or '.join(map(repr, same))}?"
+    if "." in key:
+        return nearest(key, known)
+    sections: dict[str, str] = {}
+    for name in known:
+        sections.setdefault(name.rpartition(".")[2], name)
+    near = difflib.get_close_matches(key, sections, n=1, cutoff=0.6)
+    return f"Did you mean {sections[near[0]]!r}?" if near else nearest(key, known)
+
+
 def _check_key(key: str, config: RunConfig) -> None:
     "Raise `ConfigError` with the nearest name for a key that `config` does not have"
     known = dict(config.flat())
     is_section = key in type(config).model_fields
     if key in known or is_section or key.startswith(_OPEN):
         return
-    if "." in key:
-        remedy = nearest(key, known)
-    else:
-        remedy = nearest(key, {name.rsplit(".", 1)[-1] for name in known})
-    raise ConfigError(f"overrides: {key} is not a configuration key", remedy)
+    raise ConfigError(
+        f"overrides: {key} is not a configuration key", nearest_key(key, known)
+    )
 
 
 def override(

@@ -65,7 +65,8 @@ class AnswerGrader:
         label: Any,  # the answer
     ) -> float:  # 1 or 0; 0 for one that could not be graded in time
         "Whether the answer is right; raises `DataError` for a label that no answer can equal"
-        found, wanted = as_number(text), as_number(str(label))
+        found = as_number(text)
+        wanted = as_number(str(label))
         if found is not None and wanted is not None:
             return float(found == wanted)
         name = "an answer in an environment"

@@ -654,9 +654,11 @@ def load_function(
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as e:
+    except Exception as e:
+        # a person's module is run here: it may raise anything
+        told = e if isinstance(e, ImportError | AttributeError) else repr(e)
         raise ConfigError(
-            f"reward.scorers: {name} cannot be loaded: {e}",
+            f"reward.scorers: {name} cannot be loaded: {told}",
             "Check the module's path and name.",
         ) from None
     return _bind(name, found, arguments)

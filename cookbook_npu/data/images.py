@@ -376,7 +376,8 @@ class ImageProcessor:
         from PIL import Image
 
         _, rows, columns = image.grid_thw
-        patch, merge = self.hf.patch_size, self.hf.merge_size
+        patch = self.hf.patch_size
+        merge = self.hf.merge_size
         size = columns * patch, rows * patch
         values = np.asarray(image.pixel_values).reshape(
             rows // merge, columns // merge, merge, merge, 3, -1, patch, patch

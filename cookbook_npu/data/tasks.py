@@ -699,7 +699,8 @@ class PuzzleTask:
 
     kind: str  # countdown, sorting, counting, calculator, geometry or triangles
     level: int = 2  # hardest level, 1 to 5
-    per_level: int = 2000  # problems of each level, fewer when the level has not so many
+    # problems of each level, fewer when the level has not so many; or a number for each level
+    per_level: int | Sequence[int] = 2000
     eval_share: float = 0.2  # share of problem families held out
     seed: int = 0  # seed of the problems and their order, not of the split
 
@@ -710,10 +711,22 @@ class PuzzleTask:
             raise ConfigError(
                 f"task.eval_share is {self.eval_share!r}", "Give a share between 0 and 1."
             )
-        if self.per_level <= 0:
+        if len(self.counts) != self.level:
+            raise ConfigError(
+                f"task.per_level has {len(self.counts)} numbers, task.level is {self.level}",
+                "Give one number for each level, 0 for one to be left out.",
+            )
+        if min(self.counts) < 0 or not any(self.counts):
             raise ConfigError(
                 f"task.per_level is {self.per_level!r}", "Ask for at least one problem."
             )
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        "Problems wanted of each level, from level 1 on"
+        if isinstance(self.per_level, int):
+            return (self.per_level,) * self.level
+        return tuple(self.per_level)
 
     @cached_property
     def problems(self) -> list[Puzzle]:
@@ -753,9 +766,9 @@ def all_puzzles(
 ) -> list[Puzzle]:  # each family once
     "Every problem of a task, levels mixed"
     found: dict[str, Puzzle] = {}
-    for level in range(1, task.level + 1):
+    for level, count in enumerate(task.counts, start=1):
         rng = random.Random(f"{task.kind}/{level}/{task.seed}")
-        for puzzle in _distinct(task.kind, level, task.per_level, rng):
+        for puzzle in _distinct(task.kind, level, count, rng):
             found.setdefault(puzzle.family, puzzle)
     mixed = list(found.values())
     random.Random(f"{task.kind}/{task.seed}").shuffle(mixed)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NPU', 'CUDA', 'SIMULATE_ENV', 'SIMULATED_DEVICES_ENV', 'AUTOLOAD_ENV', 'ProbeState', 'SOCS', 'PORTS',
            'PRELOAD_ALLOWED', 'DeviceType', 'Probe', 'parse_visible_devices', 'probe_npu', 'probe_simulated',
-           'probe_cuda', 'probe', 'Accelerator', 'accelerator', 'Soc', 'free_port', 'preloaded_libraries',
+           'probe_cuda', 'probe', 'Accelerator', 'accelerator', 'Soc', 'find_soc', 'free_port', 'preloaded_libraries',
            'allowed_preload', 'import_torch_alone']
 
 # %% ../../nbs/npu/00_device.ipynb #4736ef91
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from ..errors import DeviceError
+from ..errors import ConfigError, DeviceError, nearest
 
 # %% ../../nbs/npu/00_device.ipynb #9e8ab3b1
 @dataclass(frozen=True)
@@ -315,6 +315,17 @@ _KNOWN_SOCS = (
     Soc("Ascend910B4", memory_gib=32, cube_cores=20),
 )
 SOCS = {soc.name: soc for soc in _KNOWN_SOCS}
+
+
+def find_soc(
+    name: str,  # as in `SOCS`
+) -> Soc:
+    "What is known of a chip; raises `ConfigError` for others, with the nearest name only within the 910B"
+    if name in SOCS:
+        return SOCS[name]
+    known = f"Known: {', '.join(SOCS)}; nothing is known here of other chips."
+    remedy = nearest(name, SOCS) if "910B" in name else known
+    raise ConfigError(f"there is no device {name!r} to plan for", remedy)
 
 # %% ../../nbs/npu/00_device.ipynb #a173bfd5
 # Below the kernel's range for outgoing connections, above Ray's for its workers.

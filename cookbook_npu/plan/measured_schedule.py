@@ -37,13 +37,13 @@ class StepTimes:
 
     step: float  # s, all of it
     wait: float  # s in which the trainer waited for samples
-    publish: float  # s in which the engines stood still for a weight update
+    update_weights: float  # s in which the engines stood still for a weight update
     sampling: float  # s in which an engine sampled, on average over the engines
 
     @property
     def train(self) -> float:
         "Everything else that the trainer's side did, s"
-        return self.step - self.wait - self.publish
+        return self.step - self.wait - self.update_weights
 
 
 def _seconds(spans: Iterable[RoleSpan]) -> float:
@@ -80,7 +80,7 @@ def step_times(
     return StepTimes(
         step=_seconds(by_role["driver"]) / n,
         wait=_seconds(waits) / n,
-        publish=fmean(paused) / n,
+        update_weights=fmean(paused) / n,
         sampling=fmean(sampling) / n,
     )
 
@@ -113,9 +113,11 @@ def fitted_times(
     "The times with which the virtual clock samples as long in a step as the run did"
     token = measured.sampling / work.mean_response
     for _ in range(12):
-        times = PhaseTimes(token, train=measured.train, publish=measured.publish)
+        times = PhaseTimes(
+            token, train=measured.train, update_weights=measured.update_weights
+        )
         modelled = simulate_schedule(times, work, depth, max_staleness)
-        busy = (1 - modelled.rollout_idle) * modelled.seconds - measured.publish
+        busy = (1 - modelled.rollout_idle) * modelled.seconds - measured.update_weights
         if abs(busy - measured.sampling) < 1e-3 * measured.sampling:
             break
         token *= measured.sampling / busy
@@ -177,7 +179,8 @@ def measure_run(
             "Leave output.save_samples on.",
         )
     work = measured_workload(config, lengths)
-    depth, staleness = config.rollout.depth, config.rollout.max_staleness
+    depth = config.rollout.depth
+    staleness = config.rollout.max_staleness
     times = fitted_times(step, work, depth, staleness)
     device = run.stack().get("device", {}).get("name", "unknown device")
     return MeasuredRun(run.path, device, step, times, work, depth, staleness)
@@ -187,14 +190,16 @@ def measured_schedule_text(
     run: MeasuredRun,  # as `measure_run` found it
 ) -> str:
     "The schedules that a run could have had, for a person"
-    step, work = run.step, run.work
+    step = run.step
+    work = run.work
     rows = run.compare()
     own = next(row.result for row in rows if row.own)
     return "\n".join(
         [
             f"schedule of {run.path.name}, from what it took on the {run.device}",
             f"  measured: a step {step.step:.3g} s, of which the trainer waits {step.wait:.3g} s and works "
-            f"{step.train:.3g} s; update {step.publish:.3g} s; an engine samples {step.sampling:.3g} s",
+            f"{step.train:.3g} s; update {step.update_weights:.3g} s; "
+            f"an engine samples {step.sampling:.3g} s",
             f"  responses: {work.mean_response:.0f} tokens on average, spread {work.sigma:.2f}; "
             f"engines: {work.engines}, {run.times.token * 1e3:.3g} ms a token (fitted)",
             f"  check: with these the virtual clock makes a step of this run in {own.seconds:.3g} s "

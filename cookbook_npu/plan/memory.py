@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config import RunConfig
-from ..errors import ConfigError, DeviceError, nearest
-from ..npu.device import SOCS
+from ..errors import DeviceError
+from ..npu.device import SOCS, find_soc
 from cookbook_npu.plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
@@ -380,9 +380,7 @@ def capacity_of(
     if config.scale == "cuda":
         # the scale of cross-checks: a usual GPU, and never a refusal (see plan.plan)
         return 80 * 2**30
-    if soc not in SOCS:
-        raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
-    return SOCS[soc].memory_gib * 2**30 - IDLE_BYTES
+    return find_soc(soc).memory_gib * 2**30 - IDLE_BYTES
 
 
 def planned_capacity(

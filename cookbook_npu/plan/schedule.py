@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..config import RunConfig, override
 from ..errors import ConfigError, DeviceError
+from .dimensions import Dimensions
 from cookbook_npu.plan.memory import (
     SAMPLED_ROWS,
     cache_tokens,
@@ -27,7 +28,16 @@ from cookbook_npu.plan.memory import (
     memory_phases,
     model_of,
 )
-from .time import Speeds, estimate, forward_flops, speeds_of, token_seconds
+from cookbook_npu.plan.time import (
+    Speeds,
+    cache_holds_turns,
+    estimate,
+    forward_flops,
+    most_image_tokens,
+    speeds_of,
+    token_seconds,
+    turn_prefill_seconds,
+)
 from ..rl.staleness import StalenessGate
 
 # %% ../../nbs/plan/06_schedule.ipynb #dce2df7b
@@ -38,7 +48,7 @@ class PhaseTimes:
     token: float  # an engine samples one token for each of its sequences
     row: float = 0.0  # more of it for each sequence
     train: float = 0.0  # log-probs and optimizer steps of one step
-    publish: float = 0.0  # a weight update, in which trainer and engines stand still
+    update_weights: float = 0.0  # a weight update, in which trainer and engines stand still
     recompute: float = 0.0  # after it, for each token of a response that goes on
 
 
@@ -161,7 +171,7 @@ class _Engine:
     def update(self, version: int) -> None:
         "Stand still for a weight update, and fill the caches of what goes on with the new weights"
         self.version = version
-        self.clock += self.times.publish
+        self.clock += self.times.update_weights
         tokens = sum(self.made - row.enters for row in self.live)
         self.busy += tokens * self.times.recompute
         self.clock += tokens * self.times.recompute
@@ -266,7 +276,7 @@ class _Schedule:
         self.gate.advance()
         for engine in self.engines:
             engine.update(self.gate.step)
-        self.clock += self.times.publish
+        self.clock += self.times.update_weights
         return ages
 
 
@@ -296,7 +306,8 @@ def simulate_schedule(
     began = waited = busy = 0.0
     for step in range(steps):
         if step == skip:
-            began, waited = run.clock, run.waited
+            began = run.clock
+            waited = run.waited
             busy = sum(engine.busy for engine in run.engines)
         of_step = run.step()
         if step >= skip:
@@ -304,9 +315,9 @@ def simulate_schedule(
     counted = steps - skip
     seconds = (run.clock - began) / counted
     busy = (sum(engine.busy for engine in run.engines) - busy) / work.engines / counted
-    idle = max(0.0, 1 - (busy + times.publish) / seconds)
+    idle = max(0.0, 1 - (busy + times.update_weights) / seconds)
     wait = (run.waited - waited) / counted
-    paused = times.publish / seconds
+    paused = times.update_weights / seconds
     return ScheduleResult(depth, max_staleness, seconds, wait, idle, paused, dict(ages))
 
 # %% ../../nbs/plan/06_schedule.ipynb #c4ed7d6c
@@ -321,6 +332,16 @@ def mean_tokens(
     return response or MEAN_SHARE * config.sampling.max_response_tokens
 
 
+def _later_turns(
+    d: Dimensions, config: RunConfig, speeds: Speeds, length: float, response: float
+) -> float:
+    "Seconds to compute again what stands before later turns, for each token of a response"
+    if cache_holds_turns(d, config, capacity_of(config)):
+        return 0.0
+    images = most_image_tokens(d, config)
+    return turn_prefill_seconds(d, config, speeds, length, images) / response
+
+
 def schedule_times(
     config: RunConfig,  # split or colocated
     speeds: Speeds,  # of its devices
@@ -332,17 +353,18 @@ def schedule_times(
     seconds = {e.name: e.seconds for e in estimate(config, speeds, length)}
     token, row = token_seconds(d, config, speeds, length)
     train = ("ref_logprobs", "logprobs", "values", "critic_train", "actor_train")
-    publish = ("update_weights", "sleep", "wake_up")
+    updating = ("update_weights", "sleep", "wake_up")
     recompute = 0.0
     if config.rollout.kept_cache == "recompute":
         each = config.rollout.devices_per_engine
         operations = each * speeds.peak * speeds.utilization
         recompute = forward_flops(d, length) / operations
+    row += _later_turns(d, config, speeds, length, mean_tokens(config, response))
     return PhaseTimes(
         token,
         row,
         train=sum(seconds.get(name, 0.0) for name in train),
-        publish=sum(seconds.get(name, 0.0) for name in publish),
+        update_weights=sum(seconds.get(name, 0.0) for name in updating),
         recompute=recompute,
     )
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'TRAIN_PASSES', 'PIXELS_PER_TOKEN', 'UPDATE_BYTES', 'Speeds', 'speeds_of',
-           'forward_flops', 'Estimate', 'most_image_tokens', 'token_seconds', 'decode_seconds', 'host_update_seconds',
-           'estimate']
+           'forward_flops', 'Estimate', 'most_image_tokens', 'token_seconds', 'decode_seconds', 'later_turns',
+           'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds', 'estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 from dataclasses import dataclass
@@ -13,15 +13,21 @@ from dataclasses import dataclass
 from ..config import RunConfig
 from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
-from ..errors import ConfigError, nearest
-from ..npu.device import SOCS
+from ..npu.device import find_soc
 from cookbook_npu.plan.dimensions import (
     Dimensions,
     parameter_counts,
     parameters_per_rank,
     total_parameters,
 )
-from .memory import ELEMENT_BYTES, kv_bytes, model_of, trainer_state
+from cookbook_npu.plan.memory import (
+    ELEMENT_BYTES,
+    cache_tokens,
+    capacity_of,
+    kv_bytes,
+    model_of,
+    trainer_state,
+)
 
 # %% ../../nbs/plan/02_time.ipynb #0de4f34e
 @dataclass(frozen=True)
@@ -51,9 +57,7 @@ def speeds_of(
     soc: str = "Ascend910B1",  # device
 ) -> Speeds:
     "Speeds of a device; raises `ConfigError` with the nearest name"
-    if soc not in SOCS:
-        raise ConfigError(f"there is no device {soc!r}", nearest(soc, SOCS))
-    peak = SOCS[soc].cube_cores * CUBE_OPERATIONS * CLOCK_HZ
+    peak = find_soc(soc).cube_cores * CUBE_OPERATIONS * CLOCK_HZ
     return Speeds(peak, memory=0.8e12 if soc == "Ascend910B4" else 1.6e12)
 
 # %% ../../nbs/plan/02_time.ipynb #a5b7266c
@@ -144,6 +148,46 @@ def decode_seconds(
     rows = config.rollout_batch // config.num_engines
     return config.sampling.max_response_tokens * (step + rows * row)
 
+# %% ../../nbs/plan/02_time.ipynb #turns-co1
+def later_turns(
+    config: RunConfig,  # the run
+) -> int:  # 0 without an environment
+    "Turns of an episode that begin with what was said before"
+    return config.rollout.max_turns - 1 if config.rollout.environment else 0
+
+
+def cache_holds_turns(
+    d: Dimensions,  # the model
+    config: RunConfig,  # the run
+    capacity: int,  # memory of a device, bytes
+) -> bool:
+    "Whether an engine still has all earlier turns when a later one begins"
+    if config.rollout.engine != "vllm":
+        return False
+    longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    rows = config.rollout_batch // config.num_engines
+    return rows * longest <= cache_tokens(d, config, capacity)
+
+
+def turn_prefill_seconds(
+    d: Dimensions,  # the model
+    config: RunConfig,  # the run
+    speeds: Speeds,  # of its devices
+    length: float,  # mean tokens of a sequence
+    image_tokens: float = 0.0,  # of them, tokens that are images
+) -> float:  # 0 without later turns
+    "Seconds of an engine to compute what stands before the later turns of one sequence"
+    later = later_turns(config)
+    share = config.sampling.max_response_tokens
+    share /= config.data.max_prompt_tokens + share
+    response = share * length
+    # the k-th later turn begins behind k of the later + 1 parts of the response
+    tokens = later * (length - response) + response * later / 2
+    operations = tokens * forward_flops(d, length)
+    operations += later * image_tokens * d.vision_flops
+    each = config.rollout.devices_per_engine
+    return operations / (each * speeds.peak * speeds.utilization)
+
 # %% ../../nbs/plan/02_time.ipynb #c98dec7c
 UPDATE_BYTES = (
     28  # of one parameter: gradient, weight, two moments read, three of them written
@@ -166,11 +210,33 @@ def host_update_seconds(
     return steps * both
 
 # %% ../../nbs/plan/02_time.ipynb #4a94c305
+def _rollout(
+    d: Dimensions,
+    config: RunConfig,
+    speeds: Speeds,
+    length: float,
+    images: float,
+    capacity: int,
+) -> Estimate:
+    "Sampling, and what later turns read again"
+    decode = decode_seconds(d, config, speeds, length)
+    bound = "device memory and kernel launches"
+    later = later_turns(config)
+    if not later or cache_holds_turns(d, config, capacity):
+        return Estimate("rollout", decode, bound)
+    rows = config.rollout_batch // config.num_engines
+    again = rows * turn_prefill_seconds(d, config, speeds, length, images)
+    turns = "a later turn" if later == 1 else f"{later} later turns"
+    bound += f"; {again:.1f} s of it to compute again what stands before {turns}"
+    return Estimate("rollout", decode + again, bound)
+
+
 def estimate(
     config: RunConfig,  # the run
     speeds: Speeds | None = None,  # none: of a 910B1
     length: float | None = None,  # mean tokens of a sequence; none: the longest allowed
     image_tokens: float | None = None,  # of them, tokens that are images; none: at most
+    capacity: int | None = None,  # memory of a device, bytes; none: of a 910B1
 ) -> list[Estimate]:  # in the order of a step
     "Seconds of each phase of a step; those of trainer and engines overlap in a split run"
     d = model_of(config)
@@ -190,9 +256,9 @@ def estimate(
     # the tower is never recomputed
     train += tower * (1 if config.model.freeze_vision_tower else TRAIN_PASSES["none"])
     train += host_update_seconds(d, config, speeds)
-    decode = decode_seconds(d, config, speeds, length)
+    capacity = capacity_of(config) if capacity is None else capacity
     estimates = [
-        Estimate("rollout", decode, "device memory and kernel launches"),
+        _rollout(d, config, speeds, length, images, capacity),
         Estimate("wake_up", switch, "host link"),
         Estimate("ref_logprobs", one, "operations"),
         Estimate("logprobs", one, "operations"),

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'NOISE_BLOCK', 'plan_prefills', 'pad_left', 'prefill_mask', 'GrowingLayer', 'RowBatch', 'join_rows',
-           'ModelRunner', 'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class', 'end_token_ids',
-           'TransformersEngine']
+           'Qwen3LayerWeights', 'Qwen3DecodeStep', 'ModelRunner', 'RowSampler', 'BatchDecoder', 'DeviceWeights',
+           'model_class', 'end_token_ids', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -254,6 +255,134 @@ def _join_layers(parts: list[tuple[Any, Tensor]], width: int) -> Any:
                 getattr(first, states)[n] = torch.cat(found)
     return first
 
+# %% ../../nbs/rollout/01_transformers.ipynb #58fa0dea
+class Qwen3LayerWeights(NamedTuple):
+    "What one decoder layer of Qwen3 multiplies with"
+
+    input_norm: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    out: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        layer: Any,  # decoder layer of transformers
+    ) -> Self:
+        "The tensors of a layer; they stay those of the model when their values change"
+        attention = layer.self_attn
+        return cls(
+            layer.input_layernorm.weight,
+            attention.q_proj.weight,
+            attention.k_proj.weight,
+            attention.v_proj.weight,
+            attention.q_norm.weight,
+            attention.k_norm.weight,
+            attention.o_proj.weight,
+            layer.post_attention_layernorm.weight,
+            layer.mlp.gate_proj.weight,
+            layer.mlp.up_proj.weight,
+            layer.mlp.down_proj.weight,
+        )
+
+
+class Qwen3DecodeStep:
+    "One new token for each row of a Qwen3 model, computed from its weights"
+
+    def __init__(
+        self,
+        net: Any,  # transformers model
+    ):
+        text = getattr(net.model, "language_model", net.model)
+        self.embed = text.embed_tokens.weight
+        self.rotary = text.rotary_emb
+        self.layers = [Qwen3LayerWeights.of(layer) for layer in text.layers]
+        self.norm = text.norm.weight
+        self.head = net.lm_head.weight
+        self.heads = text.config.num_attention_heads
+        self.kv_heads = text.config.num_key_value_heads
+        self.head_dim = text.config.head_dim
+        self.eps = text.config.rms_norm_eps
+
+    @staticmethod
+    def knows(
+        net: Any,  # transformers model
+    ) -> bool:
+        "Whether a model has these formulas, in float32"
+        text = net.config.get_text_config()
+        return (
+            net.config.model_type in ("qwen3", "qwen3_vl")
+            and net.dtype == torch.float32
+            and _layer_types(text) == {"full_attention"}
+            and text.hidden_act == "silu"
+            and not text.attention_bias
+        )
+
+    def __call__(
+        self,
+        cache: DynamicCache,  # of the rows; gets one more column
+        token_B: Tensor,  # the token that each row sampled last
+        positions_B1: Tensor,  # its position
+        mask: Tensor | None,  # [B, 1, 1, T] bool, columns that a row attends to; none: all
+    ) -> Tensor:  # [B, V] logits of the next tokens
+        "Run one token of each row"
+        # E: hidden size, H: query heads, K: key heads, D: head dimension
+        x_BE = F.embedding(token_B, self.embed)
+        rotation = self._rotation(x_BE, positions_B1)
+        for weights, kept in zip(self.layers, cache.layers, strict=True):
+            normed_BE = self._normed(x_BE, weights.input_norm)
+            x_BE = x_BE + self._attention(weights, kept, normed_BE, rotation, mask)
+            normed_BE = self._normed(x_BE, weights.mlp_norm)
+            gate = F.silu(F.linear(normed_BE, weights.gate))
+            x_BE = x_BE + F.linear(gate * F.linear(normed_BE, weights.up), weights.down)
+        return F.linear(self._normed(x_BE, self.norm), self.head)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+    def _rotation(self, x_BE: Tensor, positions_B1: Tensor) -> tuple[Tensor, Tensor]:
+        "[B, 1, D] cosine, and sine with the signs of the half that it is multiplied with"
+        cos_B1D, sin_B1D = self.rotary(x_BE, positions_B1)
+        first, second = sin_B1D.chunk(2, -1)
+        return cos_B1D, torch.cat((-first, second), -1)
+
+    def _attention(
+        self,
+        weights: Qwen3LayerWeights,
+        kept: Any,
+        x_BE: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor:  # [B, E]
+        B = len(x_BE)
+        q_BHD = F.linear(x_BE, weights.q).view(B, self.heads, self.head_dim)
+        k_BKD = F.linear(x_BE, weights.k).view(B, self.kv_heads, self.head_dim)
+        v_BK1D = F.linear(x_BE, weights.v).view(B, self.kv_heads, 1, self.head_dim)
+        normed = (self._normed(q_BHD, weights.q_norm), self._normed(k_BKD, weights.k_norm))
+        both = _rotated(torch.cat(normed, 1), *rotation)
+        q_BHD, k_BKD = both.split((self.heads, self.kv_heads), 1)
+        keys, values = kept.update(k_BKD[:, :, None], v_BK1D)
+        # heads that share a key head side by side, like queries of a longer sequence
+        q = q_BHD.view(B, self.kv_heads, -1, self.head_dim)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        return F.linear(out.reshape(B, -1), weights.out)
+
+
+def _rotated(x_BHD: Tensor, cos_B1D: Tensor, sin_B1D: Tensor) -> Tensor:
+    "Rotary position embedding; the sine has its signs"
+    return x_BHD * cos_B1D + x_BHD.roll(x_BHD.shape[-1] // 2, -1) * sin_B1D
+
+
+def _layer_types(text_config: Any) -> set[str]:
+    return set(getattr(text_config, "layer_types", None) or ["full_attention"])
+
 # %% ../../nbs/rollout/01_transformers.ipynb #85e41a21
 class ModelRunner:
     "Runs new tokens of rows, and gives the logits of the next one"
@@ -265,6 +394,9 @@ class ModelRunner:
     ):
         self.net = net
         self.device = device
+        self.decode_step: Qwen3DecodeStep | None = None
+        if Qwen3DecodeStep.knows(net):
+            self.decode_step = Qwen3DecodeStep(net)
 
     def prefill(
         self,
@@ -329,9 +461,13 @@ class ModelRunner:
             mask = (column_T >= rows.pads_B[:, None])[:, None, None]
         # Text goes on at one position in all three dimensions.
         positions_B1 = (column_T[-1] + rows.offsets_B)[:, None]
-        logits_BV = self._forward(
-            rows.cache, token_B[:, None], mask, position_ids=positions_B1
-        )
+        if self.decode_step is None:
+            logits_BV = self._forward(
+                rows.cache, token_B[:, None], mask, position_ids=positions_B1
+            )
+        else:
+            report_progress(f"{len(token_B)} rows, 1 new token each")
+            logits_BV = self.decode_step(rows.cache, token_B, positions_B1, mask)
         rows.width += 1
         return logits_BV
 
@@ -691,10 +827,6 @@ def end_token_ids(
     elif isinstance(eos, int):
         eos = [eos]
     return frozenset(eos) | frozenset(extra)
-
-
-def _layer_types(text_config: Any) -> set[str]:
-    return set(getattr(text_config, "layer_types", None) or ["full_attention"])
 
 # %% ../../nbs/rollout/01_transformers.ipynb #6a066e7c
 class TransformersEngine(Engine):

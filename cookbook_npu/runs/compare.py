@@ -30,6 +30,7 @@ from cookbook_npu.runs.metrics import (
     metric_points,
 )
 from .plots import PANELS, Panel, matching_metrics, plot_curves, to_svg
+from .report import NO_NUMBERS
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
 RuleKind = Literal["bitwise", "band", "ratio", "ignored"]
@@ -204,7 +205,8 @@ def _judge_ratio(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
         return ""
     if not old or not new:
         return f"{format_number(old)} and {format_number(new)} in the median"
-    ratio, limit = new / old, rule.limit
+    ratio = new / old
+    limit = rule.limit
     if m.metric.startswith(TIME_PREFIX):
         if min(len(before), len(after)) < _JUDGED_STEPS:
             return ""
@@ -296,7 +298,6 @@ def compare_metrics(
     return found
 
 # %% ../../nbs/runs/10_compare.ipynb #5fd6fb66
-_NO_NUMBERS = ("output.", "faults.", "train.save_", "train.keep_", "train.export_hf")
 Difference = tuple[str, Any, Any]  # what, in A, in B
 
 
@@ -334,7 +335,7 @@ def config_differences(
     before, after = dict(a.flat()), dict(b.flat())
     found = []
     for key in dict.fromkeys([*before, *after]):
-        if not key.startswith(_NO_NUMBERS) and before.get(key) != after.get(key):
+        if not key.startswith(NO_NUMBERS) and before.get(key) != after.get(key):
             found.append((key, before.get(key), after.get(key)))
     return found
 
@@ -387,7 +388,8 @@ def complete_run(
 ) -> tuple[RunFolder, RunConfig, dict[str, list[Any]]]:
     "Open a run that reached its end; raises `DataError` saying how many steps another has"
     run = RunFolder.open(path)
-    config, metrics = run.config(), load_metrics(run.path)
+    config = run.config()
+    metrics = load_metrics(run.path)
     rows = zip(*metrics.values(), strict=True)
     steps = sum(is_step(dict(zip(metrics, row, strict=True))) for row in rows)
     if steps < config.num_steps:
@@ -503,7 +505,8 @@ def _together(a: MetricColumns, b: MetricColumns) -> dict[str, list[Any]]:
 
 def _figures(a: MetricColumns, b: MetricColumns) -> list[str]:
     "One figure for each curve of the reports, with both runs in it, as SVG"
-    figures, both = [], _together(a, b)
+    figures = []
+    both = _together(a, b)
     for panel in PANELS:
         for name in matching_metrics(a, panel.metrics):
             drawn = Panel(name, (f"A {name}", f"B {name}"), panel.log)

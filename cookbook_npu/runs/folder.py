@@ -41,6 +41,7 @@ from cookbook_npu.errors import (
     StorageError,
     parse_json,
 )
+from ..parameters import settings_record
 
 # %% ../../nbs/runs/00_folder.ipynb #eaaa620b
 @contextmanager
@@ -578,6 +579,7 @@ RUN_FILES = (
     "config.json",
     "run.json",
     "stack.json",
+    "settings.json",
     "metrics.jsonl",
     "events.jsonl",
     "spans.jsonl",
@@ -728,6 +730,11 @@ class RunFolder:
         return self.path / "stack.json"
 
     @property
+    def settings_file(self) -> Path:
+        "Settings that are no default, and where each came from"
+        return self.path / "settings.json"
+
+    @property
     def metrics_file(self) -> Path:
         "One line a step"
         return self.path / "metrics.jsonl"
@@ -807,6 +814,28 @@ class RunFolder:
             kind = type(content).__name__
             raise DataError(f"{self.stack_file} is a JSON {kind}", "Restore the file.")
         return content
+
+    def settings(self) -> list[dict[str, Any]]:  # key, value, source; empty: not recorded
+        "Content of settings.json"
+        try:
+            content = read_json(self.settings_file, self.path.parent)
+        except MissingError:
+            return []
+        rows = content if isinstance(content, list) else [None]
+        if not all(
+            isinstance(row, dict) and {"key", "source"} <= row.keys() for row in rows
+        ):
+            raise DataError(f"{self.settings_file} is no list of settings", "Remove it.")
+        return rows
+
+    def save_settings(
+        self,
+        config: RunConfig,  # of the run as it goes on
+    ) -> None:
+        "Write settings.json; a resumed run keeps where its settings came from"
+        self._check_writable()
+        record = settings_record(config, earlier=self.settings())
+        write_json(self.settings_file, record, self.path.parent)
 
     def save_stack(
         self,

@@ -86,6 +86,7 @@ def progress_bar(
 
 # %% ../../nbs/runs/03_live.ipynb #64cbdd46
 _DRAWING_SHARE = 20  # draw at most one part in so many of the time
+_LONGEST_PAUSE_S = 8.0  # but this often, also where drawing is slow
 _STATUS_METRICS = ("raw_reward", "eval_accuracy")  # newest values, beside the bar
 
 
@@ -123,8 +124,9 @@ class NotebookView:
         self.panels = panels
         self.clock = clock
         self.records = list(history)
-        self.before = self._done()  # steps done before this session
+        self.before = self._done()  # steps done when the time began to count
         self.began = clock()
+        self.counting = False  # whether a record of this session has come
         self.due = 0.0  # when the curves may be drawn again
         self.notes: Sequence[str] = ()  # what goes on in the step under way
         self.bar = show(_Html(progress_bar(self.before, steps, 0.0, before=self.before)))
@@ -136,6 +138,11 @@ class NotebookView:
     ) -> None:
         "Take one step; the bar moves at once, the curves when they are due"
         self.records.append(record)
+        if not self.counting:
+            # start-up, and the first step with its warm caches, say nothing of the others
+            self.counting = True
+            self.began = self.clock()
+            self.before = self._done()
         self.show_notes(())
         if self.clock() >= self.due:
             self._draw()
@@ -188,7 +195,7 @@ class NotebookView:
         began = self.clock()
         self.figure.update(plot_curves(to_columns(self.records), self.panels))
         ended = self.clock()
-        self.due = ended + _DRAWING_SHARE * (ended - began)
+        self.due = ended + min(_LONGEST_PAUSE_S, _DRAWING_SHARE * (ended - began))
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def _enable_figures() -> None:

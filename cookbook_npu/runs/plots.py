@@ -268,10 +268,7 @@ def plot_phase_bars(
 # %% ../../nbs/runs/02_plots.ipynb #3773f287
 TIMELINE_COLOURS = {
     **PHASE_COLOURS,
-    "collect": COLOURS[0],
     "eval": f"{COLOURS[0]}80",  # sampling, too
-    "train": COLOURS[2],
-    "publish": COLOURS[1],
     "save": f"{COLOURS[2]}80",
     "paused": f"{_GREY}80",
 }

@@ -177,7 +177,8 @@ def newest_steps(
     clipped = []
     for span in spans:
         if span.end > begin and span.start < end:
-            start, stop = max(span.start, begin), min(span.end, end)
+            start = max(span.start, begin)
+            stop = min(span.end, end)
             clipped.append(replace(span, start=start, end=stop))
     return clipped
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.sample import Sample
 from ..errors import MissingError, RoleError, WeightUpdateError
-from ..stop import RunStopped, StopRequest, how_to_go_on
+from ..stop import StopRequest
 from .async_rollout import AsyncRollout
 from .batch import Batch, rollout_metrics
 from .checkpointing import due
@@ -41,7 +41,7 @@ class AsyncWeightSync(WeightSync):
         self.broadcast = WeightBroadcast(state)
         self.loading: Future[None] | None = None  # engines read what the trainer wrote
 
-    def publish(
+    def start_update(
         self,
         evaluate: int
         | None = None,  # steps done, to evaluate these weights; none: no evaluation
@@ -232,10 +232,7 @@ class AsyncDriver(Driver):
             self.checkpoints.begin(step)
             self.checkpoints.finish()
             state.version += 1
-        state.start_step = step
-        state.folder.event("stopped", step=step)
-        going_on = how_to_go_on(state.folder.path)
-        raise RunStopped(f"stopped at step {step} of {state.config.num_steps}; {going_on}")
+        state.stop_before(step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         "Part of the step"
@@ -266,7 +263,7 @@ class AsyncDriver(Driver):
                 self.checkpoints.begin(step + 1)
         every = config.rollout.eval_every
         evaluates = bool(every) and due(every, step, config.num_steps)
-        self.weights.publish(step + 1 if evaluates else None)
+        self.weights.start_update(step + 1 if evaluates else None)
         last = step + 1 == config.num_steps
         if last or config.rollout.max_staleness == 0:
             evaluation |= self.rollout.end_evaluation(resend)

@@ -275,6 +275,9 @@ def check_hub(
     return api
 
 
+_LONGEST_REASON = 400  # characters
+
+
 def push_folder(
     api: Any,  # from `check_hub`
     folder: Path,  # an export
@@ -289,9 +292,10 @@ def push_folder(
             api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
         )
     except Exception as error:
-        # every HTTP library has errors of its own
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        # every HTTP library has errors of its own, some of several lines
+        told = " ".join(str(error).split()) or type(error).__name__
         raise StorageError(
-            f"{folder} was written, but not pushed to {repo}: {told}",
-            f"Push it again: hf upload {repo} {folder}",
+            f"{folder} was written, but not pushed to {repo}: {told[:_LONGEST_REASON]}",
+            f"Push it again: hf upload {repo} {folder} "
+            "(a hub without Xet storage wants HF_HUB_DISABLE_XET=1)",
         ) from error

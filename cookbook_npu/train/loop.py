@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import load_metrics
-from ..stop import RunStopped, StopRequest, how_to_go_on
+from ..stop import StopRequest
 from .batch import rollout_metrics
 from .checkpointing import CheckpointManager, due
 from .recovery import Recovery
@@ -47,16 +47,9 @@ class Driver:
         checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
     ) -> None:
         "Bring the first weights to the engines, also when a worker is lost on the way"
-        try:
-            seconds = self.recovery.resume(checkpoint)
-        except RoleError as error:
-            self.recovery.recover(error)  # its event says where the run goes on
-        else:
-            if checkpoint is not None:
-                self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        self.recovery.start(checkpoint)
         if checkpoint is not None:
             self.logprob_alarm.recall(load_metrics(self.state.folder.path))
-        self.state.tracker.spans.take()  # this weight update belongs to no step
 
     def steps(self) -> Iterator[dict[str, Any]]:  # one row of metrics for each step
         "All steps that are left, also when the trainer is lost on the way; raises `RunStopped` when asked to"
@@ -107,13 +100,9 @@ class Driver:
 
     def _stop_before(self, step: int) -> NoReturn:
         "End the run in order, with a checkpoint of the steps done"
-        state = self.state
         if step > 0:
             self.recovery.save_between_steps(step)
-        state.start_step = step
-        state.folder.event("stopped", step=step)
-        going_on = how_to_go_on(state.folder.path)
-        raise RunStopped(f"stopped at step {step} of {state.config.num_steps}; {going_on}")
+        self.state.stop_before(step)
 
     def _logged_step(self, step: int) -> dict[str, Any]:
         "A step, the evaluation after it, and its record"

@@ -69,6 +69,20 @@ class Recovery:
         faults = state.config.faults
         self.policy = RestartPolicy(faults.on_failure, faults.max_restarts)
 
+    def start(
+        self,
+        checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
+    ) -> None:
+        "Bring the first weights to the engines, also when a worker is lost on the way"
+        try:
+            seconds = self.resume(checkpoint)
+        except RoleError as error:
+            self.recover(error)  # its event says where the run goes on
+        else:
+            if checkpoint is not None:
+                self.state.folder.event("resumed", step=checkpoint.step, seconds=seconds)
+        self.state.tracker.spans.take()  # this weight update belongs to no step
+
     def retry(
         self,
         work: Callable[[], _T],  # needs all engines

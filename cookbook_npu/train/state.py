@@ -8,7 +8,7 @@ __all__ = ['DriverState']
 # %% ../../nbs/train/05_state.ipynb #ab60c2d1
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig
@@ -19,6 +19,7 @@ from ..errors import StorageError
 from ..rollout.episodes import EpisodeRunner
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
+from ..stop import RunStopped, how_to_go_on
 from .rollout_worker import Engines
 from .workers import Workers
 
@@ -72,3 +73,13 @@ class DriverState:
         self.rewards.labels.load_state(saved["labels"])
         self.version = saved["version"]
         self.start_step = step
+
+    def stop_before(
+        self,
+        step: int,  # that is not begun
+    ) -> NoReturn:
+        "The run ends in order: an event, and `RunStopped`, which says how to go on"
+        self.start_step = step
+        self.folder.event("stopped", step=step)
+        going_on = how_to_go_on(self.folder.path)
+        raise RunStopped(f"stopped at step {step} of {self.config.num_steps}; {going_on}")

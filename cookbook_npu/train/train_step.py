@@ -91,8 +91,10 @@ class ZeroAdvantageAlarm:
 # %% ../../nbs/train/07_train_step.ipynb #9c55baef
 def value_metrics(
     batch: Batch,  # values and returns filled
-) -> dict[str, float]:  # critic/explained_variance, critic/value_mean, critic/return_mean
-    "How well the critic knew the returns of the tokens that carry loss; equal returns explain nothing"
+) -> dict[str, float]:  # critic/explained_variance, value_mean, value_std, return_mean
+    """How well the critic knew the returns of the tokens that carry loss; equal returns explain nothing
+
+    A critic that gives every token the same value has a `critic/value_std` of 0."""
     value_T = torch.from_numpy(np.concatenate(batch.values))
     return_T = torch.from_numpy(np.concatenate(batch.returns))
     mask_T = torch.from_numpy(np.concatenate(batch.loss_weights)) != 0
@@ -100,6 +102,7 @@ def value_metrics(
         return {}
     metrics = {
         "critic/value_mean": float(value_T[mask_T].double().mean()),
+        "critic/value_std": float(value_T[mask_T].double().std(correction=0)),
         "critic/return_mean": float(return_T[mask_T].double().mean()),
     }
     explained = explained_variance(value_T, return_T, mask_T)

@@ -39,6 +39,7 @@ from cookbook_npu.data.tasks import (
 )
 from ..data.turns import TurnFormat
 from ..errors import ConfigError
+from ..heartbeat import report_progress
 from ..model.tiny import build_tiny, check_tiny, head_class, save_model
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
@@ -254,7 +255,8 @@ class CalculatorDemonstrations:
         ids, labels = self._with_turn(ids, labels, call)
         told = self.calculator.step(call).messages
         observation = self.format.observation_ids(told, self.end)
-        ids, labels = ids + observation, labels + [IGNORE] * len(observation)
+        ids = ids + observation
+        labels = labels + [IGNORE] * len(observation)
         return self._with_turn(ids, labels, calculate(said) or "?")
 
     def _with_turn(
@@ -314,7 +316,8 @@ class Geo3kDemonstrations:
                 self.environment.step(call).messages, self.end
             )
             own = [*self.format.ids(call), self.end]
-            ids, labels = ids + own + told, labels + own + [IGNORE] * len(told)
+            ids = ids + own + told
+            labels = labels + own + [IGNORE] * len(told)
             # the oracle's answer is tried again; a calculator's result is copied
             said = str(prompt.label) if oracle else calculate(said) or "?"
         own = [*self.format.ids(said), self.end]
@@ -372,7 +375,9 @@ def train_supervised(
     "Both stages, with AdamW; prints the loss of every hundredth step"
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     loss = torch.tensor(float("nan"))
-    for step in range(warm.steps + warm.noisy_steps):
+    total = warm.steps + warm.noisy_steps
+    for step in range(total):
+        report_progress(f"warm start {step}/{total}")
         for group in optimizer.param_groups:
             group["lr"] = warm_learning_rate(step, warm)
         batch = next(clean if step < warm.steps else noisy)
@@ -382,7 +387,7 @@ def train_supervised(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 99:
-            print(f"warm start {step + 1}/{warm.steps} loss {loss.item():.3f}", flush=True)
+            print(f"warm start {step + 1}/{total} loss {loss.item():.3f}", flush=True)
     return loss.item()
 
 # %% ../../nbs/train/14_warm_start.ipynb #ad960fb8

@@ -12,6 +12,7 @@ nothing of cores that all roles share, so on a laptop it promises too much.
 """
 
 import argparse
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +40,7 @@ def steps_per_second(mode: str, root: str, name: str, args: argparse.Namespace) 
         "rollout.simulated_latency": args.latency,
         "train.save_every": 0,
         "warm_start.steps": args.warm_start,
+        **json.loads(args.overrides),
         **MODES[mode],
     }
     config = qwen3_5_9b_async(
@@ -70,6 +72,9 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.5, help="of a decode step, s")
     parser.add_argument("--prompts", type=int, default=32, help="of a step")
     parser.add_argument("--warm-start", type=int, default=250, help="supervised steps")
+    parser.add_argument(
+        "--overrides", default="{}", help="JSON, e.g. of sampling.max_response_tokens"
+    )
     args = parser.parse_args()
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as root:

@@ -3,6 +3,7 @@ Run by hand:
 
     pip install trl==1.16.0
     python tests/benchmarks/grpo_step.py [--sizes S M] [--repeats 7] [--steps 10]
+    python tests/benchmarks/grpo_step.py --device cuda --sizes 0.6B    # both sides on a GPU
 
 Both sides start from the same Hugging Face folder (a tiny random Qwen3), in float32, on one thread, and
 take the same step: the same prompts, 4 x 8 responses of a fixed number of tokens (no end token),
@@ -23,8 +24,8 @@ theirs. No timing is taken otherwise.
 
 Then both run in turns, each time in a fresh process. Printed: the median step of each side over the
 medians of all repeats, its spread over repeats, by processor time (the figure to trust on a busy
-machine) and by the clock; the ratio TRL / ours (above 1: ours is faster), also of each pair of
-neighbours; phases; start to first step done; peak memory.
+machine; on a GPU it is the clock) and by the clock; the ratio TRL / ours (above 1: ours is faster), also of
+each pair of neighbours; phases; start to first step done; peak memory.
 """
 
 import argparse
@@ -45,6 +46,21 @@ PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
 SIZES = {
     "S": {"layers": 2, "hidden": 64, "tokens": 32},
     "M": {"layers": 4, "hidden": 256, "tokens": 128},
+    # 15 million weights
+    "L256": {"layers": 8, "hidden": 384, "tokens": 256},
+    "L1024": {"layers": 8, "hidden": 384, "tokens": 1024},
+    # the shapes of Qwen3-0.6B, for --device cuda
+    "0.6B": {
+        "layers": 28,
+        "hidden": 1024,
+        "tokens": 256,
+        "config": {
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+    },
 }
 # what the gate lets pass: a relative difference, or a multiple of float32's own
 GRADIENT = 1e-6
@@ -141,8 +157,11 @@ def start_ours(task: Task) -> Any:
         "optim.beta2": 0.999,
         "train.micro_batch_tokens": PROMPTS * SAMPLES * longest,
         "output.save_samples": False,
+        # trainer and engine share a process
+        "rollout.engine": "transformers",
     }
     config = qwen3_4b_colocate(
+        scale="cuda" if task["device"] == "cuda" else "laptop",
         model=task["folder"],
         prompts_per_step=PROMPTS,
         samples_per_prompt=SAMPLES,
@@ -269,7 +288,7 @@ def start_trl(task: Task, steps: int) -> Any:
         weight_decay=0.0,
         max_grad_norm=1.0,
         bf16=False,
-        use_cpu=True,
+        use_cpu=task["device"] != "cuda",
         gradient_checkpointing=False,
         generation_kwargs={"eos_token_id": None},
         report_to="none",
@@ -367,11 +386,9 @@ def in_process(name: str, task: Task, folder: Path) -> dict[str, Any]:
     import torch
 
     (folder / "task.json").write_text(json.dumps(task))
-    ours = (
-        {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"}
-        if name.endswith("ours")
-        else {}
-    )
+    ours = {}
+    if name.endswith("ours") and task["device"] == "npu":
+        ours = {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "1"}
     env = {
         k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")
     } | ours
@@ -490,7 +507,7 @@ def show(runs: dict[str, list[dict[str, Any]]]) -> None:
         )
 
 
-def build(size: str, folder: Path) -> Path:
+def build(size: dict[str, Any], folder: Path) -> Path:
     "The tiny model without an end token, and without the padding token: transformers does not train that"
     from transformers.utils import logging
 
@@ -499,15 +516,17 @@ def build(size: str, folder: Path) -> Path:
     from cookbook_npu.model.tiny import hf_config, random_model
 
     logging.disable_progress_bar()
-    s, tokenizer = SIZES[size], build_tokenizer()
+    tokenizer = build_tokenizer()
     tiny = TinyConfig(
-        hidden_size=s["hidden"],
-        num_layers=s["layers"],
-        ffn_size=3 * s["hidden"],
+        hidden_size=size["hidden"],
+        num_layers=size["layers"],
+        ffn_size=3 * size["hidden"],
         init_std=0.1,
     )
     config = hf_config(tiny, tokenizer)
     config.eos_token_id = config.pad_token_id = None
+    for name, value in size.get("config", {}).items():
+        setattr(config, name, value)
     random_model(config, 0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -516,10 +535,11 @@ def build(size: str, folder: Path) -> Path:
 def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
     s, steps = SIZES[size], args.warm + args.steps
     task = {
-        "folder": str(build(size, folder / f"model_{size}")),
+        "folder": str(build(s, folder / f"model_{size}")),
         "output": str(folder / "trl"),
         "tokens": s["tokens"],
         "steps": steps,
+        "device": args.device,
         "prompts": [
             f"{37 * i % 113}+{53 * i % 97}=" for i in range(1, PROMPTS * steps + 1)
         ],
@@ -559,6 +579,12 @@ def main() -> None:
     parser.add_argument(
         "--warm", type=int, default=3, help="steps before them, not counted (default: 3)"
     )
+    parser.add_argument(
+        "--device",
+        choices=["npu", "cuda"],
+        default="npu",
+        help="npu: ours on the simulated NPU, TRL on the CPU; cuda: both on a GPU",
+    )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -573,13 +599,18 @@ def main() -> None:
         sys.exit(
             f"{found}: this comparison is written for trl {TRL}. pip install trl=={TRL}"
         )
+    places = "ours: simulated NPU (one device, TP 1); TRL: CPU"
+    if args.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit("--device cuda, and this machine has no GPU that torch can use")
+        places = f"both on {torch.cuda.get_device_name()} (TP 1)"
     versions = ", ".join(
         f"{name} {installed[name]}"
         for name in ("torch", "transformers", "megatron-core", "trl")
     )
-    print(
-        f"ours: simulated NPU (one device, TP 1); TRL: CPU. Float32, one thread. {versions}"
-    )
+    print(f"{places}. Float32, one thread. {versions}")
     with tempfile.TemporaryDirectory() as folder:
         for size in args.sizes:
             compare(size, args, Path(folder))

@@ -28,6 +28,10 @@ SMALL = {  # arguments, and where the measured number stands
         "--repeats 1 --steps 1 --warm 1",
         f"processor time TRL / ours {NUMBER}",
     ),
+    "long_responses": (
+        "--tokens 8 --layers 1 --hidden 64 --prompts 1 --samples 2 --rounds 1",
+        rf"training +thd +{NUMBER} tokens/s",
+    ),
     "ppo_learning": (
         "--steps 2 --last 1 --prompts 4 --warm-start 5",
         f"took {NUMBER} s",

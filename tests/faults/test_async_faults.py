@@ -19,6 +19,7 @@ from whole_runs import (
     learned,
     rows,
     run,
+    tell,
     wait_for,
     weights,
 )
@@ -134,6 +135,25 @@ def test_responses_go_on_under_new_weights(tmp_path):
     assert any(len(set(own)) > 1 for own in versions), "no response met an update"
     assert all(own == sorted(own) for own in versions)
     assert any(row["async/continued_groups"] > 0 for row in rows(folder)[1:])
+
+
+@pytest.mark.timeout(900)
+def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
+    """The cluster is full at first, and says so; the machine that joins gets the third engine and its weights
+    by a broadcast, and what is learned is the same as without it"""
+    config = configure(tmp_path, "run", **SYNCHRONOUS)
+    found = tell("two_nodes_grow.py", str(config), "2")
+    assert "1 more NPU are wanted, the cluster has 0 free ones" in found["refused"]
+    *first, joined = found["nodes"]
+    assert len(first) == 4 and len(set(first)) == 1 and joined != first[0], found["nodes"]
+    folder = tmp_path / "run"
+    (added,) = events(folder, "engine_added")
+    assert added["engines"] == [2]
+    groups_made = [event["members"] for event in events(folder, "broadcast_group")]
+    assert groups_made == [["trainer", "rollout2"]], groups_made
+    own = [span for span in load_spans(folder) if span.role == "engine 2"]
+    assert own[-1].version == STEPS, "the added engine does not sample"
+    check_equal(folder, undisturbed, apart_from=ROUNDING)
 
 
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):

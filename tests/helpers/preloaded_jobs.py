@@ -28,6 +28,8 @@ WORKER += [*FOR_RAY, "cookbook_npu.cluster.worker_group", "preloaded_jobs"]
 DRIVER = ["torch", *QWEN, *FOR_RAY, "cookbook_npu.train.session", "run_driver"]
 KERNEL = ["ipykernel.kernelapp", "torch", *QWEN, *FOR_RAY, "matplotlib.figure"]
 KERNEL += ["cookbook_npu.train.session", "preloaded_jobs"]
+# What building any model of a trainer imports: ranks of all tests that ask for these have one server
+TRAINER_RANK = ["mcore_bridge", "transformers.models.auto", "transformers.generation.utils"]
 # Ray's own processes beside a raylet
 AGENT = ["asyncio", "aiohttp.web", *FOR_RAY, "preloaded_jobs"]
 # the other side of a comparison; our package first, as there

@@ -36,12 +36,17 @@ TRAINER = [
 WARM_UPS = {
     "data/tasks": TRANSFORMERS,
     "model/tiny": TRANSFORMERS,
+    "model/delta_net": TRAINER,
     "model/megatron": TRAINER,
     "model/logprobs": TRAINER,
     "model/optimizer": TRAINER,
+    "model/packing": TRAINER,
+    "model/value_head": TRAINER,
+    "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
     "testing/conformance": DEVICE,
     "train/chat": DEVICE,
+    "train/critic": TRAINER,
     "train/evaluate": DEVICE,
     "train/export": TRANSFORMERS,
     "train/rollout_worker": DEVICE,
@@ -61,6 +66,10 @@ def warm_up_of(notebook: str) -> list[str]:
     return WARM_UPS.get(plain(notebook), LIGHT if light else TORCH)
 
 
+# those of a server one after another: it ends when nobody has used it for some minutes
+IN_ORDER = sorted(NOTEBOOKS, key=lambda notebook: (warm_up_of(notebook), notebook))
+
+
 def environment(warm_up: list[str]) -> dict[str, str]:
     "Variables of this process without those that Ray's import set, with a path to package and helpers"
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -78,7 +87,7 @@ def test_the_table_names_notebooks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
+@pytest.mark.parametrize("notebook", IN_ORDER)
 def test_notebook(notebook):
     warm_up = warm_up_of(notebook)
     job = {"notebook": str(ROOT / "nbs" / notebook)}

@@ -6,7 +6,9 @@ import export_jobs
 import pytest
 import torch
 from export_jobs import IDS, STEP
+from preloaded_jobs import TRAINER_RANK
 from typer.testing import CliRunner
+from whole_runs import preloaded
 
 from cookbook_npu.cli import app
 from cookbook_npu.config import TinyConfig
@@ -18,7 +20,6 @@ from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")
-PRELOAD = ("mcore_bridge", "transformers.models.auto", "transformers.generation.utils")
 SHAPE = {"hidden_size": 64, "num_layers": 2, "ffn_size": 128, "init_std": 0.1}
 TOLERANCE = 1e-6  # of the largest logit: TP 2 adds in another order
 
@@ -46,7 +47,7 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
         kwargs={"runs": runs},
         bootstrap="trainer",
         timeout=600,
-        preload=PRELOAD,
+        preload=TRAINER_RANK,
     )[0]
     return {
         family: (root / family, own) for family, own in zip(FAMILIES, logits, strict=True)
@@ -79,8 +80,10 @@ def test_plain_transformers_computes_what_the_trainer_does(trained, family, tmp_
     assert difference(run.parent / f"first_{family}", logits) > 1e-2
 
 
-def test_a_state_without_an_export_is_converted(trained, tmp_path):
+def test_a_state_without_an_export_is_converted(trained, tmp_path, monkeypatch):
     "As a run with train.export_hf off leaves it: TP 2 is read by one device"
+    for name, value in preloaded().items():  # Ray's processes are forks of servers
+        monkeypatch.setenv(name, value)
     run, logits = trained["qwen3_5"]
     words = ["export", str(run), "--step", str(STEP - 1), "--to", str(tmp_path / "hf")]
     out = CliRunner().invoke(app, words)

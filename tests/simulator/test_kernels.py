@@ -12,6 +12,7 @@ import tempfile
 import pytest
 from kernel_checks import check_kernels, check_same
 from places import HELPERS, ROOT
+from preloaded_jobs import TRAINER_RANK
 from test_model_equality import tokenizer
 
 from cookbook_npu.config import TinyConfig
@@ -38,7 +39,10 @@ def run(adaptor: str, fused: bool = True, recompute: str = "none") -> dict:
         paths.insert(0, str(SKETCH))
     env = {"COOKBOOK_ADAPTOR": adaptor, "PYTHONPATH": os.pathsep.join(paths)}
     kwargs = dict(folder=folder(), fused=fused, recompute=recompute)
-    return run_ranks(TARGET, 1, kwargs, env=env, bootstrap="trainer", timeout=300)[0]
+    (found,) = run_ranks(
+        TARGET, 1, kwargs, env=env, bootstrap="trainer", timeout=300, preload=TRAINER_RANK
+    )
+    return found
 
 
 def test_every_norm_gate_and_attention_is_fused_and_nothing_comes_back():

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from preloaded_jobs import TRAINER_RANK
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -19,12 +20,6 @@ from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-# what building the models imports
-PRELOAD = [
-    "mcore_bridge",
-    "transformers.models.auto",
-    "transformers.models.qwen3.modeling_qwen3",
-]
 # transformers 4, of the 910B stack with vllm-ascend 0.18.0, has no Qwen3.5 (make test-stacks)
 NEWER = ("qwen3_5",) if int(version("transformers").split(".")[0]) >= 5 else ()
 FAMILIES = ("qwen3", "qwen3_vl", *NEWER)
@@ -348,7 +343,7 @@ def results(tmp_path_factory) -> list[dict]:
         {"root": str(root)},
         timeout=300,
         bootstrap="trainer",
-        preload=PRELOAD,
+        preload=TRAINER_RANK,
     )
 
 

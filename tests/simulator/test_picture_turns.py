@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from preloaded_jobs import TRAINER_RANK
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.environments import Environment, Observation, find_environment
@@ -23,11 +24,6 @@ from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-PRELOAD = [
-    "mcore_bridge",
-    "transformers.models.auto",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl",
-]
 TOLERANCE = 1e-5
 SIZES = ((64, 96), (48, 64))  # height and width of the prompts' pictures
 
@@ -277,7 +273,7 @@ def test_the_trainer_agrees_with_the_engine(folder, samples):
         {"root": str(folder.parent)},
         timeout=300,
         bootstrap="trainer",
-        preload=PRELOAD,
+        preload=TRAINER_RANK,
     )
     assert first.pop("norm") > 0
     assert len(first) == len(samples)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from preloaded_jobs import TRAINER_RANK
 from value_head_jobs import SAMPLES
 
 from cookbook_npu.config import TinyConfig
@@ -23,6 +24,7 @@ def test_a_critic_over_two_ranks_equals_transformers(tmp_path):
         dict(hf_path=str(hf_path)),
         env={"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_DEVICES": "2"},
         bootstrap="trainer",
+        preload=TRAINER_RANK,
         timeout=200,
     )
     hf = AutoModelForCausalLM.from_pretrained(hf_path, dtype=torch.float32)

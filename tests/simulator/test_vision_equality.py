@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from preloaded_jobs import TRAINER_RANK
 from safetensors.torch import load_file
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
@@ -19,11 +20,6 @@ from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-PRELOAD = [
-    "mcore_bridge",
-    "transformers.models.auto",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl",
-]
 LAYOUTS = ("TP2", "TP1")
 RECOMPUTE = ("none", "selective", "full")
 TOLERANCE = 1e-5
@@ -355,7 +351,7 @@ def results(tmp_path_factory) -> list[dict]:
         {"root": str(root)},
         timeout=300,
         bootstrap="trainer",
-        preload=PRELOAD,
+        preload=TRAINER_RANK,
     )
 
 

@@ -14,12 +14,15 @@ from sphinx.util.inventory import InventoryFile
 
 sys.path.insert(0, str(ROOT / ".docs"))
 
+import curve  # noqa: E402
+import look  # noqa: E402
 import make_site  # noqa: E402
 import reference  # noqa: E402
 import stage  # noqa: E402
 
 from cookbook_npu.config import RunConfig  # noqa: E402
-from cookbook_npu.runs.folder import RunFolder  # noqa: E402
+from cookbook_npu.presets import EXPECTED  # noqa: E402
+from cookbook_npu.runs.folder import RunFolder, append_line  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +103,78 @@ def test_the_words_of_the_picture_fit():
     assert root.find("{*}title").text and root.find("{*}desc").text
 
 
+def prose(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text())["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+def rows_of(text: str, columns: int) -> list[list[str]]:
+    "The rows of the tables of so many columns, without their heads"
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [re.split(r"\s*\|\s*", line.strip("| \n")) for line in lines]
+    return [row for row in cells if len(row) == columns]
+
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)*")
+LOG = (ROOT / ".docs" / "pages" / "lab_log.md").read_text()
+LOG_ROWS = [row for row in rows_of(LOG, 3) if "](" in row[2]]
+
+
+@pytest.mark.parametrize("row", LOG_ROWS, ids=lambda row: row[0][:40])
+def test_a_number_of_the_lab_log_stands_where_the_row_leads(row):
+    (target,) = re.findall(r"\]\(([^)]+)\)", row[2])
+    there = prose((ROOT / ".docs" / "pages" / target).resolve())
+    missing = set(NUMBER.findall(row[1])) - set(NUMBER.findall(there))
+    assert not missing, target
+
+
+def test_the_readme_says_what_recipes_reach():
+    "Its table is that of the presets"
+    readme = (ROOT / "README.md").read_text()
+    rows = {re.search(r"\w+", row[0])[0]: row for row in rows_of(readme, 6)}
+    for name, expected in EXPECTED.items():
+        accuracy = expected["metrics"]["eval_accuracy"]
+        first, last = accuracy[0], accuracy[max(accuracy)]
+        shown = [f"{first:.2f} to {last:.2f}", str(max(accuracy))]
+        assert rows[name][2:5] == [*shown, expected["minutes"].split(",")[0].split()[0]]
+
+
+def test_the_curve_of_the_readme_is_of_a_run_as_expected():
+    "Its points are what its text says, and that is near the table"
+    root = ElementTree.parse(ROOT / ".docs" / "pages" / "laptop_run.svg").getroot()
+    said = re.findall(r"([\d.]+) at step (\d+)", root.find("{*}desc").text)
+    points = [e for e in root.iterfind("{*}circle") if float(e.get("cy")) != 14]
+    drawn = [(float(e.get("cx")), float(e.get("cy"))) for e in points]
+    assert drawn == [curve.place(int(s), float(v), 40) for v, s in said]
+    expected = EXPECTED["qwen3_4b_colocate"]
+    for step, value in expected["metrics"]["eval_accuracy"].items():
+        (found,) = [float(v) for v, s in said if int(s) == step]
+        assert abs(found - value) <= expected["within"]
+
+
+def test_the_curve_is_drawn_from_the_files_of_a_run(tmp_path):
+    config = RunConfig(
+        recipe="demo", num_steps=2, output={"root": str(tmp_path), "name": "a"}
+    )
+    with RunFolder.create(config) as run:
+        run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True}, [])
+        for step, reward in ((0, None), (1, 0.0), (2, 1.0)):
+            row = {"step": step, "raw_reward": reward, "eval_accuracy": step / 2}
+            append_line(run.metrics_file, row)
+    drawn = curve.curve(tmp_path / "a")
+    assert f'points="{(curve.LEFT + curve.RIGHT) / 2},{curve.BOTTOM}.0 ' in drawn
+    assert "0.500 at step 1, 1.000 at step 2" in drawn and "2 x simulated NPU" in drawn
+    ElementTree.fromstring(drawn)
+
+
 def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
     index = stage.shown_notebook(ROOT / "nbs" / "index.ipynb", None)
     text = "".join(cell["source"] for cell in index["cells"])
     assert ".github/" not in text and "](../zh/index.md)" in text
     assert ".docs/" not in text and "](../howto/schedule.md)" in text
+    downloads = [file for path in stage.notebooks() for file in stage.linked_files(path)]
+    folders = {file.relative_to(ROOT).parts[0] for file in downloads}
+    assert ".docs" not in folders, "a page would be there twice"
 
 
 def test_a_name_that_nothing_defines_is_refused():
@@ -178,6 +248,11 @@ def test_a_page_shows_the_results_of_the_same_cells(checkout):
     assert "not executed" in stage.notebook_page(notebook, [])["cells"][1]["source"]
 
 
+def test_a_page_without_code_to_see_needs_no_results(checkout):
+    page = stage.notebook_page(write(checkout / "nbs/index.ipynb", TITLE, HIDDEN), [])
+    assert [c["source"] for c in page["cells"]] == ["# rl.demo"]
+
+
 def test_a_recipe_shows_a_complete_run_of_itself(checkout):
     recipe = write(checkout / "recipes/demo.ipynb", TITLE, SUM)
     output = {"root": str(checkout / "runs"), "name": "one"}
@@ -205,3 +280,33 @@ def test_dead_links_are_found(tmp_path):
     first.write_text('<a href="b.html#gone">x</a><img src="no.png">')
     dead = make_site.dead_links(tmp_path)
     assert dead == ["index.html: b.html#gone", "index.html: no.png"]
+
+
+WIDE = "| " + " | ".join(["a_long_word_of_a_head"] * 12) + " |\n" + "|---" * 12 + "|\n"
+PAGE = f"""# cookbook
+
+{WIDE}
+
+```python
+{"value = function(argument) + " * 20}
+```
+"""
+
+
+@pytest.mark.skipif(bool(look.missing_browser()), reason=look.missing_browser() or "")
+def test_a_browser_finds_what_is_cut_or_complains(tmp_path):
+    "Theme and style of the site: long code and wide tables are no problem; these three are"
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text(PAGE)
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html"]
+    command += ["-c", str(ROOT / ".docs"), pages, tmp_path / "site"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    assert look.problems(tmp_path / "site") == []
+    index = tmp_path / "site" / "index.html"
+    wrong = '<img src="no.png"><script>console.error("said")</script>'
+    wrong += '<pre style="width: 900px; white-space: pre">x</pre></article>'
+    index.write_text(index.read_text().replace("</article>", wrong))
+    found = "\n".join(look.problems(tmp_path / "site"))
+    assert "no picture: " in found and "said" in found and "at 420: PRE ends at" in found
+    assert "index.html: at 1200: page is" not in found

@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [*ROOT.glob("nbs/**/*.ipynb"), *ROOT.glob("recipes/*.ipynb")]
-PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md"]
+# links of the chapters' own pages are addresses of the site, which `make docs` checks
+PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", *ROOT.glob(".github/*.md")]
+PAGES += [*ROOT.glob(".docs/pages/howto/*.md"), *ROOT.glob(".docs/pages/zh/*.md")]
+PAGES.append(ROOT / ".docs" / "pages" / "lab_log.md")
 
 
 def text_of(file: Path) -> str:

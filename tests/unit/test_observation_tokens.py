@@ -1,15 +1,22 @@
 """What an environment says has no part in the loss, whichever algorithm is chosen."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from cookbook_npu.config import AlgorithmConfig
-from cookbook_npu.data.sample import Sample
+from cookbook_npu.data.sample import Sample, Turn, check_sample
+from cookbook_npu.data.turns import with_observation
+from cookbook_npu.errors import DataError
 from cookbook_npu.rl.algorithms import ALGORITHMS
+from cookbook_npu.rollout.engine import Engine, Request, RequestState, SamplingParams
 from cookbook_npu.train.batch import (
     complete_batch,
     compute_loss,
+    loss_masks,
     make_batch,
     make_micro_batch,
     rollout_mismatch,
@@ -92,3 +99,35 @@ def test_observations_have_no_part_in_the_loss(name):
     for part_T in gradient_T.split(len(own_T)):
         assert not part_T[~own_T].any()
         assert part_T[own_T].any()
+
+
+def test_the_mask_of_a_batch_is_that_of_its_samples():
+    for mask_T, mask in zip(loss_masks(episodes(), AlgorithmConfig()), MASKS, strict=True):
+        assert mask_T.tolist() == mask
+
+
+def test_an_observation_is_marked_and_stays_so_when_the_policy_goes_on():
+    "From the turn of the environment to the sample of the engine, which continues it"
+    first = replace(episodes()[2], finish_reason="abort")  # four tokens of the policy
+    told = with_observation(first, [7, 8, 9], version=3)
+    assert told.loss_mask == [1, 1, 1, 1, 0, 0, 0]
+    assert told.logprobs[4:] == [0.0, 0.0, 0.0]
+    check_sample(told)
+    request = Request(group_id="g1", index=0, prompt_ids=[1, 2], seed=0, partial=told)
+    state = RequestState(request, SamplingParams(max_response_tokens=16), number=0)
+    state.add(5, -0.5, 4)
+    engine = SimpleNamespace(tokens=0, tokenizer=None)
+    sample = Engine._make_sample(engine, state)
+    assert sample.loss_mask == [1, 1, 1, 1, 0, 0, 0, 1]
+    assert [turn.role for turn in sample.turns] == ["policy", "observation", "policy"]
+    check_sample(sample)
+
+
+def test_an_observation_that_carries_loss_is_refused():
+    sample = episodes()[2]
+    sample.turns = [
+        Turn(start=0, end=3, role="policy"),
+        Turn(start=3, end=4, role="observation"),
+    ]
+    with pytest.raises(DataError, match="the observation of tokens 3 to 4 carries loss"):
+        check_sample(sample)

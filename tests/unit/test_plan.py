@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from places import HELPERS
+from preloaded_jobs import TRAINER_RANK
 
 from cookbook_npu.cli import planned_config
 from cookbook_npu.errors import DeviceError
@@ -28,9 +29,6 @@ from cookbook_npu.testing.ranks import run_ranks
 JOBS = HELPERS / "plan_jobs"
 
 
-MODELS = ["mcore_bridge", "transformers.models.auto"]  # what building any model imports
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tensor", "rank"),
@@ -40,7 +38,7 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
     "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
     job = dict(name=name, tensor=tensor, at=rank, of=8)
     (got,) = run_ranks(
-        f"{JOBS}/meta.py:rank_of_a_model", 1, job, bootstrap="trainer", preload=MODELS
+        f"{JOBS}/meta.py:rank_of_a_model", 1, job, bootstrap="trainer", preload=TRAINER_RANK
     )
     assert got["devices"] == ["meta"]
     assert got["parameters"] == parameters_per_rank(published_dimensions(name), tensor)
@@ -105,6 +103,8 @@ from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
 from cookbook_npu.torchvision_ops import inherited_operators
 prepare_environment("cpu")
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import registry
+registry._run_in_subprocess = lambda look: look()  # at a model's class: a process less for each
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
@@ -260,7 +260,7 @@ def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
         dict(hf_path=str(folder), overrides=overrides),
         env=env,
         bootstrap="trainer",
-        preload=MODELS,
+        preload=TRAINER_RANK,
         timeout=200,
     )
     d = dimensions_of_tiny(config.model.tiny, 264)

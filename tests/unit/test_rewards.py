@@ -95,6 +95,18 @@ def test_mathematics_inside_the_fence(pool, text, label, expected):
     assert pool.score([sample(text, label)]) == [expected]
 
 
+def test_an_answer_has_a_time_limit():
+    "Fails within seconds where there is none: the tests below would hang"
+    config = RewardConfig(scorers={"run_driver:hangs": 1.0}, workers=1, timeout_s=0.2)
+    with RewardPool(config) as pool:
+        grading = threading.Thread(target=pool.score, args=([sample("4")],), daemon=True)
+        grading.start()
+        grading.join(20)
+        assert not grading.is_alive(), "no time limit"
+        assert pool.counts.timed_out == 1
+
+
+@pytest.mark.timeout(60)
 def test_hung_answers_do_not_change_the_others(pool):
     before = pool.counts.timed_out
     samples = [

@@ -244,6 +244,42 @@ def test_one_statement_a_line(path):
                 )
 
 
+def shape(value: ast.expr) -> str:
+    "An expression without the names of its data and without its constants"
+    copy = ast.parse(ast.unparse(value), mode="eval").body
+    called = {id(n.func) for n in ast.walk(copy) if isinstance(n, ast.Call)}
+    for node in ast.walk(copy):
+        if isinstance(node, ast.Name) and id(node) not in called:
+            node.id = "data"
+        if isinstance(node, ast.Constant):
+            node.value = 0
+    return ast.unparse(copy)
+
+
+def assigns_different_things(node: ast.AST) -> bool:
+    "`a, b = f(x), y`; neither `a, b = f(x), f(y)` nor the exchange `a, b = b, []`"
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+        return False
+    targets = node.targets[0]
+    if not isinstance(targets, ast.Tuple):
+        return False
+    values = node.value.elts
+    names = [ast.unparse(target) for target in targets.elts]
+    exchanged = any(
+        name in {ast.unparse(node) for node in ast.walk(value)}
+        for name, own in zip(names, values, strict=True)
+        for value in values
+        if value is not own
+    )
+    return not exchanged and len({shape(value) for value in values}) > 1
+
+
+@ids
+def test_different_things_are_assigned_on_lines_of_their_own(path):
+    found = [n for n in ast.walk(tree(path)) if assigns_different_things(n)]
+    assert not found, f"line {found[0].lineno}: {ast.unparse(found[0])}"
+
+
 @ids
 def test_no_golf(path):
     for node in ast.walk(tree(path)):

@@ -8,7 +8,7 @@ from cookbook_npu.plan.schedule import PhaseTimes, Workload, simulate_schedule
 from cookbook_npu.rl.staleness import StalenessGate
 
 SETTINGS = [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (4, 4)]
-TIMES = PhaseTimes(token=0.02, row=1e-4, train=25.0, publish=1.5, recompute=2e-5)
+TIMES = PhaseTimes(token=0.02, row=1e-4, train=25.0, update_weights=1.5, recompute=2e-5)
 
 
 def work(sigma: float, **other: int) -> Workload:
@@ -25,7 +25,7 @@ def test_nothing_is_older_than_the_bound_and_every_step_comes(setting):
             token=10 ** chance.uniform(-3, -1),
             row=10 ** chance.uniform(-5, -3),
             train=10 ** chance.uniform(-1, 2.5),
-            publish=chance.choice([0.0, 0.5, 5.0]),
+            update_weights=chance.choice([0.0, 0.5, 5.0]),
             recompute=chance.choice([0.0, 1e-4]),
         )
         load = work(
@@ -36,7 +36,9 @@ def test_nothing_is_older_than_the_bound_and_every_step_comes(setting):
         r = simulate_schedule(times, load, depth, staleness, steps=30, skip=5, seed=seed)
         assert 0 <= min(r.ages) <= r.age_mean <= r.age_max <= staleness
         assert sum(r.ages.values()) == 25 * 24
-        assert abs(r.wait + times.train + times.publish - r.seconds) < 1e-6 * r.seconds
+        assert (
+            abs(r.wait + times.train + times.update_weights - r.seconds) < 1e-6 * r.seconds
+        )
         for share in (r.trainer_idle, r.rollout_idle, r.paused):
             assert 0 <= share <= 1
 
@@ -45,7 +47,7 @@ def test_nothing_is_older_than_the_bound_and_every_step_comes(setting):
 @pytest.mark.parametrize("train", [5.0, 25.0, 60.0])
 def test_running_further_ahead_is_not_slower(sigma, train):
     "At one bound S, a larger depth gives at least as many steps an hour, up to the noise of the lengths"
-    times = PhaseTimes(token=0.02, row=1e-4, train=train, publish=1.5)
+    times = PhaseTimes(token=0.02, row=1e-4, train=train, update_weights=1.5)
     seconds = []
     for depth in range(5):
         runs = [simulate_schedule(times, work(sigma), depth, 4, seed=s) for s in range(3)]

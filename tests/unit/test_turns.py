@@ -1,12 +1,19 @@
 """Conversations in tokens: ids carried forward are those of the published chat templates."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
+from cookbook_npu.config import DataConfig
+from cookbook_npu.data.environments import find_environment
+from cookbook_npu.data.prompts import eval_prompts, load_prompts
 from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
+from cookbook_npu.errors import DataError
+from cookbook_npu.rollout.engine import Request
+from cookbook_npu.rollout.episodes import BegunLength, EpisodeRunner
 
 TEMPLATES = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "qwen3_training")
 CONVERSATIONS = 500  # over all templates
@@ -137,3 +144,71 @@ def test_another_implementation_carries_the_same_ids():
         ours = carried(turns, messages, tools, end)
         assert ours == renderers_answer(renderer, turns, messages, tools, end)
     assert several > 50
+
+
+def with_calculator(limit: int) -> tuple[EpisodeRunner, TurnFormat]:
+    "Episodes whose template shows the calculator, and how they are written"
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template("qwen3")
+    turns = TurnFormat(tokenizer, chat=True)
+    runner = EpisodeRunner(
+        find_environment("calculator"), turns, 2, max_prompt_tokens=limit
+    )
+    return runner, turns
+
+
+def prompt_file(folder: Path, questions: list[str]) -> DataConfig:
+    "Questions as a file, and how it is read"
+    lines = [json.dumps({"prompt": q, "label": str(n)}) for n, q in enumerate(questions)]
+    (folder / "sums.jsonl").write_text("\n".join(lines))
+    return DataConfig(prompt_data=str(folder / "sums.jsonl"), apply_chat_template=True)
+
+
+def test_the_filter_of_prompts_counts_the_schema_of_a_tool(tmp_path):
+    "A prompt that is short enough alone is left out, before anything starts; what is left can begin"
+    questions = ["1+1=", "1+" * 100 + "1=", "2+2="]
+    config = prompt_file(tmp_path, questions)
+    runner, turns = with_calculator(0)
+    tools = runner.make().tools
+    shown = [
+        len(turns.prompt_ids([{"role": "user", "content": q}], tools)) for q in questions
+    ]
+    alone = len(turns.prompt_ids([{"role": "user", "content": questions[1]}]))
+    assert alone < shown[0] < shown[1], "the schema is longer than the longest question"
+    limit = shown[1] - 1
+    config = config.model_copy(update={"max_prompt_tokens": limit})
+    runner, turns = with_calculator(limit)
+    plain = load_prompts(config, turns.tokenizer)
+    assert len(plain) == 3, "without an environment every prompt is short enough"
+    prompts = load_prompts(config, turns.tokenizer, begun_tokens=BegunLength(runner))
+    assert [p.text.count("+") for p in prompts.prompts] == [1, 1]
+    assert "1 longer than" in prompts.source and "environment adds" in prompts.source
+    requests = [
+        Request(group_id=p.prompt_id, index=0, prompt_ids=p.ids, seed=0)
+        for p in prompts.prompts
+    ]
+    batch = runner.begin(requests, {p.prompt_id: p for p in prompts.prompts}, 10)
+    assert not batch.failures
+    assert {len(r.prompt_ids) for r in batch.requests} == {shown[0]}
+    lost = runner.begin(requests[:1], {requests[0].group_id: plain.prompts[1]}, 10)
+    assert "data.max_prompt_tokens" in str(lost.failures), (
+        "what happened without the filter"
+    )
+    runner.close()
+
+
+def test_generated_problems_that_are_too_long_with_the_tool_end_a_run_at_once():
+    "None of them would be left, so it is an error that names both numbers"
+    runner, turns = with_calculator(100)
+    config = DataConfig(
+        prompt_data="calculator",
+        apply_chat_template=True,
+        max_prompt_tokens=100,
+        eval_prompts=8,
+    )
+    load_prompts(config, turns.tokenizer)
+    with pytest.raises(DataError, match="with what its environment adds.*is 100"):
+        load_prompts(config, turns.tokenizer, begun_tokens=BegunLength(runner))
+    with pytest.raises(DataError, match="with what its environment adds.*is 100"):
+        eval_prompts(config, turns.tokenizer, begun_tokens=BegunLength(runner))
+    runner.close()

@@ -132,7 +132,8 @@ def headline(
         ("", stack.link),
     ]
     if report.like is not None:
-        name, because = report.like.name, report.like.because
+        name = report.like.name
+        because = report.like.because
         lines.append(("looks as", f"{name}, on which the recipes cannot run: {because}"))
     if not report.differs:
         return [*lines, ("differs", "nothing")]
