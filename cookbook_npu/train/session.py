@@ -7,6 +7,8 @@ __all__ = ['START_LINE_S', 'device_name', 'describe_device', 'start_cluster', 'S
            'load_data', 'start_episodes', 'tell_of_oracle', 'Run', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
+import atexit
+import gc
 import importlib
 import os
 import re
@@ -277,6 +279,12 @@ def _import_tokenizers() -> None:
         importlib.import_module("transformers").PreTrainedTokenizerFast
 
 
+def _end_quickly() -> None:
+    "Let this process not collect, when it ends, what goes with it anyway: a second where torch is imported"
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
+
+
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -353,6 +361,7 @@ def session(
     Raises `RunStopped` when somebody asked for a stop.
     """
     check_machine(config)
+    _end_quickly()
     if in_notebook():
         end_with_parent()
     stop = StopRequest()

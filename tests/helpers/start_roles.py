@@ -1,0 +1,34 @@
+"""Roles that say what it took until they were ready (test_start.py)."""
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from cookbook_npu.preload import is_fork
+
+
+class Role:
+    "Imports what a role of a run imports"
+
+    def __init__(self, rank: int, world_size: int, modules: list[str]):
+        self.rank = rank
+        for name in modules:
+            importlib.import_module(name)
+        self.cpu_s = time.process_time()
+
+    def facts(self) -> dict[str, object]:
+        "About this process"
+        return {
+            "cpu_s": self.cpu_s,
+            "fork": is_fork(),
+            "modules": sorted(sys.modules),
+            "visible": os.environ.get("ASCEND_RT_VISIBLE_DEVICES"),
+            "server": Path(f"/proc/{os.getppid()}/cmdline").read_text(),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+        }
+
+    def devices(self) -> int:
+        "Simulated NPUs of this process"
+        return sys.modules["torch"].npu.device_count()

@@ -1,0 +1,134 @@
+"""How long a run takes to start is what its processes import: who imports what, and who shares it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from places import HELPERS
+
+from cookbook_npu.cluster.ray_cluster import Cluster
+from cookbook_npu.cluster.worker_group import RayWorkerGroup
+from cookbook_npu.errors import RoleError
+
+ROLE = f"{HELPERS / 'start_roles.py'}:Role"
+ROLES = {
+    "trainer": ["cookbook_npu.train.trainer"],
+    "rollout": ["cookbook_npu.train.rollout_worker", "cookbook_npu.rollout.transformers"],
+}
+CPU_S = {"trainer": 5.0, "rollout": 4.0}
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy", "triton")
+GRAMMAR = "rfc3987_syntax.syntax_helpers"
+NOT_IN = {
+    "command": ("torch", "transformers", "ray", "pandas", "matplotlib", GRAMMAR),
+    "driver": (*COMPILER, "peft", "pandas", "scipy", "matplotlib", "megatron", GRAMMAR),
+    "trainer": ("vllm", GRAMMAR),
+    "rollout": ("megatron", "mcore_bridge", "vllm", GRAMMAR),
+}
+
+COMMAND = """
+from cookbook_npu import cli
+
+notebook = cli.find_recipe("qwen3_4b_colocate")
+config = cli.resolve_run(notebook, {})
+cli.check_machine(config)
+import cookbook_npu.runs.kernel, cookbook_npu.runs.report
+"""
+DRIVER = """
+from cookbook_npu import make_plan, qwen3_4b_colocate, session, write_report
+from cookbook_npu.cluster.ray_cluster import import_ray
+from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.train.session import load_data
+
+config = qwen3_4b_colocate()
+make_plan(config).as_text()
+import_ray()
+build_tokenizer().save_pretrained("model")
+open("model/tiny.json", "w").close()
+load_data(config, "model")
+"""
+
+
+def loaded(modules, process: str) -> list[str]:
+    "What a process should do without, and has"
+    return [name for name in NOT_IN[process] if name in set(modules)]
+
+
+@pytest.mark.parametrize(("process", "code"), [("command", COMMAND), ("driver", DRIVER)])
+def test_a_process_of_a_run_imports_only_what_it_uses(process, code, tmp_path):
+    code += "\nimport sys\nprint(*sys.modules)"
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    recipes = tmp_path / "recipes"
+    recipes.symlink_to(f"{root}/recipes")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not loaded(done.stdout.split(), process)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster.start(2, preload=True) as cluster:
+        yield cluster
+
+
+def start(cluster, kind: str | None, **more) -> RayWorkerGroup:
+    "A group of a role of this file"
+    told = {"modules": ROLES.get(kind, [])}
+    return RayWorkerGroup.create(
+        str(kind), ROLE, cluster, bootstrap=kind, kwargs=told, **more
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ROLES)
+def test_a_worker_is_a_fork_that_is_ready_in_seconds(cluster, kind):
+    with start(cluster, kind) as group:
+        facts = group.call("facts")
+        assert group.call("devices") == [1, 1]
+    for rank, fact in enumerate(facts):
+        assert fact["fork"] and "fork_server" in fact["server"]
+        assert fact["visible"] == str(rank)
+        assert not loaded(fact["modules"], kind)
+        assert fact["cpu_s"] <= CPU_S[kind]
+
+
+@pytest.mark.slow
+def test_a_worker_that_would_import_something_else_is_no_fork(cluster):
+    with start(cluster, None, slots=[0], env={"OMP_NUM_THREADS": "3"}) as group:
+        (facts,) = group.call("facts")
+    assert not facts["fork"]
+    assert facts["threads"] == "3"
+
+
+@pytest.mark.slow
+def test_a_fork_and_the_process_that_stands_for_it_end_together(cluster):
+    with start(cluster, None) as group:
+        assert all(fact["fork"] for fact in group.call("facts"))
+        forks = [psutil.Process(pid) for pid in group.pids]
+        raylet = cluster.raylet
+        assert raylet is not None
+        before = {p.pid for p in raylet.children() if "preload" in " ".join(p.cmdline())}
+        forks[0].kill()
+        with pytest.raises(RoleError, match="the process died"):
+            group.call("facts")
+    deadline = time.monotonic() + 20
+    while any(fork.is_running() for fork in forks) or len(before & _pids(raylet)) == len(
+        before
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _pids(process: psutil.Process) -> set[int]:
+    "Children of a process that run"
+    return {p.pid for p in process.children() if p.status() != psutil.STATUS_ZOMBIE}
