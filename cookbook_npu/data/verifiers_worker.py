@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODEL', 'KEY_ENV', 'completion', 'completion_events', 'RolloutError', 'Rollouts', 'EnvironmentRollouts',
-           'with_safe_seats', 'TasksetRollouts', 'load', 'Playing', 'Worker', 'serve', 'main']
+           'with_safe_seats', 'TasksetRollouts', 'load', 'Playing', 'Worker', 'serve_driver', 'start_worker']
 
 # %% ../../nbs/data/13_verifiers_worker.ipynb #c9273314
 import asyncio
@@ -367,7 +367,7 @@ async def _load(name: str, arguments: Mapping[str, Any]) -> Rollouts:
     return load(name, arguments)
 
 
-async def serve(
+async def serve_driver(
     connection: socket.socket,  # to the driver
 ) -> None:
     "Load the environment that the first line names, and play until the driver is gone"
@@ -390,14 +390,14 @@ async def serve(
             worker.receive({"stop": number})
 
 
-def main() -> None:
+def start_worker() -> None:
     "As the driver starts it: the only argument is the number of an open socket"
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.dup2(2, 1)
     os.environ[KEY_ENV] = secrets.token_hex(16)
     sys.path.append(str(Path.cwd()))
-    asyncio.run(serve(connection))
+    asyncio.run(serve_driver(connection))
 
 
 if __name__ == "__main__" and "__file__" in globals():
-    main()
+    start_worker()

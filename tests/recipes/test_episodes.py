@@ -154,7 +154,6 @@ def test_vllm_sees_the_picture_of_a_prompt_and_one_of_an_observation(tmp_path):
         "rollout.eval_every": 0,
         "rollout.environment": "run_environments:Shower",
         "rollout.max_turns": 2,
-        "reward.scorers": {"environment": 1.0},
         "sampling.max_response_tokens": 24,
         "train.global_batch_size": None,
         "train.save_every": 0,
