@@ -330,6 +330,9 @@ def _start(
     began = time.monotonic()
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     print(f"all are up after {format_duration(time.monotonic() - began)}", flush=True)
+    if not isinstance(view, NotebookView):
+        # steps print lines of their own
+        cluster.on_wait = None
     shims = workers.trainer.call_rank_zero("shims")
     folder.save_stack(describe_device(config), shims=shims)
     for note in workers.trainer.call_rank_zero("notes"):
