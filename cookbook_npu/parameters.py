@@ -369,7 +369,8 @@ def settings_record(
     if sources is None:
         # resumed by a program, too: what is not new is as it was
         keys = [key for key, value in config.flat() if not key.startswith("output.")]
-        own, values = _recipe_values(config), dict(config.flat())
+        own = _recipe_values(config)
+        values = dict(config.flat())
         sources = {
             key: BY_PROGRAM for key in keys if values[key] != own.get(key, values[key])
         }

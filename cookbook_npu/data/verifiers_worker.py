@@ -288,7 +288,8 @@ class Worker:
         playing.asker = asker
         playing.answer = asyncio.get_running_loop().create_future()
         answer = playing.answer
-        messages, tools = body["messages"], body.get("tools") or []
+        messages = body["messages"]
+        tools = body.get("tools") or []
         self.tell(ask=playing.number, messages=messages, tools=tools)
         return await answer
 

@@ -456,7 +456,9 @@ def make_evidence(
 ) -> Evidence:
     "What a run measured, without what is private; raises `MissingError` for one without a step"
     run = RunFolder.open(path)
-    config, metrics, stack = run.config(), load_metrics(run.path), run.stack()
+    config = run.config()
+    metrics = load_metrics(run.path)
+    stack = run.stack()
     rows = zip(*metrics.values(), strict=True)
     steps = sum(is_step(dict(zip(metrics, row, strict=True))) for row in rows)
     if not steps:

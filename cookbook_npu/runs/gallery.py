@@ -101,7 +101,8 @@ def _shown(
     metadata = record.get("metadata", {})
     prompt = metadata.get("prompt") or metadata.get("prompt_id", record["group_id"])
     facts = _facts(record, group_mean)
-    response, images = shorten(_response(record)), record.get("images") or ()
+    response = shorten(_response(record))
+    images = record.get("images") or ()
     return GallerySample(kind, step, shorten(prompt), response, facts, images)
 
 # %% ../../nbs/runs/08_gallery.ipynb #pics-co1

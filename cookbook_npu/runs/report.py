@@ -204,7 +204,8 @@ def _expected_lines(
     expected: Mapping[str, Any], metrics: MetricColumns
 ) -> tuple[bool, list[str]]:
     "Whether every number is as expected, and a line for each"
-    fine, lines = True, []
+    fine = True
+    lines = []
     for name, points in expected["metrics"].items():
         own = dict(metric_points(metrics, name))
         for step, value in points.items():

@@ -121,7 +121,8 @@ def read_own_data(
     config: RunConfig,  # a run at the 910b scale
 ) -> str | None:  # what was read; none: model or data are not here
     "Read the run's own prompts with its own tokenizer, and show every label to its graders"
-    model, data = Path(config.model.path or "(none)"), config.data.prompt_data
+    model = Path(config.model.path or "(none)")
+    data = config.data.prompt_data
     here = data in GENERATED or "://" in data or Path(data).exists()
     if not (model / "tokenizer_config.json").is_file() or not here:
         return None

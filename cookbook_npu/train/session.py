@@ -135,7 +135,8 @@ def process_counts(
     config: RunConfig,  # the run
 ) -> str:  # e.g. "2 trainer ranks, 2 engines"
     "How many processes a run starts, for a person"
-    ranks, engines = config.trainer_devices, config.num_engines
+    ranks = config.trainer_devices
+    engines = config.num_engines
     each = config.rollout.devices_per_engine
     of = f" of {each} processes" if each > 1 else ""
     return f"{ranks} trainer rank{'s' * (ranks > 1)}, {engines} engine{'s' * (engines > 1)}{of}"
