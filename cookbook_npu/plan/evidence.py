@@ -586,7 +586,8 @@ def error_rows(
     for phase in evidence.phases:
         if phase.planned and phase.measured:
             error = f"{phase.planned / phase.measured - 1:+.0%}"
-            planned, measured = format_number(phase.planned), format_number(phase.measured)
+            planned = format_number(phase.planned)
+            measured = format_number(phase.measured)
             rows.append((phase.name, f"{planned} s", f"{measured} s", error))
     for part in evidence.memory:
         if part.planned and part.measured:
