@@ -31,6 +31,7 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.turns import TurnFormat
 from ..npu.device import CUDA, NPU
+from ..parameters import handed_on
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner
 from ..runs.checkpoints import Checkpoint
@@ -269,6 +270,23 @@ def _done_before(folder: RunFolder, checkpoint: Checkpoint | None) -> list[dict[
     return [record for record in records if record["step"] <= checkpoint.step]
 
 
+def _while_waiting(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
+    "What is shown while a call takes long: notes below the bar, lines where nobody sees the bar"
+    lines = StartLines(cluster.status)
+    if not isinstance(view, NotebookView):
+        return lines
+    # the kernel of a command, whose printed lines appear in a terminal
+    told = handed_on(config, os.environ) is not None
+
+    def show() -> None:
+        "Both, or the notes alone"
+        view.show_notes(cluster.status())
+        if told:
+            lines()
+
+    return show
+
+
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -296,9 +314,7 @@ def _start(
     cluster = stack.enter_context(start_cluster(config, folder))
     check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
-    cluster.on_wait = StartLines(cluster.status)
-    if isinstance(view, NotebookView):
-        cluster.on_wait = lambda: view.show_notes(cluster.status())
+    cluster.on_wait = _while_waiting(cluster, view, config)
     hf_path = first_weights(cluster, config)
     prompts, held_out = load_data(config, hf_path)
     rewards = stack.enter_context(RewardPool(config.reward))
