@@ -6949,6 +6949,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._warm_start': ( 'train/session.html#_warm_start',
                                                                                         'cookbook_npu/train/session.py'),
+                                            'cookbook_npu.train.session._while_waiting': ( 'train/session.html#_while_waiting',
+                                                                                           'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session.describe_device': ( 'train/session.html#describe_device',
                                                                                             'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session.device_name': ( 'train/session.html#device_name',
