@@ -475,13 +475,6 @@ def qwen3_vl_8b_grpo(
 _PPO = dict(
     advantage_estimator="gae", whiten=True, clip_ratio_high=0.2, loss_agg_mode="token-mean"
 )
-# One drawing in five has dots to count, which the tiny model does not learn: something for a critic
-# to know beforehand. At ten times the policy's learning rate it would forget how to tell them apart.
-_TINY_PPO = dict(
-    algorithm=_PPO,
-    critic=dict(learning_rate=3e-4, epochs=4),
-    data=dict(task={"level": 5, "per_level": [4000, 0, 0, 0, 1000]}),
-)
 _QWEN3_VL_8B_PPO = {
     "910b": _merge(
         _QWEN3_VL_8B["910b"],
@@ -490,8 +483,8 @@ _QWEN3_VL_8B_PPO = {
             critic=dict(learning_rate=1e-5, warmup_steps=1),
         ),
     ),
-    "cuda": _merge(_QWEN3_VL_8B["cuda"], _TINY_PPO),
-    "laptop": _merge(_QWEN3_VL_8B["laptop"], _TINY_PPO),
+    "cuda": _merge(_QWEN3_VL_8B["cuda"], dict(algorithm=_PPO)),
+    "laptop": _merge(_QWEN3_VL_8B["laptop"], dict(algorithm=_PPO)),
 }
 
 # %% ../nbs/02_presets.ipynb #981b85c8
