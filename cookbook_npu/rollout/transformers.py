@@ -34,7 +34,7 @@ from cookbook_npu.rollout.engine import (
     token_logprobs,
     uniforms,
 )
-from ..weights.checksum import checksum
+from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/01_transformers.ipynb #82c0874a
 PREFILL_LIMIT = 65536  # most padded tokens of one prefill
@@ -728,6 +728,8 @@ class DeviceWeights:
         device: torch.device,  # that device
     ):
         self.device = device
+        # none: the weights are on the host
+        self.acc = None if device.type == "cpu" else accelerator()
         self.weights: dict[str, Tensor] = {}  # Hugging Face name -> tensor, tied ones once
         self.tied: dict[str, str] = {}  # tied name -> the name it shares its values with
         names: dict[int, str] = {}
@@ -747,7 +749,7 @@ class DeviceWeights:
         names: Iterable[str],  # tied names are allowed
     ) -> dict[str, int]:
         "Checksum of each named weight"
-        return {n: checksum(self.weights[self.tied.get(n, n)]) for n in names}
+        return checksums((n, self.weights[self.tied.get(n, n)]) for n in names)
 
     @torch.no_grad()
     def load(
@@ -757,7 +759,7 @@ class DeviceWeights:
         "Replace all values; afterwards the caller may reuse its tensors"
         for name, weight in self.weights.items():
             weight.copy_(tensors[name], non_blocking=True)
-        _synchronize(self.device)
+        self._synchronize()
 
     def offload(
         self,
@@ -771,7 +773,7 @@ class DeviceWeights:
             self._host[name] = host.copy_(t)
         for t in (*self.weights.values(), *self.buffers.values()):
             t.data = t.data.new_empty(0)
-        _empty_cache(self.device)
+        self._empty_cache()
 
     def restore(self) -> None:
         "Take the device memory again; weights that were dropped have no values"
@@ -779,7 +781,7 @@ class DeviceWeights:
             t.data = torch.empty(self._sizes[name], dtype=t.dtype, device=self.device)
             if name in self._host:
                 t.data.copy_(self._host[name], non_blocking=True)
-        _synchronize(self.device)
+        self._synchronize()
         self._host.clear()
 
     def release(self) -> None:
@@ -787,17 +789,15 @@ class DeviceWeights:
         self.weights = {}
         self.buffers = {}
         self._host = {}
-        _empty_cache(self.device)
+        self._empty_cache()
 
+    def _synchronize(self) -> None:
+        if self.acc is not None:
+            self.acc.synchronize()
 
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        accelerator().synchronize()
-
-
-def _empty_cache(device: torch.device) -> None:
-    if device.type != "cpu":
-        accelerator().empty_cache()
+    def _empty_cache(self) -> None:
+        if self.acc is not None:
+            self.acc.empty_cache()
 
 # %% ../../nbs/rollout/01_transformers.ipynb #9b4ff8ab
 def model_class(

@@ -40,7 +40,11 @@ from ..heartbeat import report_progress
 from ..npu.device import probe
 from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import expandable_segments
-from ..npu.shims.vllm_ascend import enter_engine, enter_rollout
+from cookbook_npu.npu.shims.vllm_ascend import (
+    drop_unused_packs,
+    enter_engine,
+    enter_rollout,
+)
 from cookbook_npu.npu.shims.vllm_weights import (
     NATIVE_NAMES,
     ipc_update_function,
@@ -65,7 +69,7 @@ from cookbook_npu.rollout.vllm_layers import (
     worker_difference,
 )
 from ..torchvision_ops import inherited_operators
-from ..weights.checksum import checksum
+from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
 VllmBuild = Literal["cpu", "cuda", "npu"]
@@ -251,6 +255,13 @@ def _replace_weights(
             load_weights_function(worker)(weights)
         else:
             ipc_update_function(worker)(weights)
+
+
+def _drop_unused_packs(
+    worker: Any,  # vLLM worker on a CPU
+) -> list[str]:  # names of these embeddings
+    "Let its embeddings keep no packed copy that nobody reads"
+    return drop_unused_packs(worker.model_runner.model)
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b659f38e
 def check_addresses(
@@ -644,6 +655,8 @@ class VllmEngine(Engine):
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
+        if self.platform == "cpu":
+            self.llm.collective_rpc(_drop_unused_packs)
         images = self._images(config) if unsampled else None
         self.requests = VllmRequests(self.llm.llm_engine, stop_token_ids, images, unsampled)
         if tensor_parallel > 1:
@@ -751,10 +764,11 @@ class VllmEngine(Engine):
     ) -> str | None:
         if self.platform != "cpu" and not self.weights.sharded:
             return super()._find_mismatch(version, tensors, expected)
-        for name, want in expected.items():
-            if checksum(tensors[name]) != want:
-                return name
         compared = {name: tensors[name] for name in expected}
+        arrived = checksums(compared.items())
+        for name, want in expected.items():
+            if arrived[name] != want:
+                return name
         complete = len(expected) >= len(tensors)
         return self.weights.find_difference(version, compared, complete)
 

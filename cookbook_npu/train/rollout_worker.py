@@ -19,7 +19,12 @@ from ..plan.memory import planned_cache
 from ..rollout.engine import Engine, PauseMode, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
-from ..weights.transport import SharedMemory, read_buckets, tensor_handles
+from cookbook_npu.weights.transport import (
+    MappedBuckets,
+    SharedMemory,
+    read_buckets,
+    tensor_handles,
+)
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #3e664a22
 def decided_cache(
@@ -84,7 +89,9 @@ class RolloutWorker:
         self.rank = rank
         self.engine = make_engine(config, hf_path)
         self.received = SharedMemory()
-        self.broadcasts = BroadcastEnd(accelerator())
+        self.acc = accelerator()
+        self.mapped = MappedBuckets()
+        self.broadcasts = BroadcastEnd(self.acc)
 
     def generate(
         self,
@@ -136,14 +143,14 @@ class RolloutWorker:
         Raises `WeightUpdateError` when the engine holds anything else;
         it then serves nothing until an update succeeds.
         """
-        acc = accelerator()
+        expected = manifest.expected
         self.engine.update_weights(
             manifest.version,
-            read_buckets(manifest, acc),
-            manifest.expected,
-            tensor_handles(manifest, acc),
+            read_buckets(manifest, self.acc, self.mapped),
+            expected,
+            tensor_handles(manifest, self.acc),
         )
-        return len(manifest.expected)
+        return len(expected)
 
     def receive_weights(
         self,

@@ -470,6 +470,9 @@ class SleepControl:
         self.offloader = offloader
         self.weight_bytes = weight_bytes
         self.free_asleep = 0  # device memory when trainer and engine slept last, bytes
+        self.engine_need: int | None = (
+            None  # bytes that the engine takes; none: not asked yet
+        )
 
     @property
     def groups_destroyed(self) -> bool:
@@ -519,9 +522,11 @@ class SleepControl:
     def _check_engine_room(self) -> int:  # free memory of the device, bytes
         "Raise `DeviceError` when a sleeping engine could not wake in the memory that is free now"
         free, total = self.acc.mem_get_info(0)
+        if self.engine_need is None:
+            self.engine_need = engine_bytes(self.config, total)
         check_device_room(
             self.acc,
-            engine_bytes(self.config, total),
+            self.engine_need,
             "waking the engine",
             "Lower rollout.memory_utilization, or see who else is on the device.",
         )
@@ -558,6 +563,7 @@ class WeightWriter:
         # none: this rank only takes part in the gathers
         self.transport = make_transport(config, acc, rank, weight_bytes)
         self.broadcasts = BroadcastEnd(acc)
+        self.has_written = False  # the memory for it is there
 
     def write(
         self,
@@ -566,7 +572,8 @@ class WeightWriter:
         """Write all weights, under their Hugging Face names, for the engines to read.
 
         Raises `WeightUpdateError` on every rank when one cannot."""
-        run_on_all_ranks(self._check_host_room)
+        if not self.has_written:
+            run_on_all_ranks(self._check_host_room)
         manifest = write_buckets(
             version,
             export_weights(self.model),
@@ -575,6 +582,7 @@ class WeightWriter:
             self.placement.verify_every_nth,
             raise_error=partial(raise_on_all_ranks, device=self.model.layout.device),
         )
+        self.has_written = True
         return manifest if self.transport else None
 
     def broadcast(
@@ -595,8 +603,7 @@ class WeightWriter:
 
     def _check_host_room(self) -> None:
         "Raise on the rank that writes when the host lacks the memory for its first weight update"
-        first = isinstance(self.transport, SharedMemory) and not self.transport.blocks
-        if first:
+        if isinstance(self.transport, SharedMemory):
             reserve = self.placement.bucket_bytes + HOST_RESERVE
             check_host_room(self.weight_bytes, "a weight update", reserve)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .checksum import checksum
+from .checksum import checksums
 
 # %% ../../nbs/weights/01_manifest.ipynb #4a5863bd
 @dataclass(frozen=True)
@@ -122,6 +122,22 @@ def in_checksum_sample(
     return (position + version) % every == 0
 
 # %% ../../nbs/weights/01_manifest.ipynb #750060e3
+def _compared(
+    bucket: Sequence[tuple[str, torch.Tensor]],  # tensors of the bucket, by HF name
+    version: int,  # of the update
+    every: int,  # compare every n-th tensor
+    first: int,  # position of the first tensor among all
+) -> dict[str, int]:  # name -> checksum
+    "Checksums of the bucket's tensors that are compared in this update"
+    last = len(bucket) - 1
+    chosen = [
+        pair
+        for i, pair in enumerate(bucket)
+        if in_checksum_sample(first + i, version, every) or i == last
+    ]
+    return checksums(chosen)
+
+
 def pack_bucket(
     bucket: Sequence[tuple[str, torch.Tensor]],  # tensors of the bucket, by HF name
     index: int,  # of the bucket in the manifest
@@ -131,19 +147,12 @@ def pack_bucket(
     first: int,  # position of the first tensor among all
 ) -> list[Entry]:  # where each tensor lies
     "Copy the tensors of a bucket into its block"
-    last_name = bucket[-1][0]
+    sums = _compared(bucket, version, every, first)
     entries: list[Entry] = []
     offset = 0
-    for position, (name, tensor) in enumerate(bucket, first):
-        compared = in_checksum_sample(position, version, every) or name == last_name
-        entry = Entry(
-            name,
-            tensor.dtype,
-            tuple(tensor.shape),
-            index,
-            offset,
-            checksum(tensor) if compared else None,
-        )
+    for name, tensor in bucket:
+        shape = tuple(tensor.shape)
+        entry = Entry(name, tensor.dtype, shape, index, offset, sums.get(name))
         entry.view_in(block).copy_(tensor.detach())
         entries.append(entry)
         offset += aligned_bytes(tensor)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MACHINE_ENV', 'DEVICE_ARGUMENT', 'DEVICE_RESERVE', 'RaiseError', 'Transport', 'machine_key', 'SharedMemory',
-           'open_shared', 'device_key', 'DeviceHandles', 'open_handle', 'why_no_handles', 'choose_transfer_backend',
-           'first_of_machine', 'make_transport', 'raise_on_this_rank', 'count_failing_ranks', 'raise_on_all_ranks',
-           'write_buckets', 'open_bucket', 'read_buckets', 'entry_handle', 'tensor_handles']
+           'open_shared', 'MappedBuckets', 'device_key', 'DeviceHandles', 'open_handle', 'why_no_handles',
+           'choose_transfer_backend', 'first_of_machine', 'make_transport', 'raise_on_this_rank', 'count_failing_ranks',
+           'raise_on_all_ranks', 'write_buckets', 'open_bucket', 'read_buckets', 'entry_handle', 'tensor_handles']
 
 # %% ../../nbs/weights/02_transport.ipynb #9c55d0e3
 import inspect
@@ -15,7 +15,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -146,18 +146,55 @@ class SharedMemory:
         self.folder = None
 
 # %% ../../nbs/weights/02_transport.ipynb #d1a94c70
-def open_shared(
+@contextmanager
+def _open_bucket_file(
     name: str,  # as `SharedMemory.share` gave it
-) -> torch.Tensor:  # the bucket, flat uint8, shared with the writer
-    "Map a bucket of another process; raises `MissingError` when it is gone"
+) -> Iterator[Any]:  # an open file
+    "The file behind a name; raises `MissingError` when it is gone"
     try:
-        with open(SHM_FOLDER / name, "rb+") as file:
-            return _map_file(file.fileno())
+        file = open(SHM_FOLDER / name, "rb+")
     except FileNotFoundError as error:
         raise MissingError(
             f"bucket {SHM_FOLDER / name} is gone",
             "The trainer died or released it: update the weights again.",
         ) from error
+    with file:
+        yield file
+
+
+def open_shared(
+    name: str,  # as `SharedMemory.share` gave it
+) -> torch.Tensor:  # the bucket, flat uint8, shared with the writer
+    "Map a bucket of another process; raises `MissingError` when it is gone"
+    with _open_bucket_file(name) as file:
+        return _map_file(file.fileno())
+
+# %% ../../nbs/weights/02_transport.ipynb #a4d17e20
+class MappedBuckets:
+    "Buckets of other processes, mapped from one update to the next"
+
+    def __init__(self) -> None:
+        # (device, inode) of a file -> the file, mapped
+        self.blocks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def open(
+        self,
+        names: Iterable[
+            str
+        ],  # of all buckets of an update, as `SharedMemory.share` gave them
+    ) -> list[torch.Tensor]:  # each bucket, flat uint8, shared with the writer
+        "Map what is new, let go of what is old; raises `MissingError` when a bucket is gone"
+        before, self.blocks = self.blocks, {}
+        return [self._open(name, before) for name in names]
+
+    def _open(self, name: str, before: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+        "One bucket, as it was mapped before or anew"
+        with _open_bucket_file(name) as file:
+            found = os.fstat(file.fileno())
+            key = (found.st_dev, found.st_ino)
+            block = before[key] if key in before else _map_file(file.fileno())
+        self.blocks[key] = block
+        return block
 
 # %% ../../nbs/weights/02_transport.ipynb #e9f6982e
 def device_key(
@@ -429,9 +466,15 @@ def _location(
 def read_buckets(
     manifest: Manifest,  # what the trainer wrote
     acc: Accelerator | None = None,  # of the engine's process; only device handles need it
+    mapped: MappedBuckets
+    | None = None,  # of the engine's process; none: map everything anew
 ) -> Iterator[tuple[str, torch.Tensor]]:  # (HF name, tensor in the bucket, to be read only)
     "Every tensor that the trainer wrote, without a copy; the tensors are valid until the next update"
-    blocks = [open_bucket(manifest, index, acc) for index in range(len(manifest.buckets))]
+    numbers = range(len(manifest.buckets))
+    if mapped is not None and manifest.backend == "shm":
+        blocks = mapped.open([_location(manifest, i, machine_key()) for i in numbers])
+    else:
+        blocks = [open_bucket(manifest, i, acc) for i in numbers]
     for entry in manifest.entries:
         yield entry.name, entry.view_in(blocks[entry.bucket])
 

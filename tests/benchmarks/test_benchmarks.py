@@ -37,6 +37,10 @@ SMALL = {  # arguments, and where the measured number stands
         f"took {NUMBER} s",
     ),
     "reward_speed": ("--workers 1 --answers 20", f'"answers_per_s": {NUMBER}'),
+    "scaling": (
+        "--axes prompts --points 1 --steps 1 --figure scaling.svg",
+        f"update_weights, ms +{NUMBER}",
+    ),
     "simulator_overhead": ("", rf"training step, .*\n +cpu +{NUMBER} ms"),
     "sleep_wake": ("--share 0.03 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),
     "soak": ("--steps 3", f"rss MiB +trainer 1 +{NUMBER}"),
@@ -75,6 +79,15 @@ def what_is_wrong(name: str, code: int, output: str) -> str:
 
 def test_every_benchmark_is_here():
     assert set(SMALL) == {p.stem for p in FOLDER.glob("*.py")} - {"test_benchmarks"}
+
+
+def test_every_benchmark_is_on_the_page():
+    "With a command, and with a figure or the word that there is none"
+    page = (TESTS.parent / ".docs/pages/reference/benchmarks.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for name in SMALL:
+        command = f"`python tests/benchmarks/{name}.py"
+        assert any(command in row for row in rows), f"{name} is in no row of benchmarks.md"
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

@@ -92,6 +92,25 @@ def update_in_pieces(case) -> None:
     require(got != old, "the responses are still those of the old weights")
 
 
+def plain_layers(worker) -> list[str]:
+    """Names of the layers that could be packed and compute with their weight"""
+    import torch
+
+    named = worker.model_runner.model.named_modules()
+    plain = torch.nn.functional.linear
+    return [name for name, layer in named if getattr(layer, "cpu_linear", None) is plain]
+
+
+def an_embedding_keeps_no_pack(case) -> None:
+    """The embedding of a tied model, before and after an update; its head is packed"""
+    from cookbook_npu.testing.conformance import require
+
+    for folder in (case.other, case.folder):
+        (found,) = case.engine.llm.collective_rpc(plain_layers)
+        require(found == ["model.embed_tokens"], f"not packed: {found}")
+        case.update_weights(folder)
+
+
 class HostStorage:
     """What CUDA's driver does with a handle, on the host: it names shared memory, and opening maps it.
 
@@ -234,7 +253,13 @@ def update_in_place(case) -> None:
     case.close()
 
 
-VLLM_CHECKS = [update_in_pieces, one_seed_for_a_batch, update_in_place, update_by_handles]
+VLLM_CHECKS = [
+    an_embedding_keeps_no_pack,
+    update_in_pieces,
+    one_seed_for_a_batch,
+    update_in_place,
+    update_by_handles,
+]
 
 
 @functools.cache

@@ -7,7 +7,8 @@ __all__ = ['VLLM_ENVIRONMENT_SHIM', 'NZ_ENV', 'NZ_WEIGHTS_SHIM', 'PROCESSED_LOGP
            'DUMMY_BATCH_SHIM', 'TIED_HEAD_SHIM', 'STARTUP_WAIT', 'STARTUP_POLL', 'STARTUP_MEMORY_SHIM',
            'PROFILING_MEMORY_SHIM', 'KV_CACHE_BYTES_SHIM', 'SLEEP_MEMORY_SHIM', 'IPC_MODULE', 'PACKED_NPU_IPC_SHIM',
            'installed', 'contains_text', 'mapped_libraries', 'HalfAwakeCore', 'wake_up', 'pack_is_stale', 'repack',
-           'reload_repacks', 'empty_device', 'packed_loads', 'npu_ipc_module', 'enter_rollout', 'enter_engine']
+           'reload_repacks', 'compute_plainly', 'drop_unused_packs', 'empty_device', 'packed_loads', 'npu_ipc_module',
+           'enter_rollout', 'enter_engine']
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #da09bc7f
 import copy
@@ -413,6 +414,35 @@ TIED_HEAD_SHIM = registry.register(
         link="https://github.com/vllm-project/vllm/blob/v0.23.0/vllm/model_executor/layers/vocab_parallel_embedding.py",
     )
 )
+
+# %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #b91e6a40
+def compute_plainly(
+    layer: Any,  # a vLLM layer that has its weight
+) -> None:
+    "Let a layer compute with its weight, as vLLM does where it cannot pack"
+    import torch
+
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+def drop_unused_packs(
+    model: Any,  # a vLLM model on a CPU
+) -> list[str]:  # names of these embeddings
+    "Embeddings that are not a head as well keep no packed copy, now and after every reload"
+    path = "vllm.model_executor.layers.vocab_parallel_embedding"
+    embedding = importlib.import_module(path).VocabParallelEmbedding
+    named = model.named_modules(remove_duplicate=False)
+    heads = {id(m) for name, m in named if name.rpartition(".")[2] == "lm_head"}
+    dropped = []
+    for name, module in model.named_modules():
+        # the class of a head is a subclass
+        if type(module) is not embedding or id(module) in heads:
+            continue
+        if hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading = compute_plainly
+            compute_plainly(module)
+            dropped.append(name)
+    return dropped
 
 # %% ../../../nbs/npu/shims/07_vllm_ascend.ipynb #7cd603f0
 STARTUP_WAIT = 60.0  # s, in all

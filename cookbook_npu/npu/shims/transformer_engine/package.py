@@ -685,7 +685,14 @@ def te_modules() -> dict[str, dict[str, Any]]:  # dotted module name -> its attr
             MXFP8BlockScaling=MXFP8BlockScaling,
             Recipe=_Recipe,
         ),
-        pt: {**layers, **fp8, **base, "checkpoint": checkpoint},
+        pt: {
+            **layers,
+            **fp8,
+            **base,
+            "checkpoint": checkpoint,
+            # mcore-bridge asks for it at each weight that it exports
+            "Float8BlockwiseQTensor": QuantizedTensor,
+        },
         f"{pt}.fp8": {
             **fp8,
             "FP8GlobalStateManager": FP8GlobalStateManager,
