@@ -153,6 +153,9 @@ def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
         if cell["cell_type"] == "code":
             outputs = cell.get("outputs", [])
             cell["outputs"] = [o for o in outputs if o.get("name") != "stderr"]
+            for output in cell["outputs"]:
+                # a record for programs; its text beside it is for readers
+                output.get("data", {}).pop("application/json", None)
             cell["execution_count"] = None
     if remark:
         cells.insert(1, note(*remark))

@@ -108,9 +108,13 @@ class Person:
 
     def wait(self, what, timeout: float = 240):
         "Look until there is something to see, and return it"
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        return WebDriverWait(self.driver, timeout, 0.02).until(lambda _: what())
+        # JupyterLab draws again while it is looked at
+        again = [StaleElementReferenceException]
+        wait = WebDriverWait(self.driver, timeout, 0.02, ignored_exceptions=again)
+        return wait.until(lambda _: what())
 
     def see(self, text: str, timeout: float = 240) -> None:
         "Wait for a text among the outputs"
@@ -131,7 +135,14 @@ class Person:
 
     def click(self, selector: str, text: str = "") -> None:
         "Click on what is there"
-        self.wait(lambda: self.find(selector, text), 60).click()
+
+        def clicked() -> bool:
+            found = self.find(selector, text)
+            if found is not None:
+                found.click()
+            return found is not None
+
+        self.wait(clicked, 60)
 
     def press(self, *keys: str) -> None:
         "Press keys, one after another"

@@ -248,6 +248,15 @@ def test_a_page_shows_the_results_of_the_same_cells(checkout):
     assert "not executed" in stage.notebook_page(notebook, [])["cells"][1]["source"]
 
 
+def test_a_record_for_programs_is_not_shown_beside_its_text(checkout):
+    "Sphinx warns of it, which is an error here"
+    data = {"application/json": {"reward": 1}, "text/plain": ["reward 1"]}
+    shown = SUM | {"outputs": [{"output_type": "display_data", "data": data}]}
+    notebook = write(checkout / "nbs/rl/demo.ipynb", TITLE, shown)
+    (output,) = stage.shown_notebook(notebook, None)["cells"][1]["outputs"]
+    assert output["data"] == {"text/plain": ["reward 1"]}
+
+
 def test_a_page_without_code_to_see_needs_no_results(checkout):
     page = stage.notebook_page(write(checkout / "nbs/index.ipynb", TITLE, HIDDEN), [])
     assert [c["source"] for c in page["cells"]] == ["# rl.demo"]
