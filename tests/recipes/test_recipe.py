@@ -177,29 +177,11 @@ def test_a_rerun_repeats_bitwise_and_says_so(folder):
         ).read_bytes()
 
 
-def gsm8k(folder: Path) -> Path:
-    "A file of eight records as GSM8K has them"
-    lines = [
-        {
-            "question": f"Tom has {n} apples and buys {n}. How many?",
-            "answer": f"{n}+{n}.\n#### {2 * n}",
-        }
-        for n in range(1, 9)
-    ]
-    data = folder / "train.jsonl"
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return data
-
-
-def test_the_hybrid_recipe_runs_packed_on_records_of_gsm8k(tmp_path):
+def test_the_hybrid_recipe_runs_packed(tmp_path):
     "Qwen3.5: its gated delta nets take packed rows here, and TIS weighs the tokens"
     small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
-    more = ["-p", "prompt_data", str(gsm8k(tmp_path))]
-    root, recipe = tmp_path / "runs", "qwen3_5_9b_colocate"
-    folder = tiny_run(root, *more, env=preloaded(), recipe=recipe, **small)
-    lines = (folder / "samples/step_000000.jsonl").read_text().splitlines()
-    labels = {json.loads(line)["label"] for line in lines}
-    assert labels <= {str(2 * n) for n in range(1, 9)}
+    root = tmp_path / "runs"
+    folder = tiny_run(root, env=preloaded(), recipe="qwen3_5_9b_colocate", **small)
     last = records(folder)[-1]
     assert last["step"] == 2 and 0.99 < last["tis"] < 1.01
     assert last["train_rollout_logprob_abs_diff"] < 1e-4
@@ -245,6 +227,26 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
     export = folder / "checkpoints/step_000002/hf"
     assert json.loads((export / "config.json").read_text())["model_type"] == "qwen3_vl"
     assert (export / "preprocessor_config.json").is_file()
+
+
+def test_gsm8k_records_run_through(tmp_path):
+    lines = [
+        {
+            "question": f"Tom has {n} apples and buys {n}. How many?",
+            "answer": f"{n}+{n}.\n#### {2 * n}",
+        }
+        for n in range(1, 9)
+    ]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = ["-p", "prompt_data", str(data)]
+    folder = tiny_run(tmp_path / "runs", *more, env=preloaded())
+    samples = [
+        json.loads(line)
+        for line in (folder / "samples/step_000000.jsonl").read_text().splitlines()
+    ]
+    assert {s["label"] for s in samples} <= {str(2 * n) for n in range(1, 9)}
+    assert records(folder)[-1]["step"] == 2
 
 
 @pytest.mark.skipif(

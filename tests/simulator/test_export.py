@@ -8,7 +8,6 @@ import torch
 from export_jobs import IDS, STEP
 from preloaded_jobs import TRAINER_RANK
 from typer.testing import CliRunner
-from whole_runs import preloaded
 
 from cookbook_npu.cli import app
 from cookbook_npu.config import TinyConfig
@@ -80,10 +79,8 @@ def test_plain_transformers_computes_what_the_trainer_does(trained, family, tmp_
     assert difference(run.parent / f"first_{family}", logits) > 1e-2
 
 
-def test_a_state_without_an_export_is_converted(trained, tmp_path, monkeypatch):
+def test_a_state_without_an_export_is_converted(trained, tmp_path):
     "As a run with train.export_hf off leaves it: TP 2 is read by one device"
-    for name, value in preloaded().items():  # Ray's processes are forks of servers
-        monkeypatch.setenv(name, value)
     run, logits = trained["qwen3_5"]
     words = ["export", str(run), "--step", str(STEP - 1), "--to", str(tmp_path / "hf")]
     out = CliRunner().invoke(app, words)
