@@ -330,7 +330,7 @@ class RolloutConfig(Config):
     )
     environment: str | None = Field(
         default=None,
-        description="what answers the policy between its turns: calculator, geo3k, zoom, or "
+        description="what answers the policy between its turns: calculator, geo3k, zoom, verifiers, or "
         "package.module:Class; none: responses have one turn",
     )
     environment_arguments: dict[str, Any] = Field(
