@@ -36,6 +36,7 @@ from ..data.sample import Prompt
 from ..data.tasks import read_tokenizer
 from ..data.turns import TurnFormat
 from ..npu.device import CUDA, NPU
+from ..parameters import handed_on
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import BegunLength, EpisodeRunner
 from ..runs.checkpoints import Checkpoint
@@ -286,6 +287,23 @@ def _end_quickly() -> None:
     atexit.register(gc.freeze)
 
 
+def _while_waiting(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
+    "What is shown while a call takes long: notes below the bar, lines where nobody sees the bar"
+    lines = StartLines(cluster.status)
+    if not isinstance(view, NotebookView):
+        return lines
+    # the kernel of a command, whose printed lines appear in a terminal
+    told = handed_on(config, os.environ) is not None
+
+    def show() -> None:
+        "Both, or the notes alone"
+        view.show_notes(cluster.status())
+        if told:
+            lines()
+
+    return show
+
+
 def _start(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
@@ -315,9 +333,7 @@ def _start(
     cluster = stack.enter_context(start_cluster(config, folder))
     check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
-    cluster.on_wait = StartLines(cluster.status)
-    if isinstance(view, NotebookView):
-        cluster.on_wait = lambda: view.show_notes(cluster.status())
+    cluster.on_wait = _while_waiting(cluster, view, config)
     hf_path = first_weights(cluster, config)
     episodes = start_episodes(config, hf_path)
     if episodes is not None:
