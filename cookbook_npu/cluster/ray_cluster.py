@@ -260,6 +260,7 @@ def cluster_env(
     wanted = {
         SIMULATED_DEVICES_ENV: str(count),
         "COOKBOOK_NPU_SIM_SESSION": f"cbn{os.getpid()}x{secrets.token_hex(3)}",
+        "OMP_NUM_THREADS": "1",
     }
     env = {SIMULATE_ENV: "1", AUTOLOAD_ENV: "0"}
     for name, value in wanted.items():
