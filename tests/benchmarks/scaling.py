@@ -59,7 +59,8 @@ def in_one_process(task: Task) -> Point:
     "Phases of the driver's own step, all workers in this process"
     import grpo_step
 
-    grpo_step.PROMPTS, grpo_step.SAMPLES = task["at"]["prompts"], SAMPLES
+    grpo_step.PROMPTS = task["at"]["prompts"]
+    grpo_step.SAMPLES = SAMPLES
     steps = WARM + task["steps"]
     driver = grpo_step.start_ours(
         {
@@ -67,6 +68,7 @@ def in_one_process(task: Task) -> Point:
             "output": task["output"],
             "tokens": task["at"]["response"],
             "steps": steps + 1,
+            "device": "npu",
             "prompts": prompt_texts(task["at"]["prompts"] * steps),
         }
     )
@@ -174,11 +176,10 @@ def measured(axis: str, value: int, steps: int, folder: Path) -> Point:
 
     at = BASE | {axis: value}
     size = {"layers": LAYERS, "hidden": at["hidden"], "tokens": at["response"]}
-    grpo_step.SIZES["point"] = size
     own = Path(tempfile.mkdtemp(dir=folder))
     task = {"axis": axis, "at": at, "steps": steps, "output": str(own / "output")}
     Path(task["output"]).mkdir()
-    task["folder"] = str(grpo_step.build("point", own / "model"))
+    task["folder"] = str(grpo_step.build(size, own / "model"))
     (own / "task.json").write_text(json.dumps(task))
     env = os.environ | {
         "COOKBOOK_NPU_SIMULATE": "1",
