@@ -276,5 +276,4 @@ class AsyncDriver(Driver):
             **state.trainer.call_rank_zero("memory_metrics"),
             **evaluation,
             "version": state.version,
-            "tokens": sum(len(s.prompt_ids) + len(s.response_ids) for s in samples),
         }

@@ -331,7 +331,7 @@ def rollout_mismatch(
 def rollout_metrics(
     samples: Sequence[Sample],  # graded samples
 ) -> dict[str, float]:  # metric -> value
-    "Reward, lengths, truncation, groups without signal, and pass@k by the samples of a group"
+    "Reward, lengths, truncation, groups without signal, pass@k by the samples of a group, and tokens in all"
     rewards = rewards_of(samples)
     rewards_B = torch.tensor(rewards, dtype=torch.float64)
     constant = zero_std_groups(rewards_B, [s.group_id for s in samples])
@@ -345,6 +345,7 @@ def rollout_metrics(
         "truncated_ratio": float(np.mean(truncated)),
         "zero_std_groups": float(constant),
         **{f"pass@{k}": rate for k, rate in passed.items()},
+        "tokens": sum(len(s.prompt_ids) + len(s.response_ids) for s in samples),
     }
 
 # %% ../../nbs/train/00_batch.ipynb #f4b1fa84

@@ -37,10 +37,7 @@ class Driver:
         self.weights = WeightSync(state)
         self.recovery = Recovery(state, self.checkpoints, self.weights)
         self.rollouts = RolloutManager(state, self.recovery)
-        train = state.config.train
-        self.logprob_alarm = LogprobDiffAlarm(
-            train.logprob_diff_factor, train.logprob_diff_alarm
-        )
+        self.logprob_alarm = LogprobDiffAlarm.of(state.config.train)
 
     def start(
         self,
@@ -123,11 +120,7 @@ class Driver:
 
     def _evaluate(self, step: int) -> dict[str, float]:  # empty: not after this step
         "The evaluation after a step"
-        config = self.state.config
-        every = config.rollout.eval_every
-        if not every or not due(every, step, config.num_steps):
-            return {}
-        return self.rollouts.evaluate(step + 1)
+        return self.rollouts.evaluate_after(step)
 
     def step(
         self,
@@ -163,5 +156,4 @@ class Driver:
             **engine_memory,
             **memory,
             "version": state.version,
-            "tokens": sum(len(s.prompt_ids) + len(s.response_ids) for s in rollout.samples),
         }

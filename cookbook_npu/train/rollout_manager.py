@@ -20,6 +20,7 @@ from ..errors import EnvironmentFault, RewardError, RoleError
 from ..rl.filters import DynamicSampling
 from ..rollout.engine import Request, derive_seed
 from ..rollout.episodes import episode_metrics
+from .checkpointing import due
 from .recovery import Recovery
 from .state import DriverState
 
@@ -309,6 +310,17 @@ class RolloutManager:
         for prompt in rollout.prompts:
             outcome = "trained" if prompt.prompt_id in trained else "dropped"
             self.state.prompts.mark_done([prompt.prompt_id], outcome)
+
+    def evaluate_after(
+        self,
+        step: int,  # number of the step, from 0
+    ) -> dict[str, float]:  # empty: not after this step
+        "The evaluation after a step, if it is its turn"
+        config = self.state.config
+        every = config.rollout.eval_every
+        if not every or not due(every, step, config.num_steps):
+            return {}
+        return self.evaluate(step + 1)
 
     def evaluate(
         self,

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import median
+from typing import Self
 
 import numpy as np
 import torch
 
+from ..config import TrainConfig
 from ..data.sample import ImageInput, Prompt, Sample
 from ..errors import NumericsError
 from ..rl.advantages import explained_variance
@@ -287,6 +289,14 @@ class LogprobDiffAlarm:
         self.factor = factor
         self.ceiling = ceiling
         self.first: list[float] = []  # differences of the first steps
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainConfig,  # of a run
+    ) -> Self:
+        "The alarm that a run asks for"
+        return cls(train.logprob_diff_factor, train.logprob_diff_alarm)
 
     @property
     def limit(self) -> float:
