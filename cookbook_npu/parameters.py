@@ -377,8 +377,8 @@ def settings_record(
     before = {row["key"]: row for row in earlier}
     rows = []
     for key, value, source in settings_table(config, Given(sources=sources), every=True):
-        known = before.get(key, {})
-        if source in (RESUMED, BY_PROGRAM) and known.get("value") == value:
+        known = before.get(key)
+        if known and source in (RESUMED, BY_PROGRAM) and known["value"] == value:
             source = known["source"]
         rows.append({"key": key, "value": value, "source": source})
     return rows

@@ -329,8 +329,11 @@ def _start(
     stack.callback(sweep_scratch)
     sweep_scratch()
     # while Ray starts, which is waiting for the most part
-    threading.Thread(target=_import_tokenizers, daemon=True).start()
+    importing = threading.Thread(target=_import_tokenizers, daemon=True)
+    importing.start()
     cluster = stack.enter_context(start_cluster(config, folder))
+    # who imports transformers while another thread does gets a module that lacks its names
+    importing.join()
     check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
     cluster.on_wait = _while_waiting(cluster, view, config)

@@ -278,7 +278,10 @@ def test_vllm_samples_for_the_hybrid_recipe(tmp_path):
 
 MISTAKES = [
     (["-p", "learning_rat", "1e-3"], "Did you mean 'learning_rate'?"),
-    (["-p", "overrides", '{"samples_per_promt": 4}'], "Did you mean 'samples_per_prompt'?"),
+    (
+        ["-p", "overrides", '{"samples_per_promt": 4}'],
+        "Did you mean 'rollout.samples_per_prompt'?",
+    ),
     (["-p", "prompts_per_step", "-4"], "rollout.prompts_per_step is -4"),
     (["-p", "overrides", '{"train.global_batch_size": 100}'], "does not divide"),
     (["-p", "prompt_data", "/no/such.jsonl"], "/no/such.jsonl does not exist"),
