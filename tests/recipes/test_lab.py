@@ -179,9 +179,10 @@ class Person:
 
     def run(self) -> None:
         "Execute the cell with the cursor, which stays there"
-        from selenium.webdriver import Keys
+        from selenium.webdriver import ActionChains, Keys
 
-        self.press(Keys.CONTROL, Keys.ENTER, Keys.NULL)
+        held = ActionChains(self.driver).key_down(Keys.CONTROL).send_keys(Keys.ENTER)
+        held.key_up(Keys.CONTROL).perform()
 
     def stop(self) -> None:
         "The stop button of the toolbar"
