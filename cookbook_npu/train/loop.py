@@ -109,8 +109,7 @@ class Driver:
             row = self.step(step)
         rate = row["tokens"] / tracker.spans.times["step"]
         row["tokens_per_s_per_device"] = rate / config.placement.devices
-        row |= self._evaluate(step)
-        row |= self.rollouts.reward_metrics(step)
+        row |= self._evaluate(step) | self.rollouts.reward_metrics(step)
         self.logprob_alarm.watch(step, row, self.state.folder)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)
