@@ -6953,6 +6953,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._start': ( 'train/session.html#_start',
                                                                                    'cookbook_npu/train/session.py'),
+                                            'cookbook_npu.train.session._start_thread': ( 'train/session.html#_start_thread',
+                                                                                          'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._tell_stopped': ( 'train/session.html#_tell_stopped',
                                                                                           'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._warm_start': ( 'train/session.html#_warm_start',

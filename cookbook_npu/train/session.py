@@ -281,6 +281,13 @@ def _import_tokenizers() -> None:
         importlib.import_module("transformers").PreTrainedTokenizerFast
 
 
+def _start_thread(work: Callable[[], None]) -> threading.Thread:
+    "Begin something beside this thread"
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
 def _end_quickly() -> None:
     "Let this process not collect, when it ends, what goes with it anyway: a second where torch is imported"
     atexit.unregister(gc.freeze)
@@ -329,8 +336,7 @@ def _start(
     stack.callback(sweep_scratch)
     sweep_scratch()
     # while Ray starts, which is waiting for the most part
-    importing = threading.Thread(target=_import_tokenizers, daemon=True)
-    importing.start()
+    importing = _start_thread(_import_tokenizers)
     cluster = stack.enter_context(start_cluster(config, folder))
     # who imports transformers while another thread does gets a module that lacks its names
     importing.join()
