@@ -202,7 +202,7 @@ class EpisodeRunner:
         episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
         answers = [self.start_reset(episode) for episode in episodes]
         for episode, answer in zip(episodes, answers, strict=True):
-            self.settle(episode, None, answer.result(), limit)
+            self.record_answer(episode, None, answer.result(), limit)
         return EpisodeBatch(self, episodes, limit)
 
     def step(
@@ -213,12 +213,12 @@ class EpisodeRunner:
         "Show each environment the turn, and put its answer behind it"
         answers = [self.start_step(episode, sample) for episode, sample in written]
         for (episode, sample), answer in zip(written, answers, strict=True):
-            self.settle(episode, sample, answer.result(), limit)
+            self.record_answer(episode, sample, answer.result(), limit)
 
     def start_reset(
         self,
         episode: Episode,  # new
-    ) -> Future[EnvironmentAnswer]:  # for `settle`
+    ) -> Future[EnvironmentAnswer]:  # for `record_answer`
         "Let an environment begin an episode, beside everything else"
         return self.calls.start(partial(self._begin, episode, self._take()))
 
@@ -226,11 +226,11 @@ class EpisodeRunner:
         self,
         episode: Episode,  # whose environment is to answer
         sample: Sample,  # what the policy has written, a whole turn
-    ) -> Future[EnvironmentAnswer]:  # for `settle`
+    ) -> Future[EnvironmentAnswer]:  # for `record_answer`
         "Show an environment a turn, beside everything else"
         return self.calls.start(partial(self._step, episode, sample))
 
-    def settle(
+    def record_answer(
         self,
         episode: Episode,  # whose environment was called
         sample: Sample | None,  # that it was shown; none: it was reset

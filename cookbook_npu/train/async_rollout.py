@@ -242,9 +242,9 @@ class EngineThread:
         "Sample a group"
         self.groups = [*(known for known in self.groups if known.missing), group]
         group.engine = self.number
-        self.go_on(group)
+        self.enqueue(group)
 
-    def go_on(
+    def enqueue(
         self,
         group: RunningGroup,  # given to this engine
     ) -> None:
@@ -419,13 +419,13 @@ class EnginePool:
             chosen.give(group)
         self.background.changed.notify_all()
 
-    def go_on(
+    def continue_group(
         self,
         group: RunningGroup,  # under way, with a request that was not ready before
     ) -> None:
         "Sample the next turn where the last one was sampled"
         if group.engine is not None:
-            self.threads[group.engine].go_on(group)
+            self.threads[group.engine].enqueue(group)
             self.background.changed.notify_all()
 
     def take_back(
@@ -453,9 +453,9 @@ class EnginePool:
     def _restart(self, number: int, error: RoleError) -> None:
         "An engine is gone: it is started again"
         self.on_failure(error)
-        self.background.start(self._start_again, number)
+        self.background.start(self._start_engine, number)
 
-    def _start_again(self, number: int, event: str = "restart") -> None:
+    def _start_engine(self, number: int, event: str = "restart") -> None:
         self.state.workers.restart_engine(number)
         with self.background.changed:
             if self.threads[number].removed:
@@ -507,7 +507,7 @@ class EnginePool:
             thread = self.threads[number] if removed else self._make_thread(number)
             thread.lost = True
             thread.removed = False
-        self.background.start(self._start_again, number, "engine_added")
+        self.background.start(self._start_engine, number, "engine_added")
 
     def abandon(
         self,
@@ -683,7 +683,9 @@ class AsyncRollout:
         if runner is None:
             return None
         background = self.background
-        return EpisodeStream(runner, background.changed, background.start, self._go_on)
+        return EpisodeStream(
+            runner, background.changed, background.start, self._handle_answer
+        )
 
     def _new_gate(self, step: int) -> StalenessGate:
         rollout = self.state.config.rollout
@@ -875,7 +877,7 @@ class AsyncRollout:
         if group.add(sample):
             self.background.grade(self._grade, group)
 
-    def _go_on(self, episode: Episode) -> None:
+    def _handle_answer(self, episode: Episode) -> None:
         "An environment has answered"
         assert self.stream is not None
         group = self.groups[episode.request.group_id]
@@ -885,7 +887,7 @@ class AsyncRollout:
             self._add(group, self.stream.runner.described(episode))
         else:
             group.missing[episode.request.index] = episode.request
-            self.engines.go_on(group)
+            self.engines.continue_group(group)
         self.background.changed.notify_all()
 
     def _lose(self, group: RunningGroup, failure: CallFailure) -> None:
