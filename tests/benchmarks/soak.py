@@ -8,7 +8,6 @@ line) and more than a floor, when the host memory of a process of the run leaves
 200, or when anything is left when the run has ended.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from options import option_parser
 
 from cookbook_npu.presets import qwen3_4b_colocate
 from cookbook_npu.train.session import session
@@ -167,9 +167,7 @@ def unsettled(watcher: Watcher) -> list[str]:
 
 def main() -> int:
     "Run, watch, judge"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
         "--engine", default="transformers", choices=("transformers", "vllm")
