@@ -82,7 +82,7 @@ class Episode:
         reason = "length" if outcome == "truncated" else sample.finish_reason
         self.sample = replace(sample, finish_reason=reason)
 
-    def facts(self) -> dict[str, Any]:  # JSON-able
+    def summary(self) -> dict[str, Any]:  # JSON-able
         "What its sample's metadata say of it"
         return {
             "outcome": self.outcome,
@@ -263,7 +263,7 @@ class EpisodeRunner:
         "The sample of an episode"
         assert episode.sample is not None
         sample = episode.sample
-        sample.metadata["environment"] = episode.facts()
+        sample.metadata["environment"] = episode.summary()
         if sample.turns:
             write_policy_text(sample, self.format.decode)
             sample.metadata["turn_texts"] = turn_texts(sample, self.format)
@@ -424,22 +424,24 @@ def episode_metrics(
     samples: Sequence[Sample],  # of a rollout with environments
 ) -> dict[str, float]:  # env/...; empty: no sample
     "How the episodes of a rollout went"
-    facts = [sample.metadata["environment"] for sample in samples]
-    if not facts:
+    episodes = [sample.metadata["environment"] for sample in samples]
+    if not episodes:
         return {}
-    calls = sum(fact["tool_calls"] for fact in facts)
-    errors = sum(fact["tool_errors"] for fact in facts)
+    calls = sum(episode["tool_calls"] for episode in episodes)
+    errors = sum(episode["tool_errors"] for episode in episodes)
     told = [sample.loss_mask.count(0) for sample in samples]
     metrics = {
-        "env/turns_mean": float(np.mean([fact["turns"] for fact in facts])),
-        "env/tool_calls_mean": calls / len(facts),
+        "env/turns_mean": float(np.mean([episode["turns"] for episode in episodes])),
+        "env/tool_calls_mean": calls / len(episodes),
         "env/tool_error_ratio": errors / max(calls, 1),
         "env/observation_tokens_mean": float(np.mean(told)),
-        "env/reward_mean": float(np.mean([fact["reward"] for fact in facts])),
-        "env/oracle_calls_mean": float(np.mean([fact["oracle_calls"] for fact in facts])),
-        **_answer_metrics([fact["answers"] for fact in facts]),
+        "env/reward_mean": float(np.mean([episode["reward"] for episode in episodes])),
+        "env/oracle_calls_mean": float(
+            np.mean([episode["oracle_calls"] for episode in episodes])
+        ),
+        **_answer_metrics([episode["answers"] for episode in episodes]),
     }
     for outcome in ("truncated", "max_turns"):
-        share = np.mean([fact["outcome"] == outcome for fact in facts])
+        share = np.mean([episode["outcome"] == outcome for episode in episodes])
         metrics[f"env/{outcome}_ratio"] = float(share)
     return metrics

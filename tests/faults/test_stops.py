@@ -49,8 +49,8 @@ class Traces:
     "What a run under way has on this machine beside its folder"
 
     def __init__(self, process: psutil.Process, folder: Path):
-        beats = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
-        self.workers = [psutil.Process(beat.pid) for beat in beats if beat]
+        found = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
+        self.workers = [psutil.Process(status.pid) for status in found if status]
         owner = psutil.Process(int((folder / ".lock").read_text().split()[1]))
         # a kernel of the tests may be a fork of a server that is nobody's child here
         below = {*process.children(recursive=True), *owner.children(recursive=True)}
