@@ -65,6 +65,17 @@ def segments(pids: set[int]) -> list[str]:
     ]
 
 
+def is_server(process: psutil.Process) -> bool:
+    "Whether workers are forked from it: it ends with this process, or with the tests"
+    try:
+        words = process.cmdline()
+    except (
+        psutil.NoSuchProcess
+    ):  # it has ended; one that nobody waited for still has a name
+        return False
+    return any("fork_server" in word for word in words)
+
+
 class Watcher:
     "Measures the processes of a run"
 
@@ -100,7 +111,8 @@ class Watcher:
 
     def left(self) -> list[str]:
         "What is there after the run: processes, and shared memory"
-        found = [p.name() for p in psutil.Process().children(recursive=True)]
+        below = psutil.Process().children(recursive=True)
+        found = [process.name() for process in below if not is_server(process)]
         for name, pid in self.named.items():
             if name != "driver" and psutil.pid_exists(pid):
                 found.append(name)
