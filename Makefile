@@ -51,7 +51,7 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook` (ARGS=--no-browser)
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ARGS)
 
-test: style ## every test, half an hour: drift, style, notebooks, pytest, the recipes end to end
+test: style ## every test, 28 minutes: drift, style, notebooks, pytest, the recipes end to end
 	$(BIN)/python tests/helpers/npu_wheel/build.py
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -73,7 +73,7 @@ TYPES = $(BIN)/basedpyright --level error cookbook_npu
 LINT  = $(BIN)/python tests/drift.py && $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet
 QUICK = $(BIN)/python -m pytest -m 'not slow' -x -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-quick: $(VENV)/.test ## the tests that take seconds, three minutes in all
+quick: $(VENV)/.test ## the tests that take seconds, 2 minutes in all
 	$(TYPES) & types=$$!; $(LINT) && $(QUICK); others=$$?; wait $$types && exit $$others
 
 style: $(VENV)/.test ## what is generated is in step; format, lint, types

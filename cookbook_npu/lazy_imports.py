@@ -62,13 +62,13 @@ class LazyModule(importlib.abc.Loader):
         module.__getattr__ = __getattr__
 
     def _function(self, module: ModuleType, name: str) -> Callable[..., Any]:
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
+        def stub(*args: Any, **kwargs: Any) -> Any:
             "Load the module and call its function"
             self._load(module)
             return getattr(module, name)(*args, **kwargs)
 
-        stand_in.__name__ = name
-        return stand_in
+        stub.__name__ = name
+        return stub
 
     def _load(self, module: ModuleType) -> None:
         with self._lock:

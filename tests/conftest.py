@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -12,17 +11,41 @@ from places import HELPERS
 from whole_runs import configure, run
 
 from cookbook_npu.fork_server import make_folder
+from cookbook_npu.scratch import (
+    SESSION_PREFIX,
+    make_scratch,
+    remove_scratch,
+    sweep_scratch,
+)
 
 
 def pytest_configure(config):
-    "One folder of fork servers for the session; processes of tests find the helpers"
+    "A folder of fork servers and temporary files for the session; processes of tests find the helpers"
     _take_signals()
     if hasattr(config, "workerinput"):
         return  # a worker of pytest-xdist has the variables of its controller
-    config.fork_servers = Path(tempfile.mkdtemp(prefix="cb_")) / "servers"
-    os.environ.update(make_folder(config.fork_servers))
+    sweep_scratch()
+    config.scratch = make_scratch(SESSION_PREFIX, _short_root())
+    os.environ.update(make_folder(config.scratch / "s"))
+    _keep_temporary_files(config.scratch / "t")
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), inherited]))
+
+
+def _short_root() -> Path:
+    "Where temporary files are; sockets have 107 bytes for their address"
+    root = Path(tempfile.gettempdir())
+    return root if len(os.fsencode(root)) <= 16 else Path("/tmp")
+
+
+def _keep_temporary_files(folder: Path) -> None:
+    """What the tests and their processes leave among temporary files goes with the session.
+
+    pytest's own folders stay where they were: one looks into them after a failure."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder.mkdir()
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
 
 
 def _take_signals() -> None:
@@ -35,8 +58,8 @@ def _take_signals() -> None:
 
 
 def pytest_unconfigure(config):
-    if hasattr(config, "fork_servers"):
-        shutil.rmtree(config.fork_servers.parent)
+    if hasattr(config, "scratch"):
+        remove_scratch(config.scratch)
 
 
 @pytest.fixture(scope="session")

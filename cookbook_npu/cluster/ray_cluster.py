@@ -683,6 +683,7 @@ class Cluster:
             ray.shutdown()
         if self.folder:
             remove_session_folder(self.folder)
+        sweep_scratch()  # of workers, which were killed
         if self.simulated:
             # Workers were killed: none of them was the last one to leave the shared memory.
             importlib.import_module("cookbook_npu.npu.simulator").remove_dead_sessions()

@@ -47,6 +47,7 @@ from cookbook_npu.heartbeat import (
 )
 from ..npu.device import free_port
 from ..preload import PRELOAD_ENV, can_be_fork, is_fork
+from ..scratch import use_own_temporary_folder
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #20d45677
 class Future(Protocol):
@@ -287,6 +288,7 @@ class WorkerActor:
     ) -> None:
         "Prepare this process, then hold the role object"
         apply_env(env)
+        use_own_temporary_folder()
         if log:
             redirect_output(log)
             start_heartbeat(_heartbeat_file(log))

@@ -77,13 +77,17 @@ class Rollouts(ABC):
         "What all rollouts need"
         yield
 
-    @abstractmethod
     async def run(
         self,
         row: int,  # which question
         address: str,  # of the model
     ) -> dict[str, Any]:  # reward, metrics, stop
         "Play a rollout; raises `RolloutError` for one without a reward"
+        return await self._play(row, address)
+
+    @abstractmethod
+    async def _play(self, row: int, address: str) -> dict[str, Any]:
+        "`run`, of one generation"
 
 
 class EnvironmentRollouts(Rollouts):
@@ -101,12 +105,8 @@ class EnvironmentRollouts(Rollouts):
             raise RolloutError("its rubric compares the rollouts of a group")
         self.rows = [dict(row) for row in self.environment.get_dataset()]
 
-    async def run(
-        self,
-        row: int,  # which question
-        address: str,  # of the model
-    ) -> dict[str, Any]:  # reward, metrics, stop
-        "Play a rollout; raises `RolloutError` for one without a reward"
+    async def _play(self, row: int, address: str) -> dict[str, Any]:
+        "With a client of its own"
         from verifiers.clients import resolve_client
         from verifiers.types import ClientConfig
 
@@ -172,12 +172,8 @@ class TasksetRollouts(Rollouts):
         async with self.environment.serving():
             yield
 
-    async def run(
-        self,
-        row: int,  # which question
-        address: str,  # of the model
-    ) -> dict[str, Any]:  # reward, metrics, stop
-        "Play a rollout; raises `RolloutError` for one without a reward"
+    async def _play(self, row: int, address: str) -> dict[str, Any]:
+        "One of its agents is the policy"
         import verifiers.v1 as vf
 
         endpoint = vf.EvalClientConfig(base_url=address, api_key_var=KEY_ENV)
@@ -349,6 +345,7 @@ async def _endpoint(worker: Worker) -> AsyncIterator[None]:
     from aiohttp import web
 
     async def answer(request: Any) -> Any:
+        "With this worker"
         return await _answer_http(worker, request)
 
     application = web.Application(client_max_size=1 << 30)

@@ -180,22 +180,22 @@ def _weights(config: RunConfig) -> tuple[str, str]:
     wanted = config.placement.transfer_backend
     collective = "nccl" if config.scale == "cuda" else "hccl"
     if wanted == "broadcast":
-        way = f"a broadcast over {collective} to all engines, while the trainer goes on"
+        method = f"a broadcast over {collective} to all engines, while the trainer goes on"
     elif config.placement.mode == "split":
-        way = (
+        method = (
             "host memory that trainer and engines share; "
             f"a broadcast over {collective} to engines on machines without a trainer rank"
         )
     elif wanted == "ipc":
-        way = "device memory that an engine opens in place (ipc)"
+        method = "device memory that an engine opens in place (ipc)"
     elif wanted == "shm" or config.scale == "laptop":
-        way = "host memory that trainer and engines share (shm)"
+        method = "host memory that trainer and engines share (shm)"
     else:
-        way = (
+        method = (
             "device memory that an engine opens in place (ipc) where the devices allow it, "
             "otherwise host memory (shm)"
         )
-    return "weights", way
+    return "weights", method
 
 # %% ../../nbs/plan/04_plan.ipynb #13b60a90
 def _bytes(n: int) -> str:

@@ -161,7 +161,7 @@ class _Engine:
         self._fill()
         return row
 
-    def go_on(self, until: float) -> None:
+    def advance(self, until: float) -> None:
         "Sample until a time at which no response has ended yet"
         if self.live:
             self.busy += until - self.clock
@@ -245,12 +245,12 @@ class _Schedule:
             del self.left[row.group]
             self.gate.finish(row.group)
 
-    def go_on(self, until: float) -> None:
+    def advance(self, until: float) -> None:
         "Let the engines sample up to a time"
         for engine in self.engines:
             while engine.next_end() <= until:
                 self._end_next(engine)
-            engine.go_on(max(until, engine.clock))
+            engine.advance(max(until, engine.clock))
         self.clock = until
 
     def wait(self) -> None:
@@ -262,7 +262,7 @@ class _Schedule:
                 raise RuntimeError(f"step {self.gate.step} waits for {why}: nothing runs")
             self._end_next(engine)
             self.clock = max(self.clock, engine.clock)
-        self.go_on(self.clock)
+        self.advance(self.clock)
         self.waited += self.clock - began
 
     def step(self) -> Counter[int]:  # age -> samples
@@ -272,7 +272,7 @@ class _Schedule:
         ages: Counter[int] = Counter()
         for group in self.gate.take():
             ages.update(self.gate.step - v for v in self.versions.pop(group))
-        self.go_on(self.clock + self.times.train)
+        self.advance(self.clock + self.times.train)
         self.gate.advance()
         for engine in self.engines:
             engine.update(self.gate.step)

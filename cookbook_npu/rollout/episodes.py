@@ -82,7 +82,7 @@ class Episode:
         reason = "length" if outcome == "truncated" else sample.finish_reason
         self.sample = replace(sample, finish_reason=reason)
 
-    def facts(self) -> dict[str, Any]:  # JSON-able
+    def summary(self) -> dict[str, Any]:  # JSON-able
         "What its sample's metadata say of it"
         return {
             "outcome": self.outcome,
@@ -202,7 +202,7 @@ class EpisodeRunner:
         episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
         answers = [self.start_reset(episode) for episode in episodes]
         for episode, answer in zip(episodes, answers, strict=True):
-            self.settle(episode, None, answer.result(), limit)
+            self.record_answer(episode, None, answer.result(), limit)
         return EpisodeBatch(self, episodes, limit)
 
     def step(
@@ -213,12 +213,12 @@ class EpisodeRunner:
         "Show each environment the turn, and put its answer behind it"
         answers = [self.start_step(episode, sample) for episode, sample in written]
         for (episode, sample), answer in zip(written, answers, strict=True):
-            self.settle(episode, sample, answer.result(), limit)
+            self.record_answer(episode, sample, answer.result(), limit)
 
     def start_reset(
         self,
         episode: Episode,  # new
-    ) -> Future[EnvironmentAnswer]:  # for `settle`
+    ) -> Future[EnvironmentAnswer]:  # for `record_answer`
         "Let an environment begin an episode, beside everything else"
         return self.calls.start(partial(self._begin, episode, self._take()))
 
@@ -226,11 +226,11 @@ class EpisodeRunner:
         self,
         episode: Episode,  # whose environment is to answer
         sample: Sample,  # what the policy has written, a whole turn
-    ) -> Future[EnvironmentAnswer]:  # for `settle`
+    ) -> Future[EnvironmentAnswer]:  # for `record_answer`
         "Show an environment a turn, beside everything else"
         return self.calls.start(partial(self._step, episode, sample))
 
-    def settle(
+    def record_answer(
         self,
         episode: Episode,  # whose environment was called
         sample: Sample | None,  # that it was shown; none: it was reset
@@ -263,7 +263,7 @@ class EpisodeRunner:
         "The sample of an episode"
         assert episode.sample is not None
         sample = episode.sample
-        sample.metadata["environment"] = episode.facts()
+        sample.metadata["environment"] = episode.summary()
         if sample.turns:
             write_policy_text(sample, self.format.decode)
             sample.metadata["turn_texts"] = turn_texts(sample, self.format)
@@ -424,22 +424,24 @@ def episode_metrics(
     samples: Sequence[Sample],  # of a rollout with environments
 ) -> dict[str, float]:  # env/...; empty: no sample
     "How the episodes of a rollout went"
-    facts = [sample.metadata["environment"] for sample in samples]
-    if not facts:
+    episodes = [sample.metadata["environment"] for sample in samples]
+    if not episodes:
         return {}
-    calls = sum(fact["tool_calls"] for fact in facts)
-    errors = sum(fact["tool_errors"] for fact in facts)
+    calls = sum(episode["tool_calls"] for episode in episodes)
+    errors = sum(episode["tool_errors"] for episode in episodes)
     told = [sample.loss_mask.count(0) for sample in samples]
     metrics = {
-        "env/turns_mean": float(np.mean([fact["turns"] for fact in facts])),
-        "env/tool_calls_mean": calls / len(facts),
+        "env/turns_mean": float(np.mean([episode["turns"] for episode in episodes])),
+        "env/tool_calls_mean": calls / len(episodes),
         "env/tool_error_ratio": errors / max(calls, 1),
         "env/observation_tokens_mean": float(np.mean(told)),
-        "env/reward_mean": float(np.mean([fact["reward"] for fact in facts])),
-        "env/oracle_calls_mean": float(np.mean([fact["oracle_calls"] for fact in facts])),
-        **_answer_metrics([fact["answers"] for fact in facts]),
+        "env/reward_mean": float(np.mean([episode["reward"] for episode in episodes])),
+        "env/oracle_calls_mean": float(
+            np.mean([episode["oracle_calls"] for episode in episodes])
+        ),
+        **_answer_metrics([episode["answers"] for episode in episodes]),
     }
     for outcome in ("truncated", "max_turns"):
-        share = np.mean([fact["outcome"] == outcome for fact in facts])
+        share = np.mean([episode["outcome"] == outcome for episode in episodes])
         metrics[f"env/{outcome}_ratio"] = float(share)
     return metrics

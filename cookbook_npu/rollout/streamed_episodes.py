@@ -85,11 +85,11 @@ class EpisodeStream:
             "In a thread of the environments, which has other calls to make"
             with self.changed:
                 if not self.closed:
-                    self.start(self._settle, episode, sample, call.result(), limit)
+                    self.start(self._handle_answer, episode, sample, call.result(), limit)
 
         call.add_done_callback(arrived)
 
-    def _settle(
+    def _handle_answer(
         self,
         episode: Episode,
         sample: Sample | None,
@@ -97,7 +97,7 @@ class EpisodeStream:
         limit: int,
     ) -> None:
         "An environment has answered"
-        self.runner.settle(episode, sample, answer, limit)
+        self.runner.record_answer(episode, sample, answer, limit)
         with self.changed:
             episode.waits = False
             over = episode.dropped or episode.outcome is not None

@@ -438,13 +438,13 @@ def check_trackers(
 def open_trackers(
     config: RunConfig,  # the run
     folder: RunFolder,  # open for writing
-    go_on: bool = False,  # with the tracker runs that the folder knows; otherwise with new ones
+    resume: bool = False,  # the tracker runs that the folder knows; else new ones
 ) -> list[TrackerSink]:  # to be closed
     "Start the trackers of a run, and say where each of them keeps what it gets"
     check_trackers(config)
     root = folder.path.parent
     ids_file = folder.path / "trackers.json"
-    ids = read_json(ids_file, root) if go_on and ids_file.exists() else {}
+    ids = read_json(ids_file, root) if resume and ids_file.exists() else {}
     sinks: list[TrackerSink] = []
     for name in dict.fromkeys(config.output.trackers):
         sink = TRACKERS[name](

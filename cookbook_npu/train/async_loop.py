@@ -121,8 +121,8 @@ class AsyncWeightSync(WeightSync):
 
     def _deliver(self, numbers: Sequence[int], manifest: Manifest) -> list[int]:
         "Bring the buckets to the engines' machines, then load and verify"
-        lose = self.rollout.engines.lose
-        numbers, manifest = self.broadcast.deliver(numbers, manifest, lose)
+        mark_lost = self.rollout.engines.mark_lost
+        numbers, manifest = self.broadcast.deliver(numbers, manifest, mark_lost)
         return self._each(numbers, "update_weights", manifest)
 
     def _each(self, numbers: Sequence[int], method: str, argument: Any) -> list[int]:
@@ -132,7 +132,7 @@ class AsyncWeightSync(WeightSync):
         alive = []
         for number, result in zip(numbers, results, strict=True):
             if isinstance(result, RoleError):
-                self.rollout.engines.lose(number, result)
+                self.rollout.engines.mark_lost(number, result)
             else:
                 alive.append(number)
         return alive

@@ -203,7 +203,7 @@ class EngineThread:
         state: DriverState,  # the run
         background: Background,  # lock and error of all threads
         on_samples: Callable[[list[Sample]], None],  # gets what finished, under the lock
-        on_loss: Callable[
+        on_lost: Callable[
             [int, RoleError], None
         ],  # gets the loss of the engine, under the lock
     ):
@@ -211,7 +211,7 @@ class EngineThread:
         self.state = state
         self.background = background
         self.on_samples = on_samples
-        self.on_loss = on_loss
+        self.on_lost = on_lost
         self.groups: list[RunningGroup] = []  # that it samples
         self.queue: list[RunningGroup] = []  # those of them with requests to be submitted
         self.abandoned: list[str] = []  # groups that it is to end
@@ -235,16 +235,16 @@ class EngineThread:
         blocked = self.paused or self.lost
         return not blocked and bool(self.queue or self.in_flight)
 
-    def give(
+    def assign(
         self,
         group: RunningGroup,  # that no engine has
     ) -> None:
         "Sample a group"
         self.groups = [*(known for known in self.groups if known.missing), group]
         group.engine = self.number
-        self.go_on(group)
+        self.enqueue(group)
 
-    def go_on(
+    def enqueue(
         self,
         group: RunningGroup,  # given to this engine
     ) -> None:
@@ -264,7 +264,7 @@ class EngineThread:
         if group.sampling_now:
             self.abandoned.append(group.group_id)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         "What it has to do is done by another engine, or not at all"
         self.groups = []
         self.queue = []
@@ -309,8 +309,8 @@ class EngineThread:
         samples = [sample for sample in samples if sample.finish_reason != "abort"]
         if error is not None:
             self.lost = True
-            self.forget()
-            self.on_loss(self.number, error)
+            self.clear()
+            self.on_lost(self.number, error)
         self.on_samples(samples)
 
     def _call(
@@ -416,19 +416,19 @@ class EnginePool:
                 chosen = living[i * len(living) // len(groups)]
             else:
                 chosen = min(living, key=lambda thread: thread.load)
-            chosen.give(group)
+            chosen.assign(group)
         self.background.changed.notify_all()
 
-    def go_on(
+    def continue_group(
         self,
         group: RunningGroup,  # under way, with a request that was not ready before
     ) -> None:
         "Sample the next turn where the last one was sampled"
         if group.engine is not None:
-            self.threads[group.engine].go_on(group)
+            self.threads[group.engine].enqueue(group)
             self.background.changed.notify_all()
 
-    def take_back(
+    def reassign(
         self,
         number: int,  # of an engine
         groups: Sequence[RunningGroup],  # that are under way
@@ -437,7 +437,7 @@ class EnginePool:
         left = [group for group in groups if group.engine == number and group.missing]
         self.assign(left)
 
-    def lose(
+    def mark_lost(
         self,
         number: int,  # of an engine that failed in a weight update
         error: RoleError,  # how
@@ -447,15 +447,15 @@ class EnginePool:
             thread = self.threads[number]
             thread.lost = True
             thread.restarted = False
-            thread.forget()
+            thread.clear()
             self._restart(number, error)
 
     def _restart(self, number: int, error: RoleError) -> None:
         "An engine is gone: it is started again"
         self.on_failure(error)
-        self.background.start(self._start_again, number)
+        self.background.start(self._start_engine, number)
 
-    def _start_again(self, number: int, event: str = "restart") -> None:
+    def _start_engine(self, number: int, event: str = "restart") -> None:
         self.state.workers.restart_engine(number)
         with self.background.changed:
             if self.threads[number].removed:
@@ -485,8 +485,8 @@ class EnginePool:
             thread.lost = True
             thread.restarted = False
             thread.removed = True
-            thread.forget()
-            self.take_back(number, groups)
+            thread.clear()
+            self.reassign(number, groups)
 
     def _take_partials(self, number: int) -> list[Sample]:
         "What an engine at rest has of its responses; nothing when it dies just now"
@@ -507,7 +507,7 @@ class EnginePool:
             thread = self.threads[number] if removed else self._make_thread(number)
             thread.lost = True
             thread.removed = False
-        self.background.start(self._start_again, number, "engine_added")
+        self.background.start(self._start_engine, number, "engine_added")
 
     def abandon(
         self,
@@ -563,7 +563,7 @@ class EnginePool:
         "Forget everything that is under way; the engines are at rest"
         self.unassigned = []
         for thread in self.threads:
-            thread.forget()
+            thread.clear()
             if thread.lost:
                 continue
             try:
@@ -683,7 +683,9 @@ class AsyncRollout:
         if runner is None:
             return None
         background = self.background
-        return EpisodeStream(runner, background.changed, background.start, self._go_on)
+        return EpisodeStream(
+            runner, background.changed, background.start, self._handle_answer
+        )
 
     def _new_gate(self, step: int) -> StalenessGate:
         rollout = self.state.config.rollout
@@ -849,7 +851,7 @@ class AsyncRollout:
         self.on_failure(error)
         for thread in self.engines.threads:
             if thread.lost:
-                self.engines.take_back(thread.number, list(self.groups.values()))
+                self.engines.reassign(thread.number, list(self.groups.values()))
 
     def _take_samples(self, samples: list[Sample]) -> None:
         "Samples that an engine has finished, or turns of them"
@@ -875,20 +877,20 @@ class AsyncRollout:
         if group.add(sample):
             self.background.grade(self._grade, group)
 
-    def _go_on(self, episode: Episode) -> None:
+    def _handle_answer(self, episode: Episode) -> None:
         "An environment has answered"
         assert self.stream is not None
         group = self.groups[episode.request.group_id]
         if episode.failure is not None:
-            self._lose(group, episode.failure)
+            self._drop_failed(group, episode.failure)
         elif episode.outcome is not None:
             self._add(group, self.stream.runner.described(episode))
         else:
             group.missing[episode.request.index] = episode.request
-            self.engines.go_on(group)
+            self.engines.continue_group(group)
         self.background.changed.notify_all()
 
-    def _lose(self, group: RunningGroup, failure: CallFailure) -> None:
+    def _drop_failed(self, group: RunningGroup, failure: CallFailure) -> None:
         "An environment failed: do without its group; raises `EnvironmentFault` when all fail"
         self.engines.abandon(group)
         self.manager.record_failure(group.group_id, failure)

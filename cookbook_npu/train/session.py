@@ -51,7 +51,7 @@ from cookbook_npu.stop import (
     StoppedAtOnce,
     StopRequest,
     end_with_parent,
-    how_to_go_on,
+    resume_hint,
 )
 from .async_loop import AsyncDriver
 from .checkpointing import open_folder
@@ -409,8 +409,8 @@ def session(
     except KeyboardInterrupt:
         if not stop.at_once:
             raise
-        going_on = how_to_go_on(path) if path else "nothing was begun"
-        _tell_stopped(StoppedAtOnce(f"stopped at once; {going_on}", stop.signal))
+        hint = resume_hint(path) if path else "nothing was begun"
+        _tell_stopped(StoppedAtOnce(f"stopped at once; {hint}", stop.signal))
 
 
 def _tell_stopped(stopped: RunStopped) -> NoReturn:

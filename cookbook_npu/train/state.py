@@ -19,7 +19,7 @@ from ..errors import StorageError
 from ..rollout.episodes import EpisodeRunner
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
-from ..stop import RunStopped, how_to_go_on
+from ..stop import RunStopped, resume_hint
 from .rollout_worker import Engines
 from .workers import Workers
 
@@ -81,5 +81,5 @@ class DriverState:
         "The run ends in order: an event, and `RunStopped`, which says how to go on"
         self.start_step = step
         self.folder.event("stopped", step=step)
-        going_on = how_to_go_on(self.folder.path)
-        raise RunStopped(f"stopped at step {step} of {self.config.num_steps}; {going_on}")
+        hint = resume_hint(self.folder.path)
+        raise RunStopped(f"stopped at step {step} of {self.config.num_steps}; {hint}")

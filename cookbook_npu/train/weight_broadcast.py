@@ -102,7 +102,7 @@ class WeightBroadcast:
         self,
         numbers: Sequence[int],  # engines that can take weights
         manifest: Manifest,  # what the trainer wrote
-        lose: Callable[[int, RoleError], None],  # treats an engine as lost
+        mark_lost: Callable[[int, RoleError], None],  # treats an engine as lost
     ) -> tuple[list[int], Manifest]:  # engines left, and where buckets are
         """Bring the buckets to every machine of these engines.
 
@@ -120,7 +120,7 @@ class WeightBroadcast:
             self.group = None
             lost = self._lost(receivers, outcomes)
             for number, error in lost.items():
-                lose(number, error)
+                mark_lost(number, error)
                 left.remove(number)
             if not lost and not again:
                 raise errors[0]

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from options import option_parser
+
 from cookbook_npu.cluster.worker_group import RayFuture, RayWorkerGroup
 from cookbook_npu.presets import qwen3_4b_colocate
 from cookbook_npu.runs.folder import append_line
@@ -97,9 +99,7 @@ def measure(
 
 def main() -> int:
     "Measure, print, compare with the aims"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument(
         "--save-every",

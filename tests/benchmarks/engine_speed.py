@@ -14,6 +14,8 @@ import statistics
 import tempfile
 import time
 
+from options import option_parser
+
 os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
 
 
@@ -26,9 +28,7 @@ def timed(function) -> tuple[float, float]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     for name, default in (("response", 5), ("prompts", 16), ("samples", 8), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
     return parser.parse_args()

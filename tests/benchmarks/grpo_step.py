@@ -41,6 +41,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from options import option_parser
+
 TRL = "1.16.0"
 PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
 SIZES = {
@@ -560,9 +562,7 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument(
         "--sizes",
         nargs="+",

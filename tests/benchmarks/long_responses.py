@@ -32,6 +32,7 @@ from typing import Any
 
 from engine_speed import timed, with_engine, with_generate
 from grpo_step import build
+from options import option_parser
 
 SIGMA = 0.7  # of the logarithm of a response length
 MICRO_BATCH_TOKENS = 8192
@@ -251,9 +252,7 @@ def show_training(task: Task, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024])
     for name, default in (
         ("layers", 8),

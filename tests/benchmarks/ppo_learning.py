@@ -38,7 +38,7 @@ def kinds_of_prompts(names: str) -> dict[str, object]:
     return {"data.mixture": dict.fromkeys(kinds, 1.0), "data.eval_prompts": 64}
 
 
-def learn(root: str, args: argparse.Namespace) -> dict:
+def train(root: str, args: argparse.Namespace) -> dict:
     "The metrics of a run"
     overrides = {
         "output.root": root,
@@ -81,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as root:
-        metrics = learn(root, args)
+        metrics = train(root, args)
     explained = measured(metrics.get(EXPLAINED, []))
     accuracy = measured(metrics["eval_accuracy"])
     reward = measured(metrics["raw_reward"])

@@ -7,12 +7,13 @@ reasoning with calculations, then `#### number` or a box; a tenth are wrong, a q
 With --data they are the answers of a GSM8K JSONL file. The aim is 200 a second on two cores.
 """
 
-import argparse
 import json
 import os
 import random
 import time
 from collections.abc import Callable
+
+from options import option_parser
 
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
@@ -106,9 +107,7 @@ def rate(
 
 def main() -> None:
     "Measure and print"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--workers", type=int, default=2, help="verifier processes")
     parser.add_argument("--answers", type=int, default=2000, help="answers of each kind")
     parser.add_argument("--data", help="a GSM8K JSONL file")

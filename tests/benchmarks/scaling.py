@@ -27,6 +27,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from options import option_parser
+
 SAMPLES = 8  # of a prompt
 BASE = {"prompts": 8, "response": 16, "hidden": 64, "devices": 1}
 AXES = {
@@ -255,9 +257,7 @@ def draw(found: dict[str, list[Point]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--points", type=int, default=3, help="of each axis (default: 3)")
     parser.add_argument("--steps", type=int, default=5, help="counted steps of a point")

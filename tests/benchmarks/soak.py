@@ -8,7 +8,6 @@ line) and more than a floor, when the host memory of a process of the run leaves
 200, or when anything is left when the run has ended.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from options import option_parser
 
 from cookbook_npu.presets import qwen3_4b_colocate
 from cookbook_npu.train.session import session
@@ -65,6 +65,17 @@ def segments(pids: set[int]) -> list[str]:
     ]
 
 
+def is_server(process: psutil.Process) -> bool:
+    "Whether workers are forked from it: it ends with this process, or with the tests"
+    try:
+        words = process.cmdline()
+    except (
+        psutil.NoSuchProcess
+    ):  # it has ended; one that nobody waited for still has a name
+        return False
+    return any("fork_server" in word for word in words)
+
+
 class Watcher:
     "Measures the processes of a run"
 
@@ -100,7 +111,8 @@ class Watcher:
 
     def left(self) -> list[str]:
         "What is there after the run: processes, and shared memory"
-        found = [p.name() for p in psutil.Process().children(recursive=True)]
+        below = psutil.Process().children(recursive=True)
+        found = [process.name() for process in below if not is_server(process)]
         for name, pid in self.named.items():
             if name != "driver" and psutil.pid_exists(pid):
                 found.append(name)
@@ -167,9 +179,7 @@ def unsettled(watcher: Watcher) -> list[str]:
 
 def main() -> int:
     "Run, watch, judge"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
         "--engine", default="transformers", choices=("transformers", "vllm")

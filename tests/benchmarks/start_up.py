@@ -8,7 +8,6 @@ at most 1.5 times its time in steps, a trainer process 5 s of processor time unt
 `--fresh` also measures workers that are fresh interpreters (COOKBOOK_NPU_PRELOAD=0), in pairs.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+from options import option_parser
 
 READY = re.compile(r"ready after ([\d.]+) CPU s: (.*), (\d+) modules")
 STEP = re.compile(r"^step +(\d+)/")
@@ -106,9 +107,7 @@ def show(kind: str, rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> int:
     "Measure, print, compare with the aims"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="also workers without forks")

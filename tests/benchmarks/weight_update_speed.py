@@ -11,13 +11,14 @@ update against the copy before it: without and with the engine's load. For vLLM 
 packing the weights once is printed, too: vLLM computes with packed weights there, so no load is faster.
 """
 
-import argparse
 import json
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
+
+from options import option_parser
 
 os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
 os.environ.setdefault("COOKBOOK_NPU_SIM_MEMORY", str(8 << 30))
@@ -134,9 +135,7 @@ def pack_seconds(tensors: dict) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument(
         "--engine", choices=("transformers", "vllm"), default="transformers"
     )

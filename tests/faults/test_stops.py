@@ -49,8 +49,8 @@ class Traces:
     "What a run under way has on this machine beside its folder"
 
     def __init__(self, process: psutil.Process, folder: Path):
-        beats = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
-        self.workers = [psutil.Process(beat.pid) for beat in beats if beat]
+        found = [read_heartbeat(path) for path in folder.glob("logs/*.heartbeat")]
+        self.workers = [psutil.Process(status.pid) for status in found if status]
         owner = psutil.Process(int((folder / ".lock").read_text().split()[1]))
         # a kernel of the tests may be a fork of a server that is nobody's child here
         below = {*process.children(recursive=True), *owner.children(recursive=True)}
@@ -144,8 +144,8 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
 
     done = rows(folder)[-1]["step"]
     assert 0 < done < STEPS, "the stop came too late"
-    going_on = f"folder {folder}; go on with: cookbook-npu run --resume {folder}\n"
-    assert text.count(f"stopped at step {done} of {STEPS}; {going_on}") == 1, text[-3000:]
+    hint = f"folder {folder}; go on with: cookbook-npu run --resume {folder}\n"
+    assert text.count(f"stopped at step {done} of {STEPS}; {hint}") == 1, text[-3000:]
     assert [event["step"] for event in events(folder, "stopped")] == [done]
     assert [p.name for p in (folder / "checkpoints").iterdir()] == [f"step_{done:06d}"]
     notebook = json.loads((folder / "notebook.ipynb").read_text())

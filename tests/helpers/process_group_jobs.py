@@ -110,7 +110,7 @@ def disturb(trainer):
     trainer.wake()
 
 
-def learn(rank, world_size, config, hf_path, between=None, folder=None):
+def train_steps(rank, world_size, config, hf_path, between=None, folder=None):
     "Metrics and log-probs of a trainer that sleeps after each step; memory of its last sleep and its groups"
     from plan_jobs.measure import sample
 
@@ -169,7 +169,7 @@ def sleep_between_steps(rank, world_size, hf_path, state, ways):
             {f"placement.{k}": v for k, v in settings.items()} | {"parallel.tensor": 1},
             world_size,
         )
-        found[name] = learn(
+        found[name] = train_steps(
             rank,
             world_size,
             config,

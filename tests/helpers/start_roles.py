@@ -18,7 +18,7 @@ class Role:
             importlib.import_module(name)
         self.cpu_s = time.process_time()
 
-    def facts(self) -> dict[str, object]:
+    def process_info(self) -> dict[str, object]:
         "About this process"
         return {
             "cpu_s": self.cpu_s,

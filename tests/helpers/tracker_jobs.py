@@ -42,7 +42,7 @@ def main(name, root, ends):
         folder = RunFolder.create(config)
     before = handlers()
     with folder:
-        sinks = open_trackers(config, folder, go_on=again)
+        sinks = open_trackers(config, folder, resume=again)
         assert handlers() == before, "a handler was left behind"
         tracker = Tracker(sinks)
         first = 2 if again else 0

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cookbook_npu import scratch
 from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.errors import ConfigError, RoleError, RoleTimeout
@@ -38,6 +40,10 @@ class Probe:
         "Libraries loaded into this process whose path contains `part`"
         with open("/proc/self/maps") as maps:
             return sorted({line.split()[-1] for line in maps if part in line})
+
+    def leave_folder(self):
+        "A folder among temporary files that nobody removes"
+        return tempfile.mkdtemp()
 
     def size(self, data):
         return len(data)
@@ -145,6 +151,23 @@ def test_nothing_half_made_remains(cluster):
     assert worker_pids() <= before
 
 
+def test_temporary_files_of_a_worker_go_when_it_has_been_killed(cluster):
+    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=120) as group:
+        left = [Path(folder) for folder in group.call("leave_folder")]
+        assert all(folder.exists() for folder in left)
+        assert len({folder.parent for folder in left}) == len(left) == 2
+    # the next worker removes them
+    with RayWorkerGroup.create("probe", ROLE, cluster, slots=[0], timeout=120):
+        assert not [folder for folder in left if folder.parent.exists()]
+
+
+def test_what_torch_has_compiled_stays_where_it_was():
+    "The place is asked of torch, which need not be imported in every worker"
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    assert scratch._compiled_folder() == default_cache_dir()
+
+
 ATTACH = """
 import sys
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
@@ -152,7 +175,7 @@ from cookbook_npu.cluster.ray_cluster import Cluster
 with Cluster.start(devices=1, address=sys.argv[1]) as cluster:
     assert not cluster.owned
     with RayWorkerGroup.create("guest", sys.argv[2], cluster, timeout=120) as group:
-        print(group.call("pid"))
+        print(*group.call("leave_folder"))
 """
 
 
@@ -164,6 +187,8 @@ def test_an_attached_run_leaves_the_cluster_alone(cluster):
     run = [sys.executable, "-c", ATTACH, ray.get_runtime_context().gcs_address, ROLE]
     guest = subprocess.run(run, capture_output=True, text=True, timeout=90)
     assert guest.returncode == 0, guest.stderr
+    left = Path(guest.stdout.strip())
+    assert left.is_absolute() and not left.parent.exists(), "temporary files of a worker"
     assert ray.is_initialized() and ray.cluster_resources()["NPU"] == 2
     assert cluster.owned
 

@@ -93,34 +93,34 @@ def start(cluster, kind: str | None, **more) -> RayWorkerGroup:
 @pytest.mark.parametrize("kind", ROLES)
 def test_a_worker_is_a_fork_that_is_ready_in_seconds(cluster, kind):
     with start(cluster, kind) as group:
-        facts = group.call("facts")
+        infos = group.call("process_info")
         assert group.call("devices") == [1, 1]
-    for rank, fact in enumerate(facts):
-        assert fact["fork"] and "fork_server" in fact["server"]
-        assert fact["visible"] == str(rank)
-        assert not loaded(fact["modules"], kind)
-        assert fact["cpu_s"] <= CPU_S[kind]
+    for rank, info in enumerate(infos):
+        assert info["fork"] and "fork_server" in info["server"]
+        assert info["visible"] == str(rank)
+        assert not loaded(info["modules"], kind)
+        assert info["cpu_s"] <= CPU_S[kind]
 
 
 @pytest.mark.slow
 def test_a_worker_that_would_import_something_else_is_no_fork(cluster):
     with start(cluster, None, slots=[0], env={"OMP_NUM_THREADS": "3"}) as group:
-        (facts,) = group.call("facts")
-    assert not facts["fork"]
-    assert facts["threads"] == "3"
+        (info,) = group.call("process_info")
+    assert not info["fork"]
+    assert info["threads"] == "3"
 
 
 @pytest.mark.slow
 def test_a_fork_and_the_process_that_stands_for_it_end_together(cluster):
     with start(cluster, None) as group:
-        assert all(fact["fork"] for fact in group.call("facts"))
+        assert all(info["fork"] for info in group.call("process_info"))
         forks = [psutil.Process(pid) for pid in group.pids]
         raylet = cluster.raylet
         assert raylet is not None
         before = {p.pid for p in raylet.children() if "preload" in " ".join(p.cmdline())}
         forks[0].kill()
         with pytest.raises(RoleError, match="the process died"):
-            group.call("facts")
+            group.call("process_info")
     deadline = time.monotonic() + 20
     while any(fork.is_running() for fork in forks) or len(before & _pids(raylet)) == len(
         before

@@ -87,7 +87,7 @@ def same(content, other) -> bool:
     return json.dumps(content, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def facts(checkpoint: Checkpoint) -> list:
+def contents(checkpoint: Checkpoint) -> list:
     return [checkpoint.step, checkpoint.driver_state, checkpoint.files]
 
 
@@ -114,7 +114,7 @@ def test_no_changed_bit_and_no_cut_of_a_manifest_is_read_as_something_else(run):
             rewrite(data)
             try:
                 found = read_checkpoint(manifest.parent, identity)
-                assert same(facts(found), facts(want)), data
+                assert same(contents(found), contents(want)), data
             except DataError as error:
                 assert error.what.startswith(f"{manifest} "), error
                 refused.append(data)

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -118,7 +119,9 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_run(name, tmp_path):
     package = TRACKERS[name].package
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: {TRACKERS[name].remedy}")
-    environ = {**os.environ, "HOME": str(tmp_path)}
+    # short: sockets lie there
+    temporary = Path(tempfile.mkdtemp())
+    environ = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(temporary)}
     ids = set()
     for ends in ("fails", "finishes"):
         done = subprocess.run(
@@ -132,6 +135,7 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_run(name, tmp_path):
         said = json.loads(done.stdout.splitlines()[-1])
         assert not said["lost"], done.stdout
         ids.add(said["id"])
+    assert not list(temporary.iterdir()), "left among temporary files"
     (run_id,) = ids
     rows = READERS[name](tmp_path / "run" / "trackers" / name, run_id)
     assert rows == [(step, 0.5 + step) for step in STEPS]

@@ -238,7 +238,7 @@ def run_gpt(adaptor: str, mindspeed: str | None, megatron: str, tensor: int) -> 
 
 
 @pytest.fixture(scope="module")
-def stand_in():
+def stub():
     "Results of our own TransformerEngine stub, by checkout of Megatron and tensor parallelism"
     known: dict[tuple, dict] = {}
 
@@ -252,10 +252,10 @@ def stand_in():
 
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize(("mindspeed", "megatron"), PAIRS)
-def test_its_layers_equal_our_stand_in(stand_in, mindspeed, megatron, tensor):
+def test_its_layers_equal_our_stub(stub, mindspeed, megatron, tensor):
     got, want = (
         run_gpt("mindspeed", mindspeed, megatron, tensor),
-        stand_in(megatron, tensor),
+        stub(megatron, tensor),
     )
     assert (got["adaptor"], set(got["modules"])) == ("mindspeed", {"mindspeed"})
     for name, logits in got["logits"].items():

@@ -113,7 +113,7 @@ def test_names_the_records_rely_on(version):
         ("main", 1, 1, 0),
     ],
 )
-def test_ways_of_weights_by_version(version, reload, update, checkpoint):
+def test_weight_update_methods_by_version(version, reload, update, checkpoint):
     worker = functions(sources(version) / "vllm_ascend/worker/worker.py", "NPUWorker")
     assert ("reload_weights" in worker) == bool(reload), (
         "before main only the model runner has it: see npu.shims.vllm_weights.reload_function"

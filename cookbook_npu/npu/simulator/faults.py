@@ -106,6 +106,7 @@ def _on_layers(watch: Callable[[Any], Any]) -> None:
     torch = importlib.import_module("torch")
 
     def hook(layer: Any, inputs: Any, result: Any) -> Any:
+        "What `watch` makes of the result; none: the result as it is"
         if isinstance(result, torch.Tensor) and result.is_floating_point():
             return watch(result)
         return None

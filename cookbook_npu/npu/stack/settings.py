@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from ..device import NPU, allowed_preload, preloaded_libraries
-from .checks import Answer, Need, check, fail, ok, unknown, warn
+from .checks import CheckResult, Need, check, fail, ok, unknown, warn
 from .machine import Machine
 from cookbook_npu.npu.stack.stacks import (
     BUILD_SAVER,
@@ -55,7 +55,7 @@ def expandable(
     "vllm-project/vllm-ascend#1252",
     "vllm-project/vllm-ascend#5855",
 )
-def _alloc_conf(m: Machine, need: Need) -> Answer:
+def _alloc_conf(m: Machine, need: Need) -> CheckResult:
     both = [n for n in ("PYTORCH_ALLOC_CONF", NPU.alloc_env) if m.env.get(n)]
     if len(both) == 2:
         return fail(
@@ -86,7 +86,7 @@ def _alloc_conf(m: Machine, need: Need) -> Answer:
     "vllm-project/vime#255",
     "fzyzcjy/torch_memory_saver#24",
 )
-def _expandable(m: Machine, need: Need) -> Answer:
+def _expandable(m: Machine, need: Need) -> CheckResult:
     name = expandable(m)
     sleepers = []
     if need.vllm:
@@ -109,7 +109,7 @@ def _expandable(m: Machine, need: Need) -> Answer:
     "sgl-project/sgl-kernel-npu#74",
     "vllm-project/vime#285",
 )
-def _ld_preload(m: Machine, need: Need) -> Answer:
+def _ld_preload(m: Machine, need: Need) -> CheckResult:
     libraries = preloaded_libraries(m.env.get("LD_PRELOAD", ""))
     if not libraries:
         return ok("empty")
@@ -145,7 +145,7 @@ _HOOKABLE = re.compile(r"^2\.(7\.1\.post8|9\.0\.post6|10\.0\.post4|1[1-9]\.)")
     "fzyzcjy/torch_memory_saver#87",
     "THUDM/slime#1690",
 )
-def _memory_saver(m: Machine, need: Need) -> Answer:
+def _memory_saver(m: Machine, need: Need) -> CheckResult:
     version = m.version("torch_memory_saver")
     torch_npu = m.version("torch_npu") or ""
     if version is None:
@@ -168,7 +168,7 @@ def _memory_saver(m: Machine, need: Need) -> Answer:
     "modelscope/ms-swift#9403",
     "vllm-project/vllm-ascend#4512",
 )
-def _buffers(m: Machine, need: Need) -> Answer:
+def _buffers(m: Machine, need: Need) -> CheckResult:
     text = m.env.get("HCCL_BUFFSIZE", "200")
     if not text.isdigit():
         return fail(f"HCCL_BUFFSIZE={text}", "write a number of MiB")
@@ -230,7 +230,7 @@ def misspelt(
     "vllm-project/vllm-ascend#5581",
     "hiyouga/LlamaFactory#6428",
 )
-def _names(m: Machine, need: Need) -> Answer:
+def _names(m: Machine, need: Need) -> CheckResult:
     selectors = ("ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     wrong = {}
     for name in sorted(m.env):
@@ -255,7 +255,7 @@ _TIMEOUTS = (
 
 
 @check("hccl-timeouts", "collectives wait longer than the slowest rank", *_TIMEOUTS)
-def _timeouts(m: Machine, need: Need) -> Answer:
+def _timeouts(m: Machine, need: Need) -> CheckResult:
     defaults = {
         "HCCL_CONNECT_TIMEOUT": "120",
         "HCCL_EXEC_TIMEOUT": "1836",
@@ -288,7 +288,7 @@ def _timeouts(m: Machine, need: Need) -> Answer:
     "verl-project/verl#2967",
     "vllm-project/vllm-ascend#10125",
 )
-def _noset(m: Machine, need: Need) -> Answer:
+def _noset(m: Machine, need: Need) -> CheckResult:
     if m.env.get(NPU.noset_env, "0").lower() in ("", "0", "false"):
         return ok("it does")
     return fail(
@@ -304,7 +304,7 @@ def _noset(m: Machine, need: Need) -> Answer:
     "ray-project/ray#55137",
     "THUDM/slime#808",
 )
-def _ray(m: Machine, need: Need) -> Answer:
+def _ray(m: Machine, need: Need) -> CheckResult:
     version = m.version("ray")
     if version is None:
         return fail("Ray is not installed", "pip install ray==2.60.0")
@@ -323,7 +323,7 @@ def _ray(m: Machine, need: Need) -> Answer:
     "ray-project/ray#55137",
     hardware=True,
 )
-def _sourced(m: Machine, need: Need) -> Answer:
+def _sourced(m: Machine, need: Need) -> CheckResult:
     if m.cann is None:
         return fail(
             "no CANN was found",
@@ -350,7 +350,7 @@ def _sourced(m: Machine, need: Need) -> Answer:
     "operators are dispatched asynchronously",
     "https://github.com/Ascend/pytorch/blob/master/torch_npu/_init/core/optional_features.py",
 )
-def _task_queue(m: Machine, need: Need) -> Answer:
+def _task_queue(m: Machine, need: Need) -> CheckResult:
     value = m.env.get("TASK_QUEUE_ENABLE")
     if value == "0":
         return warn(
@@ -361,7 +361,7 @@ def _task_queue(m: Machine, need: Need) -> Answer:
 
 
 @check("blocking", "kernels are not launched one by one", "Ascend/pytorch#33")
-def _blocking(m: Machine, need: Need) -> Answer:
+def _blocking(m: Machine, need: Need) -> CheckResult:
     if m.env.get("ASCEND_LAUNCH_BLOCKING", "0") != "0":
         return warn(
             "ASCEND_LAUNCH_BLOCKING is set",
@@ -376,7 +376,7 @@ def _blocking(m: Machine, need: Need) -> Answer:
     "ray-project/ray#52454",
     "THUDM/slime#1374",
 )
-def _proxy(m: Machine, need: Need) -> Answer:
+def _proxy(m: Machine, need: Need) -> CheckResult:
     proxy = m.env.get("http_proxy") or m.env.get("HTTP_PROXY")
     spared = ",".join(m.env.get(n, "") for n in ("no_proxy", "NO_PROXY"))
     if proxy and not ("127.0.0.1" in spared and "localhost" in spared):
@@ -404,7 +404,7 @@ def part_fix(
     "https://docs.vllm.ai/projects/ascend/en/latest/community/versioning_policy.html",
     hardware=True,
 )
-def _stack(m: Machine, need: Need) -> Answer:
+def _stack(m: Machine, need: Need) -> CheckResult:
     stack, differs = nearest_stack(m.versions, m.commits, runnable=True)
     if not differs:
         return ok(f"{stack.name}: {stack.because}")
@@ -431,7 +431,7 @@ def _conflict_fix(m: Machine, conflict: Conflict) -> str:
     "vllm-project/vllm-ascend#7089",
     "vllm-project/vllm-ascend#11928",
 )
-def _versions(m: Machine, need: Need) -> Answer:
+def _versions(m: Machine, need: Need) -> CheckResult:
     found = conflicts(m.versions, m.commits)
     if not found:
         return ok("no conflict" if len(m.versions) > 2 else "nothing to compare")
@@ -448,7 +448,7 @@ def _versions(m: Machine, need: Need) -> Answer:
     "https://docs.vllm.ai/projects/ascend/en/latest/installation/",
     hardware=True,
 )
-def _triton(m: Machine, need: Need) -> Answer:
+def _triton(m: Machine, need: Need) -> CheckResult:
     if m.version("triton") is None and m.version("triton-ascend") is None:
         return unknown("neither is installed")
     if m.version("triton") is None:
@@ -469,7 +469,7 @@ OLDEST_TORCH = (2, 8)
     "https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.md",
     hardware=True,
 )
-def _torch_npu(m: Machine, need: Need) -> Answer:
+def _torch_npu(m: Machine, need: Need) -> CheckResult:
     torch = m.version("torch")
     torch_npu = m.version("torch_npu")
     if torch is None or torch_npu is None:
@@ -492,7 +492,7 @@ def _torch_npu(m: Machine, need: Need) -> Answer:
     "modelscope/ms-swift#8121",
     "THUDM/slime#1750",
 )
-def _training_stack(m: Machine, need: Need) -> Answer:
+def _training_stack(m: Machine, need: Need) -> CheckResult:
     rivals = []
     for name in ("transformer-engine", "transformer-engine-cu12", "apex"):
         version = m.version(name)
@@ -521,7 +521,7 @@ def _training_stack(m: Machine, need: Need) -> Answer:
     "modelscope/ms-swift#9746",
     "inclusionAI/AReaL#1384",
 )
-def _delta_net(m: Machine, need: Need) -> Answer:
+def _delta_net(m: Machine, need: Need) -> CheckResult:
     version = m.version("megatron-core")
     transformers = m.version("transformers")
     if not need.family:
@@ -556,7 +556,7 @@ def _delta_net(m: Machine, need: Need) -> Answer:
     "vllm-project/vllm-ascend#15503",
     "modelscope/twinkle#153",
 )
-def _masks(m: Machine, need: Need) -> Answer:
+def _masks(m: Machine, need: Need) -> CheckResult:
     if m.version("flash-attn"):
         return warn(
             "flash-attn is installed, a CUDA package",
@@ -574,7 +574,7 @@ def _masks(m: Machine, need: Need) -> Answer:
     "vllm-project/vllm-ascend#10014",
     "vllm-project/vllm-ascend#16568",
 )
-def _nz(m: Machine, need: Need) -> Answer:
+def _nz(m: Machine, need: Need) -> CheckResult:
     value = m.env.get("VLLM_ASCEND_ENABLE_NZ")
     if not need.vllm:
         return ok("no vLLM")
@@ -591,7 +591,7 @@ def _nz(m: Machine, need: Need) -> Answer:
     "vllm-project/vllm-ascend#9564",
     "vllm-project/vllm-ascend#9691",
 )
-def _graphs(m: Machine, need: Need) -> Answer:
+def _graphs(m: Machine, need: Need) -> CheckResult:
     if not need.vllm or need.enforce_eager:
         return ok("eager, or no vLLM")
     return warn(
@@ -609,7 +609,7 @@ _EXPORT = (
 
 
 @check("same-logprobs", "trainer and engine compute the same log-probs", *_EXPORT)
-def _same(m: Machine, need: Need) -> Answer:
+def _same(m: Machine, need: Need) -> CheckResult:
     if not need.vllm or m.env.get("HCCL_DETERMINISTIC", "").lower() in ("true", "strict"):
         return ok("HCCL sums in a fixed order, or no vLLM")
     return warn(
@@ -625,7 +625,7 @@ def _same(m: Machine, need: Need) -> Answer:
     "modelscope/twinkle#102",
     "sgl-project/sgl-kernel-npu#669",
 )
-def _objects(m: Machine, need: Need) -> Answer:
+def _objects(m: Machine, need: Need) -> CheckResult:
     if m.env.get("GLOO_SOCKET_IFNAME") or need.nodes == 1:
         return ok("gloo groups; " + (m.env.get("GLOO_SOCKET_IFNAME") or "one machine"))
     return warn(

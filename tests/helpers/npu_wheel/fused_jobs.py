@@ -6,7 +6,7 @@ import torch_npu
 from simulator_jobs import names, run_checks
 
 
-def agree(fused, plain, *shapes):
+def check_close(fused, plain, *shapes):
     "Outputs and gradients of `fused` on the NPU are those of `plain` on the CPU"
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -22,7 +22,7 @@ def agree(fused, plain, *shapes):
 
 
 def check_rms_norm():
-    agree(
+    check_close(
         lambda x, g: torch_npu.npu_rms_norm(x, g, 1e-5)[0],
         lambda x, g: F.rms_norm(x, (8,), g, 1e-5),
         (3, 4, 8),
@@ -31,14 +31,14 @@ def check_rms_norm():
 
 
 def check_swiglu():
-    agree(torch_npu.npu_swiglu, lambda x: F.silu(x[..., :4]) * x[..., 4:], (3, 8))
+    check_close(torch_npu.npu_swiglu, lambda x: F.silu(x[..., :4]) * x[..., 4:], (3, 8))
 
 
 def check_rotary_mul():
     def plain(x, cos, sin):
         return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
 
-    agree(torch_npu.npu_rotary_mul, plain, (2, 3, 5, 8), (1, 1, 5, 8), (1, 1, 5, 8))
+    check_close(torch_npu.npu_rotary_mul, plain, (2, 3, 5, 8), (1, 1, 5, 8), (1, 1, 5, 8))
 
 
 def check_attention():
@@ -51,7 +51,7 @@ def check_attention():
     def plain(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    agree(fused, plain, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))
+    check_close(fused, plain, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))
 
 
 def check_unknown_arguments_are_refused():

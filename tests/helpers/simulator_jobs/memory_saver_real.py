@@ -122,17 +122,19 @@ def sleeps(rank, world_size, python, hf_path):
 
     bootstrap("trainer")
     from plan_jobs.measure import config_of
-    from process_group_jobs import learn
+    from process_group_jobs import train_steps
 
     from cookbook_npu.train import offload as memory
 
-    copied, *_ = learn(rank, world_size, config_of({"parallel.tensor": 1}, 1), hf_path)
+    copied, *_ = train_steps(
+        rank, world_size, config_of({"parallel.tensor": 1}, 1), hf_path
+    )
     saver = real_saver(Path(python))
     with patch.object(memory, "open_saver", lambda: (saver, "region")):
         config = config_of(
             {"parallel.tensor": 1, "placement.sleep": "torch_memory_saver"}, 1
         )
-        paused, asleep, _ = learn(rank, world_size, config, hf_path)
+        paused, asleep, _ = train_steps(rank, world_size, config, hf_path)
     return copied == paused, asleep["memory/free_after_sleep"] - asleep[
         "memory/free_before_sleep"
     ]

@@ -570,11 +570,11 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
         )
         return [(list(s.response_ids), list(s.logprobs)) for s in samples]
 
-    def publish(folder: Path) -> None:
+    def load_weights(folder: Path) -> None:
         engine.update_weights(engine.version + 1, folder_weights(folder).items())
 
     old = answers()
-    publish(other)
+    load_weights(other)
     new = answers()
     names = engine.weights._ask(
         lambda worker: [n for n, _ in worker.model_runner.model.named_parameters()]
@@ -589,11 +589,11 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
             seen["asleep"] = engine.weights._ask(with_nan)
             engine.wake(["weights"])
             seen["awake without weights"] = engine.weights._ask(with_nan)
-            publish(folder)
+            load_weights(folder)
             engine.wake(["kv_cache"])
             seen[method] = answers()
             seen[f"{method} nan"] = engine.weights._ask(with_nan)
-            publish(other)
+            load_weights(other)
         engine.sleep(1)
         engine.wake()
         seen["level 1"] = answers()

@@ -550,8 +550,11 @@ class Bias(FusibleOperation):
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #66cdd340
 class _Reduce(torch.autograd.Function):
+    "`reduce` of a tensor-parallel group, and its gradient"
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, scatter: bool, group: dist.ProcessGroup) -> Tensor:
+        "The sum over the group, or the own shard of it"
         ctx.scatter = scatter
         ctx.group = group
         out, work = te_linear.reduce_async(x.clone(), scatter, group)
@@ -560,6 +563,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        "Each rank's part had the weight one; shards are gathered"
         dx = te_linear.gather_sequence(dy, ctx.group) if ctx.scatter else dy
         return dx, None, None
 
