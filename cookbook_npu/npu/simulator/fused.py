@@ -8,7 +8,7 @@ __all__ = ['npu_rms_norm', 'npu_swiglu', 'npu_rotary_mul', 'npu_apply_rotary_pos
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #9406e587
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,16 +22,37 @@ def npu_rms_norm(
     epsilon: float = 1e-6,  # added to the mean square
 ) -> tuple[Tensor, Tensor]:  # (normed input, 1/rms)
     "Root-mean-square norm"
+    if input.device.type == "npu":
+        return torch.ops.aten._fused_rms_norm(input, gamma.shape, gamma, epsilon)
     x = input.float()
     rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
     return (x * rstd * gamma.float()).to(input.dtype), rstd
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #0be3e1e3
+class _Swiglu(torch.autograd.Function):
+    "The gate of the last dimension, on the simulated NPU"
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor) -> Tensor:
+        "Value"
+        ctx.save_for_backward(input)
+        return torch.ops.npusim.swiglu(input)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        "Gradient"
+        (input,) = ctx.saved_tensors
+        return torch.ops.npusim.swiglu_backward(grad, input)
+
+
 def npu_swiglu(
     input: Tensor,  # gate and value halves side by side
     dim: int = -1,  # where they are joined
 ) -> Tensor:  # half the size in dim
     r"$\mathrm{silu}(a)\,b$ of the two halves (Shazeer 2020, <https://arxiv.org/abs/2002.05202>)"
+    last = dim in (-1, input.dim() - 1)
+    if input.device.type == "npu" and last and input.dtype != torch.double:
+        return cast(Tensor, _Swiglu.apply(input))
     gate, value = input.chunk(2, dim)
     return torch.nn.functional.silu(gate) * value
 

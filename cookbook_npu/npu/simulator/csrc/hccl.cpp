@@ -239,7 +239,7 @@ class ProcessGroupHCCL final : public Backend {
   WorkPtr broadcast(Tensors& tensors, const BroadcastOptions& options) override {
     return issue("broadcast", [&] {
       auto hosts = wire(tensors);
-      return under_way(OpType::BROADCAST, gloo_->broadcast(hosts, options), tensors, hosts);
+      return under_way(OpType::BROADCAST, alone() ? nullptr : gloo_->broadcast(hosts, options), tensors, hosts);
     });
   }
 
@@ -248,7 +248,7 @@ class ProcessGroupHCCL final : public Backend {
       auto plain = options;
       auto hosts = host_views(tensors);
       auto finish_up = average(plain, hosts);
-      return under_way(OpType::ALLREDUCE, gloo_->allreduce(hosts, plain), tensors, hosts, finish_up);
+      return under_way(OpType::ALLREDUCE, sum_over_ranks(hosts, plain), tensors, hosts, finish_up);
     });
   }
 
@@ -283,6 +283,10 @@ class ProcessGroupHCCL final : public Backend {
     return issue("all_gather", [&] {
       auto host = wire(output);
       auto source = wire(input).contiguous();
+      if (alone()) {
+        auto copy = [host, source] { host.view(-1).copy_(source.view(-1)); };
+        return under_way(OpType::_ALLGATHER_BASE, nullptr, {output}, {host, source}, copy);
+      }
       auto work = gloo_->_allgather_base(host, source, options);
       return under_way(OpType::_ALLGATHER_BASE, work, {output}, {host, source});
     });
@@ -305,7 +309,7 @@ class ProcessGroupHCCL final : public Backend {
       auto host = host_view(output);
       Tensors sum{host_view(input).clone(at::MemoryFormat::Contiguous)};
       auto divide = average(plain, sum);
-      auto work = gloo_->allreduce(sum, plain);
+      auto work = sum_over_ranks(sum, plain);
       auto keep_part = [sum, host, divide, rank = getRank()] {
         if (divide) divide();
         host.copy_(sum[0].reshape({-1}).narrow(0, rank * host.numel(), host.numel()).view(host.sizes()));
@@ -403,7 +407,7 @@ class ProcessGroupHCCL final : public Backend {
     return issue("barrier", [&] {
       BarrierOptions plain;  // gloo refuses the device ids that belong to an accelerator
       plain.timeout = options.timeout;
-      return under_way(OpType::BARRIER, gloo_->barrier(plain), {}, {});
+      return under_way(OpType::BARRIER, alone() ? nullptr : gloo_->barrier(plain), {}, {});
     });
   }
 
@@ -420,6 +424,12 @@ class ProcessGroupHCCL final : public Backend {
     }
     return nullptr;
   }
+  // A group of one rank has nobody to wait for: half a millisecond of gloo's threads at each call.
+  bool alone() const { return getSize() == 1; }
+  WorkPtr sum_over_ranks(Tensors& hosts, const AllreduceOptions& options) {
+    const bool changes_nothing = alone() && options.reduceOp != ReduceOp::PREMUL_SUM;
+    return changes_nothing ? nullptr : gloo_->allreduce(hosts, options);
+  }
   // A communicator is made by the first operation, not by the group.
   void connect() {
     if (!gloo_) {
@@ -433,8 +443,9 @@ class ProcessGroupHCCL final : public Backend {
     return work;
   }
   static WorkPtr under_way(OpType type, WorkPtr inner, Tensors outputs, Tensors kept, std::function<void()> finish_up = nullptr) {
-    return c10::make_intrusive<HostWork>(type, std::vector<WorkPtr>{std::move(inner)}, std::move(outputs), std::move(kept),
-                                         std::move(finish_up));
+    std::vector<WorkPtr> works;
+    if (inner) works.push_back(std::move(inner));
+    return c10::make_intrusive<HostWork>(type, std::move(works), std::move(outputs), std::move(kept), std::move(finish_up));
   }
   static WorkPtr all_of(std::vector<WorkPtr> works, Tensors outputs) {
     return c10::make_intrusive<HostWork>(OpType::COALESCED, std::move(works), std::move(outputs), Tensors{}, nullptr);

@@ -3,6 +3,7 @@
 #include "compute.h"
 #include "device.h"
 #include "fallback.h"
+#include "fused.h"
 #include "memory.h"
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -87,6 +88,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", record_stream);
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   add_compute(m);
+  add_fused(m);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }

@@ -6,5 +6,6 @@
 #include "runtime.cpp"
 #include "fallback.cpp"
 #include "compute.cpp"
+#include "fused.cpp"
 #include "kernels.cpp"
 #include "bindings.cpp"
