@@ -1,4 +1,4 @@
-"""The simulated NPU between processes: collectives on 2 and 4 ranks, memory accounting, visible devices."""
+"""The simulated NPU between processes: collectives, memory accounting, visible devices."""
 
 import re
 import time
@@ -35,6 +35,12 @@ def results(request):
 @pytest.mark.parametrize("name", CHECKS)
 def test_collectives(results, name):
     assert [rank[name] for rank in results] == [""] * len(results)
+
+
+def test_a_group_of_one_rank_gets_back_what_it_gave():
+    (found,) = run("one_rank", 1)
+    assert set(map(tuple, found.values())) == {(1.0, 2.0, 3.0)}
+    assert len(found) == 6
 
 
 def test_group_bound_to_its_device():

@@ -293,6 +293,28 @@ def everything(rank, world_size):
     return results
 
 
+def one_rank(rank, world_size):
+    "What each collective makes of 1, 2, 3 in a group of one rank"
+    dist.init_process_group("hccl")
+    given = torch.tensor([1.0, 2.0, 3.0], device=here())
+    found = {}
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+        reduced = given.clone()
+        dist.all_reduce(reduced, op=op)
+        found[str(op)] = reduced.tolist()
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        output = torch.zeros(3, device=here())
+        work = getattr(dist, name)(output, given, async_op=True)
+        assert work.wait() and work.is_completed()
+        found[name] = output.tolist()
+    sent = given.clone()
+    dist.broadcast(sent, 0)
+    found["broadcast"] = sent.tolist()
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
 def with_device_id(rank, world_size):
     "A group that is bound to its device, as torchtitan and Megatron's newer code ask for"
     torch.npu.set_device(rank)
