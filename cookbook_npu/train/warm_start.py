@@ -57,9 +57,13 @@ PROCEDURE_VERSION = {
 def demonstrated_task(
     config: RunConfig,  # the run
 ) -> str:  # name of a generated task
-    "What the demonstrations show: the run's own generated task, or sums when it trains on a file"
+    """What the demonstrations show: the run's own generated task.
+
+    To a run on a file: drawings where the tiny model sees, else sums."""
     task = config.data.prompt_data
-    return task if task in GENERATED else "arithmetic"
+    if task in GENERATED:
+        return task
+    return "geometry" if config.model.tiny.family == "qwen3_vl" else "arithmetic"
 
 
 def shows_calculator(
