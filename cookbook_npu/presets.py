@@ -486,6 +486,14 @@ _QWEN3_VL_8B_PPO = {
     "cuda": _merge(_QWEN3_VL_8B["cuda"], dict(algorithm=_PPO)),
     "laptop": _merge(_QWEN3_VL_8B["laptop"], dict(algorithm=_PPO)),
 }
+_TINY_TWO_KINDS = _merge(
+    _TINY_GEOMETRY,
+    dict(
+        critic=dict(learning_rate=3e-4, epochs=2),
+        warm_start=dict(steps=350),
+        data=dict(task={"level": 4, "per_level": [4250, 0, 0, 750]}),
+    ),
+)
 
 # %% ../nbs/02_presets.ipynb #981b85c8
 def qwen3_vl_8b_ppo(
@@ -512,7 +520,7 @@ def qwen3_vl_8b_ppo(
         seed=seed,
     )
     return _recipe(
-        "qwen3_vl_8b_ppo", _QWEN3_VL_8B_PPO, _TINY_GEOMETRY, scale, parameters, overrides
+        "qwen3_vl_8b_ppo", _QWEN3_VL_8B_PPO, _TINY_TWO_KINDS, scale, parameters, overrides
     )
 
 # %% ../nbs/02_presets.ipynb #f0aa88f5
@@ -592,17 +600,17 @@ EXPECTED: dict[str, dict[str, Any]] = {
         scale="laptop",
         hardware="2 CPU cores, 2 simulated NPUs",
         conditions="with nothing beside",
-        metrics={"eval_accuracy": {0: 0.24, 30: 0.93}},
+        metrics={"eval_accuracy": {0: 0.34, 10: 0.92, 30: 0.93}},
         within=0.06,
         minutes="0.6 in steps, 0.9 with start-up; the warm start once, 2 more",
     ),
     "qwen3_vl_8b_ppo": dict(
         scale="laptop",
         hardware="2 CPU cores, 2 simulated NPUs",
-        conditions="with nothing beside",
-        metrics={"eval_accuracy": {0: 0.24, 30: 0.95}},
+        conditions="with other jobs on both cores",
+        metrics={"eval_accuracy": {0: 0.26, 10: 0.79, 30: 0.82}},
         within=0.06,
-        minutes="1.0 in steps, 1.3 with start-up; the warm start once, 2 more",
+        minutes="2.1 in steps, 2.9 with start-up; the warm start once, 1 more",
     ),
 }
 
