@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAX_IMAGE_BYTES', 'MAX_IMAGE_PIXELS', 'MAX_ASPECT_RATIO', 'CACHE_BYTES', 'DATA_URL', 'IMAGE_MARK', 'IMAGE_MARKUP',
            'unsampled_token_ids', 'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class',
-           'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor', 'with_image_parts',
-           'plain_content', 'collapse_placeholders', 'decode_first']
+           'check_picture', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor',
+           'with_image_parts', 'plain_content', 'collapse_placeholders', 'decode_first']
 
 # %% ../../nbs/data/02_images.ipynb #7f663709
 import base64
@@ -254,6 +254,23 @@ def processor_class() -> Any:
     return getattr(transformers, name)
 
 
+def _check_aspect_ratio(source: ImageSource, width: int, height: int) -> None:
+    "Refuse a strip that no processor of Qwen takes"
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise source.error(
+            f"has {width} x {height} pixels: its aspect ratio is above {MAX_ASPECT_RATIO}",
+            "Crop it, or remove the record.",
+        )
+
+
+def check_picture(
+    source: ImageSource,  # a picture
+) -> None:
+    "Decode a picture; raises `DataError` for one that no model can take, whatever its processor"
+    _check_aspect_ratio(source, *image_size(source))
+    read_image(source)
+
+
 class ImageProcessor:
     "Turns pictures into pixel values: the same for the trainer and all engines"
 
@@ -304,11 +321,7 @@ class ImageProcessor:
 
     def _resized(self, source: ImageSource, width: int, height: int) -> tuple[int, int]:
         "Width and height after resizing"
-        if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-            raise source.error(
-                f"has {width} x {height} pixels: its aspect ratio is above {MAX_ASPECT_RATIO}",
-                "Crop it, or remove the record.",
-            )
+        _check_aspect_ratio(source, width, height)
         return self._resized_size(width, height)
 
     def _resized_size(self, width: int, height: int) -> tuple[int, int]:

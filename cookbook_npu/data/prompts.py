@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'BegunTokens', 'RangeSet', 'PromptOrder', 'Draw', 'PromptDataset', 'epoch_order',
            'fingerprint', 'EpochOrder', 'take_turns', 'MixedOrder', 'render_prompt', 'LoadedSource', 'choose_schema',
-           'load_source', 'image_processor', 'load_prompts', 'eval_prompts']
+           'folder_of', 'load_source', 'image_processor', 'load_prompts', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -636,7 +636,9 @@ class _Filter:
         return f"{source}: " + ", ".join(told)
 
 # %% ../../nbs/data/04_prompts.ipynb #42dbc5a5
-def _folder_of(source: str | Path) -> Path:
+def folder_of(
+    source: str | Path,  # file, folder or hub
+) -> Path:  # the working folder for a hub
     "Where paths in the records of a source start"
     if "://" in str(source):
         return Path()
@@ -657,7 +659,7 @@ def load_source(
 
     Each image has been found and its head read; the first ones have been decoded, too."""
     chosen = _Filter(config, asked_in_eval, begun_tokens)
-    reader = _Reader(config, tokenizer, processor, _folder_of(source))
+    reader = _Reader(config, tokenizer, processor, folder_of(source))
     prompts = []
     schema = None
     name = None

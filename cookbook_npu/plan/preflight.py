@@ -19,10 +19,16 @@ from itertools import islice
 from pathlib import Path
 
 from ..config import DataConfig, RunConfig
-from ..data.datasets import read_fields, read_metadata, read_records
+from cookbook_npu.data.datasets import (
+    read_fields,
+    read_images,
+    read_metadata,
+    read_records,
+)
 from ..data.environments import find_environment
 from ..data.graders import load_function
-from ..data.prompts import choose_schema
+from ..data.images import check_picture, image_source
+from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_reward
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, MissingError, StorageError
@@ -192,13 +198,19 @@ def check_records(
     source: str,  # file or folder
     config: DataConfig,  # keys and format
 ) -> None:
-    "Raise `DataError` when the first records of a source cannot be read, or lack prompt or label"
+    """Raise `DataError` when the first records of a source are broken.
+
+    They cannot be read, lack prompt or label, or have a bad picture."""
     schema = None
     for place, record in islice(read_records(source), FIRST_RECORDS):
         if schema is None:
             schema, _ = choose_schema(config, record, place)
-        read_fields(record, place, schema, config.input_key, config.label_key)
+        content, _ = read_fields(record, place, schema, config.input_key, config.label_key)
         read_metadata(record, place, schema, config.metadata_keys)
+        pictures = read_images(record, place, config.image_key or schema.images, content)
+        for number, picture in enumerate(pictures):
+            name = f"{place} picture {number}"
+            check_picture(image_source(picture, place, name, folder_of(source)))
 
 
 def check_files(

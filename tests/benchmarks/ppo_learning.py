@@ -1,5 +1,7 @@
 """Does PPO's critic learn? `python tests/benchmarks/ppo_learning.py [--steps 40] [--seed 0]`
 
+`--recipe qwen3_vl_8b_ppo` asks the recipe with pictures, as it stands; else:
+
 The recipe qwen3_4b_colocate with PPO in place of GRPO, at laptop scale (simulated NPU). Prints what the
 critic explained of the variance of the returns in the first and in the last steps, and the accuracy on
 held-out prompts before and after.
@@ -16,12 +18,13 @@ import tempfile
 import time
 from statistics import fmean
 
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.presets import preset
 from cookbook_npu.rl.algorithms import algorithm_overrides
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.train.session import session
 
 EXPLAINED = "critic/explained_variance"
+PICTURES = "qwen3_vl_8b_ppo"  # a recipe that is PPO on two kinds of drawings
 
 
 def measured(values: list[float | None]) -> list[float]:
@@ -38,6 +41,14 @@ def kinds_of_prompts(names: str) -> dict[str, object]:
     return {"data.mixture": dict.fromkeys(kinds, 1.0), "data.eval_prompts": 64}
 
 
+def own_prompts(args: argparse.Namespace) -> dict[str, object]:
+    "PPO and two kinds of prompts, for a recipe that has neither"
+    if args.recipe == PICTURES and args.prompt_data is None:
+        return {}
+    names = args.prompt_data or "arithmetic,sorting"
+    return {**algorithm_overrides("ppo"), **kinds_of_prompts(names)}
+
+
 def train(root: str, args: argparse.Namespace) -> dict:
     "The metrics of a run"
     overrides = {
@@ -45,13 +56,12 @@ def train(root: str, args: argparse.Namespace) -> dict:
         "output.name": "ppo",
         "output.tensorboard": False,
         "train.save_every": 0,
-        **algorithm_overrides("ppo"),
-        **kinds_of_prompts(args.prompt_data),
+        **own_prompts(args),
         **json.loads(args.overrides),
     }
     if args.warm_start is not None:
         overrides["warm_start.steps"] = args.warm_start
-    config = qwen3_4b_colocate(
+    config = preset(args.recipe)(
         num_steps=args.steps,
         prompts_per_step=args.prompts,
         seed=args.seed,
@@ -66,13 +76,14 @@ def train(root: str, args: argparse.Namespace) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40, help="of the run")
+    parser.add_argument("--recipe", default="qwen3_4b_colocate", help="of the run")
+    parser.add_argument("--steps", type=int, default=None, help="of the run")
     parser.add_argument("--last", type=int, default=10, help="steps at each end that count")
     parser.add_argument("--prompts", type=int, default=None, help="of a step")
     parser.add_argument(
         "--prompt-data",
-        default="arithmetic,sorting",
-        help="generated tasks, in equal parts",
+        default=None,
+        help="generated tasks, in equal parts; none: arithmetic,sorting, or the recipe's own",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the run")
     parser.add_argument("--warm-start", type=int, default=None, help="supervised steps")
@@ -85,7 +96,7 @@ def main() -> None:
     explained = measured(metrics.get(EXPLAINED, []))
     accuracy = measured(metrics["eval_accuracy"])
     reward = measured(metrics["raw_reward"])
-    print(f"\n{args.steps} steps, simulated NPU, {os.cpu_count()} cores")
+    print(f"\n{len(reward)} steps, simulated NPU, {os.cpu_count()} cores")
     if explained:
         first, last = fmean(explained[: args.last]), fmean(explained[-args.last :])
         print(f"explained variance, first steps {first:.3f}, last steps {last:.3f}")

@@ -1,5 +1,6 @@
 """Turns with pictures: every turn sees the prompt's picture and those shown since, and engine, trainer and
-plain transformers agree on positions and log-probs.
+plain transformers agree on positions and log-probs. The model wants nothing but placeholders, which all of
+them leave out alike.
 """
 
 from dataclasses import replace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from placeholders import want_placeholders
 from preloaded_jobs import TRAINER_RANK
 
 from cookbook_npu.config import TinyConfig
@@ -49,11 +51,12 @@ class Shows(Environment):
 
 @cache
 def model_folder(root: Path) -> Path:
-    "A tiny Qwen3-VL with random weights"
+    "A tiny Qwen3-VL with random weights whose head prefers placeholders"
     from cookbook_npu.model.tiny import build_tiny
 
     shape = TinyConfig(family="qwen3_vl", hidden_size=64, num_layers=2, ffn_size=128)
-    return build_tiny(shape, build_tokenizer(vision=True), root / "qwen3_vl", seed=0)
+    made = build_tiny(shape, build_tokenizer(vision=True), root / "qwen3_vl", seed=0)
+    return want_placeholders(made)
 
 
 def prompts_of(turns: TurnFormat) -> list[Prompt]:

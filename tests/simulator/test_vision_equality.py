@@ -98,10 +98,27 @@ def hf_train(hf, samples) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in hf.state_dict().items()}
 
 
+def many_samples(folder: Path, config) -> list[SimpleNamespace]:
+    "A question about each of 50 pictures: sizes and kinds of files that engines are tested with, too"
+    from cookbook_npu.data.images import ImageProcessor
+    from cookbook_npu.testing.conformance import many_pictures, seeing_ids
+
+    processor = ImageProcessor(folder)
+    found = []
+    for source in many_pictures():
+        shown = processor.image(source)
+        ids = seeing_ids(config, processor.tokens(shown.grid_thw))
+        image = SimpleNamespace(pixel_values=shown.pixel_values, grid_thw=shown.grid_thw)
+        found.append(SimpleNamespace(prompt_ids=ids, response_ids=[5, 6], images=[image]))
+    return found
+
+
 def reference(folder: Path) -> dict:
     from transformers import AutoModelForImageTextToText
 
     hf = AutoModelForImageTextToText.from_pretrained(folder)
+    with torch.no_grad():
+        many = [hf_logprobs(hf, s) for s in many_samples(folder, hf.config)]
     samples = make_samples(hf.config)
     logps = [hf_logprobs(hf, s) for s in samples]
     objective(logps).backward()
@@ -111,6 +128,7 @@ def reference(folder: Path) -> dict:
     text_grads = {n: p.grad for n, p in hf.named_parameters() if p.grad is not None}
     return {
         "logps": [logp.detach() for logp in logps],
+        "many": many,
         "grads": grads,
         "text_grads": {n: g.clone() for n, g in text_grads.items()},
         "norm": torch.stack([g.norm() for g in grads.values()]).norm().item(),
@@ -293,6 +311,9 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
         "micro_batches": len(trainer.runner.micro_batches(batch, range(len(batch)))),
         "logps": [far(want["logps"][i], torch.from_numpy(v)) for i, v in first.items()],
     }
+    many = as_batch(config, many_samples(root / "qwen3_vl", trainer.model.hf_config))
+    of_many = trainer.logprobs(many)
+    found["many"] = [far(want["many"][i], torch.from_numpy(v)) for i, v in of_many.items()]
     old = [logp.numpy() for logp in want["logps"]]
     ready = replace(batch, old_logprobs=old)
     found["grad_norm"] = trainer.train(ready).get("grad_norm", 0.0)
@@ -411,6 +432,12 @@ def test_the_trainer_cuts_images_with_their_rows(results):
     assert first["micro_batches"] > 1
     assert len(first["logps"]) == 4 and max(first["logps"]) <= TOLERANCE
     assert first["grad_norm"] > 0
+
+
+def test_every_picture_takes_its_tokens(results):
+    "50 sizes and kinds of files in the trainer role, as `every_picture_takes_its_tokens` has them in engines"
+    many = results[0]["trainer"]["many"]
+    assert len(many) == 50 and max(many) <= TOLERANCE
 
 
 def test_updates_exports_and_checkpoints_hold_the_tower(results):

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from cookbook_npu import override, qwen3_4b_colocate, session
 from cookbook_npu.cli import main
@@ -176,6 +178,39 @@ def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, caps
         return
     assert told in refused_here(monkeypatch, capsys, here, *words)
     assert {path.name for path in here.iterdir()} - {"__pycache__"} == before
+
+
+PICTURES = {
+    "missing": ('["gone.png"]', "gone.png does not exist"),
+    "broken": ('["cut.png"]', "cut.png is broken"),
+    "too large": ('["huge.png"]', "has 20000 x 6000 pixels, more than"),
+    "a strip": ('["strip.png"]', "has 201 x 1 pixels: its aspect ratio is above 200"),
+    "one too few": ("[]", "has 0 images (images) for 1 times <image>"),
+    "one too many": ('["one.png", "one.png"]', "has 2 images (images) for 1 times <image>"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_bad_picture_is_refused_before_anything_starts(
+    tmp_path, monkeypatch, capsys, name
+):
+    "Its record is named; nothing turns into text"
+    images, told = PICTURES[name]
+    here = tmp_path / "given"
+    here.mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(here / "one.png")
+    content = (here / "one.png").read_bytes()
+    (here / "cut.png").write_bytes(content[: len(content) // 2])
+    Image.new("RGB", (201, 1)).save(here / "strip.png")
+    Image.new("1", (20_000, 6000)).save(here / "huge.png")
+    record = '{"problem": "<image>a=", "answer": "2", "images": %s}\n'
+    (here / "mine.jsonl").write_text(record % '["one.png"]' + record % images)
+    before = {path.name for path in here.iterdir()}
+    words = ("run", "qwen3_vl_8b_grpo", "-p", "prompt_data", "mine.jsonl")
+    said = refused_here(monkeypatch, capsys, here, *words)
+    assert "mine.jsonl line 2" in said and told in said
+    assert {path.name for path in here.iterdir()} == before
 
 
 @pytest.mark.parametrize(
