@@ -1,11 +1,15 @@
 """What a whole run has trained: evaluated once more, and talked to."""
 
+import json
 import shutil
+import subprocess
+import sys
 
 import policy_jobs
 import pytest
 from whole_runs import rows
 
+from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -51,3 +55,25 @@ def test_greedy_is_one_number(asked):
 def test_the_policy_replies(asked):
     first, second = asked[1]["replies"]
     assert first == second
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+def test_vllm_gives_the_same_greedy_answers(asked, undisturbed, tmp_path):
+    """Word for word, as typed: both engines compute in float32
+
+    The tolerance is that of a choice: they differ where two tokens are equally likely to 1e-5."""
+    copy = tmp_path / "run"
+    shutil.copytree(undisturbed, copy, symlinks=True)
+    words = ["eval", str(copy), "--temperature", "0", "--engine", "vllm", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cookbook_npu.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert found["engine"] == "vllm"
+    own = asked[1]["greedy"][0]
+    assert own["engine"] == "transformers" and own["step"] == found["step"]
+    assert found["answers"] == own["answers"]
