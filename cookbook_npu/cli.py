@@ -165,6 +165,7 @@ def print_progress(
     from cookbook_npu.runs.metrics import step_line
 
     follower = Follower(folder / "metrics.jsonl")
+    follower.new()  # of a run that is resumed: its steps so far
     ended = threading.Event()
 
     def print_new() -> None:

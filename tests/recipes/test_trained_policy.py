@@ -80,7 +80,7 @@ def run_with_opinions(root: Path) -> Path:
 def greedy(run: Path, *words: str) -> dict:
     "What `cookbook-npu eval` prints at temperature 0"
     command = [sys.executable, "-m", "cookbook_npu.cli", "eval", str(run), *words]
-    command += ["--temperature", "0", "--json"]
+    command += ["--temperature", "0", "--max-tokens", "24", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout[done.stdout.index("{\n") :])
@@ -96,5 +96,5 @@ def test_vllm_gives_the_same_greedy_answers(tmp_path):
     assert (own["engine"], found["engine"]) == ("transformers", "vllm")
     texts = [record["answers"][0]["text"] for record in own["answers"]]
     # prompts have answers of their own, of some length
-    assert len(set(texts)) > 6 and own["metrics"]["response_length_mean"] > 4
+    assert len(set(texts)) > 6 and own["metrics"]["response_length_mean"] > 12
     assert found["answers"] == own["answers"]
