@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,16 @@ from places import ROOT
 
 FILE = ROOT / ".github" / "workflows" / "docs.yml"
 WORKFLOW = yaml.safe_load(FILE.read_text())
+ACTIONLINT = shutil.which("actionlint")
 NO_SCHEMA = importlib.util.find_spec("check_jsonschema") is None
-# a published site has pages of these, and an action has inputs of these
+# the first major version of each action that needs no Node 20, which runners no longer have
+ON_NODE_24 = {
+    "actions/checkout": 5,
+    "actions/setup-python": 6,
+    "actions/cache": 5,
+    "actions/upload-pages-artifact": 5,
+    "actions/deploy-pages": 5,
+}
 MISTAKES = {
     "no runner": ("    runs-on: ubuntu-24.04\n", ""),
     "a step that does nothing": ("      - run: make docs\n", "      - name: make docs\n"),
@@ -93,13 +102,26 @@ def test_it_keeps_and_publishes_what_the_site_is_made_of():
     assert 'default=ROOT / "_docs"' in program
 
 
-def test_every_action_has_its_version_and_the_site_its_rights():
+def test_every_action_runs_where_runners_can_run_it():
     uses = [
         s["uses"] for job in WORKFLOW["jobs"].values() for s in job["steps"] if "uses" in s
     ]
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", use) for use in uses)
+    for use in uses:
+        name, version = re.fullmatch(r"(actions/[a-z-]+)@v(\d+)", use).groups()
+        assert int(version) >= ON_NODE_24[name], use
+    assert {use.split("@")[0] for use in uses} == set(ON_NODE_24)
+
+
+def test_the_site_is_published_with_the_rights_for_that_alone():
     assert WORKFLOW["permissions"] == {"contents": "read"}
     publish = WORKFLOW["jobs"]["publish"]
     # what deploy-pages asks for
     assert publish["permissions"] == {"pages": "write", "id-token": "write"}
     assert publish["environment"]["name"] == "github-pages"
+
+
+@pytest.mark.skipif(not ACTIONLINT, reason="actionlint is not installed")
+def test_actionlint_has_nothing_against_it():
+    "Expressions, inputs of actions, names of runners, programs of steps"
+    done = subprocess.run([ACTIONLINT, "-no-color", FILE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout
