@@ -464,7 +464,9 @@ def chapter_pages() -> dict[str, str]:
     about = "Each notebook explains, defines and tests one module of the package."
     pages["modules/index.md"] = chapter("Modules", about, [*names, "base", "../nbs/99_cli"])
     about = "What everything else stands on: errors, configuration, presets."
-    pages["modules/base.md"] = chapter("Configuration and errors", about, ["../nbs/0*"])
+    pages["modules/base.md"] = chapter(
+        "Configuration and errors", about, ["../nbs/0*", "../nbs/1*"]
+    )
     shims = [f"../nbs/npu/shims/{name}/*" for name in SHIMS]
     listed = {
         "device": ("Device and roles", ["../nbs/npu/*"]),
