@@ -280,6 +280,20 @@ def test_a_record_for_programs_is_not_shown_beside_its_text(checkout):
     assert output["data"] == {"text/plain": ["reward 1"]}
 
 
+def test_a_page_says_nothing_of_the_machine_that_executed_it():
+    "No folder of its own, no warning of a library; other paths stay"
+    packages = "/a/b/.venv/lib/python3.11/site-packages"
+    warned = f"{packages}/x.py:7: UserWarning: Apex is not installed\n  warnings.warn(\n"
+    text = f"{warned}3 shims\n/models/Qwen3-4B\n{packages}/y.py\n"
+    stream = {"output_type": "stream", "text": text.splitlines(keepends=True)}
+    stage.clean_output(stream)
+    kept = "3 shims\n/models/Qwen3-4B\n.venv/lib/python3.11/site-packages/y.py\n"
+    assert "".join(stream["text"]) == kept
+    shown = {"data": {"text/plain": [f"report  {stage.ROOT}/runs/a/report.html"]}}
+    stage.clean_output(shown)
+    assert shown["data"]["text/plain"] == ["report  runs/a/report.html"]
+
+
 def test_a_page_without_code_to_see_needs_no_results(checkout):
     page = stage.notebook_page(write(checkout / "nbs/index.ipynb", TITLE, HIDDEN), [])
     assert [c["source"] for c in page["cells"]] == ["# rl.demo"]
