@@ -20,7 +20,7 @@ const page = document.documentElement;
 if (page.scrollWidth > innerWidth) out.push(`page is ${page.scrollWidth} wide`);
 for (const box of document.querySelectorAll("article pre, article img, article svg")) {
   const edge = box.getBoundingClientRect().right;
-  const scrolls = box.closest(".table-wrapper, .output");
+  const scrolls = box.closest(".table-wrapper, .output, .cell_output");
   if (edge > innerWidth + 1 && !scrolls) out.push(`${box.tagName} ends at ${edge}`);
   if (box.tagName === "PRE" && box.scrollWidth > box.clientWidth + 1)
     out.push(`code is cut: ${box.innerText.slice(0, 60)}`);

@@ -139,6 +139,25 @@ def page_on_the_site(
     return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 
+WARNED = re.compile(r"^\S+\.py:\d+: \w*Warning: .*\n(?:[ \t]+.*\n)?", re.MULTILINE)
+ENVIRONMENT = re.compile(r"(?:/[\w.+-]+)+/(?=(?:\.venv|cookbook_npu)/)")
+
+
+def of_no_machine(lines: str | list[str]) -> list[str]:
+    "What a program printed, without Python's warnings and without the folder of a checkout"
+    kept = WARNED.sub("", "".join(lines)).replace(f"{ROOT}/", "")
+    return ENVIRONMENT.sub("", kept).splitlines(keepends=True)
+
+
+def clean_output(output: dict[str, Any]) -> None:
+    "The same for an output of a cell"
+    if "text" in output:
+        output["text"] = of_no_machine(output["text"])
+    data = output.get("data", {})
+    if "text/plain" in data:
+        data["text/plain"] = of_no_machine(data["text/plain"])
+
+
 def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
     "A notebook as a page: without what only nbdev reads, without what programs print to stderr"
     notebook = read(path)
@@ -156,6 +175,7 @@ def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
             for output in cell["outputs"]:
                 # a record for programs; its text beside it is for readers
                 output.get("data", {}).pop("application/json", None)
+                clean_output(output)
             cell["execution_count"] = None
     if remark:
         cells.insert(1, note(*remark))
@@ -464,7 +484,9 @@ def chapter_pages() -> dict[str, str]:
     about = "Each notebook explains, defines and tests one module of the package."
     pages["modules/index.md"] = chapter("Modules", about, [*names, "base", "../nbs/99_cli"])
     about = "What everything else stands on: errors, configuration, presets."
-    pages["modules/base.md"] = chapter("Configuration and errors", about, ["../nbs/0*"])
+    pages["modules/base.md"] = chapter(
+        "Configuration and errors", about, ["../nbs/0*", "../nbs/1*"]
+    )
     shims = [f"../nbs/npu/shims/{name}/*" for name in SHIMS]
     listed = {
         "device": ("Device and roles", ["../nbs/npu/*"]),

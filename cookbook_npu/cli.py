@@ -165,6 +165,7 @@ def print_progress(
     from cookbook_npu.runs.metrics import step_line
 
     follower = Follower(folder / "metrics.jsonl")
+    follower.new()  # of a run that is resumed: its steps so far
     ended = threading.Event()
 
     def print_new() -> None:
@@ -760,7 +761,7 @@ def _export(
 @app.command(
     "eval",
     epilog="Examples: cookbook-npu eval runs/A; cookbook-npu eval runs/A --step 20 --samples 8; "
-    "cookbook-npu eval runs/A --data aime.jsonl --temperature 0",
+    "cookbook-npu eval runs/A --data aime.jsonl --temperature 0 --engine vllm",
 )
 def _eval(
     run: _Run,
@@ -821,11 +822,12 @@ def _chat(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the replies.")] = 0,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
     "Talk to a run's trained policy: a line is a message, Ctrl-D ends."
     from cookbook_npu.train.chat import ChatSettings, chat_with_run
 
-    settings = ChatSettings(temperature, max_tokens, seed, system)
+    settings = ChatSettings(temperature, max_tokens, seed, system, engine)
     lines = None if sys.stdin.isatty() else sys.stdin
     chat_with_run(run, step, settings, lines, typer.echo)
 

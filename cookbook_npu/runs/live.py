@@ -10,6 +10,7 @@ import html
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +227,12 @@ class Follower:
         path: Path | str,  # metrics.jsonl; it need not exist yet
     ):
         self.path = Path(path)
-        self.seen = 0  # records that were returned
+        self.seen: list[dict[str, Any]] = []  # records of the last call
 
     def new(self) -> list[dict[str, Any]]:  # records
-        "Records written since the last call"
+        "Records written since the last call; a resumed run takes back those after its checkpoint"
         records = read_lines(self.path)
-        fresh = records[self.seen :]
-        self.seen = len(records)
-        return fresh
+        pairs = zip(self.seen, records, strict=False)
+        common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        self.seen = records
+        return records[common:]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, override
 from ..errors import CookbookError, DataError
+from ..plan.preflight import check_engine
 from ..runs.folder import RunFolder
 from .evaluate import policy_engine, prepare_device
 from .export import chosen_checkpoint, policy_folder
@@ -107,6 +108,7 @@ class ChatSettings:
     max_tokens: int | None = None  # longest reply, tokens; none: the run's longest response
     seed: int = 0  # of replies that are not greedy
     system: str | None = None  # first message of each conversation
+    engine: str = "transformers"  # or vllm; one reply at a time is as fast without it
 
 
 class Chat:
@@ -220,10 +222,13 @@ def converse(
 # %% ../../nbs/train/21_chat.ipynb #6f9e8ada
 def chat_config(
     config: RunConfig,  # of a run
+    engine: str,  # transformers or vllm
 ) -> RunConfig:  # of a chat
-    "The run's engine, on one device; batches of one decode as fast without vLLM"
-    keys = {"rollout.devices_per_engine": 1, "rollout.engine": "transformers"}
-    return override(config, keys)
+    "The run's configuration with an engine on one device; raises `ConfigError` where it is missing"
+    keys = {"rollout.devices_per_engine": 1, "rollout.engine": engine}
+    changed = override(config, keys)
+    check_engine(changed)
+    return changed
 
 
 def chat_with_run(
@@ -236,7 +241,7 @@ def chat_with_run(
     "Talk to the policy of a run; a pipe in which a line could not be answered ends with exit code 1"
     run = RunFolder.open(path)
     checkpoint = chosen_checkpoint(run, step)
-    config = chat_config(run.config())
+    config = chat_config(run.config(), settings.engine)
     with policy_folder(run, checkpoint) as hf_path:
         device = prepare_device(config)
         from transformers import AutoTokenizer

@@ -254,6 +254,8 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     person.idle()
     again = re.search(r"RunStopped: stopped at step (\d+) of 12", person.outputs())
     assert again and first <= int(again[1]) < 12
+    # the bar stands where the run does
+    assert f"step {again[1]} of 12, " in person.outputs()
     person.take_picture("stopped_again")
 
     person.click(".cm-line", "for row in run.steps()")  # the same cell

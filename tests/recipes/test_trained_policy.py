@@ -1,11 +1,22 @@
 """What a whole run has trained: evaluated once more, and talked to."""
 
+import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import policy_jobs
 import pytest
 from whole_runs import rows
 
+from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.model.tiny import build_tiny
+from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.rollout.vllm import missing_reason
+from cookbook_npu.runs.checkpoints import Checkpoints
+from cookbook_npu.runs.folder import RunFolder
+from cookbook_npu.testing.conformance import sharpen_model
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -51,3 +62,39 @@ def test_greedy_is_one_number(asked):
 def test_the_policy_replies(asked):
     first, second = asked[1]["replies"]
     assert first == second
+
+
+def run_with_opinions(root: Path) -> Path:
+    "A run folder whose policy has learned nothing and prefers something everywhere"
+    tiny = {"model.tiny.hidden_size": 64, "model.tiny.num_layers": 2}
+    overrides = {"output.root": str(root), "output.name": "run", "data.eval_prompts": 12}
+    with RunFolder.create(qwen3_4b_colocate(overrides=overrides | tiny)) as run:
+        checkpoints = Checkpoints.of_run(run)
+        partial = checkpoints.partial(5)
+        build_tiny(run.config().model.tiny, build_tokenizer(), partial / "hf", seed=0)
+        sharpen_model(partial / "hf")
+        checkpoints.commit(partial, 5, {})
+    return run.path
+
+
+def greedy(run: Path, *words: str) -> dict:
+    "What `cookbook-npu eval` prints at temperature 0"
+    command = [sys.executable, "-m", "cookbook_npu.cli", "eval", str(run), *words]
+    command += ["--temperature", "0", "--max-tokens", "24", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout[done.stdout.index("{\n") :])
+
+
+@pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
+def test_vllm_gives_the_same_greedy_answers(tmp_path):
+    """Word for word, as typed: both engines compute in float32
+
+    They could differ where two tokens are equally likely to 1e-5, and this policy is peaked."""
+    run = run_with_opinions(tmp_path)
+    own, found = greedy(run), greedy(run, "--engine", "vllm")
+    assert (own["engine"], found["engine"]) == ("transformers", "vllm")
+    texts = [record["answers"][0]["text"] for record in own["answers"]]
+    # prompts have answers of their own, of some length
+    assert len(set(texts)) > 6 and own["metrics"]["response_length_mean"] > 12
+    assert found["answers"] == own["answers"]

@@ -1,6 +1,7 @@
 """The documentation site: what its pages are made of, and that its checks can fail."""
 
 import json
+import posixpath
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from places import ROOT
 from sphinx.util.inventory import InventoryFile
+from sphinx.util.matching import patmatch
 
 sys.path.insert(0, str(ROOT / ".docs"))
 
@@ -65,6 +67,27 @@ def test_a_long_room_can_be_broken_in_the_sidebar():
         == "npu.\u200bshims.\u200bmegatron_core <cookbook_npu.npu.shims.megatron_core>"
     )
     assert stage.api_entry("cookbook_npu") == "cookbook_npu <cookbook_npu>"
+
+
+def listed_pages() -> set[str]:
+    "What the lists of pages name, patterns among it"
+    found = set()
+    for page, text in (stage.written_pages() | stage.chapter_pages()).items():
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.M | re.S):
+            for line in block.splitlines():
+                entry = line.rpartition("<")[2].rstrip(">")
+                if entry and not entry.startswith(":"):
+                    place = posixpath.join(posixpath.dirname(page), entry)
+                    found.add(posixpath.normpath(place))
+    return found
+
+
+def test_every_notebook_is_in_a_chapter():
+    "A page that no list names is in no sidebar"
+    patterns = listed_pages()
+    names = [str(p.relative_to(ROOT).with_suffix("")) for p in stage.notebooks()]
+    left = [name for name in names if not any(patmatch(name, p) for p in patterns)]
+    assert left == []
 
 
 def picture() -> ElementTree.Element:
@@ -255,6 +278,20 @@ def test_a_record_for_programs_is_not_shown_beside_its_text(checkout):
     notebook = write(checkout / "nbs/rl/demo.ipynb", TITLE, shown)
     (output,) = stage.shown_notebook(notebook, None)["cells"][1]["outputs"]
     assert output["data"] == {"text/plain": ["reward 1"]}
+
+
+def test_a_page_says_nothing_of_the_machine_that_executed_it():
+    "No folder of its own, no warning of a library; other paths stay"
+    packages = "/a/b/.venv/lib/python3.11/site-packages"
+    warned = f"{packages}/x.py:7: UserWarning: Apex is not installed\n  warnings.warn(\n"
+    text = f"{warned}3 shims\n/models/Qwen3-4B\n{packages}/y.py\n"
+    stream = {"output_type": "stream", "text": text.splitlines(keepends=True)}
+    stage.clean_output(stream)
+    kept = "3 shims\n/models/Qwen3-4B\n.venv/lib/python3.11/site-packages/y.py\n"
+    assert "".join(stream["text"]) == kept
+    shown = {"data": {"text/plain": [f"report  {stage.ROOT}/runs/a/report.html"]}}
+    stage.clean_output(shown)
+    assert shown["data"]["text/plain"] == ["report  runs/a/report.html"]
 
 
 def test_a_page_without_code_to_see_needs_no_results(checkout):

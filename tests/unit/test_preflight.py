@@ -13,6 +13,8 @@ from cookbook_npu.cli import main
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.npu.device import probe_cuda, probe_npu
 from cookbook_npu.plan import preflight
+from cookbook_npu.runs.checkpoints import Checkpoints
+from cookbook_npu.runs.folder import RunFolder
 
 LIMIT_S = 5.0
 IPC = '{"placement.transfer_backend": "ipc"}'
@@ -97,6 +99,45 @@ def test_engine_that_is_not_installed(tmp_path, command):
     if command == "plan":
         words += ["--scale", "laptop"]
     assert "but vllm is not installed" in refused(tmp_path, *words, code=NO_VLLM)
+
+
+@pytest.mark.parametrize("command", ["eval", "chat"])
+def test_engine_of_an_evaluation_that_is_not_installed(tmp_path, command):
+    run_with_a_checkpoint(tmp_path / "run")
+    words = (command, "run", "--engine", "vllm")
+    assert "but vllm is not installed" in refused(
+        tmp_path, *words, code=NO_VLLM, left={"run"}
+    )
+    assert not (tmp_path / "run" / "evaluations").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("eval", "run", "--engine", "vlm"), "rollout.engine is 'vlm'"),
+        (("chat", "run", "--engine", "vlm"), "rollout.engine is 'vlm'"),
+        (("eval", "run", "--data", "no/such.jsonl"), "no/such.jsonl does not exist"),
+        (("eval", "run", "--step", "7"), "It has those of step 3"),
+        (("eval", "none"), "none"),
+        (("eval", "run", "--samples", "4", "--temperature", "0"), "Greedy answers"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_evaluation_is_refused(tmp_path, monkeypatch, capsys, words, told):
+    run_with_a_checkpoint(tmp_path / "run")
+    assert told in refused_here(monkeypatch, capsys, tmp_path, *words)
+    assert not (tmp_path / "run" / "evaluations").exists()
+
+
+def run_with_a_checkpoint(folder):
+    "A run folder with a checkpoint of step 3 that no engine will ever read"
+    output = {"output.root": str(folder.parent), "output.name": folder.name}
+    with RunFolder.create(qwen3_4b_colocate(overrides=output)) as run:
+        checkpoints = Checkpoints.of_run(run)
+        partial = checkpoints.partial(3)
+        (partial / "hf").mkdir(parents=True)
+        (partial / "hf" / "config.json").write_text("{}")
+        checkpoints.commit(partial, 3, {})
 
 
 def test_memory_saver_that_is_not_installed(tmp_path):

@@ -1,4 +1,4 @@
-"""The report in a real browser, as wide as a screen and as a phone
+"""The report and the page of all runs in a real browser, as wide as a screen and as a phone
 
 Nothing sticks out, nothing is logged, nothing is fetched."""
 
@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from cookbook_npu.config import RunConfig
 from cookbook_npu.data.tasks import generated_task
 from cookbook_npu.presets import qwen3_vl_8b_grpo
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
+from cookbook_npu.runs.listing import list_runs, runs_page
 from cookbook_npu.runs.report import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -30,6 +32,8 @@ found.textContent = JSON.stringify({
   content: document.documentElement.scrollWidth,
   wide: wide.map((box) => box.getAttribute("aria-labelledby")),
   fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
+  scrolled: [...document.querySelectorAll(".scroll")].filter(
+    (box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.innerText),
   dead: [...document.querySelectorAll("nav a")].filter(
     (link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash),
 });
@@ -108,14 +112,13 @@ def frames(page: str) -> str:
     return "<!doctype html><body>" + "".join(one.format(w, content) for w in WIDTHS)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_browser_shows_it(page, tmp_path, dark):
-    probed = tmp_path / "page.html"
-    probed.write_text(frames(page.read_text()))
+def seen_in_a_browser(page: str, folder: Path, dark: bool) -> list[dict]:
+    "What a browser makes of a page at each width; nothing sticks out, is fetched or complained of"
+    probed = folder / "page.html"
+    probed.write_text(frames(page))
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += ["--window-size=1300,2000", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}"]
+    command += [f"--user-data-dir={folder / 'profile'}"]
     if dark:
         command.append("--blink-settings=preferredColorScheme=0")
     done = subprocess.run(
@@ -129,6 +132,49 @@ def test_a_browser_shows_it(page, tmp_path, dark):
         assert s["content"] <= s["width"], s
         assert s["wide"] == [] and s["fetched"] == [] and s["dead"] == [], s
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
+    return seen
+
+
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium: apt-get install chromium"
+)
+both_schemes = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+
+
+@needs_browser
+@both_schemes
+def test_a_browser_shows_it(page, tmp_path, dark):
+    seen_in_a_browser(page.read_text(), tmp_path, dark)
+
+
+def run_with(root: Path, name: str, steps: int, end: str = "") -> None:
+    "A run folder of 40 steps, some of which are done"
+    output = {"root": str(root), "name": name}
+    config = RunConfig(recipe="qwen3_4b_colocate", num_steps=40, output=output)
+    with RunFolder.create(config) as run:
+        for step in range(1, steps + 1):
+            row = {"step": step, "raw_reward": -1e-5 * 7**step}
+            append_line(run.metrics_file, row)
+        if end:
+            run.event(end)
+
+
+@needs_browser
+@both_schemes
+def test_a_browser_shows_all_runs(tmp_path, dark):
+    "Every state, a name and a reason of hostile length; nothing is cut, on a phone neither"
+    root = tmp_path / "runs"
+    for name, steps, end in (("a" * 200, 40, ""), ("b", 7, "stopped"), ("c", 12, "")):
+        run_with(root, name, steps, end)
+    run_with(root, "e", 1)
+    (root / "e" / "config.json").write_text("{")
+    config = RunConfig(recipe="demo", output={"root": str(root), "name": "d"})
+    with RunFolder.create(config):
+        page = runs_page(list_runs(root), root, root)
+    for state in ("done", "stopped", "ended early", "running", "unreadable"):
+        assert f">{state}</span>" in page
+    for seen in seen_in_a_browser(page, tmp_path, dark):
+        assert seen["scrolled"] == [], seen
 
 
 def test_the_gallery_shows_the_pictures_that_a_sample_has_seen(tmp_path):

@@ -1,0 +1,127 @@
+"""The workflow that publishes the site, as far as it can be tried without the machine that runs it."""
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from places import ROOT
+
+FILE = ROOT / ".github" / "workflows" / "docs.yml"
+WORKFLOW = yaml.safe_load(FILE.read_text())
+ACTIONLINT = shutil.which("actionlint")
+NO_SCHEMA = importlib.util.find_spec("check_jsonschema") is None
+# the first major version of each action that needs no Node 20, which runners no longer have
+ON_NODE_24 = {
+    "actions/checkout": 5,
+    "actions/setup-python": 6,
+    "actions/cache": 5,
+    "actions/upload-pages-artifact": 5,
+    "actions/deploy-pages": 5,
+}
+MISTAKES = {
+    "no runner": ("    runs-on: ubuntu-24.04\n", ""),
+    "a step that does nothing": ("      - run: make docs\n", "      - name: make docs\n"),
+    "an unknown permission": ("pages: write", "page: write"),
+    "an unknown trigger": ("workflow_dispatch:", "workflow_dispatched:"),
+}
+
+
+@pytest.mark.skipif(NO_SCHEMA, reason="check-jsonschema is not installed (extra dev)")
+def test_the_schema_of_workflows_accepts_it_and_finds_mistakes(tmp_path):
+    "The published schema, which the package holds; all files in one process, which takes seconds"
+    text = FILE.read_text()
+    (tmp_path / "right.yml").write_text(text)
+    for name, (right, wrong) in MISTAKES.items():
+        assert right in text
+        (tmp_path / f"{name}.yml").write_text(text.replace(right, wrong))
+    words = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    command = [sys.executable, *words, "--output-format", "json"]
+    command += [str(path) for path in sorted(tmp_path.iterdir())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert {Path(error["filename"]).stem for error in found["errors"]} == set(MISTAKES)
+    assert found["parse_errors"] == []
+
+
+def steps(job: str) -> list[dict]:
+    return WORKFLOW["jobs"][job]["steps"]
+
+
+def test_jobs_wait_for_jobs_that_exist():
+    jobs = WORKFLOW["jobs"]
+    assert jobs["publish"]["needs"] == "build"
+    for job in jobs.values():
+        needs = job.get("needs", [])
+        assert {needs} if isinstance(needs, str) else set(needs) <= set(jobs)
+
+
+@pytest.mark.parametrize("job", ["build", "links"])
+def test_make_knows_what_is_made(job):
+    "Every call of make, without doing anything"
+    made = [step["run"] for step in steps(job) if step.get("run", "").startswith("make ")]
+    assert made
+    for line in made:
+        words = ["make", "--dry-run", *shlex.split(line)[1:]]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_recipes_without_a_run_can_be_listed_after_the_step_before():
+    "The program imports Sphinx, which `make setup` does not install; a broken pipe ends the step"
+    build = steps("build")
+    (number,) = (i for i, s in enumerate(build) if "--missing-recipes" in s.get("run", ""))
+    assert build[number]["shell"] == "bash"  # the only one with pipefail
+    assert build[number - 1]["run"].startswith("make .venv/.test ")
+    command = build[number]["run"].split(" | ")[0].split()
+    assert command[0] == ".venv/bin/python"
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    recipes = {path.stem for path in (ROOT / "recipes").glob("*.ipynb")}
+    assert set(done.stdout.split()) <= recipes
+
+
+def test_it_keeps_and_publishes_what_the_site_is_made_of():
+    "The folders that the program reads and writes"
+    program = (ROOT / ".docs" / "make_site.py").read_text()
+    stage = (ROOT / ".docs" / "stage.py").read_text()
+    used = {step["uses"].split("@")[0]: step for step in steps("build") if "uses" in step}
+    kept = used["actions/cache"]["with"]["path"].split()
+    assert kept == ["build/executed", "runs"]
+    assert 'EXECUTED = ROOT / "build" / "executed"' in stage
+    assert 'runs = given.runs or [ROOT / "runs"' in program
+    assert used["actions/upload-pages-artifact"]["with"]["path"] == "_docs"
+    assert 'default=ROOT / "_docs"' in program
+
+
+def test_every_action_runs_where_runners_can_run_it():
+    uses = [
+        s["uses"] for job in WORKFLOW["jobs"].values() for s in job["steps"] if "uses" in s
+    ]
+    for use in uses:
+        name, version = re.fullmatch(r"(actions/[a-z-]+)@v(\d+)", use).groups()
+        assert int(version) >= ON_NODE_24[name], use
+    assert {use.split("@")[0] for use in uses} == set(ON_NODE_24)
+
+
+def test_the_site_is_published_with_the_rights_for_that_alone():
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    publish = WORKFLOW["jobs"]["publish"]
+    # what deploy-pages asks for
+    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+    assert publish["environment"]["name"] == "github-pages"
+
+
+@pytest.mark.skipif(not ACTIONLINT, reason="actionlint is not installed")
+def test_actionlint_has_nothing_against_it():
+    "Expressions, inputs of actions, names of runners, programs of steps"
+    done = subprocess.run([ACTIONLINT, "-no-color", FILE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout
