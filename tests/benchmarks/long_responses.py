@@ -88,6 +88,16 @@ def sample(task: Task) -> dict[str, float]:
     return {"speed": len(responses) * task["tokens"] / seconds}
 
 
+def forget_end_token(folder: Path) -> None:
+    "vLLM ends responses at the end token of the tokenizer, whatever the model says"
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        if file.exists():
+            settings = json.loads(file.read_text())
+            settings.pop("eos_token", None)
+            file.write_text(json.dumps(settings))
+
+
 # ---- training
 
 
@@ -271,6 +281,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         size = {"layers": args.layers, "hidden": args.hidden}
         folder = build(size, Path(root) / "model")
+        forget_end_token(folder)
         millions = sum(f.stat().st_size for f in folder.glob("*.safetensors")) / 4e6
         print(
             f"{args.layers} layers x {args.hidden}, {millions:.1f} million weights, "

@@ -237,10 +237,14 @@ def draw(found: dict[str, list[Point]], path: Path) -> None:
         "xtick.color": INK,
         "ytick.color": INK,
     }
+    columns = min(2, len(found))
+    lines = -(-len(found) // columns)
     figure, panels = plt.subplots(
-        1, len(found), figsize=(3.2 * len(found), 3.4), squeeze=False
+        lines, columns, figsize=(3.9 * columns, 2.7 * lines), squeeze=False
     )
-    for panel, (axis, points) in zip(panels[0], found.items(), strict=True):
+    for panel in panels.flat[len(found) :]:
+        panel.set_visible(False)
+    for panel, (axis, points) in zip(panels.flat, found.items(), strict=False):
         sizes = [p["size"] for p in points]
         rows = [row for row in points[0] if row != "size"]
         for row, colour in zip(rows, COLOURS, strict=False):
@@ -249,7 +253,17 @@ def draw(found: dict[str, list[Point]], path: Path) -> None:
             times = [p[row] for p in points]
             panel.loglog(sizes, times, "o-", color=colour, markersize=3, label=label)
         panel.set(xlabel=UNITS[axis], ylabel="ms of processor time")
-        panel.legend(frameon=False, fontsize=6, title="exponent", title_fontsize=6)
+        # the sizes that were measured, and no others
+        panel.set_xticks(sizes, [f"{size:.3g}" for size in sizes])
+        panel.minorticks_off()
+        panel.legend(
+            frameon=False,
+            fontsize=7,
+            title="exponent",
+            title_fontsize=7,
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+        )
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, transparent=True)
