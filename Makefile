@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab test test-npu-wheel test-stacks quick style export docs clean
+.PHONY: help setup run lab vllm test test-npu-wheel test-stacks quick style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,10 @@ $(VENV)/.test: $(VENV)/.run
 	@$(BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@
+
+vllm: $(VENV)/.run ## the vllm extra into .venv, for `-p engine vllm`
+	$(PIP) -e '.[laptop,vllm]'
+	@$(BIN)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 
 $(VENV)/.lab: $(VENV)/.run
 	@echo "installing JupyterLab into $(VENV) (once)"

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from cookbook_npu.data.graders import register_reward
     from cookbook_npu.plan.plan import make_plan
     from cookbook_npu.plan.preflight import check_machine
-    from cookbook_npu.presets import preset, qwen3_4b_colocate
+    from cookbook_npu.presets import (
+        preset,
+        qwen3_4b_colocate,
+        qwen3_5_9b_async,
+        qwen3_5_9b_colocate,
+        qwen3_vl_8b_grpo,
+        qwen3_vl_8b_ppo,
+    )
     from cookbook_npu.rollout.transformers import TransformersEngine
     from cookbook_npu.rollout.vllm import VllmEngine
     from cookbook_npu.runs.report import write_report
@@ -31,6 +38,10 @@ _HOMES = {  # name -> module
     "override": "config",
     "preset": "presets",
     "qwen3_4b_colocate": "presets",
+    "qwen3_5_9b_async": "presets",
+    "qwen3_5_9b_colocate": "presets",
+    "qwen3_vl_8b_grpo": "presets",
+    "qwen3_vl_8b_ppo": "presets",
     "make_plan": "plan.plan",
     "check_machine": "plan.preflight",
     "session": "train.session",
@@ -52,6 +63,10 @@ __all__ = [
     "override",
     "preset",
     "qwen3_4b_colocate",
+    "qwen3_5_9b_async",
+    "qwen3_5_9b_colocate",
+    "qwen3_vl_8b_grpo",
+    "qwen3_vl_8b_ppo",
     "register_reward",
     "session",
     "write_report",

@@ -10,6 +10,7 @@ __all__ = ['app', 'join_pairs', 'find_recipe', 'check_names', 'resolve_run', 'ch
            'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
+import inspect
 import json
 import logging
 import os
@@ -301,7 +302,7 @@ def _run(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="Recipe name (qwen3_4b_colocate) or the path of a notebook; with --resume the run's own.",
+            help="Recipe name (qwen3_4b_colocate) or the path of its notebook; with --resume the run's own.",
             autocompletion=complete_recipes,
         ),
     ] = "",
@@ -491,13 +492,18 @@ def planned_config(
     "The configuration of a run that is only looked at"
     from cookbook_npu.plan.plan import model_name
 
+    build = preset(recipe)
+    known = list(inspect.signature(build).parameters)
+    for name in parameters:
+        if name not in known:
+            raise ConfigError(f"{recipe} has no parameter {name!r}", nearest(name, known))
     given: dict[str, Any] = {}
     if scale == "910b":
         given["prompt_data"] = "(prompts)"
         model = model_name(recipe)
         if model:
             given["model"] = model
-    return preset(recipe)(**{**given, **parameters, "scale": scale})
+    return build(**{**given, **parameters, "scale": scale})
 
 
 def machine_need(
@@ -1025,7 +1031,7 @@ _OF_JOBS = "Of a job that was launched"
 _Recipe = Annotated[
     str,
     typer.Argument(
-        help="Recipe name or the path of a notebook; with --resume a job id.",
+        help="Recipe name or the path of its notebook; with --resume a job id.",
         autocompletion=complete_recipes,
     ),
 ]

@@ -8,14 +8,14 @@ __all__ = ['BASIC', 'Scale', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'Ad
            'SamplingConfig', 'RolloutConfig', 'AdvantageConfig', 'PolicyLossConfig', 'RegularizerConfig',
            'RolloutISConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig',
            'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_run_name', 'build_config',
-           'nearest_key', 'override', 'save_config', 'load_config', 'ConfigKey', 'config_keys']
+           'nearest_key', 'override', 'save_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -1372,6 +1372,18 @@ class ConfigKey(NamedTuple):
     meaning: str  # with its unit
 
 
+def with_choices(
+    meaning: str,  # of a key
+    kind: Any,  # type of its value
+) -> str:  # names every value where they can be counted
+    "What a key means, and which words it takes"
+    inner = [word for part in get_args(kind) for word in get_args(part)]
+    words = [word for word in (*get_args(kind), *inner) if isinstance(word, str)]
+    if all(word in meaning for word in words):
+        return meaning
+    return f"{meaning} (one of: {', '.join(words)})"
+
+
 def config_keys(
     model: type[Config] = RunConfig,  # section to describe
     prefix: str = "",  # dotted path of the section
@@ -1383,5 +1395,6 @@ def config_keys(
             yield from config_keys(kind, f"{prefix}{name}.")
             continue
         default = None if field.is_required() else field.default
+        meaning = with_choices(field.description or "", kind)
         tier = "basic" if field.json_schema_extra == BASIC else "advanced"
-        yield ConfigKey(f"{prefix}{name}", tier, default, field.description or "")
+        yield ConfigKey(f"{prefix}{name}", tier, default, meaning)

@@ -575,7 +575,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "qwen3_4b_colocate": dict(
         scale="laptop",
         hardware="2 CPU cores, 2 simulated NPUs",
-        conditions="with nothing beside",
+        conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.23, 40: 0.96}},
         within=0.06,
         minutes="0.7 in all, 0.2 in steps; warm start included",
@@ -583,7 +583,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "qwen3_5_9b_colocate": dict(
         scale="laptop",
         hardware="2 CPU cores, 2 simulated NPUs",
-        conditions="with nothing beside",
+        conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.17, 10: 0.68, 40: 0.92}},
         within=0.06,
         minutes="1.1 in all, 0.4 in steps; warm start included",
@@ -591,7 +591,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "qwen3_5_9b_async": dict(
         scale="laptop",
         hardware="2 CPU cores, 4 simulated NPUs",
-        conditions="with nothing beside",
+        conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.17, 40: 0.90}},
         within=0.06,
         minutes="0.7 in all, 0.4 in steps; the warm start was there",
@@ -599,7 +599,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "qwen3_vl_8b_grpo": dict(
         scale="laptop",
         hardware="2 CPU cores, 2 simulated NPUs",
-        conditions="with nothing beside",
+        conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.34, 10: 0.92, 30: 0.93}},
         within=0.06,
         minutes="1.7 in all, 0.7 in steps; warm start included",
@@ -607,7 +607,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "qwen3_vl_8b_ppo": dict(
         scale="laptop",
         hardware="2 CPU cores, 2 simulated NPUs",
-        conditions="with nothing beside",
+        conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.26, 10: 0.79, 30: 0.82}},
         within=0.06,
         minutes="2.6 in all, 1.3 in steps; warm start included",

@@ -120,7 +120,8 @@ def check_engine(
     elif not has_package("vllm"):
         raise ConfigError(
             f"rollout.engine is 'vllm' at scale {config.scale!r}, but vllm is not installed",
-            "Install it (pip install 'cookbook-npu[vllm]'), or choose engine transformers.",
+            "Install it (`make vllm`, or pip install 'cookbook-npu[vllm]' and "
+            "pip uninstall torchaudio torchcodec), or choose engine transformers.",
         )
 
 

@@ -9,14 +9,21 @@ import pytest
 
 import cookbook_npu
 
+PRESET = (
+    "scale='laptop', model=None, prompt_data=None, engine=None, num_steps=None, prompts_per_step=None, "
+    "samples_per_prompt=None, learning_rate=None, seed=None, overrides=None"
+)
 SIGNATURES = {
     "RunConfig": None,  # its keys are the configuration: `cookbook-npu config --all`
     "config_keys": "model=RunConfig, prefix=''",
     "load_config": "path",
     "override": "config, overrides",
     "preset": "name",
-    "qwen3_4b_colocate": "scale='laptop', model=None, prompt_data=None, engine=None, num_steps=None, "
-    "prompts_per_step=None, samples_per_prompt=None, learning_rate=None, seed=None, overrides=None",
+    "qwen3_4b_colocate": PRESET,
+    "qwen3_5_9b_async": PRESET,
+    "qwen3_5_9b_colocate": PRESET,
+    "qwen3_vl_8b_grpo": PRESET,
+    "qwen3_vl_8b_ppo": PRESET,
     "make_plan": "config, soc='Ascend910B1', check=True, mean_response=None",
     "check_machine": "config, environ=None, files=True",
     "session": "config",
