@@ -139,7 +139,7 @@ def batch_arithmetic(
         (
             "optimizer",
             f"{steps} steps of {config.global_batch_size} samples, {share} for each of "
-            f"{config.data_parallel} copies of the model",
+            f"{config.data_parallel} data-parallel copies",
         ),
         (
             "micro-batches",
@@ -299,6 +299,10 @@ class RunPlan:
             "(an estimate; nbs/plan/04_plan.ipynb has its errors)"
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+        if all(e.name != "logprobs" for e in self.times):
+            lines.append(
+                "  logprobs          none    one optimizer step: the training pass has them"
+            )
         if self.is_split:
             return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
         seconds = sum(e.seconds for e in self.times)
