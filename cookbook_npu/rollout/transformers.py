@@ -360,7 +360,8 @@ class Qwen3DecodeStep:
         "[B, 1, D] cosine, and sine with the signs of the half that it is multiplied with"
         if self.rotations_PC is None or len(self.rotations_PC) <= longest:
             self.rotations_PC = self._rotations(x_BE, longest)
-        return F.embedding(position_B[:, None], self.rotations_PC).chunk(2, -1)
+        cos_B1D, sin_B1D = F.embedding(position_B[:, None], self.rotations_PC).chunk(2, -1)
+        return cos_B1D, sin_B1D
 
     def _rotations(self, x_BE: Tensor, longest: int) -> Tensor:
         "[P, 2D] both for every position up to a power of two, by the model's own formula"
