@@ -116,8 +116,8 @@ def layer_elements(
     h = d.hidden // tensor if sequence else d.hidden
     return (
         5 * d.ffn // tensor
-        + 6 * h
-        + (5 * d.q + 4 * d.k) // tensor
+        + 4 * h
+        + (4 * d.q + 3 * d.k) // tensor
         + 4 * d.head_dim
         + (2 * d.heads + d.kv_heads) // tensor
         + 2
@@ -146,7 +146,7 @@ def activations(
     element = ELEMENT_BYTES[config.model.dtype]
     h = d.hidden // tensor if config.parallel.sequence else d.hidden
     layer = layer_elements(d, tensor, config.parallel.sequence)
-    ends = 2 * h * tokens + d.hidden * response + 9 * tokens  # outside the layers
+    ends = h * tokens + d.hidden * response + 9 * tokens  # outside the layers
     backward = (2 * d.ffn // tensor + h) * tokens
     if tensor > 1:
         backward += d.hidden * tokens
