@@ -3552,6 +3552,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                     'cookbook_npu/npu/simulator/fused.py'),
                                                   'cookbook_npu.npu.simulator.fused._check_types': ( 'npu/simulator/fused.html#_check_types',
                                                                                                      'cookbook_npu/npu/simulator/fused.py'),
+                                                  'cookbook_npu.npu.simulator.fused._has_loop': ( 'npu/simulator/fused.html#_has_loop',
+                                                                                                  'cookbook_npu/npu/simulator/fused.py'),
                                                   'cookbook_npu.npu.simulator.fused._heads_first': ( 'npu/simulator/fused.html#_heads_first',
                                                                                                      'cookbook_npu/npu/simulator/fused.py'),
                                                   'cookbook_npu.npu.simulator.fused._hidden_positions': ( 'npu/simulator/fused.html#_hidden_positions',

@@ -1327,8 +1327,14 @@ def override(
     config: RunConfig,  # configuration to start from
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
 ) -> RunConfig:  # a new, validated configuration
-    "A copy of `config` with some dotted keys replaced; raises `ConfigError` with the nearest full name"
+    """A copy of `config` with some dotted keys replaced; raises `ConfigError` with the nearest full name.
+
+    Where they choose an estimator without a critic, the settings of the critic go back to their defaults."""
     tree = config.model_dump()
+    estimator = overrides.get("algorithm.advantage_estimator", "gae")
+    if estimator != "gae" and isinstance(config, RunConfig) and config.has_critic:
+        tree["critic"] = CriticConfig().model_dump()
+        tree["algorithm"]["gae_lambda"] = 1.0
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, value)

@@ -324,7 +324,9 @@ def algorithm_overrides(
     "The overrides that make a recipe run an algorithm; raises `ConfigError` with the nearest name"
     if name not in ALGORITHMS:
         raise ConfigError(f"there is no algorithm {name!r}", nearest(name, ALGORITHMS))
-    return {f"algorithm.{key}": value for key, value in ALGORITHMS[name].overrides.items()}
+    # named always: a recipe may have another one
+    chosen = {"advantage_estimator": "grpo", **ALGORITHMS[name].overrides}
+    return {f"algorithm.{key}": value for key, value in chosen.items()}
 
 # %% ../../nbs/rl/07_algorithms.ipynb #040b757e
 def _runs_in(name: str, recipes: Mapping[str, RunConfig]) -> str:
