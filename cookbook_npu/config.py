@@ -1332,7 +1332,7 @@ def override(
     Where they choose an estimator without a critic, the settings of the critic go back to their defaults."""
     tree = config.model_dump()
     estimator = overrides.get("algorithm.advantage_estimator", "gae")
-    if estimator != "gae" and isinstance(config, RunConfig) and config.has_critic:
+    if estimator != "gae" and config.has_critic:
         tree["critic"] = CriticConfig().model_dump()
         tree["algorithm"]["gae_lambda"] = 1.0
     for key, value in overrides.items():

@@ -166,6 +166,7 @@ def vision_parameters(
     block = 4 * h + attention + feed_forward  # two norms with biases
 
     def merger(norm: int) -> int:
+        "Parameters of a merger whose norm has this width"
         return 2 * norm + merged * merged + merged + merged * out + out
 
     levels = len(vision.get("deepstack_visual_indexes") or ())
@@ -331,6 +332,7 @@ def parameter_counts(
     full = d.layers - d.linear_layers
 
     def times(n: int, c: Count) -> Count:
+        "The same part in n layers"
         return Count(c.part, n * c.split, n * c.whole)
 
     return [

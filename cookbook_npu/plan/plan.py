@@ -414,6 +414,7 @@ def model_name(
     "The published model that a recipe is named after"
 
     def plain(text: str) -> str:
+        "Letters and digits alone"
         return "".join(c for c in text.lower() if c.isalnum())
 
     for name in PUBLISHED:

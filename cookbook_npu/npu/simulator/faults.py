@@ -123,6 +123,7 @@ def not_a_number(
     layers = itertools.count(1)
 
     def watch(result: Any) -> Any:
+        "What the layer's result is replaced by; none: it stays"
         return result * float("nan") if next(layers) == nth else None
 
     _on_layers(watch)
