@@ -89,7 +89,7 @@ class ModelConfig(Config):
     )
     fused_kernels: bool = Field(
         default=False,
-        description="one kernel each for RMSNorm and SwiGLU: MindSpeed's on an NPU, else Megatron's SwiGLU",
+        description="one kernel each for SwiGLU and, with MindSpeed, RMSNorm; on a GPU Megatron's SwiGLU",
     )
     freeze_vision_tower: bool = Field(
         default=False,

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left', 'prefill_mask', 'GrowingLayer',
-           'RowBatch', 'join_rows', 'Qwen3LayerWeights', 'Qwen3DecodeStep', 'ModelRunner', 'RowSampler', 'BatchDecoder',
-           'DeviceWeights', 'model_class', 'end_token_ids', 'TransformersEngine']
+           'RowBatch', 'join_rows', 'JoinedRows', 'Qwen3LayerWeights', 'Qwen3DecodeStep', 'ModelRunner', 'RowSampler',
+           'BatchDecoder', 'DeviceWeights', 'model_class', 'end_token_ids', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
+import importlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..heartbeat import report_progress
 from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
+from ..npu.simulator import fused
 from cookbook_npu.rollout.engine import (
     Engine,
     KeptCache,
@@ -256,19 +258,44 @@ def _join_layers(parts: list[tuple[Any, Tensor]], width: int) -> Any:
     return first
 
 # %% ../../nbs/rollout/01_transformers.ipynb #58fa0dea
+class JoinedRows:
+    "Matrices that multiply the same input, one below the other in one piece of memory"
+
+    def __init__(
+        self,
+        *parts: Tensor,  # [rows, E]; they stay the same objects, with their values
+    ):
+        self.parts = parts
+        self.rows = [len(part) for part in parts]
+        self.whole = torch.cat([part.data for part in parts])  # [sum of rows, E]
+        self.shape = self.whole.shape
+        self._share()
+
+    def free(self) -> None:
+        "Let go of the memory; the values are lost"
+        for t in (self.whole, *self.parts):
+            t.data = t.data.new_empty(0)
+
+    def allocate(self) -> None:
+        "Take memory again; the parts have no values"
+        self.whole.data = self.whole.new_empty(self.shape)
+        self._share()
+
+    def _share(self) -> None:
+        for part, values in zip(self.parts, self.whole.split(self.rows), strict=True):
+            part.data = values
+
+
 class Qwen3LayerWeights(NamedTuple):
     "What one decoder layer of Qwen3 multiplies with"
 
     input_norm: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    qkv: JoinedRows
     q_norm: Tensor
     k_norm: Tensor
     out: Tensor
     mlp_norm: Tensor
-    gate: Tensor
-    up: Tensor
+    gate_up: JoinedRows
     down: Tensor
 
     @classmethod
@@ -280,15 +307,14 @@ class Qwen3LayerWeights(NamedTuple):
         attention = layer.self_attn
         return cls(
             layer.input_layernorm.weight,
-            attention.q_proj.weight,
-            attention.k_proj.weight,
-            attention.v_proj.weight,
+            JoinedRows(
+                attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight
+            ),
             attention.q_norm.weight,
             attention.k_norm.weight,
             attention.o_proj.weight,
             layer.post_attention_layernorm.weight,
-            layer.mlp.gate_proj.weight,
-            layer.mlp.up_proj.weight,
+            JoinedRows(layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight),
             layer.mlp.down_proj.weight,
         )
 
@@ -310,7 +336,13 @@ class Qwen3DecodeStep:
         self.kv_heads = text.config.num_key_value_heads
         self.head_dim = text.config.head_dim
         self.eps = text.config.rms_norm_eps
+        self.kernels = _fused_kernels(self.head.device)
         self.rotations_PC: Tensor | None = None
+
+    @property
+    def joined(self) -> list[JoinedRows]:
+        "Weights that share memory"
+        return [rows for layer in self.layers for rows in (layer.qkv, layer.gate_up)]
 
     @staticmethod
     def knows(
@@ -343,8 +375,8 @@ class Qwen3DecodeStep:
             normed_BE = self._normed(x_BE, weights.input_norm)
             x_BE = x_BE + self._attention(weights, kept, normed_BE, rotation, mask)
             normed_BE = self._normed(x_BE, weights.mlp_norm)
-            gate = F.silu(F.linear(normed_BE, weights.gate))
-            x_BE = x_BE + F.linear(gate * F.linear(normed_BE, weights.up), weights.down)
+            gate_up = F.linear(normed_BE, weights.gate_up.whole)
+            x_BE = x_BE + F.linear(self.kernels.npu_swiglu(gate_up), weights.down)
         return F.linear(self._normed(x_BE, self.norm), self.head)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -357,18 +389,18 @@ class Qwen3DecodeStep:
     def _rotation(
         self, x_BE: Tensor, position_B: Tensor, longest: int
     ) -> tuple[Tensor, Tensor]:
-        "[B, 1, D] cosine, and sine with the signs of the half that it is multiplied with"
+        "[1, B, 1, D] cosine and sine"
         if self.rotations_PC is None or len(self.rotations_PC) <= longest:
             self.rotations_PC = self._rotations(x_BE, longest)
-        cos_B1D, sin_B1D = F.embedding(position_B[:, None], self.rotations_PC).chunk(2, -1)
-        return cos_B1D, sin_B1D
+        both_1B1C = F.embedding(position_B[None, :, None], self.rotations_PC)
+        cos_1B1D, sin_1B1D = both_1B1C.chunk(2, -1)
+        return cos_1B1D.contiguous(), sin_1B1D.contiguous()
 
     def _rotations(self, x_BE: Tensor, longest: int) -> Tensor:
         "[P, 2D] both for every position up to a power of two, by the model's own formula"
         position_P = torch.arange(1 << longest.bit_length(), device=x_BE.device)
         cos_1PD, sin_1PD = self.rotary(x_BE, position_P[None])
-        first, second = sin_1PD.chunk(2, -1)
-        return torch.cat((cos_1PD, -first, second), -1)[0]
+        return torch.cat((cos_1PD, sin_1PD), -1)[0]
 
     def _attention(
         self,
@@ -379,22 +411,22 @@ class Qwen3DecodeStep:
         mask: Tensor | None,
     ) -> Tensor:  # [B, E]
         B = len(x_BE)
-        q_BHD = F.linear(x_BE, weights.q).view(B, self.heads, self.head_dim)
-        k_BKD = F.linear(x_BE, weights.k).view(B, self.kv_heads, self.head_dim)
-        v_BK1D = F.linear(x_BE, weights.v).view(B, self.kv_heads, 1, self.head_dim)
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        qkv = F.linear(x_BE, weights.qkv.whole).view(B, sum(heads), self.head_dim)
+        q_BHD, k_BKD, v_BKD = qkv.split(heads, 1)
         normed = (self._normed(q_BHD, weights.q_norm), self._normed(k_BKD, weights.k_norm))
-        both = _rotated(torch.cat(normed, 1), *rotation)
-        q_BHD, k_BKD = both.split((self.heads, self.kv_heads), 1)
-        keys, values = kept.update(k_BKD[:, :, None], v_BK1D)
+        both = self.kernels.npu_rotary_mul(torch.cat(normed, 1)[None], *rotation)[0]
+        q_BHD, k_BKD = both.split(heads[:2], 1)
+        keys, values = kept.update(k_BKD[:, :, None], v_BKD[:, :, None])
         # heads that share a key head side by side, like queries of a longer sequence
-        q = q_BHD.view(B, self.kv_heads, -1, self.head_dim)
+        q = q_BHD.unflatten(1, (self.kv_heads, -1))
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         return F.linear(out.reshape(B, -1), weights.out)
 
 
-def _rotated(x_BHD: Tensor, cos_B1D: Tensor, sin_B1D: Tensor) -> Tensor:
-    "Rotary position embedding; the sine has its signs"
-    return x_BHD * cos_B1D + x_BHD.roll(x_BHD.shape[-1] // 2, -1) * sin_B1D
+def _fused_kernels(device: torch.device) -> Any:
+    "Where `npu_swiglu` and `npu_rotary_mul` are: torch_npu's kernels, elsewhere their formulas"
+    return importlib.import_module("torch_npu") if device.type == "npu" else fused
 
 
 # kinds of rotary embedding whose frequencies change with the longest sequence
@@ -762,8 +794,10 @@ class DeviceWeights:
         self,
         net: torch.nn.Module,  # transformers model on its device
         device: torch.device,  # that device
+        joined: Sequence[JoinedRows] = (),  # weights that share memory
     ):
         self.device = device
+        self.joined = joined
         # none: the weights are on the host
         self.acc = None if device.type == "cpu" else accelerator()
         self.weights: dict[str, Tensor] = {}  # Hugging Face name -> tensor, tied ones once
@@ -807,14 +841,20 @@ class DeviceWeights:
         for name, t in kept.items():
             host = torch.empty(t.shape, dtype=t.dtype, pin_memory=pin)
             self._host[name] = host.copy_(t)
+        for rows in self.joined:
+            rows.free()
         for t in (*self.weights.values(), *self.buffers.values()):
             t.data = t.data.new_empty(0)
         self._empty_cache()
 
     def restore(self) -> None:
         "Take the device memory again; weights that were dropped have no values"
+        for rows in self.joined:
+            rows.allocate()
+        has_memory = {id(part) for rows in self.joined for part in rows.parts}
         for name, t in (self.weights | self.buffers).items():
-            t.data = torch.empty(self._sizes[name], dtype=t.dtype, device=self.device)
+            if id(t) not in has_memory:
+                t.data = torch.empty(self._sizes[name], dtype=t.dtype, device=self.device)
             if name in self._host:
                 t.data.copy_(self._host[name], non_blocking=True)
         self._synchronize()
@@ -822,6 +862,7 @@ class DeviceWeights:
 
     def release(self) -> None:
         "Let go of everything"
+        self.joined = ()
         self.weights = {}
         self.buffers = {}
         self._host = {}
@@ -897,10 +938,12 @@ class TransformersEngine(Engine):
         self.device = accelerator().device(0) if device is None else torch.device(device)
         self.dtype = getattr(torch, dtype)
         self.net: Any = self._load_net(config)
-        self.weights = DeviceWeights(self.net, self.device)
+        runner = ModelRunner(self.net, self.device)
+        step = runner.decode_step
+        self.weights = DeviceWeights(self.net, self.device, step.joined if step else ())
         layer_types = _layer_types(text_config)
         self.decoder = BatchDecoder(
-            ModelRunner(self.net, self.device),
+            runner,
             end_token_ids(self.net, stop_token_ids),
             batch_size,
             mixed_lengths=layer_types == {"full_attention"},

@@ -57,11 +57,37 @@ def npu_swiglu(
     r"$\mathrm{silu}(a)\,b$ of the two halves (Shazeer 2020, <https://arxiv.org/abs/2002.05202>)"
     last = dim in (-1, input.dim() - 1)
     if last and _has_loop(input) and input.dtype != torch.double:
+        if not torch.is_grad_enabled():
+            return torch.ops.npusim.swiglu(input)
         return cast(Tensor, _Swiglu.apply(input))
     gate, value = input.chunk(2, dim)
     return torch.nn.functional.silu(gate) * value
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #ce3942c9
+class _Rotary(torch.autograd.Function):
+    "The rotation of halves of the last dimension, on the simulated NPU"
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        "Value"
+        ctx.save_for_backward(cos, sin)
+        return torch.ops.npusim.rotary(input, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        "Gradient; the angles are no parameters"
+        cos, sin = ctx.saved_tensors
+        return torch.ops.npusim.rotary_backward(grad, cos, sin), None, None
+
+
+def _is_plain_rotation(input: Tensor, r1: Tensor, r2: Tensor) -> bool:
+    "Whether the loop computes it"
+    fixed = not (r1.requires_grad or r2.requires_grad)
+    same_shape = r1.shape == r2.shape and r1.dim() == input.dim()
+    exact = torch.double in (input.dtype, r1.dtype, r2.dtype)
+    return fixed and same_shape and not exact and r1.shape[-1] == input.shape[-1]
+
+
 def npu_rotary_mul(
     input: Tensor,  # last dimension D
     r1: Tensor,  # cosines, broadcastable
@@ -70,6 +96,10 @@ def npu_rotary_mul(
 ) -> Tensor:  # rotated
     "Rotary position embedding (Su et al. 2021, <https://arxiv.org/abs/2104.09864>)"
     if rotary_mode == "half":
+        if _has_loop(input) and _is_plain_rotation(input, r1, r2):
+            if not torch.is_grad_enabled():
+                return torch.ops.npusim.rotary(input, r1, r2)
+            return cast(Tensor, _Rotary.apply(input, r1, r2))
         first, second = input.chunk(2, -1)
         turned = torch.cat((-second, first), -1)
     elif rotary_mode == "interleave":

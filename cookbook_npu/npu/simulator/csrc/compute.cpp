@@ -2,6 +2,7 @@
 // by name for a fused kernel. They need tensors of the device, but nothing of how the device makes them.
 #include "compute.h"
 #include "fallback.h"
+#include "rows.h"
 #include <ATen/TensorOperators.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
@@ -12,10 +13,14 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/library.h>
+#include <cmath>
+#include <vector>
 
 namespace npusim {
 namespace {
@@ -84,11 +89,44 @@ int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& v
   return choice == flash ? overrideable : plain;
 }
 
+// A decode step asks for few queries of many keys, for which the CPU's kernel makes a matrix product each. Its gradient is never asked for.
+bool is_decode(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& bias, double dropout, bool causal) {
+  constexpr int64_t few = 16;
+  const auto floats = [](const Tensor& t) { return t.scalar_type() == at::kFloat; };
+  const auto rows = [&](const Tensor& t) { return floats(t) && t.stride(-1) == 1; };
+  return !at::GradMode::is_enabled() && query.size(2) <= few && query.sizes().slice(0, 2) == key.sizes().slice(0, 2) &&
+         key.sizes() == value.sizes() && rows(query) && rows(key) && rows(value) && (!bias || floats(*bias)) && dropout == 0 && !causal;
+}
+
+const float* head_of(const Tensor& t, int64_t b, int64_t h) { return t.const_data_ptr<float>() + b * t.stride(0) + h * t.stride(1); }
+
+Tensor decode_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& bias, double scale) {
+  const auto B = query.size(0), H = query.size(1), Q = query.size(2), K = key.size(2), D = query.size(3);
+  auto added = bias ? bias->expand({B, H, Q, K}) : Tensor();
+  if (bias && added.stride(3) != 1) added = added.contiguous();
+  auto out = at::empty({B, H, Q, D}, query.options());
+  auto* to = out.mutable_data_ptr<float>();
+  std::vector<float> scores(K);
+  const AttentionSizes sizes{K, D, key.stride(2), value.stride(2), static_cast<float>(scale)};
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t h = 0; h < H; ++h)
+      for (int64_t q = 0; q < Q; ++q, to += D) {
+        const auto* row = bias ? head_of(added, b, h) + q * added.stride(2) : nullptr;
+        attend(head_of(query, b, h) + q * query.stride(2), head_of(key, b, h), head_of(value, b, h), row, sizes, scores.data(), to);
+      }
+  return out;
+}
+
 using AttentionResult = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& bias, double dropout,
                           bool causal, bool /*return_debug_mask*/, std::optional<double> scale) {
   HostCall call;
-  const auto host_bias = bias ? std::make_optional(call.to_host(*bias, false)) : std::nullopt;
+  const auto host_bias = bias && bias->defined() ? std::make_optional(call.to_host(*bias, false)) : std::nullopt;
+  if (is_decode(query, key, value, host_bias, dropout, causal)) {
+    const auto found = decode_attention(call.to_host(query, false), call.to_host(key, false), call.to_host(value, false), host_bias,
+                                        scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3)))));
+    return {call.to_device(found), Tensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2), Tensor(), Tensor(), Tensor()};
+  }
   auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
       call.to_host(query, false), call.to_host(key, false), call.to_host(value, false), dropout, causal, host_bias, scale);
   return {call.to_device(output), call.to_device(logsumexp), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2), Tensor(), Tensor(),

@@ -100,13 +100,67 @@ Tensor swiglu_backward(const Tensor& grad, const Tensor& input) {
   return call.to_device(grad_input.to(input.scalar_type()));
 }
 
+// ---- rotary position embedding of the last dimension; cosines and sines are broadcast over the others
+
+// Rows one after the other, so many of which share a rotation
+struct Rotations {
+  Tensor cos, sin;
+  int64_t sharing = 1;
+};
+
+Rotations rotations_of(HostCall& call, const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  TORCH_CHECK(cos.sizes() == sin.sizes() && cos.dim() == x.dim() && cos.size(-1) == x.size(-1) && x.size(-1) % 2 == 0,
+              "rotary: input of size ", x.sizes(), ", cosines of ", cos.sizes(), " and sines of ", sin.sizes());
+  Rotations found{rows_of(call, cos, at::kFloat), rows_of(call, sin, at::kFloat)};
+  auto shape = x.sizes().vec();
+  for (auto dim = x.dim() - 2; dim >= 0 && cos.size(dim) == 1; --dim) {
+    found.sharing *= shape[dim];
+    shape[dim] = 1;
+  }
+  found.cos = found.cos.expand(shape).contiguous();
+  found.sin = found.sin.expand(shape).contiguous();
+  return found;
+}
+
+template <typename Loop>
+Tensor each_rotation(const Tensor& x, const Rotations& by, Loop loop) {
+  auto out = at::empty_like(x);
+  const auto size = x.size(-1), rotations = by.cos.numel() / size, step = by.sharing * size;
+  const auto *from = x.const_data_ptr<float>(), *cos = by.cos.const_data_ptr<float>(), *sin = by.sin.const_data_ptr<float>();
+  auto* to = out.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < rotations; ++i) loop(from + i * step, cos + i * size, sin + i * size, to + i * step, by.sharing, size);
+  return out;
+}
+
+Tensor rotary(const Tensor& input, const Tensor& cos, const Tensor& sin) {
+  HostCall call;
+  const auto x = rows_of(call, input, at::kFloat);
+  const auto by = rotations_of(call, input, cos, sin);
+  static const auto& schema = schema_of("npusim::rotary");
+  call.check_devices(schema);
+  return call.to_device(each_rotation(x, by, rotary_rows).to(input.scalar_type()));
+}
+
+Tensor rotary_backward(const Tensor& grad, const Tensor& cos, const Tensor& sin) {
+  HostCall call;
+  const auto g = rows_of(call, grad, at::kFloat);
+  const auto by = rotations_of(call, grad, cos, sin);
+  static const auto& schema = schema_of("npusim::rotary_backward");
+  call.check_devices(schema);
+  return call.to_device(each_rotation(g, by, rotary_backward_rows).to(grad.scalar_type()));
+}
+
 TORCH_LIBRARY(npusim, m) {
   m.def("swiglu(Tensor input) -> Tensor");
   m.def("swiglu_backward(Tensor grad, Tensor input) -> Tensor");
+  m.def("rotary(Tensor input, Tensor cos, Tensor sin) -> Tensor");
+  m.def("rotary_backward(Tensor grad, Tensor cos, Tensor sin) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(npusim, PrivateUse1, m) {
   m.impl("swiglu", swiglu);
   m.impl("swiglu_backward", swiglu_backward);
+  m.impl("rotary", rotary);
+  m.impl("rotary_backward", rotary_backward);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "rows.h"
 #include <bit>
 #include <cmath>
+#include <limits>
 
 // for wide registers as well; which one runs is chosen when the library is loaded
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -17,16 +18,25 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRows = 32;  // whose weight gradients are summed in their own precision, before they join the total
 
-template <typename T, typename Term>
+template <int64_t lanes, typename T>
+INLINE T sum_lanes(const T* sums) {
+  if constexpr (lanes == 1) {
+    return sums[0];
+  } else {
+    T halves[lanes / 2];
+    for (int64_t lane = 0; lane < lanes / 2; ++lane) halves[lane] = sums[lane] + sums[lane + lanes / 2];
+    return sum_lanes<lanes / 2>(halves);
+  }
+}
+
+template <typename T, int64_t lanes = kLanes, typename Term>
 INLINE T sum_of(int64_t size, Term term) {
-  T lanes[kLanes] = {};
-  const int64_t whole = size - size % kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
-  for (int64_t i = whole; i < size; ++i) lanes[i - whole] += term(i);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+  T sums[lanes] = {};
+  const int64_t whole = size - size % lanes;
+  for (int64_t i = 0; i < whole; i += lanes)
+    for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] += term(i + lane);
+  for (int64_t i = whole; i < size; ++i) sums[i - whole] += term(i);
+  return sum_lanes<lanes>(sums);
 }
 
 template <typename T>
@@ -78,6 +88,37 @@ INLINE float exponential(float x) {
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
+// weights of a softmax, times their sum; returns that sum. A key that must not be seen has a score of minus infinity; if no key may be seen,
+// all weights are zero and their sum is one, as in the CPU's kernel
+INLINE float softmax_weights(float* scores, int64_t keys) {
+  float top = -std::numeric_limits<float>::infinity();
+  for (int64_t t = 0; t < keys; ++t) top = scores[t] > top ? scores[t] : top;
+  if (top == -std::numeric_limits<float>::infinity()) {
+    for (int64_t t = 0; t < keys; ++t) scores[t] = 0;
+    return 1;
+  }
+  constexpr float unseen = -87.0f;  // exponential is not zero there
+  for (int64_t t = 0; t < keys; ++t) scores[t] = scores[t] - top < unseen ? 0.0f : exponential(scores[t] - top);
+  return sum_of<float>(keys, [scores](int64_t t) { return scores[t]; });
+}
+
+template <int64_t lanes>
+INLINE void score_keys(const float* query, const float* keys, const float* bias, const AttentionSizes& sizes, float* scores) {
+  for (int64_t t = 0; t < sizes.keys; ++t, keys += sizes.key_stride) {
+    const float product = sum_of<float, lanes>(sizes.head, [=](int64_t i) { return query[i] * keys[i]; });
+    scores[t] = product * sizes.scale + (bias ? bias[t] : 0.0f);
+  }
+}
+
+// some columns of the values, in registers
+template <int columns>
+INLINE void weighted_sum(const float* weights, const float* values, const AttentionSizes& sizes, float total, float* out) {
+  float sums[columns] = {};
+  for (int64_t t = 0; t < sizes.keys; ++t, values += sizes.value_stride)
+    for (int i = 0; i < columns; ++i) sums[i] += weights[t] * values[i];
+  for (int i = 0; i < columns; ++i) out[i] = sums[i] / total;
+}
+
 }  // namespace
 
 EVERY_WIDTH void norm_rows(const float* x, const float* weight, float* out, float* rstd, int64_t rows, int64_t size, double eps) {
@@ -111,6 +152,37 @@ EVERY_WIDTH void swiglu_backward_rows(const float* __restrict grad, const float*
       grad_value[i] = grad[i] * (x[i] * open);
       grad_x[i] = grad[i] * value[i] * (open * (1.0f + x[i] * (1.0f - open)));
     }
+  }
+}
+
+EVERY_WIDTH void attend(const float* query, const float* keys, const float* values, const float* bias, AttentionSizes sizes, float* scores,
+                        float* out) {
+  if (sizes.head % kLanes == 0)
+    score_keys<kLanes>(query, keys, bias, sizes, scores);
+  else
+    score_keys<kLanes / 2>(query, keys, bias, sizes, scores);
+  const float total = softmax_weights(scores, sizes.keys);
+  int64_t i = 0;
+  for (; i + 64 <= sizes.head; i += 64) weighted_sum<64>(scores, values + i, sizes, total, out + i);
+  for (; i + 16 <= sizes.head; i += 16) weighted_sum<16>(scores, values + i, sizes, total, out + i);
+  for (; i + 8 <= sizes.head; i += 8) weighted_sum<8>(scores, values + i, sizes, total, out + i);
+  for (; i < sizes.head; ++i) weighted_sum<1>(scores, values + i, sizes, total, out + i);
+}
+
+EVERY_WIDTH void rotary_rows(const float* __restrict x, const float* cos, const float* sin, float* __restrict out, int64_t rows, int64_t size) {
+  const int64_t half = size / 2;
+  for (int64_t row = 0; row < rows; ++row, x += size, out += size) {
+    for (int64_t i = 0; i < half; ++i) out[i] = x[i] * cos[i] - x[half + i] * sin[i];
+    for (int64_t i = half; i < size; ++i) out[i] = x[i] * cos[i] + x[i - half] * sin[i];
+  }
+}
+
+EVERY_WIDTH void rotary_backward_rows(const float* __restrict grad, const float* cos, const float* sin, float* __restrict grad_x, int64_t rows,
+                                      int64_t size) {
+  const int64_t half = size / 2;
+  for (int64_t row = 0; row < rows; ++row, grad += size, grad_x += size) {
+    for (int64_t i = 0; i < half; ++i) grad_x[i] = grad[i] * cos[i] + grad[half + i] * sin[half + i];
+    for (int64_t i = half; i < size; ++i) grad_x[i] = grad[i] * cos[i] - grad[i - half] * sin[i - half];
   }
 }
 
