@@ -32,7 +32,7 @@ class Module:
     lines: list[str] = field(repr=False)
 
     @property
-    def room(self) -> str:
+    def subpackage(self) -> str:
         "The folder: cookbook_npu.rl"
         path = self.name.split(".")
         return self.name if is_package(self.name) else ".".join(path[:-1])
@@ -349,17 +349,17 @@ def module_lines(module: Module, links: Links, up: str) -> list[str]:
     return lines
 
 
-def rooms(found: list[Module]) -> dict[str, list[Module]]:
+def subpackages(found: list[Module]) -> dict[str, list[Module]]:
     "Modules by the folder they are in"
     result: dict[str, list[Module]] = {}
     for module in found:
-        result.setdefault(module.room, []).append(module)
+        result.setdefault(module.subpackage, []).append(module)
     return result
 
 
-def room_page(room: str, found: list[Module], links: Links) -> str:
-    "The reference of one room"
-    lines = [f"# {room}", ""]
+def subpackage_page(subpackage: str, found: list[Module], links: Links) -> str:
+    "The reference of one subpackage"
+    lines = [f"# {subpackage}", ""]
     for module in found:
         if module.name == "cookbook_npu":
             lines += front_lines(module, links)
@@ -385,8 +385,8 @@ def pages() -> dict[str, str]:
     found = modules()
     links = Links([module for module in found if module.name != "cookbook_npu"])
     return {
-        f"{room}.md": room_page(room, inside, links)
-        for room, inside in rooms(found).items()
+        f"{subpackage}.md": subpackage_page(subpackage, inside, links)
+        for subpackage, inside in subpackages(found).items()
     }
 
 

@@ -24,8 +24,8 @@ from cookbook_npu.runs.plots import PANELS, matching_metrics, plot_curves, to_sv
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 EXECUTED = ROOT / "build" / "executed"
-# room -> its title; the order is that of a reader, from what is run down to what it stands on
-ROOMS = {
+# subpackage -> its title; the order is that of a reader, from what is run down to what it stands on
+SUBPACKAGES = {
     "train": "Training loop",
     "rl": "Reinforcement learning",
     "data": "Data and rewards",
@@ -443,9 +443,9 @@ def chapter(title: str, about: str, entries: list[str]) -> str:
 
 
 def api_entry(page: str) -> str:
-    "A room in the list of the API: without the package's name, and with places to break the line"
-    room = page.removeprefix("cookbook_npu.")
-    breakable = room.replace(".", ".\u200b")  # a space of no width
+    "A subpackage in the list of the API: without the package's name, and with places to break the line"
+    subpackage = page.removeprefix("cookbook_npu.")
+    breakable = subpackage.replace(".", ".\u200b")  # a space of no width
     return f"{breakable} <{page}>"
 
 
@@ -473,13 +473,13 @@ def chapter_pages() -> dict[str, str]:
     "The pages between the front page and the notebooks: file name -> text"
     folders = [p.name for p in sorted((ROOT / "nbs").iterdir()) if p.is_dir()]
     others = [name for name in folders if name not in ("npu", "tutorials", "howto")]
-    names = [name for name in ROOMS if name in others]
-    names += [name for name in others if name not in ROOMS and name[0] != "."]
+    names = [name for name in SUBPACKAGES if name in others]
+    names += [name for name in others if name not in SUBPACKAGES and name[0] != "."]
     pages = {}
     for name in names:
         about = f"Notebooks of `cookbook_npu.{name}`: each explains, defines and tests one module."
         pages[f"modules/{name}.md"] = chapter(
-            ROOMS.get(name, name), about, [f"../nbs/{name}/*"]
+            SUBPACKAGES.get(name, name), about, [f"../nbs/{name}/*"]
         )
     about = "Each notebook explains, defines and tests one module of the package."
     pages["modules/index.md"] = chapter("Modules", about, [*names, "base", "../nbs/99_cli"])

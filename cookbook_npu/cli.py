@@ -296,7 +296,7 @@ def _prepare(
     "run",
     epilog="Examples: cookbook-npu run qwen3_4b_colocate -p num_steps 10; "
     "cookbook-npu run qwen3_4b_colocate -f my.yaml; "
-    "cookbook-npu run --resume runs/A",
+    "cookbook-npu run --resume runs/NAME",
 )
 def _run(
     recipe: Annotated[
@@ -620,8 +620,11 @@ def _plan(
         str, typer.Option(help="Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4.")
     ] = "Ascend910B1",
     roles: Annotated[
-        bool, typer.Option(help="Also print arguments and variables of each role.")
-    ] = True,
+        bool,
+        typer.Option(
+            help="Also print what Megatron and vLLM receive, and the variables of each role."
+        ),
+    ] = False,
     mean_response: Annotated[
         float | None,
         typer.Option(
@@ -648,12 +651,16 @@ def _plan(
         typer.echo(json.dumps(plan.as_json() | {"settings": told}, indent=1))
         return
     typer.echo(plan.as_text(roles))
+    if not roles:
+        typer.echo(
+            "--roles shows what Megatron and vLLM receive, and the variables of each role"
+        )
     show_settings(config, given, settings)
 
 # %% ../nbs/99_cli.ipynb #0d2c18ba
 @app.command(
     "schedule",
-    epilog="Example: cookbook-npu schedule runs/A",
+    epilog="Example: cookbook-npu schedule runs/NAME",
 )
 def _schedule(
     run: Annotated[Path, typer.Argument(help="Run folder of a split run.")],
@@ -669,7 +676,7 @@ def _schedule(
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",
-    epilog="Example: cookbook-npu report runs/A",
+    epilog="Example: cookbook-npu report runs/NAME",
 )
 def _report(
     run: Annotated[Path, typer.Argument(help="Run folder; also of a run that died.")],
@@ -686,8 +693,8 @@ def _report(
 # %% ../nbs/99_cli.ipynb #0f80da19
 @app.command(
     "evidence",
-    epilog="Examples: cookbook-npu evidence runs/A; "
-    "cookbook-npu evidence runs/A --soc Ascend910B3 --note 'firmware 7.8'; "
+    epilog="Examples: cookbook-npu evidence runs/NAME; "
+    "cookbook-npu evidence runs/NAME --soc Ascend910B3 --note 'firmware 7.8'; "
     "cookbook-npu evidence evidence/FILE.json",
 )
 def _evidence(
@@ -732,8 +739,8 @@ _Step = Annotated[
 
 @app.command(
     "export",
-    epilog="Examples: cookbook-npu export runs/A; cookbook-npu export runs/A --step 20 --to my-model; "
-    "cookbook-npu export runs/A --push me/my-model",
+    epilog="Examples: cookbook-npu export runs/NAME; cookbook-npu export runs/NAME --step 20 --to my-model; "
+    "cookbook-npu export runs/NAME --push me/my-model",
 )
 def _export(
     run: _Run,
@@ -766,8 +773,8 @@ def _export(
 # %% ../nbs/99_cli.ipynb #e5cea202
 @app.command(
     "eval",
-    epilog="Examples: cookbook-npu eval runs/A; cookbook-npu eval runs/A --step 20 --samples 8; "
-    "cookbook-npu eval runs/A --data aime.jsonl --temperature 0 --engine vllm",
+    epilog="Examples: cookbook-npu eval runs/NAME; cookbook-npu eval runs/NAME --step 20 --samples 8; "
+    "cookbook-npu eval runs/NAME --data aime.jsonl --temperature 0 --engine vllm",
 )
 def _eval(
     run: _Run,
@@ -813,7 +820,7 @@ def _eval(
 
 @app.command(
     "chat",
-    epilog="Examples: cookbook-npu chat runs/A; echo '12+34=' | cookbook-npu chat runs/A; "
+    epilog="Examples: cookbook-npu chat runs/NAME; echo '12+34=' | cookbook-npu chat runs/NAME; "
     "in the conversation: /image PICTURE, /new, Ctrl-D",
 )
 def _chat(
@@ -953,8 +960,8 @@ def show_comparison(
 
 @app.command(
     "compare",
-    epilog="Examples: cookbook-npu compare runs/A runs/B --html both.html; "
-    "cookbook-npu compare runs/A --against expected",
+    epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
+    "cookbook-npu compare runs/NAME --against expected",
 )
 def _compare(
     a: Annotated[Path, typer.Argument(help="Run folder.")],
@@ -972,7 +979,7 @@ def _compare(
     raise typer.Exit(show_comparison(compared(a, b, against), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
-@app.command("rerun", epilog="Example: cookbook-npu rerun runs/A --dry-run")
+@app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")
 def _rerun(
     run: Annotated[Path, typer.Argument(help="Folder of a complete run.")],
     dry_run: Annotated[

@@ -302,7 +302,9 @@ def strip_colours(
 def traceback_tail(
     text: str,  # traceback as text
     lines: int = 8,  # most lines to keep
-) -> str:  # the end of it, without colours and without the frames of Ray and of this room
+) -> (
+    str
+):  # the end of it, without colours and without the frames of Ray and of this subpackage
     "The last lines of a remote traceback"
     kept = []
     skip = False

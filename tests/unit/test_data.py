@@ -1,4 +1,4 @@
-"""Properties of the data room: round trips, formats, and the split of the generated tasks."""
+"""Properties of the subpackage `data`: round trips, formats, and the split of the generated tasks."""
 
 import hashlib
 import json

@@ -34,7 +34,7 @@ def api():
 
 def test_every_public_name_has_an_entry(api):
     for module in reference.modules():
-        text = api[f"{module.room}.md"]
+        text = api[f"{module.subpackage}.md"]
         for name in module.names:
             kinds = ("function", "class", "data")
             found = [kind for kind in kinds if f"{{py:{kind}}} {name}" in text]
@@ -215,7 +215,7 @@ def test_the_inventory_holds_the_names_of_a_room(api, tmp_path):
     subprocess.run(command, check=True)
     inventory = tmp_path / "out" / "objects.inv"
     found = reference.modules()
-    named = [m for m in found if m.room == "cookbook_npu.weights"]
+    named = [m for m in found if m.subpackage == "cookbook_npu.weights"]
     assert make_site.missing_names(inventory, named) == []
     with inventory.open("rb") as file:
         objects = InventoryFile.load(file, "", lambda *parts: "/".join(parts))

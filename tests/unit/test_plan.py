@@ -188,7 +188,7 @@ def test_the_command_names_the_cache_that_the_engine_gets():
         def mem_get_info(self, index):
             return 30 * 2**30, 65_787_658_240  # what a 910B of 64 GiB says of itself
 
-    words = ["plan", "qwen3_4b_colocate", "--scale", "910b", "--no-roles"]
+    words = ["plan", "qwen3_4b_colocate", "--scale", "910b"]
     page = CliRunner().invoke(app, words).output
     nbytes = decided_cache(planned_config("qwen3_4b_colocate", "910b", {}), Device())
     assert f"vLLM is given kv_cache_memory_bytes {nbytes} on each device" in page

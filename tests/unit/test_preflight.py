@@ -290,7 +290,6 @@ def test_a_910b_run_is_planned_anywhere():
             "cookbook_npu.cli",
             "plan",
             "qwen3_4b_colocate",
-            "--no-roles",
         ],
         capture_output=True,
         text=True,

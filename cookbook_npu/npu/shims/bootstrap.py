@@ -130,7 +130,7 @@ def check_role(
         )
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #5254ff31
-# modules of this room that register shims, in order of entering
+# modules of this subpackage that register shims, in order of entering
 RECORDS = (
     "torch.device_api",
     "torch.distributed",

@@ -19,7 +19,7 @@ from ...errors import MissingError, ShimError, nearest
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #d4c94a23
 def shims_folder() -> Path:
-    "The folder of this room's notebooks; raises `MissingError` outside a checkout"
+    "The folder of this subpackage's notebooks; raises `MissingError` outside a checkout"
     package = Path(cookbook_npu.__file__).parent
     for root in (package.parent, *Path.cwd().parents, Path.cwd()):
         if (root / "nbs" / "npu" / "shims").is_dir():
@@ -66,7 +66,7 @@ def shim_sections(
 # %% ../../../nbs/npu/shims/02_explain.ipynb #0c9c0414
 def explain_shim(
     name: str,  # of a shim
-    folder: Path | None = None,  # of notebooks; none: this room's
+    folder: Path | None = None,  # of notebooks; none: this subpackage's
 ) -> str:  # markdown, code between fences
     "The notebook section of a shim, with the file it comes from; raises `ShimError` naming the nearest shim"
     folder = folder or shims_folder()
