@@ -22,6 +22,7 @@ COMBINATIONS = [
 ]
 OVERWRITTEN = {  # MindSpeed puts something of its own in these places, later; each shim still verifies
     "megatron.rng_state",
+    "megatron.swiglu",
     "torch.cuda_to_npu",
     "torch.device_capability",
     "torch.profiler_ranges",

@@ -15,6 +15,7 @@ STATES = {
     "megatron.float_types": "not needed",
     "megatron.rng_state": "not needed",
     "megatron.torch_norm": "applied",
+    "megatron.swiglu": "applied",
 }
 
 
