@@ -254,12 +254,18 @@ def bridge(compiler: str, scratch: Path) -> None:
         shared / "fallback.cpp",
         shared / "compute.cpp",
         shared / "faults.cpp",
+        shared / "rows.cpp",
     ]
+    flags = {"rows": toolchain.ROW_LOOPS}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(
             pool.map(
                 lambda unit: compile_unit(
-                    compiler, unit, scratch / f"{unit.stem}.o", *options
+                    compiler,
+                    unit,
+                    scratch / f"{unit.stem}.o",
+                    *options,
+                    *flags.get(unit.stem, ()),
                 ),
                 units,
             )
