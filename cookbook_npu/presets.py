@@ -175,7 +175,6 @@ _QWEN3_4B = {
         rollout=dict(engine="vllm", devices_per_engine=1, memory_utilization=0.35),
     ),
     "laptop": dict(
-        model=dict(fused_kernels=True),
         parallel=dict(tensor=2),
         placement=dict(devices=2, call_timeout_s=300, verify_every_nth=1),
         rollout=dict(engine="transformers", devices_per_engine=1),

@@ -302,9 +302,7 @@ def strip_colours(
 def traceback_tail(
     text: str,  # traceback as text
     lines: int = 8,  # most lines to keep
-) -> (
-    str
-):  # the end of it, without colours and without the frames of Ray and of this subpackage
+) -> str:  # its end, without colours and the frames of Ray and of this subpackage
     "The last lines of a remote traceback"
     kept = []
     skip = False

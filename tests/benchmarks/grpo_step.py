@@ -11,9 +11,9 @@ temperature 1, the same reward function, advantages centred by group (no divisio
 deviation: the two add different constants to it), clip 0.2/0.28, sequence mean, no KL term, gradient
 norm clipped at 1, AdamW with the same rates, no logging.
 
-- ours: the driver's own `step` in one process, with every phase that a run has: rollout with log-probs,
-  sleep and wake of trainer and engine, log-probs under the trainer, update, weight update with checksums of
-  every tensor.
+- ours: the driver's own `step` in one process, with `model.fused_kernels` as in the 910B recipe and every
+  phase that a run has: rollout with log-probs, sleep and wake of trainer and engine, log-probs under the
+  trainer, update, weight update with checksums of every tensor.
 - TRL: `GRPOTrainer.train` with `generate` of transformers. Trainer and generator share their weights,
   so it has no weights to send and nothing to put to sleep; on-policy it skips the log-prob pass.
 
@@ -155,6 +155,7 @@ def start_ours(task: Task) -> Any:
         "placement.devices": 1,
         "sampling.max_response_tokens": task["tokens"],
         "algorithm.use_reference": False,
+        "model.fused_kernels": True,
         "algorithm.normalize_std": False,
         "optim.beta2": 0.999,
         "train.micro_batch_tokens": PROMPTS * SAMPLES * longest,
