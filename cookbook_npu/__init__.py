@@ -7,7 +7,7 @@ so that importing the package costs nothing. This is the one module of the packa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cookbook_npu.lazy_imports import import_lazily
+from cookbook_npu.lazy_imports import import_lazily, without_garbage_collection
 from cookbook_npu.torchvision_ops import install_finder
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def __getattr__(name: str) -> Any:
     if name == "session":
         # a process that drives runs needs no device; torch would load torch_npu by itself
         import_module(f"{__name__}.npu.device").import_torch_alone()
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with without_garbage_collection():
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

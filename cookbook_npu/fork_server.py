@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RoleError
+from .lazy_imports import without_garbage_collection
 
 # %% ../nbs/08_fork_server.ipynb #23550766
 SERVERS_ENV = "COOKBOOK_NPU_FORK_SERVERS"  # folder of the servers; unset: no servers
@@ -91,12 +92,13 @@ def prepare(
 
     Raises `RoleError` when that leaves a process that must not be forked.
     """
-    for word in warm_up:
-        module, _, call = word.partition(":")
-        name, *argument = call.split(":")
-        found = importlib.import_module(module)
-        if name:
-            getattr(found, name)(*argument)
+    with without_garbage_collection():
+        for word in warm_up:
+            module, _, call = word.partition(":")
+            name, *argument = call.split(":")
+            found = importlib.import_module(module)
+            if name:
+                getattr(found, name)(*argument)
     if "simulated_npu" in sys.modules:  # the probes of shims use a device
         importlib.import_module("cookbook_npu.npu.simulator").reset_devices()
     _fork_once()
@@ -110,9 +112,9 @@ def prepare(
             f"preparing {', '.join(warm_up)} started the threads {sorted(names.values())}",
             "Leave out what starts them: a fork would have half of their state.",
         )
-    gc.collect()
     # The children share the pages of what is there now, and do not collect it when they end: that
-    # alone would take two seconds where Megatron is imported.
+    # alone would take two seconds where Megatron is imported. Nor does this process: imports leave
+    # next to no garbage.
     gc.freeze()
 
 # %% ../nbs/08_fork_server.ipynb #4bdb6eaa

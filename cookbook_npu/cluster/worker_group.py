@@ -45,6 +45,7 @@ from cookbook_npu.heartbeat import (
     start_heartbeat,
     track_call,
 )
+from ..lazy_imports import without_garbage_collection
 from ..npu.device import free_port
 from ..preload import PRELOAD_ENV, can_be_fork, is_fork
 from ..scratch import use_own_temporary_folder
@@ -292,13 +293,14 @@ class WorkerActor:
         if log:
             redirect_output(log)
             start_heartbeat(_heartbeat_file(log))
-        if bootstrap:
-            module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
-            module.bootstrap(bootstrap)
-        self.simulated = "simulated_npu" in sys.modules
         rank = int(env["RANK"])
         world_size = int(env["WORLD_SIZE"])
-        self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
+        with without_garbage_collection():
+            if bootstrap:
+                module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
+                module.bootstrap(bootstrap)
+            self.simulated = "simulated_npu" in sys.modules
+            self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
         # Imported packages hold a million objects. Megatron collects garbage in each save, which
         # takes a third of a second when they are not frozen.
         gc.collect()

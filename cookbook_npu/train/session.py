@@ -35,6 +35,7 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.tasks import read_tokenizer
 from ..data.turns import TurnFormat
+from ..lazy_imports import without_garbage_collection
 from ..npu.device import CUDA, NPU
 from ..parameters import handed_on
 from ..plan.preflight import check_layout, check_machine
@@ -401,7 +402,10 @@ def session(
                 folder, checkpoint = open_folder(config)
                 path = folder.path
                 stack.enter_context(folder)
-                yield _start(config, folder, checkpoint, stop, stack)
+                # a start is imports for the most part
+                with without_garbage_collection():
+                    run = _start(config, folder, checkpoint, stop, stack)
+                yield run
             finally:
                 stop.leave()
     except RunStopped as stopped:

@@ -32,6 +32,7 @@ SMALL = {  # arguments, and where the measured number stands
         "--tokens 8 --layers 1 --hidden 64 --prompts 1 --samples 2 --rounds 1",
         rf"training +thd +{NUMBER} tokens/s",
     ),
+    "matmul": ("--rows 32 --seconds 0.1", f"median ratio {NUMBER}"),
     "ppo_learning": (
         "--steps 2 --last 1 --prompts 4 --warm-start 5",
         f"took {NUMBER} s",

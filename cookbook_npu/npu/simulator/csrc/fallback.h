@@ -44,6 +44,9 @@ class HostCall {
   bool host_arguments_allowed_;
 };
 
+// Of an operator without overload names, for HostCall::check_devices.
+inline const c10::FunctionSchema& schema_of(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").schema(); }
+
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack);
 
 }  // namespace npusim

@@ -21,8 +21,6 @@ using OptionalTensor = std::optional<Tensor>;
 // half precision is computed in float, as devices do
 at::ScalarType computed_in(const Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-const c10::FunctionSchema& schema_of(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").schema(); }
-
 Tensor rows_of(HostCall& call, const Tensor& x, at::ScalarType dtype) { return call.to_host(x, false).to(dtype).contiguous(); }
 
 // ---- root-mean-square norm
@@ -132,22 +130,23 @@ Tensor each_rotation(const Tensor& x, const Rotations& by, Loop loop) {
   return out;
 }
 
-Tensor rotary(const Tensor& input, const Tensor& cos, const Tensor& sin) {
+template <auto loop>
+Tensor rotated(const Tensor& input, const Tensor& cos, const Tensor& sin, const c10::FunctionSchema& schema) {
   HostCall call;
   const auto x = rows_of(call, input, at::kFloat);
   const auto by = rotations_of(call, input, cos, sin);
-  static const auto& schema = schema_of("npusim::rotary");
   call.check_devices(schema);
-  return call.to_device(each_rotation(x, by, rotary_rows).to(input.scalar_type()));
+  return call.to_device(each_rotation(x, by, loop).to(input.scalar_type()));
+}
+
+Tensor rotary(const Tensor& input, const Tensor& cos, const Tensor& sin) {
+  static const auto& schema = schema_of("npusim::rotary");
+  return rotated<rotary_rows>(input, cos, sin, schema);
 }
 
 Tensor rotary_backward(const Tensor& grad, const Tensor& cos, const Tensor& sin) {
-  HostCall call;
-  const auto g = rows_of(call, grad, at::kFloat);
-  const auto by = rotations_of(call, grad, cos, sin);
   static const auto& schema = schema_of("npusim::rotary_backward");
-  call.check_devices(schema);
-  return call.to_device(each_rotation(g, by, rotary_backward_rows).to(grad.scalar_type()));
+  return rotated<rotary_backward_rows>(grad, cos, sin, schema);
 }
 
 TORCH_LIBRARY(npusim, m) {

@@ -4,6 +4,7 @@
 #include "device.h"
 #include "fallback.h"
 #include "fused.h"
+#include "matmul.h"
 #include "memory.h"
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -89,6 +90,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   add_compute(m);
   add_fused(m);
+  add_matmul(m);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }

@@ -7,5 +7,6 @@
 #include "fallback.cpp"
 #include "compute.cpp"
 #include "fused.cpp"
+#include "matmul.cpp"
 #include "kernels.cpp"
 #include "bindings.cpp"
