@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -65,18 +65,21 @@ class SamplingParams(SamplingConfig):
 
 # %% ../../nbs/rollout/00_engine.ipynb #837a7f54
 _MASK = (1 << 64) - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+_Bits = TypeVar("_Bits", int, np.ndarray)
 
 
 def _mix(
-    x: np.ndarray,  # uint64
-) -> np.ndarray:  # uint64, every input bit spread over all output bits
+    x: _Bits,  # 64 bits: a number, or an array of uint64
+) -> _Bits:  # the same, every input bit spread over all output bits
     """Finalizer of splitmix64.
 
     Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
 
 
 def derive_seed(
@@ -84,11 +87,10 @@ def derive_seed(
     *parts: int,  # what tells this use from the others: step, prompt, index in the group
 ) -> int:  # 0 <= seed < 2**63
     "A seed for one use; different parts give unrelated seeds"
-    # Arrays wrap around silently, NumPy scalars warn.
-    state = np.array([seed & _MASK], np.uint64)
+    state = seed & _MASK
     for part in parts:
-        state = _mix((state + _GOLDEN) ^ _mix(np.array([part & _MASK], np.uint64)))
-    return int(state[0]) >> 1
+        state = _mix(((state + _GOLDEN) & _MASK) ^ _mix(part & _MASK))
+    return state >> 1
 
 # %% ../../nbs/rollout/00_engine.ipynb #89e8d0c9
 def uniforms(
@@ -99,7 +101,7 @@ def uniforms(
     "The uniform numbers of positions start..start+count-1 for each row"
     seeds = np.asarray([s & _MASK for s in seeds_B], np.uint64)[:, None]
     first = np.asarray(start, np.uint64).reshape(-1, 1)
-    steps = (first + np.arange(1, count + 1, dtype=np.uint64)) * _GOLDEN
+    steps = (first + np.arange(1, count + 1, dtype=np.uint64)) * np.uint64(_GOLDEN)
     bits = _mix(_mix(seeds) + steps) >> np.uint64(41)
     return (bits.astype(np.float32) + np.float32(0.5)) / np.float32(1 << 23)
 

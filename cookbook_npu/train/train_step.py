@@ -199,7 +199,8 @@ class TrainStep:
         if batch.old_logprobs:
             self.passes_compared |= "ppo_kl" in metrics
         elif not metrics.get("skipped_steps"):
-            answers = self.state.trainer.call("trained_logprobs")
+            with span("actor_train"):
+                answers = self.state.trainer.call("trained_logprobs")
             batch.old_logprobs = merge_sequences(answers, len(batch))
             mismatch = self._mismatch(batch)
         names = ("skipped_steps", "critic/skipped_steps")
