@@ -289,6 +289,11 @@ class RequestState:
         return (*self.image_keys, tuple(self.sequence))
 
     @property
+    def remaining(self) -> int:
+        "Tokens that it may still receive"
+        return self.limit - len(self.ids)
+
+    @property
     def sampled(self) -> int:
         "Tokens that this engine sampled for it"
         partial = self.request.partial
