@@ -51,8 +51,8 @@ CHOSEN = (
 )
 
 
-# so that the log-probs are a phase of every step
-TWO_OPTIMIZER_STEPS = {"train.global_batch_size": 8}
+# so that the log-probs are a phase of every step, and that a blow finds generate under way
+TWO_OPTIMIZER_STEPS = {"train.global_batch_size": 8, "rollout.simulated_latency": 0.02}
 
 
 @pytest.fixture(scope="module")

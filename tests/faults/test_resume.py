@@ -80,6 +80,8 @@ def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
         "placement.devices": 4,
         "rollout.depth": 0,
         "rollout.max_staleness": 0,
+        # long enough for Ray to miss a machine before the last step
+        "rollout.simulated_latency": 0.15,
     }
     found = tell("two_nodes_train.py", str(tmp_path), json.dumps(synchronous))
     assert found["code"] != 0 and "the process died" in found["text"], found["text"]
