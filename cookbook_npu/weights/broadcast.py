@@ -138,7 +138,8 @@ class GroupMember:
             acc.type.backend,
             dist.PrefixStore("torch", self.store),
             f"weight_update_{self.update_group.number}",  # pyright: ignore[reportArgumentType]
-            timeout=timedelta(seconds=self.update_group.timeout_s),
+            # `_wait_for` gives up first, and says why; this ends what it cannot see
+            timeout=timedelta(seconds=2 * self.update_group.timeout_s),
         )
         ranks = {member: member for member in range(self.update_group.size)}
         c10d._world.pg_group_ranks[group] = ranks
