@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'MOST_SPARE', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left', 'prefill_mask',
-           'GrowingLayer', 'RowBatch', 'join_rows', 'JoinedRows', 'Qwen3LayerWeights', 'Qwen3DecodeStep', 'ModelRunner',
-           'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class', 'end_token_ids', 'TransformersEngine']
+           'GrowingLayer', 'RowBatch', 'join_rows', 'JoinedRows', 'Qwen3LayerWeights', 'Qwen3TextForward',
+           'ModelRunner', 'RowSampler', 'BatchDecoder', 'DeviceWeights', 'model_class', 'end_token_ids',
+           'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
 import importlib
@@ -330,8 +331,8 @@ class Qwen3LayerWeights(NamedTuple):
         )
 
 
-class Qwen3DecodeStep:
-    "One new token for each row of a Qwen3 model, computed from its weights"
+class Qwen3TextForward:
+    "New text tokens of each row of a Qwen3 model, computed from its weights"
 
     def __init__(
         self,
@@ -373,22 +374,25 @@ class Qwen3DecodeStep:
     def __call__(
         self,
         cache: DynamicCache,  # of the rows; gets one more column
-        token_B: Tensor,  # the token that each row sampled last
-        position_B: Tensor,  # its position
+        ids_BT: Tensor,  # new tokens
+        position_BT: Tensor,  # their positions
         longest: int,  # no position is higher
-        mask: Tensor | None,  # [B, 1, 1, T] bool, columns that a row attends to; none: all
+        mask: Tensor | None,  # bool, columns that a token attends to; none: all before it
     ) -> Tensor:  # [B, V] logits of the next tokens
-        "Run one token of each row"
-        # E: hidden size, H: query heads, K: key heads, D: head dimension
-        x_BE = F.embedding(token_B, self.embed)
-        rotation = self._rotation(x_BE, position_B, longest)
+        "Run new tokens of each row: one, or the first ones of an empty cache"
+        # N: tokens of all rows, E: hidden size, H: query heads, K: key heads, D: head dimension
+        B, T = ids_BT.shape
+        x_NE = F.embedding(ids_BT.reshape(-1), self.embed)
+        rotation = self._rotation(x_NE, position_BT.reshape(-1), longest)
         for weights, kept in zip(self.layers, cache.layers, strict=True):
-            normed_BE = self._normed(x_BE, weights.input_norm)
-            x_BE = x_BE + self._attention(weights, kept, normed_BE, rotation, mask)
-            normed_BE = self._normed(x_BE, weights.mlp_norm)
-            gate_up = F.linear(normed_BE, weights.gate_up.whole)
-            x_BE = x_BE + F.linear(self.kernels.npu_swiglu(gate_up), weights.down)
-        return F.linear(self._normed(x_BE, self.norm), self.head)
+            normed_NE = self._normed(x_NE, weights.input_norm)
+            attended_NE = self._attention(weights, kept, normed_NE, B, rotation, mask)
+            x_NE = x_NE + attended_NE
+            normed_NE = self._normed(x_NE, weights.mlp_norm)
+            gate_up = F.linear(normed_NE, weights.gate_up.whole)
+            x_NE = x_NE + F.linear(self.kernels.npu_swiglu(gate_up), weights.down)
+        last_BE = x_NE.view(B, T, -1)[:, -1]
+        return F.linear(self._normed(last_BE, self.norm), self.head)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
@@ -398,41 +402,57 @@ class Qwen3DecodeStep:
         self.rotations_PC = None
 
     def _rotation(
-        self, x_BE: Tensor, position_B: Tensor, longest: int
+        self, x_NE: Tensor, position_N: Tensor, longest: int
     ) -> tuple[Tensor, Tensor]:
-        "[1, B, 1, D] cosine and sine"
+        "[1, N, 1, D] cosine and sine"
         if self.rotations_PC is None or len(self.rotations_PC) <= longest:
-            self.rotations_PC = self._rotations(x_BE, longest)
-        both_1B1C = F.embedding(position_B[None, :, None], self.rotations_PC)
-        cos_1B1D, sin_1B1D = both_1B1C.chunk(2, -1)
-        return cos_1B1D.contiguous(), sin_1B1D.contiguous()
+            self.rotations_PC = self._rotations(x_NE, longest)
+        both_1N1C = F.embedding(position_N[None, :, None], self.rotations_PC)
+        cos_1N1D, sin_1N1D = both_1N1C.chunk(2, -1)
+        return cos_1N1D.contiguous(), sin_1N1D.contiguous()
 
-    def _rotations(self, x_BE: Tensor, longest: int) -> Tensor:
+    def _rotations(self, x_NE: Tensor, longest: int) -> Tensor:
         "[P, 2D] both for every position up to a power of two, by the model's own formula"
-        position_P = torch.arange(1 << longest.bit_length(), device=x_BE.device)
-        cos_1PD, sin_1PD = self.rotary(x_BE, position_P[None])
+        position_P = torch.arange(1 << longest.bit_length(), device=x_NE.device)
+        cos_1PD, sin_1PD = self.rotary(x_NE, position_P[None])
         return torch.cat((cos_1PD, sin_1PD), -1)[0]
 
     def _attention(
         self,
         weights: Qwen3LayerWeights,
         kept: Any,
-        x_BE: Tensor,
+        x_NE: Tensor,
+        B: int,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-    ) -> Tensor:  # [B, E]
-        B = len(x_BE)
+    ) -> Tensor:  # [N, E]
+        N = len(x_NE)
         heads = (self.heads, self.kv_heads, self.kv_heads)
-        qkv = F.linear(x_BE, weights.qkv.whole).view(B, sum(heads), self.head_dim)
-        q_BHD, k_BKD, v_BKD = qkv.split(heads, 1)
-        normed = (self._normed(q_BHD, weights.q_norm), self._normed(k_BKD, weights.k_norm))
+        qkv = F.linear(x_NE, weights.qkv.whole).view(N, sum(heads), self.head_dim)
+        q_NHD, k_NKD, v_NKD = qkv.split(heads, 1)
+        normed = (self._normed(q_NHD, weights.q_norm), self._normed(k_NKD, weights.k_norm))
         both = self.kernels.npu_rotary_mul(torch.cat(normed, 1)[None], *rotation)[0]
-        q_BHD, k_BKD = both.split(heads[:2], 1)
-        keys, values = kept.update(k_BKD[:, :, None], v_BKD[:, :, None])
-        # heads that share a key head side by side, like queries of a longer sequence
-        q = q_BHD.unflatten(1, (self.kv_heads, -1))
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        return F.linear(out.reshape(B, -1), weights.out)
+        q_NHD, k_NKD = both.split(heads[:2], 1)
+        keys, values = kept.update(_by_head(k_NKD, B), _by_head(v_NKD, B))
+        if N == B:
+            # heads that share a key head side by side, like queries of a longer sequence
+            q = q_NHD.unflatten(1, (self.kv_heads, -1))
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        else:
+            out = F.scaled_dot_product_attention(
+                _by_head(q_NHD, B),
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=True,
+            ).transpose(1, 2)
+        return F.linear(out.reshape(N, -1), weights.out)
+
+
+def _by_head(x_NHD: Tensor, B: int) -> Tensor:
+    "[B, H, T, D] view"
+    return x_NHD.unflatten(0, (B, -1)).transpose(1, 2)
 
 
 def _fused_kernels(device: torch.device) -> Any:
@@ -464,9 +484,9 @@ class ModelRunner:
     ):
         self.net = net
         self.device = device
-        self.decode_step: Qwen3DecodeStep | None = None
-        if Qwen3DecodeStep.knows(net):
-            self.decode_step = Qwen3DecodeStep(net)
+        self.text_forward: Qwen3TextForward | None = None
+        if Qwen3TextForward.knows(net):
+            self.text_forward = Qwen3TextForward(net)
 
     def prefill(
         self,
@@ -487,7 +507,7 @@ class ModelRunner:
         if "position_ids" not in inputs:
             column_T = torch.arange(width, device=self.device)
             inputs["position_ids"] = (column_T - pads_P[:, None]).clamp(min=0)
-        logits_PV = self._forward(cache, ids_PT, mask, **inputs)
+        logits_PV = self._forward(cache, ids_PT, mask, width - 1, **inputs)
         where = {content: k for k, content in enumerate(owners)}
         which = [where[content] for content in contents]
         pads = [width - len(different[k]) for k in which]
@@ -532,33 +552,31 @@ class ModelRunner:
             mask = (column_T >= rows.pads_B[:, None])[:, None, None]
         # Text goes on at one position in all three dimensions.
         positions_B1 = (column_T[-1] + rows.offsets_B)[:, None]
-        if self.decode_step is None:
-            logits_BV = self._forward(
-                rows.cache, token_B[:, None], mask, position_ids=positions_B1
-            )
-        else:
-            report_progress(f"{len(token_B)} rows, 1 new token each")
-            longest = rows.width + max(0, *rows.rope_deltas)
-            logits_BV = self.decode_step(
-                rows.cache, token_B, positions_B1[:, 0], longest, mask
-            )
+        longest = rows.width + max(0, *rows.rope_deltas)
+        logits_BV = self._forward(
+            rows.cache, token_B[:, None], mask, longest, position_ids=positions_B1
+        )
         rows.width += 1
         return logits_BV
 
     def release(self) -> None:
         "Give back what the rows needed"
-        if self.decode_step is not None:
-            self.decode_step.release()
+        if self.text_forward is not None:
+            self.text_forward.release()
 
     def _forward(
         self,
         cache: DynamicCache,
         ids_BT: Tensor,
         mask: Tensor | None,
+        longest: int,
         **inputs: Tensor,
     ) -> Tensor:  # [B, V] logits of the next token
-        "Run the model on new tokens; the cache grows by T columns"
+        "Run the model on new tokens, at positions up to `longest`; the cache grows by T columns"
         report_progress(f"{ids_BT.shape[0]} rows, {ids_BT.shape[1]} new tokens each")
+        if self.text_forward is not None and inputs.keys() == {"position_ids"}:
+            position_BT = inputs["position_ids"]
+            return self.text_forward(cache, ids_BT, position_BT, longest, mask)
         out = self.net(
             input_ids=ids_BT,
             attention_mask=mask,
@@ -612,13 +630,14 @@ class RowSampler:
         states: list[RequestState],  # of each row
     ) -> tuple[Tensor, Tensor]:  # [B] tokens, [B] their log-probabilities
         "One token for each row"
+        u_B = self._uniforms(states, logits_BV.device)
+        first = states[0].sampling
+        if all(state.sampling is first for state in states):
+            return self._draw(logits_BV, first, u_B)
         kinds: dict[tuple, list[int]] = {}
         for row, state in enumerate(states):
             s = state.sampling
             kinds.setdefault((s.temperature, s.top_k, s.top_p), []).append(row)
-        u_B = self._uniforms(states, logits_BV.device)
-        if len(kinds) == 1:
-            return self._draw(logits_BV, states[0].sampling, u_B)
         token_B = torch.empty(len(states), dtype=torch.long, device=logits_BV.device)
         logprob_B = torch.empty(len(states), device=logits_BV.device)
         for rows in kinds.values():
@@ -953,8 +972,8 @@ class TransformersEngine(Engine):
         self.dtype = getattr(torch, dtype)
         self.net: Any = self._load_net(config)
         runner = ModelRunner(self.net, self.device)
-        step = runner.decode_step
-        self.weights = DeviceWeights(self.net, self.device, step.joined if step else ())
+        own = runner.text_forward
+        self.weights = DeviceWeights(self.net, self.device, own.joined if own else ())
         layer_types = _layer_types(text_config)
         self.decoder = BatchDecoder(
             runner,
