@@ -10,6 +10,7 @@ import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,10 @@ from typing import Any
 
 # %% ../nbs/10_lazy_imports.ipynb #9a02f006
 # package -> functions that its importers take by name
-LAZY = {"rfc3987_syntax": ("is_valid_syntax",)}
+LAZY = {
+    "rfc3987_syntax": ("is_valid_syntax",),
+    "scipy.optimize": ("linear_sum_assignment",),
+}
 
 
 class LazyModule(importlib.abc.Loader):
@@ -52,7 +56,7 @@ class LazyModule(importlib.abc.Loader):
 
         def __getattr__(name: str) -> Any:
             "What has not been loaded yet (PEP 562)"
-            if name.startswith("__"):
+            if name.startswith("__") and name != "__all__":  # which `import *` asks for
                 raise AttributeError(
                     f"module {module.__name__!r} has no attribute {name!r}"
                 )
@@ -85,10 +89,17 @@ def _missing(module: ModuleType, name: str) -> Any:
 
 # %% ../nbs/10_lazy_imports.ipynb #9a02f008
 def _defines(spec: importlib.machinery.ModuleSpec, functions: Sequence[str]) -> bool:
-    "Whether the source of a package defines these functions"
-    folders = spec.submodule_search_locations or []
-    texts = [file.read_text() for folder in folders for file in Path(folder).glob("*.py")]
-    return all(any(f"def {name}(" in text for text in texts) for name in functions)
+    "Whether the source of a package defines these functions, or imports them by name"
+    missing = set(functions)
+    for folder in spec.submodule_search_locations or []:
+        for file in sorted(Path(folder).glob("*.py")):  # __init__.py first
+            text = file.read_text()
+            for name in list(missing):
+                if re.search(rf"^(def|from .* import) {name}\b", text, re.M):
+                    missing.remove(name)
+            if not missing:
+                return True
+    return False
 
 
 class _LazyFinder(importlib.abc.MetaPathFinder):

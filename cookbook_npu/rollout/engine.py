@@ -130,7 +130,9 @@ def token_logprobs(
     | None = None,  # ids of tokens that are never sampled; none: all may be
 ) -> Tensor:  # [B, V] float32 log-probabilities of the distribution that is sampled from
     "The distribution of the next token under `sampling`"
-    logits_BV = logits_BV.float() / (sampling.temperature or 1.0)
+    logits_BV = logits_BV.float()
+    if sampling.temperature not in (0, 1):
+        logits_BV = logits_BV / sampling.temperature
     if unsampled is not None:
         logits_BV = logits_BV.index_fill(-1, unsampled, float("-inf"))
     logp_BV = logits_BV.log_softmax(-1)
@@ -146,17 +148,19 @@ def sample_tokens(
 ) -> tuple[Tensor, Tensor]:  # [B] token ids, [B] their log-probabilities
     "Sample one token for each row by inverting the cumulative distribution"
     if u_B is None:
-        token_B = logp_BV.argmax(-1)
+        token_B1 = logp_BV.argmax(-1, keepdim=True)
     else:
         p_BV = logp_BV.exp()
         cum_BV = p_BV.cumsum(-1)
-        total_B1 = cum_BV[:, -1:]  # 1 up to rounding
-        below_BV = (cum_BV <= u_B[:, None] * total_B1) & (cum_BV < total_B1)
-        index_B = below_BV.sum(-1)
+        total_B1 = cum_BV[:, -1:].contiguous()  # 1 up to rounding
+        above_B1 = torch.searchsorted(cum_BV, u_B[:, None] * total_B1, right=True)
+        # where the product rounds to the total: the last token that adds something
+        token_B1 = torch.minimum(above_B1, torch.searchsorted(cum_BV, total_B1))
         # A parallel scan need not be monotone in the last bit: never let it choose an impossible token.
-        possible_B = p_BV.gather(-1, index_B[:, None])[:, 0] > 0
-        token_B = torch.where(possible_B, index_B, p_BV.argmax(-1))
-    return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
+        if not p_BV.gather(-1, token_B1).all():
+            possible_B1 = p_BV.gather(-1, token_B1) > 0
+            token_B1 = torch.where(possible_B1, token_B1, p_BV.argmax(-1, keepdim=True))
+    return token_B1[:, 0], logp_BV.gather(-1, token_B1)[:, 0]
 
 # %% ../../nbs/rollout/00_engine.ipynb #30b935b4
 def response_limit(

@@ -388,11 +388,13 @@ class Qwen3TextForward:
             normed_NE = self._normed(x_NE, weights.input_norm)
             attended_NE = self._attention(weights, kept, normed_NE, B, rotation, mask)
             x_NE = x_NE + attended_NE
+            if kept is cache.layers[-1]:
+                # nothing attends to the other tokens any more
+                x_NE = x_NE.view(B, T, -1)[:, -1]
             normed_NE = self._normed(x_NE, weights.mlp_norm)
             gate_up = F.linear(normed_NE, weights.gate_up.whole)
             x_NE = x_NE + F.linear(self.kernels.npu_swiglu(gate_up), weights.down)
-        last_BE = x_NE.view(B, T, -1)[:, -1]
-        return F.linear(self._normed(last_BE, self.norm), self.head)
+        return F.linear(self._normed(x_NE, self.norm), self.head)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
@@ -546,12 +548,12 @@ class ModelRunner:
         token_B: Tensor,  # the token that each row sampled last
     ) -> Tensor:  # [B, V] logits of the next tokens
         "Run one token of each row"
-        column_T = torch.arange(rows.width + 1, device=self.device)
         mask = None
         if rows.padded:
+            column_T = torch.arange(rows.width + 1, device=self.device)
             mask = (column_T >= rows.pads_B[:, None])[:, None, None]
         # Text goes on at one position in all three dimensions.
-        positions_B1 = (column_T[-1] + rows.offsets_B)[:, None]
+        positions_B1 = (rows.offsets_B + rows.width)[:, None]
         longest = rows.width + max(0, *rows.rope_deltas)
         logits_BV = self._forward(
             rows.cache, token_B[:, None], mask, longest, position_ids=positions_B1

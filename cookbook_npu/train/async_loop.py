@@ -253,6 +253,7 @@ class AsyncDriver(Driver):
             with state.tracker.span("save"):
                 self.checkpoints.finish()
             trained = self.train_step.run(step, batch, samples)
+            trained |= self.train_step.late_metrics()
         trained = split_logprob_diff(trained, batch, samples, step)
         self.rollout.mark_done()
         evaluation = self.rollout.end_evaluation(

@@ -7,6 +7,7 @@ __all__ = ['Driver']
 
 # %% ../../nbs/train/11_loop.ipynb #797dd104
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from ..errors import ConfigError, RoleError
@@ -137,22 +138,22 @@ class Driver:
             with span("wake_up"):
                 waking = state.trainer.start("wake")
                 batch = self.train_step.prepare(step, rollout.samples)
+                row = rollout_metrics(rollout.samples)
                 waking.result()
             with span("save"):
                 self.checkpoints.finish()
-            trained = self.train_step.run(step, batch, rollout.samples)
+            row |= self.train_step.run(step, batch, rollout.samples)
         self.rollouts.mark_done(rollout)
         save_every = state.config.train.save_every
         if due(save_every, step, state.config.num_steps) or self.stop.signal:
             with span("save"):
                 self.checkpoints.begin(step + 1)
         # the update sends the weights itself, so a restarted engine needs no other update before it
-        memory = self.recovery.retry(self.weights.update, resend_weights=False)
-        return {
-            **rollout_metrics(rollout.samples),
-            **rollout.metrics,
-            **trained,
-            **engine_memory,
-            **memory,
-            "version": state.version,
-        }
+        update = partial(self.weights.update, partial(self._measure, row))
+        with self.train_step.samples_saved_on_error(step, rollout.samples):
+            row |= self.recovery.retry(update, resend_weights=False)
+        return row | rollout.metrics | engine_memory | {"version": state.version}
+
+    def _measure(self, row: dict[str, float]) -> None:
+        "Add to a row what nothing waits for"
+        row |= self.train_step.late_metrics()

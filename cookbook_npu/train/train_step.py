@@ -61,7 +61,8 @@ def zero_advantage_share(
     advantages: PerSequence,  # of the samples of a step
 ) -> float:
     "The part of the samples whose advantages are all 0"
-    return float(np.mean([not adv_T.any() for adv_T in advantages]))
+    without = [adv_T for adv_T in advantages if not np.count_nonzero(adv_T)]
+    return len(without) / len(advantages)
 
 
 class ZeroAdvantageAlarm:
@@ -132,6 +133,7 @@ class TrainStep:
         self.state = state
         self.no_signal = ZeroAdvantageAlarm()
         self.passes_compared = False  # the actor's log-probs were computed twice
+        self.unmeasured: Batch | None = None  # for `late_metrics`
 
     def prepare(
         self,
@@ -175,7 +177,7 @@ class TrainStep:
         step: int,  # number of the step, trainer awake
         batch: Batch,  # of the samples
         samples: list[Sample],  # its graded samples
-    ) -> dict[str, float]:  # training metrics
+    ) -> dict[str, float]:  # training metrics, but those of `late_metrics`
         "Log-probs under reference and (where needed) actor, values of a critic, then every optimizer step"
         span = self.state.tracker.span
         config = self.state.config
@@ -192,22 +194,24 @@ class TrainStep:
         self._complete(batch, samples)
         # before an update, where it can be
         mismatch = self._mismatch(batch) if batch.old_logprobs else {}
-        share = zero_advantage_share(batch.advantages)
-        rewards = [sample.reward or 0.0 for sample in samples]
-        self.no_signal.watch(step, share, rewards, self.state.folder)
-        metrics = self._train(step, batch)
+        metrics = self._train(step, batch, samples)
         if batch.old_logprobs:
             self.passes_compared |= "ppo_kl" in metrics
         elif not metrics.get("skipped_steps"):
             with span("actor_train"):
                 answers = self.state.trainer.call("trained_logprobs")
             batch.old_logprobs = merge_sequences(answers, len(batch))
-            mismatch = self._mismatch(batch)
+            self.unmeasured = batch
         names = ("skipped_steps", "critic/skipped_steps")
         skipped = sum(metrics.get(name, 0.0) for name in names)
         if skipped:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
-        return metrics | mismatch | {ZERO_ADVANTAGES: share}
+        return metrics | mismatch
+
+    def late_metrics(self) -> dict[str, float]:  # empty: there are none, or no more
+        "How far engine and trainer are apart, where that is known after training only; nothing waits for it"
+        batch, self.unmeasured = self.unmeasured, None
+        return {} if batch is None else self._mismatch(batch)
 
     def _needs_logprobs(self, step: int, batch: Batch) -> bool:
         """Whether the actor's log-probs have to be known before it is trained
@@ -223,7 +227,7 @@ class TrainStep:
         "How far engine and trainer are apart"
         return rollout_mismatch(batch, self.state.config.algorithm)
 
-    def _train(self, step: int, batch: Batch) -> dict[str, float]:
+    def _train(self, step: int, batch: Batch, samples: list[Sample]) -> dict[str, float]:
         "The optimizer steps of the critic, if there is one, and those of the policy"
         span = self.state.tracker.span
         config = self.state.config
@@ -233,10 +237,19 @@ class TrainStep:
             with span("critic_train"):
                 metrics = sum_over_ranks(self.state.trainer.call("train_critic", batch))
             metrics |= value_metrics(batch) | {"critic/warmup": float(warming_up)}
-        if not warming_up:
-            with span("actor_train"):
-                metrics |= sum_over_ranks(self.state.trainer.call("train", batch))
-        return metrics
+        if warming_up:
+            return metrics | self._watch(step, batch, samples)
+        with span("actor_train"):
+            training = self.state.trainer.start("train", batch)
+            metrics |= self._watch(step, batch, samples)
+            return metrics | sum_over_ranks(training.result())
+
+    def _watch(self, step: int, batch: Batch, samples: list[Sample]) -> dict[str, float]:
+        "Whether the rewards teach anything"
+        share = zero_advantage_share(batch.advantages)
+        rewards = [sample.reward or 0.0 for sample in samples]
+        self.no_signal.watch(step, share, rewards, self.state.folder)
+        return {ZERO_ADVANTAGES: share}
 
     def _logprobs(self, batch: Batch, policy: str) -> PerSequence:
         "Log-probs of every sequence under a policy"

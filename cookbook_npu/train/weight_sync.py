@@ -6,6 +6,8 @@
 __all__ = ['WeightSync']
 
 # %% ../../nbs/train/08_weight_sync.ipynb #7acc5ba6
+from collections.abc import Callable
+
 from ..errors import WeightUpdateError
 from .state import DriverState
 from ..weights.manifest import Manifest, merge_manifests
@@ -20,24 +22,29 @@ class WeightSync:
     ):
         self.state = state
 
-    def update(self) -> dict[str, float]:  # device memory around the trainer's sleep, bytes
+    def update(
+        self,
+        meanwhile: Callable[[], None] = lambda: None,  # called while the trainer writes
+    ) -> dict[str, float]:  # device memory around the trainer's sleep, bytes
         """Give the engines the trainer's weights as the next version.
 
         The trainer is awake before, the engines are after. Raises `WeightUpdateError` when an engine
         holds anything else, twice.
         """
-        return self._send(self.state.version + 1)
+        return self._send(self.state.version + 1, meanwhile)
 
     def resend(self) -> dict[str, float]:  # device memory around the trainer's sleep, bytes
         "Give engines that lost them the weights of the current version again"
-        return self._send(self.state.version)
+        return self._send(self.state.version, lambda: None)
 
-    def _send(self, version: int) -> dict[str, float]:
+    def _send(self, version: int, meanwhile: Callable[[], None]) -> dict[str, float]:
         "Write, sleep, wake, load, and record the version"
         trainer = self.state.trainer
         span = self.state.tracker.span
         with span("update_weights"):
-            manifest = merge_manifests(trainer.call("write_weights", version))
+            writing = trainer.start("write_weights", version)
+            meanwhile()
+            manifest = merge_manifests(writing.result())
         with span("sleep"):
             memory = trainer.call("sleep")[0]
         try:

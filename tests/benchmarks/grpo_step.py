@@ -264,6 +264,8 @@ def gate_ours(task: Task) -> dict[str, Any]:
 
 # ---- TRL
 
+NO_TOKEN = 10**6  # ends a response, and is none of the model's
+
 
 def start_trl(task: Task, steps: int) -> Any:
     import torch
@@ -296,7 +298,8 @@ def start_trl(task: Task, steps: int) -> Any:
         bf16=False,
         use_cpu=task["device"] != "cuda",
         gradient_checkpointing=False,
-        generation_kwargs={"eos_token_id": None},
+        # none would become the tokenizer's end token when training begins
+        generation_kwargs={"eos_token_id": NO_TOKEN},
         report_to="none",
         logging_strategy="no",
         save_strategy="no",
@@ -309,7 +312,7 @@ def start_trl(task: Task, steps: int) -> Any:
         task["folder"], dtype=getattr(torch, task.get("dtype", "float32"))
     )
     trainer = GRPOTrainer(model, reward_funcs=score, args=args, train_dataset=data)
-    trainer.eos_token_ids = [-1]  # no token ends a response
+    trainer.eos_token_ids = [NO_TOKEN]
     return trainer
 
 
