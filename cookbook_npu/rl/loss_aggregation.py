@@ -33,14 +33,18 @@ def token_weights(
         raise ConfigError(
             f"loss_agg_mode is {loss_agg_mode!r}", nearest(loss_agg_mode, LOSS_AGG_MODES)
         )
-    counts = torch.stack([m.sum() for m in masks]).tolist() if masks else []
+    mask_T = upcast(torch.cat(list(masks))) if masks else torch.zeros(0)
+    lengths = torch.tensor([len(m) for m in masks], dtype=torch.long, device=mask_T.device)
+    row_T = torch.repeat_interleave(lengths)
+    counts = mask_T.new_zeros(len(masks)).index_add(0, row_T, mask_T).tolist()
     if not sum(counts):
         raise NumericsError(
             f"no token of the step carries loss ({len(masks)} responses)",
             "Look at the rollout: were all responses aborted or masked?",
         )
     denominators = _denominators(counts, loss_agg_mode, max_tokens, group_ids)
-    return [upcast(m) / d for m, d in zip(masks, denominators, strict=True)]
+    denominator_T = mask_T.new_tensor(denominators)[row_T]
+    return list((mask_T / denominator_T).split(lengths.tolist()))
 
 # %% ../../nbs/rl/05_loss_aggregation.ipynb #573761a8
 def _denominators(

@@ -140,11 +140,12 @@ def loss_masks(
     algorithm: AlgorithmConfig,  # whether truncated responses are left out
 ) -> list[Tensor]:  # 1.0 for each response token that carries loss
     "The policy's own tokens; with `mask_truncated` none of a response that hit the length limit"
-    masks = []
+    flat: list[int] = []  # one tensor of all: hundreds of small ones cost milliseconds
     for sample in samples:
-        mask_T = torch.tensor(sample.loss_mask, dtype=torch.float32)
-        masks.append(mask_T * float(_carries_loss(sample, algorithm)))
-    return masks
+        carries = _carries_loss(sample, algorithm)
+        flat += sample.loss_mask if carries else [0] * len(sample.loss_mask)
+    lengths = [len(sample.loss_mask) for sample in samples]
+    return list(torch.tensor(flat, dtype=torch.float32).split(lengths))
 
 
 def compute_loss_weights(
