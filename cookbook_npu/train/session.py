@@ -405,6 +405,9 @@ def session(
                 # a start is imports for the most part
                 with without_garbage_collection():
                     run = _start(config, folder, checkpoint, stop, stack)
+                # a search through what is imported takes as long as a step
+                gc.freeze()
+                stack.callback(gc.unfreeze)
                 yield run
             finally:
                 stop.leave()

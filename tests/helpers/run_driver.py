@@ -2,6 +2,7 @@
 then its steps. With STRIKE.json it kills some of them, see `Strike`. `engines`: how many after which step.
 """
 
+import gc
 import json
 import os
 import signal
@@ -159,6 +160,7 @@ def drive(config, plan=None, engines=None):
     from cookbook_npu.train.session import session
 
     with session(load_config(config)) as run:
+        assert gc.get_freeze_count(), "a step would wait for a search through all imports"
         told = processes(run) | {"status": run.status()}
         print(json.dumps(told), flush=True)
         if plan is not None:
@@ -170,3 +172,4 @@ def drive(config, plan=None, engines=None):
             print(json.dumps(row), flush=True)
             if engines and str(row["step"]) in engines:
                 scale(run, engines[str(row["step"])])
+    assert not gc.get_freeze_count(), "what was garbage before the run stays for ever"
