@@ -6,7 +6,7 @@
 __all__ = ['AsyncWeightSync', 'fresh_logprob_diff', 'split_logprob_diff', 'AsyncDriver']
 
 # %% ../../nbs/train/13_async_loop.ipynb #bc3be57f
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
@@ -24,8 +24,8 @@ from .rollout_worker import Engines
 from .state import DriverState
 from .train_step import LOGPROB_DIFF
 from .weight_broadcast import WeightBroadcast
-from .weight_sync import WeightSync
-from ..weights.manifest import Manifest, merge_manifests
+from .weight_sync import WeightSync, do_nothing
+from ..weights.manifest import Manifest
 
 # %% ../../nbs/train/13_async_loop.ipynb #0e58c855
 class AsyncWeightSync(WeightSync):
@@ -49,7 +49,7 @@ class AsyncWeightSync(WeightSync):
         "Give the engines the weights of the step that has ended; returns before they have them"
         self.finish()
         state = self.state
-        manifest = self._write(state.version + 1)
+        manifest = self._write(state.version + 1, do_nothing)
         began = state.tracker.now()
         # nothing starts from here on; what is under way began with older weights and counts as such
         self.rollout.engines.begin_pause()
@@ -74,10 +74,10 @@ class AsyncWeightSync(WeightSync):
         self.loading = None
         self.broadcast.forget()
 
-    def _send(self, version: int) -> dict[str, float]:
+    def _send(self, version: int, meanwhile: Callable[[], None]) -> dict[str, float]:
         "Write, load and record the version; all engines are at rest"
         self.finish()
-        manifest = self._write(version)
+        manifest = self._write(version, meanwhile)
         try:
             loaded = self._load_into(self.rollout.engines.loadable, manifest)
         finally:
@@ -85,10 +85,6 @@ class AsyncWeightSync(WeightSync):
         self._hold(version)
         self.rollout.engines.restored(loaded)
         return {}
-
-    def _write(self, version: int) -> Manifest:
-        with self.state.tracker.span("update_weights"):
-            return merge_manifests(self.state.trainer.call("write_weights", version))
 
     def _hold(self, version: int) -> None:
         self.state.version = version
