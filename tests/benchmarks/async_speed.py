@@ -2,9 +2,10 @@
 
 The same recipe three times on simulated NPUs: colocated on 2, split synchronous on 4 (depth 0, staleness
 0) and asynchronous on 4 (depth 1, staleness 2), in turns. Each decode step of an engine sleeps
-`--latency` seconds, which stands for a device and burns no CPU. The default makes sampling about as long
-as training, which is where working at the same time gains most; the first line of the result says how
-long both were. With `--latency 0` all processes compete for the same cores, where it can gain little.
+`--latency` seconds, however many responses it goes on with, which stands for a device and burns no CPU.
+By default that is most of a step, and an asynchronous run gains twice: it trains meanwhile, and the
+responses of two rollouts share decode steps. The first line of the result says how long sampling and
+training were. With `--latency 0` all processes compete for the same cores, where it can gain little.
 Prints steps per second of each, and the ratios to split synchronous as median and range over the rounds.
 The first steps of a run, which warm caches, are left out. The last line compares the virtual clock with
 reality: the asynchronous run is predicted from the times of the split synchronous one. The clock knows

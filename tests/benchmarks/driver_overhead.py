@@ -4,8 +4,9 @@
 One run of the recipe at laptop scale (simulated NPU), its own numbers compared with each other.
 *Between phases* is a step without its worker phases, the sum of the spans in its record; *driver alone*
 is stricter, the part of a step in which no call on a worker is under way: requests, grading, batches,
-records, serialization, metrics. The aims: under 1 % of a step between phases, under 2 ms for a sample,
-and checkpoints under 3 % at the laptop's default interval: one, at the end of 40 steps.
+records, serialization, metrics. The aims: under 1 % of a step between phases, driver alone under 2 ms for
+a sample, and checkpoints at the laptop's default interval (one, at the end of 40 steps) under 2 % of the
+time in steps, which is half of the whole command: 1 % of that.
 """
 
 import argparse
@@ -145,7 +146,7 @@ def main() -> int:
     return int(
         result["between_phases_share"] > 0.01
         or result["driver_alone_ms_per_sample"] > 2
-        or result["checkpoint_share"] > 0.03
+        or result["checkpoint_share"] > 0.02
     )
 
 

@@ -48,7 +48,7 @@ PROMPTS, SAMPLES, RATE = 4, 8, 1e-3
 SIZES = {
     "S": {"layers": 2, "hidden": 64, "tokens": 32},
     "M": {"layers": 4, "hidden": 256, "tokens": 128},
-    # 15 million weights
+    # 14 million weights
     "L256": {"layers": 8, "hidden": 384, "tokens": 256},
     "L1024": {"layers": 8, "hidden": 384, "tokens": 1024},
     # the shapes of Qwen3-0.6B, for --device cuda
@@ -141,6 +141,8 @@ def start_ours(task: Task) -> Any:
 
     bootstrap("trainer")
     torch.set_num_threads(1)
+    if task.get("mkl"):
+        torch.backends.mkldnn.set_flags(False)
     from cookbook_npu.cluster.worker_group import LocalWorkerGroup
     from cookbook_npu.config import override
     from cookbook_npu.presets import qwen3_4b_colocate
@@ -549,6 +551,7 @@ def compare(size: str, args: argparse.Namespace, folder: Path) -> None:
         "tokens": s["tokens"],
         "steps": steps,
         "device": args.device,
+        "mkl": args.mkl,
         # equally long: TRL counts positions from the padding on the left, and the angles that
         # transformers rounds to float32 would be others than ours
         "prompts": [
@@ -593,6 +596,11 @@ def main() -> None:
         choices=["npu", "cuda"],
         default="npu",
         help="npu: ours on the simulated NPU, TRL on the CPU; cuda: both on a GPU",
+    )
+    parser.add_argument(
+        "--mkl",
+        action="store_true",
+        help="our matrix products are MKL's, as TRL's are: what is left is not the library's",
     )
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/long_responses.py [--tokens 256 1024] [--layers 8] [--hidden 384] [--rounds 2]
 
-A Qwen3 of random weights (the default has 15 million), float32, one thread, on the simulated NPU; vLLM on
+A Qwen3 of random weights (14 million by default), float32, one thread, on the simulated NPU; vLLM on
 the CPU.
 
 - Sampling: `--prompts` x `--samples` responses of exactly so many tokens, by the `transformers` engine, by

@@ -5,7 +5,7 @@ step: host memory of every process, device memory, open files, sockets, threads,
 memory. For each it fits a line over the steps after the first third (caches fill until then) and prints
 a table. Exits with 1 when something grows by more than its noise (three standard deviations around the
 line) and more than a floor, when the host memory of a process of the run leaves a band of 1 % after step
-200, or when anything is left when the run has ended.
+100, or when anything is left when the run has ended.
 """
 
 import json
@@ -33,7 +33,7 @@ FLOORS = {
     "/dev/shm": 0.5,
 }
 SHM = Path("/dev/shm")
-SETTLED = 200  # steps until caches are full
+SETTLED = 100  # steps until caches are full
 # its 16 samples of a step are all right once the task is learned
 NO_FAULTS = ("zero_advantages",)
 BAND = 0.01  # of host memory, afterwards
