@@ -7037,6 +7037,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                          'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._end_quickly': ( 'train/session.html#_end_quickly',
                                                                                          'cookbook_npu/train/session.py'),
+                                            'cookbook_npu.train.session._freeze': ( 'train/session.html#_freeze',
+                                                                                    'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._import_tokenizers': ( 'train/session.html#_import_tokenizers',
                                                                                                'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session._start': ( 'train/session.html#_start',

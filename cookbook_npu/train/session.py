@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import re
+import sys
 import threading
 import time
 import warnings
@@ -291,8 +292,14 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 def _end_quickly() -> None:
     "Let this process not collect, when it ends, what goes with it anyway: a second where torch is imported"
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)
+    atexit.unregister(_freeze)
+    atexit.register(_freeze)
+
+
+def _freeze() -> None:
+    # triton's bindings print a page about whatever is not collected
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _while_waiting(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
