@@ -1,65 +1,52 @@
-"""Sleep and wake of a trainer that holds Qwen3-0.6B in bfloat16, beside plain copies of as many bytes.
+"""Sleep and wake of a trainer that holds a Qwen3 in bfloat16, beside plain copies of as many bytes.
 
 Both in this run, in turns, on one thread of a simulated NPU, by processor time. Run by hand:
 
-    python tests/benchmarks/sleep_wake.py [--share 1.0] [--rounds 5]
+    python tests/benchmarks/sleep_wake.py [--model 0.6B] [--layers 28] [--rounds 5]
+    python tests/benchmarks/sleep_wake.py --device cuda --model 4B --optimizer    # by the clock
 
-`--share 0.25` takes a quarter of the layers, for a machine with less than 6 GiB to spare. The plain copy
+`--layers 7` takes a quarter of the layers, for a machine with less than 6 GiB to spare. `--optimizer` adds
+what an optimizer keeps of each weight: a master copy and two moments in float32. The plain copy
 goes from one pinned block to another, both warm, there and back: that is what a sleep and a wake have to
 move. The second plain copy comes back into fresh device memory and gives it up, as a wake and the next
 sleep do: on a simulated NPU the host's kernel clears that memory, which a real device does not. Prints the
 best of the rounds, and the medians of the ratios: each sleep and wake against the copies of its round.
 """
 
-import argparse
-import os
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-os.environ |= {"COOKBOOK_NPU_SIMULATE": "1", "COOKBOOK_NPU_SIM_MEMORY": str(8 << 30)}
-
-import torch
-
-from cookbook_npu.npu.device import accelerator
-from cookbook_npu.npu.shims.bootstrap import bootstrap
-from cookbook_npu.train.offload import PINNED_BLOCK_BYTES, HostOffloader
-
-HIDDEN, FFN, QUERY, KEY, HEAD, VOCAB, LAYERS = 1024, 3072, 2048, 1024, 128, 151936, 28
-
-
-def shapes(share: float) -> Iterator[tuple[int, ...]]:
-    "Every weight of Qwen3-0.6B (tied head); a part of the layers"
-    yield VOCAB, HIDDEN
-    for _ in range(round(LAYERS * share)):
-        yield from (
-            (QUERY, HIDDEN),
-            (KEY, HIDDEN),
-            (KEY, HIDDEN),
-            (HIDDEN, QUERY),
-            (HEAD,),
-            (HEAD,),
-        )
-        yield from ((FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN), (HIDDEN,), (HIDDEN,))
-    yield (HIDDEN,)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
+from options import option_parser
+from qwen3_weights import add_device_options, choose_device, dimensions, shapes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--share", type=float, default=1.0)
+    parser = option_parser(__doc__)
+    add_device_options(parser)
+    parser.add_argument("--optimizer", action="store_true", help="and its state")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    clock = choose_device(options)
+    import torch
+
+    from cookbook_npu.npu.device import accelerator
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
+    from cookbook_npu.train.offload import PINNED_BLOCK_BYTES, HostOffloader
+
+    def seconds(work: Callable[[], object]) -> float:
+        "What it takes"
+        began = clock()
+        work()
+        return clock() - began
+
     bootstrap("plain")
     torch.set_num_threads(1)
+    device = accelerator().device(0)
+    kinds = [torch.bfloat16, *[torch.float32] * (3 * options.optimizer)]
     weights = [
-        torch.full(shape, 0.5, dtype=torch.bfloat16, device="npu")
-        for shape in shapes(options.share)
+        torch.full(shape, 0.5, dtype=kind, device=device)
+        for shape in shapes(dimensions(options)).values()
+        for kind in kinds
     ]
     nbytes = sum(w.nbytes for w in weights)
     here, there = (torch.ones(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
@@ -76,7 +63,7 @@ def main() -> None:
 
     def fresh() -> None:
         there.copy_(here)
-        torch.empty(nbytes, dtype=torch.uint8, device="npu").copy_(there)
+        torch.empty(nbytes, dtype=torch.uint8, device=device).copy_(there)
         accelerator().empty_cache()
 
     plains = {"plain": plain, "fresh": fresh}
@@ -96,7 +83,7 @@ def main() -> None:
             ratio = rows[plain_copy][0] / sum(rows[name])
             ratios[plain_copy, name].append(ratio)
     print(
-        f"{len(weights)} tensors, {nbytes / 1e9:.2f} GB; best of {options.rounds}, on a simulated NPU"
+        f"{len(weights)} tensors, {nbytes / 1e9:.2f} GB; best of {options.rounds}, on {accelerator().name}"
     )
     for name, what in (("plain", "there and back"), ("fresh", "into fresh memory")):
         whole = best[name][0]

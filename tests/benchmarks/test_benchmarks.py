@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from places import TESTS
 from whole_runs import preloaded
 
@@ -43,7 +44,7 @@ SMALL = {  # arguments, and where the measured number stands
         f"update_weights, ms +{NUMBER}",
     ),
     "simulator_overhead": ("", rf"training step, .*\n +cpu +{NUMBER} ms"),
-    "sleep_wake": ("--share 0.03 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),
+    "sleep_wake": ("--layers 1 --rounds 1", f"blocks of 16 MiB +{NUMBER} s"),
     "soak": ("--steps 3", f"rss MiB +trainer 1 +{NUMBER}"),
     "start_up": (
         "--steps 1 --no-warm-up",
@@ -81,6 +82,7 @@ def what_is_wrong(name: str, code: int, output: str) -> str:
 def test_every_benchmark_is_here():
     assert set(SMALL) == {p.stem for p in FOLDER.glob("*.py")} - {
         "options",
+        "qwen3_weights",
         "test_benchmarks",
     }
 
@@ -92,6 +94,22 @@ def test_every_benchmark_is_on_the_page():
     for name in SMALL:
         command = f"`python tests/benchmarks/{name}.py"
         assert any(command in row for row in rows), f"{name} is in no row of benchmarks.md"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["sleep_wake", "weight_update_speed"])
+def test_without_a_gpu_it_says_so(name):
+    command = [
+        sys.executable,
+        str(FOLDER / f"{name}.py"),
+        "--device",
+        "cuda",
+        "--model",
+        "4B",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "this machine has no GPU that torch can use" in done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

@@ -1,6 +1,7 @@
-"""What a weight update of a 0.6B model costs, against a plain copy of the same bytes in the same run.
+"""What a weight update of a Qwen3 costs, against a plain copy of the same bytes in the same run.
 
     python tests/benchmarks/weight_update_speed.py [--engine vllm] [--layers 28] [--every 8] [--rounds 5]
+    python tests/benchmarks/weight_update_speed.py --device cuda --model 4B --engine vllm    # by the clock
 
 The tensors are those of Qwen3-0.6B (bfloat16, tied head; 1.19 GB with 28 layers). Every round copies them
 once into a buffer that is used again (`memcpy`) and updates the engine once. The update is `write_buckets`
@@ -12,55 +13,16 @@ packing the weights once is printed, too: vLLM computes with packed weights ther
 """
 
 import json
-import os
 import statistics
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 from options import option_parser
-
-os.environ.setdefault("COOKBOOK_NPU_SIMULATE", "1")
-os.environ.setdefault("COOKBOOK_NPU_SIM_MEMORY", str(8 << 30))
-
-QWEN3 = {
-    "vocab": 151936,
-    "hidden": 1024,
-    "ffn": 3072,
-    "heads": 16,
-    "kv_heads": 8,
-    "head": 128,
-}
+from qwen3_weights import add_device_options, choose_device, dimensions, shapes
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    """Hugging Face names and shapes of Qwen3-0.6B."""
-    q = QWEN3
-    out = {
-        "model.embed_tokens.weight": (q["vocab"], q["hidden"]),
-        "model.norm.weight": (q["hidden"],),
-    }
-    per_layer = {
-        "input_layernorm": (q["hidden"],),
-        "post_attention_layernorm": (q["hidden"],),
-        "self_attn.q_proj": (q["heads"] * q["head"], q["hidden"]),
-        "self_attn.k_proj": (q["kv_heads"] * q["head"], q["hidden"]),
-        "self_attn.v_proj": (q["kv_heads"] * q["head"], q["hidden"]),
-        "self_attn.o_proj": (q["hidden"], q["heads"] * q["head"]),
-        "self_attn.q_norm": (q["head"],),
-        "self_attn.k_norm": (q["head"],),
-        "mlp.gate_proj": (q["ffn"], q["hidden"]),
-        "mlp.up_proj": (q["ffn"], q["hidden"]),
-        "mlp.down_proj": (q["hidden"], q["ffn"]),
-    }
-    return out | {
-        f"model.layers.{i}.{n}.weight": s
-        for i in range(layers)
-        for n, s in per_layer.items()
-    }
-
-
-def folder_of(where: str, tensors: dict, layers: int) -> Path:
+def folder_of(where: str, tensors: dict, q: dict[str, int]) -> Path:
     """A Hugging Face folder that an engine can be built from."""
     from safetensors.torch import save_file
     from transformers import Qwen3Config
@@ -69,12 +31,11 @@ def folder_of(where: str, tensors: dict, layers: int) -> Path:
 
     folder = Path(where, "model")
     build_tokenizer().save_pretrained(folder)
-    q = QWEN3
     config = Qwen3Config(
         vocab_size=q["vocab"],
         hidden_size=q["hidden"],
         intermediate_size=q["ffn"],
-        num_hidden_layers=layers,
+        num_hidden_layers=q["layers"],
         head_dim=q["head"],
         num_attention_heads=q["heads"],
         num_key_value_heads=q["kv_heads"],
@@ -104,18 +65,18 @@ def build(engine: str, folder: Path):
     return TransformersEngine(folder, dtype="bfloat16")
 
 
-def time_hooks(engine, seconds: dict[str, float]) -> None:
+def time_hooks(engine, seconds: dict[str, float], clock: Callable[[], float]) -> None:
     """Time the two hooks of an engine's weight update: loading, and the checksums of what it holds."""
     load = engine._load_weights
     sums = engine._weight_checksums
 
     def timed(name, work):
         def call(*args):
-            start = time.process_time()
+            start = clock()
             try:
                 return work(*args)
             finally:
-                seconds[name] = seconds.get(name, 0.0) + time.process_time() - start
+                seconds[name] = seconds.get(name, 0.0) + clock() - start
 
         return call
 
@@ -123,15 +84,15 @@ def time_hooks(engine, seconds: dict[str, float]) -> None:
     engine._weight_checksums = timed("engine checksums", sums)
 
 
-def pack_seconds(tensors: dict) -> float:
+def pack_seconds(tensors: dict, clock: Callable[[], float]) -> float:
     """What vLLM's own packing of every matrix takes, once: the head, and no norm."""
     from vllm import _custom_ops
 
-    start = time.process_time()
+    start = clock()
     for tensor in tensors.values():
         if tensor.dim() == 2:
             _custom_ops.create_onednn_mm(tensor.t(), 32)
-    return time.process_time() - start
+    return clock() - start
 
 
 def main() -> None:
@@ -139,9 +100,12 @@ def main() -> None:
     parser.add_argument(
         "--engine", choices=("transformers", "vllm"), default="transformers"
     )
-    for name, default in (("layers", 28), ("every", 8), ("rounds", 5)):
+    add_device_options(parser)
+    for name, default in (("every", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    clock = choose_device(args)
+    q = dimensions(args)
 
     from cookbook_npu.npu.shims.bootstrap import bootstrap
 
@@ -157,33 +121,32 @@ def main() -> None:
     )
 
     torch.set_num_threads(1)
-    device = (
-        accelerator().device(0) if args.engine == "transformers" else torch.device("cpu")
-    )
+    device = accelerator().device(0)
+    if args.engine == "vllm" and args.device == "npu":
+        device = torch.device("cpu")
     tensors = {
-        n: torch.randn(s, dtype=torch.bfloat16).to(device)
-        for n, s in shapes(args.layers).items()
+        n: torch.randn(s, dtype=torch.bfloat16).to(device) for n, s in shapes(q).items()
     }
     total = sum(t.nbytes for t in tensors.values())
     source = torch.zeros(total, dtype=torch.uint8).fill_(1)
     target = torch.zeros(total, dtype=torch.uint8).fill_(2)
     with tempfile.TemporaryDirectory() as tmp:
-        engine = build(args.engine, folder_of(tmp, tensors, args.layers))
+        engine = build(args.engine, folder_of(tmp, tensors, q))
     seconds: dict[str, float] = {}
-    time_hooks(engine, seconds)
+    time_hooks(engine, seconds, clock)
     memory = SharedMemory()
     mapped = MappedBuckets()
     rounds = []
     for version in range(args.rounds + 1):
         seconds.clear()
-        start = time.process_time()
+        start = clock()
         target.copy_(source)
-        copied = time.process_time()
+        copied = clock()
         manifest = write_buckets(version, tensors.items(), 512 << 20, memory, args.every)
-        written = time.process_time()
+        written = clock()
         named = read_buckets(manifest, mapped=mapped)
         engine.update_weights(version, named, manifest.expected)
-        done = time.process_time()
+        done = clock()
         memory.release()
         read_compare = done - written - seconds["load"]
         rounds.append(
@@ -206,8 +169,8 @@ def main() -> None:
             f"{name:>17}: {value:6.3f} s, {total / value / 1e9:6.2f} GB/s; "
             f"first time {first[name]:6.3f} s"
         )
-    if args.engine == "vllm":
-        packing = pack_seconds(tensors)
+    if device.type == "cpu":
+        packing = pack_seconds(tensors, clock)
         print(f"{'packing alone':>17}: {packing:6.3f} s, {total / packing / 1e9:6.2f} GB/s")
     for what, parts in (
         ("write + read + compare", ("write", "read, compare")),
