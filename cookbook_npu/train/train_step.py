@@ -179,6 +179,7 @@ class TrainStep:
         samples: list[Sample],  # its graded samples
     ) -> dict[str, float]:  # training metrics, but those of `late_metrics`
         "Log-probs under reference and (where needed) actor, values of a critic, then every optimizer step"
+        self.unmeasured = None  # of a step that was not finished
         span = self.state.tracker.span
         config = self.state.config
         if config.algorithm.use_reference:
