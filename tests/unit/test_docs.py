@@ -60,7 +60,7 @@ def test_options_stand_right_below_the_opening_line(api):
         assert not found, f"{name}: {found[1]}"
 
 
-def test_a_long_room_can_be_broken_in_the_sidebar():
+def test_a_long_module_name_can_be_broken_in_the_sidebar():
     entry = stage.api_entry("cookbook_npu.npu.shims.megatron_core")
     assert (
         entry
@@ -206,7 +206,7 @@ def test_a_name_that_nothing_defines_is_refused():
         reference.definition(module, "nothing")
 
 
-def test_the_inventory_holds_the_names_of_a_room(api, tmp_path):
+def test_the_inventory_holds_the_names_of_a_module(api, tmp_path):
     (tmp_path / "index.md").write_text(api["cookbook_npu.weights.md"])
     settings = ['extensions = ["myst_parser"]', 'html_theme = "basic"']
     settings += ['myst_enable_extensions = ["colon_fence"]']

@@ -167,7 +167,7 @@ def test_numbers_of_notebooks_have_no_gaps_and_no_doubles():
 
 
 @ids
-def test_only_device_rooms_name_the_accelerator(path):
+def test_only_device_modules_name_the_accelerator(path):
     if subpackage(name_of(path)) in DEVICE_SUBPACKAGES:
         return
     found = re.findall(r"torch\.(?:cuda|npu)\b", path.read_text())
