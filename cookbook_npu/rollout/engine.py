@@ -154,7 +154,7 @@ def sample_tokens(
         cum_BV = p_BV.cumsum(-1)
         total_B1 = cum_BV[:, -1:].contiguous()  # 1 up to rounding
         above_B1 = torch.searchsorted(cum_BV, u_B[:, None] * total_B1, right=True)
-        # where the product rounds to the total: the last token that adds something
+        # a number of 1 is the last token that adds something
         token_B1 = torch.minimum(above_B1, torch.searchsorted(cum_BV, total_B1))
         # A parallel scan need not be monotone in the last bit: never let it choose an impossible token.
         if not p_BV.gather(-1, token_B1).all():
