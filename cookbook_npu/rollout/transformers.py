@@ -349,7 +349,7 @@ class Qwen3TextForward:
         self.head_dim = text.config.head_dim
         self.eps = text.config.rms_norm_eps
         self.kernels = _fused_kernels(self.head.device)
-        self.rotations_PC: Tensor | None = None
+        self.rotations: tuple[Tensor, Tensor] | None = None  # [P, D] cosine and sine
 
     @property
     def joined(self) -> list[JoinedRows]:
@@ -401,23 +401,23 @@ class Qwen3TextForward:
 
     def release(self) -> None:
         "Nothing stays on the device but the weights"
-        self.rotations_PC = None
+        self.rotations = None
 
     def _rotation(
         self, x_NE: Tensor, position_N: Tensor, longest: int
     ) -> tuple[Tensor, Tensor]:
         "[1, N, 1, D] cosine and sine"
-        if self.rotations_PC is None or len(self.rotations_PC) <= longest:
-            self.rotations_PC = self._rotations(x_NE, longest)
-        both_1N1C = F.embedding(position_N[None, :, None], self.rotations_PC)
-        cos_1N1D, sin_1N1D = both_1N1C.chunk(2, -1)
-        return cos_1N1D.contiguous(), sin_1N1D.contiguous()
+        if self.rotations is None or len(self.rotations[0]) <= longest:
+            self.rotations = self._rotations(x_NE, longest)
+        cos_PD, sin_PD = self.rotations
+        position_1N1 = position_N[None, :, None]
+        return F.embedding(position_1N1, cos_PD), F.embedding(position_1N1, sin_PD)
 
-    def _rotations(self, x_NE: Tensor, longest: int) -> Tensor:
-        "[P, 2D] both for every position up to a power of two, by the model's own formula"
+    def _rotations(self, x_NE: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        "[P, D] both for every position up to a power of two, by the model's own formula"
         position_P = torch.arange(1 << longest.bit_length(), device=x_NE.device)
         cos_1PD, sin_1PD = self.rotary(x_NE, position_P[None])
-        return torch.cat((cos_1PD, sin_1PD), -1)[0]
+        return cos_1PD[0], sin_1PD[0]
 
     def _attention(
         self,
