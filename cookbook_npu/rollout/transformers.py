@@ -373,7 +373,7 @@ class Qwen3TextForward:
 
     def __call__(
         self,
-        cache: DynamicCache,  # of the rows; gets one more column
+        cache: DynamicCache,  # of the rows; gets T more columns
         ids_BT: Tensor,  # new tokens
         position_BT: Tensor,  # their positions
         longest: int,  # no position is higher
@@ -640,6 +640,8 @@ class RowSampler:
         for row, state in enumerate(states):
             s = state.sampling
             kinds.setdefault((s.temperature, s.top_k, s.top_p), []).append(row)
+        if len(kinds) == 1:  # equal ones, of several submits
+            return self._draw(logits_BV, first, u_B)
         token_B = torch.empty(len(states), dtype=torch.long, device=logits_BV.device)
         logprob_B = torch.empty(len(states), device=logits_BV.device)
         for rows in kinds.values():

@@ -3,13 +3,14 @@
     python tests/benchmarks/weight_update_speed.py [--engine vllm] [--layers 28] [--every 8] [--rounds 5]
     python tests/benchmarks/weight_update_speed.py --device cuda --model 4B --engine vllm    # by the clock
 
-The tensors are those of Qwen3-0.6B (bfloat16, tied head; 1.19 GB with 28 layers). Every round copies them
-once into a buffer that is used again (`memcpy`) and updates the engine once. The update is `write_buckets`
-(the trainer's side, on the simulated NPU), `read_buckets` and the comparison of checksums, as a run does
-them, and loading into the engine's own weights. Processor time of one thread; best of the rounds; the first
-update, which also makes the shared memory, is printed too. The ratios are medians over the rounds, each
-update against the copy before it: without and with the engine's load. For vLLM on a CPU the time of
-packing the weights once is printed, too: vLLM computes with packed weights there, so no load is faster.
+The tensors are those of the model in bfloat16, head tied (0.6B: 1.19 GB with its 28 layers). Every round
+copies them once into a buffer that is used again (`memcpy`) and updates the engine once. The update is
+`write_buckets` (the trainer's side, on the device), `read_buckets` and the comparison of checksums, as a
+run does them, and loading into the engine's own weights. Processor time of one thread, on a GPU by the
+clock; best of the rounds; the first update, which also makes the shared memory, is printed too. The
+ratios are medians over the rounds, each update against the copy before it: without and with the engine's
+load. For vLLM on a CPU the time of packing the weights once is printed, too: vLLM computes with packed
+weights there, so no load is faster.
 """
 
 import json
