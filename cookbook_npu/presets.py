@@ -578,7 +578,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.23, 40: 0.96}},
         within=0.06,
-        minutes="0.7 in all, 0.2 in steps; warm start included",
+        minutes="0.5 in all, 0.2 in steps; warm start included",
     ),
     "qwen3_5_9b_colocate": dict(
         scale="laptop",
@@ -586,7 +586,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.24, 10: 0.71, 40: 0.95}},
         within=0.06,
-        minutes="1.1 in all, 0.4 in steps; warm start included",
+        minutes="0.7 in all, 0.3 in steps; warm start included",
     ),
     "qwen3_5_9b_async": dict(
         scale="laptop",
@@ -594,7 +594,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.24, 40: 0.95}},
         within=0.06,
-        minutes="0.9 in all, 0.4 in steps; warm start included",
+        minutes="0.7 in all, 0.3 in steps; warm start included",
     ),
     "qwen3_vl_8b_grpo": dict(
         scale="laptop",
@@ -602,7 +602,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.38, 10: 0.95, 30: 0.95}},
         within=0.06,
-        minutes="1.7 in all, 0.7 in steps; warm start included",
+        minutes="1.0 in all, 0.4 in steps; warm start included",
     ),
     "qwen3_vl_8b_ppo": dict(
         scale="laptop",
@@ -610,7 +610,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         conditions="on an idle machine",
         metrics={"eval_accuracy": {0: 0.26, 10: 0.83, 30: 0.85}},
         within=0.06,
-        minutes="2.6 in all, 1.3 in steps; warm start included",
+        minutes="1.7 in all, 0.9 in steps; warm start included",
     ),
 }
 
