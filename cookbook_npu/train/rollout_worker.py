@@ -61,6 +61,8 @@ def make_engine(
             simulated_latency=rollout.simulated_latency,
             kv_cache_bytes=decided_cache(config),
             max_tokens=config.data.max_prompt_tokens + config.longest_response,
+            max_pixels=config.data.image_max_pixels,
+            engine_args=rollout.engine_args,
         )
     from cookbook_npu.rollout.transformers import TransformersEngine
 

@@ -750,7 +750,10 @@ class Trainer:
         num_steps = config.policy_steps * (config.rollout_batch // config.global_batch_size)
         init_parallel(config.parallel, config.seed)
         with self.offloader.allocating():
-            self.model = load_model(hf_path, config.model, config.parallel)
+            args = config.train.megatron_args
+            self.model = load_model(
+                hf_path, config.model, config.parallel, megatron_args=args
+            )
             self.held.model = self.model
             self.check_host_room(self.model, config)
             self.optimizer = build_optimizer(self.model, config.optim, num_steps)
