@@ -164,7 +164,9 @@ def environment(
     paths = [HERE / "host", ROOT, HELPERS, bridge, *filter(None, [mindspeed])]
     return {
         **quiet,
-        "PATH": os.pathsep.join((str(venv(stack) / "bin"), os.environ["PATH"])),
+        "PATH": os.pathsep.join(
+            (str(venv(stack) / "bin"), str(HERE / "host" / "bin"), os.environ["PATH"])
+        ),
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "LD_LIBRARY_PATH": f"{fake}/lib",
         "ASCEND_HOME_PATH": fake,

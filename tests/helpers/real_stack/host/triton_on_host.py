@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from host_memory import host
+from ml_dtypes import bfloat16
 
 
 class DeviceProperties:
@@ -64,6 +65,9 @@ def _activate_driver() -> None:
 
 
 def _interpret_in_place() -> None:
+    import triton.language as tl
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
     from triton.runtime.jit import JITFunction
 
@@ -90,10 +94,38 @@ def _interpret_in_place() -> None:
             self.interpreted = InterpretedFunction(self.fn)
         return self.interpreted(*args, **kwargs)
 
+    patch_language = interpreter._patch_lang
+
+    def patch_names(function: Any) -> None:
+        "A kernel's module may have imported single functions of the language by name"
+        patch_language(function)
+        names = function.__globals__
+        for name, value in list(names.items()):
+            if callable(value) and is_builtin(value):
+                interpreter._patch_attr(
+                    _Names(names), name, value, interpreter.interpreter_builder
+                )
+
+    numpy_type = interpreter._get_np_dtype
+
+    def with_bfloat16(kind: Any) -> np.dtype:
+        "Bits of bfloat16 are no integers: a sum of two would be one of their bits"
+        scalar = getattr(kind, "element_ty", kind) if kind.is_block() else kind
+        return np.dtype(bfloat16) if scalar == tl.bfloat16 else numpy_type(kind)
+
+    interpreter._get_np_dtype = with_bfloat16
+    interpreter._patch_lang = patch_names
     GridExecutor._init_args_hst = in_place
     GridExecutor._restore_args_dev = lambda *_: None
     GridExecutor.__call__ = call
     JITFunction.__call__ = call_nested
+
+
+class _Names:
+    "A dictionary whose items are set as attributes"
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
 
 
 # ---- extensions of Triton-Ascend that its interpreter lacks
