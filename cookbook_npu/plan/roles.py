@@ -141,4 +141,5 @@ def vllm_arguments(
         r.enforce_eager,
         r.devices_per_engine,
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
+        load_weights=False,  # they come with the first update
     )

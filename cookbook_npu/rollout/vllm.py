@@ -370,6 +370,7 @@ def llm_arguments(
     can_sleep: bool = True,  # the platform can give memory back
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
     sees: bool = False,  # the model has a vision tower
+    load_weights: bool = True,  # False: leave them random until the first weight update
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "The arguments of a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
@@ -377,6 +378,7 @@ def llm_arguments(
         "model": model,
         "trust_remote_code": False,
         "dtype": dtype,
+        "load_format": "auto" if load_weights else "dummy",
         "max_model_len": max_tokens,
         "max_num_seqs": max_sequences,
         "enforce_eager": enforce_eager,
@@ -612,6 +614,7 @@ class VllmEngine(Engine):
         request_seeds: bool = True,  # each response has a generator of its own
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
         simulated_latency: float = 0.0,  # time that each decode step sleeps, s
+        load_weights: bool = True,  # False: random until the first weight update
     ):
         path = Path(hf_path)
         self._check_can_start(path)
@@ -644,7 +647,9 @@ class VllmEngine(Engine):
             self.can_sleep,
             transfer_config(weight_update_method, self.platform),
             sees=bool(unsampled),
+            load_weights=load_weights,
         )
+        self._weights_valid = load_weights
         known = EngineArgs.__dataclass_fields__
         self.memory_identity = ""  # in names of shared memory; empty: there is none
         if tensor_parallel > 1 and self.platform == "cpu":
