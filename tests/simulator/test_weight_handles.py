@@ -148,10 +148,10 @@ def test_each_rank_holds_a_copy_and_an_engine_fits_beside_it(hf_path):
     assert one[0] == two[0] == "ipc"
     assert set(one[1]).isdisjoint(two[1]) and one[2] == two[2]
     for _, _, _, (planned, needs), (copy, weights, released), refused in (one, two):
-        # the real one counts replicated norms for each rank
+        # the real one counts replicated norms for each rank; a tiny model gathers a fused matrix
         for part, nbytes in planned.items():
-            assert nbytes <= needs[part] < 1.1 * nbytes, (planned, needs)
-        assert copy >= weights and released == 0
+            assert nbytes <= needs[part] < 1.5 * nbytes, (planned, needs)
+        assert copy == planned["copy"] <= weights and released == 0
         assert "waking the engine needs" in refused and "transfer_backend to shm" in refused
 
 
@@ -184,7 +184,8 @@ def run_with(root, name, faults="", **more):
 
 def test_a_run_over_handles_or_with_wrong_products_learns_the_same(tmp_path):
     plain, travelled, notes = run_with(tmp_path, "plain")
-    assert (len(plain), travelled, notes) == (2, [], [])
+    # two steps, and an evaluation before them
+    assert (len(plain), travelled, notes) == (3, [], [])
     over_handles, travelled, _ = run_with(
         tmp_path, "handles", **{"placement.transfer_backend": "ipc"}
     )
