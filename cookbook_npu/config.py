@@ -965,10 +965,10 @@ def _check_weight_update(c: RunConfig) -> None:
             "engines that share devices with the trainer sleep while it writes",
             "Set placement.transfer_backend to auto, or placement.mode to split.",
         )
-    if backend == "ipc" and c.scale == "laptop":
+    if backend == "ipc" and c.scale == "laptop" and c.rollout.engine == "vllm":
         raise ConfigError(
-            "placement.transfer_backend is 'ipc' at scale 'laptop': the memory of a simulated NPU "
-            "belongs to its process",
+            "placement.transfer_backend is 'ipc' with rollout.engine 'vllm' at scale 'laptop': "
+            "vLLM runs on the CPU there and opens no memory of a simulated NPU",
             "Set placement.transfer_backend to auto or shm.",
         )
     if backend == "ipc" and c.placement.mode == "split":

@@ -29,6 +29,7 @@ from cookbook_npu.plan.memory import (
     memory_phases,
     micro_batch,
     model_of,
+    planned_backend,
     planned_cache,
 )
 from .roles import megatron_arguments, role_environment, vllm_arguments
@@ -114,6 +115,7 @@ def device_map(
 # %% ../../nbs/plan/04_plan.ipynb #75ea79c1
 def batch_arithmetic(
     config: RunConfig,  # the run
+    soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> list[tuple[str, str]]:  # (what, value)
     "What one step consists of, in prompts, samples, tokens and optimizer steps"
     rollout = config.rollout
@@ -147,7 +149,7 @@ def batch_arithmetic(
         ),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
-        _weights(config),
+        _weights(config, soc),
         *_passed_on(config),
     ]
 
@@ -185,7 +187,7 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
     )
 
 
-def _weights(config: RunConfig) -> tuple[str, str]:
+def _weights(config: RunConfig, soc: str) -> tuple[str, str]:
     "How new weights travel from the trainer to the engines after each step"
     wanted = config.placement.transfer_backend
     collective = "nccl" if config.scale == "cuda" else "hccl"
@@ -196,15 +198,17 @@ def _weights(config: RunConfig) -> tuple[str, str]:
             "host memory that trainer and engines share; "
             f"a broadcast over {collective} to engines on machines without a trainer rank"
         )
-    elif wanted == "ipc":
-        method = "device memory that an engine opens in place (ipc)"
-    elif wanted == "shm" or config.scale == "laptop":
-        method = "host memory that trainer and engines share (shm)"
     else:
-        method = (
-            "device memory that an engine opens in place (ipc) where the devices allow it, "
-            "otherwise host memory (shm)"
-        )
+        backend, why = planned_backend(config, capacity_of(config, soc))
+        method = "host memory that trainer and engines share (shm)"
+        if backend == "ipc":
+            method = "device memory that an engine opens in place (ipc)"
+            if wanted == "auto":
+                method += (
+                    "; host memory (shm) where the drivers or free memory do not allow it"
+                )
+        elif wanted == "auto":
+            method += f": {why}"
     return "weights", method
 
 # %% ../../nbs/plan/04_plan.ipynb #13b60a90
@@ -384,7 +388,8 @@ class RunPlan:
         roles: bool = False,  # also arguments and variables of each role; imports torch
     ) -> str:
         "The plan on one page"
-        batch = [f"{what:14}{value}" for what, value in batch_arithmetic(self.config)]
+        rows = batch_arithmetic(self.config, self.soc)
+        batch = [f"{what:14}{value}" for what, value in rows]
         parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
         parts.append(self.schedule_text())
         if roles:

@@ -145,4 +145,5 @@ def vllm_arguments(
         sees=d.family != "qwen3",
         max_pixels=config.data.image_max_pixels,
         engine_args=r.engine_args,
+        load_weights=False,  # they come with the first update
     )

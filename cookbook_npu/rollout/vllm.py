@@ -402,6 +402,7 @@ def llm_arguments(
     sees: bool = False,  # the model has a vision tower
     max_pixels: int | None = None,  # of a picture; none: the model's own limit
     engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
+    load_weights: bool = True,  # False: leave them random until the first weight update
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "The arguments of a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
@@ -409,6 +410,7 @@ def llm_arguments(
         "model": model,
         "trust_remote_code": False,
         "dtype": dtype,
+        "load_format": "auto" if load_weights else "dummy",
         "max_model_len": max_tokens,
         "max_num_seqs": max_sequences,
         "enforce_eager": enforce_eager,
@@ -647,6 +649,7 @@ class VllmEngine(Engine):
         simulated_latency: float = 0.0,  # time that each decode step sleeps, s
         max_pixels: int | None = None,  # of a picture; none: the model's own limit
         engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
+        load_weights: bool = True,  # False: random until the first weight update
     ):
         path = Path(hf_path)
         self._check_can_start(path)
@@ -681,7 +684,9 @@ class VllmEngine(Engine):
             sees=bool(unsampled),
             max_pixels=max_pixels,
             engine_args=engine_args,
+            load_weights=load_weights,
         )
+        self._weights_valid = load_weights
         known = EngineArgs.__dataclass_fields__
         check_argument_names("rollout.engine_args", engine_args or {}, known)
         self.memory_identity = ""  # in names of shared memory; empty: there is none

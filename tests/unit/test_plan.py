@@ -19,7 +19,13 @@ from cookbook_npu.plan.dimensions import (
     parameters_per_rank,
     published_dimensions,
 )
-from cookbook_npu.plan.memory import micro_batch, trainer_state, training
+from cookbook_npu.plan.memory import (
+    micro_batch,
+    planned_backend,
+    planned_capacity,
+    trainer_state,
+    training,
+)
 from cookbook_npu.plan.plan import make_plan, process_groups
 from cookbook_npu.plan.roles import architecture
 from cookbook_npu.presets import PRESETS
@@ -27,6 +33,14 @@ from cookbook_npu.rl.algorithms import algorithm_overrides
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "plan_jobs"
+# transfer backend, phases that hold a copy of the weights on the device
+BACKENDS = {
+    "qwen3_4b_colocate": ("ipc", 2),
+    "qwen3_5_9b_colocate": ("ipc", 2),
+    "qwen3_5_9b_async": ("shm", 0),
+    "qwen3_vl_8b_grpo": ("ipc", 2),
+    "qwen3_vl_8b_ppo": ("shm", 0),
+}
 
 
 @pytest.mark.slow
@@ -87,10 +101,20 @@ def test_operations_of_the_vision_tower_are_those_that_pytorch_counts():
 
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
 def test_every_910b_preset_fits(recipe):
+    "The copy of the weights included, where the transfer backend that a trainer chooses makes one"
     plan = make_plan(planned_config(recipe, "910b", {}))
     assert plan.model.name in PUBLISHED and all(
         p.nbytes <= plan.capacity for p in plan.phases
     )
+    # what a driver says of a 910B of 64 GiB
+    backend, why = planned_backend(plan.config, planned_capacity(65_787_658_240))
+    copies = [
+        c for p in plan.phases for c in p.components if c.name == "copy of the weights"
+    ]
+    assert (backend, len(copies)) == BACKENDS[recipe], why
+    assert bool(why) == (backend == "shm")
+    page = plan.as_text()
+    assert f"({backend})" in page or plan.config.placement.mode == "split"
 
 
 VLLM = """
