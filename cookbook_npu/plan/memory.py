@@ -6,7 +6,7 @@
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'IDLE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'UNEXPLAINED_BYTES',
            'FITTED', 'PREFILL_TOKENS', 'SAMPLED_ROWS', 'Component', 'MemoryPhase', 'trainer_state', 'critic_parameters',
            'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits', 'training',
-           'critic_training', 'scoring', 'communicators', 'communicator_bytes', 'device_overhead', 'kv_bytes',
+           'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'device_overhead', 'kv_bytes',
            'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_capacity',
            'planned_cache', 'model_of', 'engines_start_first', 'memory_phases', 'check_fits']
 
@@ -263,7 +263,7 @@ def communicators(
     return trainer, engine
 
 
-def communicator_bytes(
+def planned_communicator_bytes(
     config: RunConfig,
 ) -> int:
     "Return the size of a communicator's two buffers"
@@ -288,7 +288,7 @@ def device_overhead(
         Component("contexts", CONTEXT_BYTES if role else 2 * CONTEXT_BYTES),
         Component(
             "communicators",
-            (trainer + engine) * communicator_bytes(config),
+            (trainer + engine) * planned_communicator_bytes(config),
             ("placement.destroy_process_groups", "placement.hccl_buffer_mb"),
         ),
         Component(FITTED, UNEXPLAINED_BYTES),
@@ -329,7 +329,7 @@ def kv_cache_bytes(
     weights, *others = _engine_without_cache(d, config)
     own = weights.nbytes
     if config.scale != "laptop":
-        own += CONTEXT_BYTES + communicators(config)[1] * communicator_bytes(config)
+        own += CONTEXT_BYTES + communicators(config)[1] * planned_communicator_bytes(config)
         own += sum(part.nbytes for part in others)
     return max(0, int(config.rollout.memory_utilization * capacity) - own)
 
