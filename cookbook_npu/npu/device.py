@@ -307,7 +307,7 @@ class Soc:
     cube_cores: int  # matrix cores
     devices_per_card: int = 1
     devices_per_machine: int = 8
-    unverified: str = ""  # what nobody checked; empty: as the vendor's tables say
+    unverified: str = ""  # what is assumed; empty: as the vendor's tables say
     source: str = "torch_npu device properties and vendor tables; not measured here"
 
 
