@@ -510,6 +510,7 @@ def machine_need(
     recipe: str | None,  # recipe; none: the largest that fits one machine
     scale: str,  # laptop or 910b
     parameters: Mapping[str, Any],  # parameters of the recipe
+    per_machine: int = 8,  # devices of a machine
 ) -> Any:  # a Need of npu.stack.checks
     "What a run at a scale asks of the machine; a model and data need not be given"
     from cookbook_npu.npu.stack.checks import Need, need_of
@@ -520,7 +521,7 @@ def machine_need(
         return Need()
     config = planned_config(recipe or "qwen3_4b_colocate", scale, parameters)
     model = model_of(config)
-    return need_of(config, model.family, 2 * total_parameters(model))
+    return need_of(config, model.family, 2 * total_parameters(model), per_machine)
 
 
 def one_scale(
@@ -570,6 +571,7 @@ def _doctor(
     runs: _Runs = Path("runs"),
 ) -> None:
     "Look at this machine: nearest known stack, first mismatch, every check. Exits with 1 on a failure."
+    from cookbook_npu.npu.stack.checks import machine_size
     from cookbook_npu.npu.stack.doctor import examine, machine_lock, show_changes
     from cookbook_npu.npu.stack.machine import read_machine
     from cookbook_npu.npu.stack.stacks import read_lock
@@ -580,7 +582,8 @@ def _doctor(
     if scale == "laptop":
         os.environ["COOKBOOK_NPU_SIMULATE"] = "1"
     machine = read_machine()
-    report = examine(machine, machine_need(recipe, scale, parameters))
+    need = machine_need(recipe, scale, parameters, machine_size(machine))
+    report = examine(machine, need)
     typer.echo(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
     if lock:
         lock.write_text(json.dumps(machine_lock(machine), indent=1), encoding="utf-8")
@@ -617,7 +620,8 @@ def _plan(
         ),
     ] = False,
     soc: Annotated[
-        str, typer.Option(help="Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4.")
+        str,
+        typer.Option(help="Ascend910B1 to Ascend910B4; Atlas A3: Ascend910_9391, ..."),
     ] = "Ascend910B1",
     roles: Annotated[
         bool,

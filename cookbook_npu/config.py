@@ -714,6 +714,30 @@ class PlacementConfig(Config):
         gt=0,
         description="a weight update compares every n-th tensor, the next one others; 1: every tensor",
     )
+    hccl_port_base: int | None = Field(
+        default=None,
+        ge=1024,
+        le=63420,
+        description="first port of the run's HCCL ranges on each machine: 100 ports on the host, and 100 "
+        "of the NPUs 2000 above; none: the shell's ranges, else 60000 + 100 x the run's lowest device id "
+        "(910b scale only)",
+    )
+    hccl_buffer_mb: int | None = Field(
+        default=None,
+        gt=0,
+        description="HCCL_BUFFSIZE, one of the two buffers of a communicator, MiB; none: the shell's "
+        "value, else HCCL's 200 (910b scale only)",
+    )
+    trainer_env: dict[str, str] = Field(
+        default={},
+        description="environment variables of the trainer's processes, before the shell's and the "
+        "defaults, such as OMP_NUM_THREADS",
+    )
+    rollout_env: dict[str, str] = Field(
+        default={},
+        description="environment variables of the engines' processes, before the shell's and the "
+        "defaults, such as HCCL_OP_EXPANSION_MODE",
+    )
     simulated_memory_bytes: int = Field(
         default=2**30,
         gt=0,
@@ -1448,6 +1472,8 @@ _OPEN = (
     "rollout.engine_args.",
     "rollout.environment_arguments.",
     "train.megatron_args.",
+    "placement.trainer_env.",
+    "placement.rollout_env.",
 )  # mappings whose entries are set one by one
 
 

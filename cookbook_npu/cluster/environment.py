@@ -58,6 +58,10 @@ INHERITED = (
     "HCCL_*",
     "ATB_*",
     "LCCL_*",
+    "ASDOPS_*",  # operators of the acceleration library ATB
+    "ACLNN_CACHE_LIMIT",  # entries in the cache of prepared operators
+    "INF_NAN_*",  # overflow as infinity, or saturated
+    "TRITON_*",
     "TASK_QUEUE_ENABLE",
     "P2P_HCCL_BUFFSIZE",  # buffers of point-to-point groups
     "TP_SOCKET_IFNAME",  # interface of torch's tensorpipe
@@ -152,6 +156,7 @@ SHOWN = (
     *("VLLM_*", "TMS_*", "PYTORCH_*", "TORCH_*", "GLOO_*", "TP_SOCKET_IFNAME"),
     *("TASK_QUEUE_ENABLE", "STREAMS_PER_DEVICE", "DISABLE_L2_CACHE", "CPU_AFFINITY_CONF"),
     *("MULTI_STREAM_MEMORY_REUSE", "COMBINED_ENABLE", "CLOSE_MATMUL_K_SHIFT"),
+    *("ACLNN_*", "ASDOPS_*", "INF_NAN_*", "TRITON_*"),
     *("LD_PRELOAD", "OMP_NUM_THREADS", "CUDA_*", "RAY_EXPERIMENTAL_*", "COOKBOOK_NPU_*"),
 )
 
@@ -172,7 +177,7 @@ def environment_lines(
             groups["from the shell"].append(f"{name}={value}")
         else:
             hidden = is_secret(name) or name not in environ
-            shell = "" if hidden else f" (shell: {environ[name]})"
+            shell = "" if hidden else f" (replaced shell value {environ[name]})"
             groups["set"].append(f"{name}={value}{shell}")
     lines = []
     for label, entries in groups.items():

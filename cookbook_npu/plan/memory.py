@@ -6,10 +6,10 @@
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'IDLE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'UNEXPLAINED_BYTES',
            'FITTED', 'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_state',
            'critic_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits',
-           'training', 'critic_training', 'scoring', 'communicators', 'device_overhead', 'kv_bytes', 'engine_work',
-           'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_capacity', 'planned_cache',
-           'model_of', 'engines_start_first', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases',
-           'check_fits']
+           'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'device_overhead',
+           'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of',
+           'planned_capacity', 'planned_cache', 'model_of', 'engines_start_first', 'HandleNeeds', 'why_no_handles',
+           'planned_backend', 'memory_phases', 'check_fits']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
@@ -244,7 +244,7 @@ def scoring(
 # %% ../../nbs/plan/01_memory.ipynb #5cb7a4aa
 IDLE_BYTES = 3 * 2**30  # in use on an idle 910B
 CONTEXT_BYTES = 2**30  # of one process: an assumption
-COMMUNICATOR_BYTES = 2 * 200 * 2**20  # its two buffers
+COMMUNICATOR_BYTES = 2 * 200 * 2**20  # its two buffers, of HCCL's default size
 UNEXPLAINED_BYTES = 12 * 2**30  # fitted on vime #255
 FITTED = "unexplained (fitted)"  # its name as a component
 
@@ -264,6 +264,14 @@ def communicators(
     return trainer, engine
 
 
+def planned_communicator_bytes(
+    config: RunConfig,
+) -> int:
+    "Return the size of a communicator's two buffers"
+    buffer_mb = config.placement.hccl_buffer_mb
+    return COMMUNICATOR_BYTES if buffer_mb is None else 2 * buffer_mb * 2**20
+
+
 def device_overhead(
     config: RunConfig,  # the run
     asleep: bool = False,  # the trainer is
@@ -281,8 +289,8 @@ def device_overhead(
         Component("contexts", CONTEXT_BYTES if role else 2 * CONTEXT_BYTES),
         Component(
             "communicators",
-            (trainer + engine) * COMMUNICATOR_BYTES,
-            ("placement.destroy_process_groups",),
+            (trainer + engine) * planned_communicator_bytes(config),
+            ("placement.destroy_process_groups", "placement.hccl_buffer_mb"),
         ),
         Component(FITTED, UNEXPLAINED_BYTES),
     ]
@@ -322,7 +330,7 @@ def kv_cache_bytes(
     weights, *others = _engine_without_cache(d, config)
     own = weights.nbytes
     if config.scale != "laptop":
-        own += CONTEXT_BYTES + communicators(config)[1] * COMMUNICATOR_BYTES
+        own += CONTEXT_BYTES + communicators(config)[1] * planned_communicator_bytes(config)
         own += sum(part.nbytes for part in others)
     return max(0, int(config.rollout.memory_utilization * capacity) - own)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..data.tasks import GENERATED
+from ..npu.device import find_soc
 from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     Dimensions,
@@ -32,7 +33,7 @@ from cookbook_npu.plan.memory import (
     planned_backend,
     planned_cache,
 )
-from .roles import megatron_arguments, role_environment, vllm_arguments
+from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import compare_schedules, schedule_text
 from cookbook_npu.plan.time import (
     Estimate,
@@ -358,18 +359,24 @@ class RunPlan:
         if config.rollout.engine == "vllm":
             lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
         for role in ("trainer", "rollout"):
-            variables = {}
-            for name, value in role_environment(config, role).items():
-                variables[name] = "(removed)" if value is None else value
+            variables = variables_table(config, role)
             if variables:
                 lines += _table(f"{role}: variables", variables)
         return "\n".join(lines)
+
+    @property
+    def warnings(self) -> list[str]:
+        "Why the run cannot learn, or the plan be trusted; empty: nothing is known against it"
+        found = learning_warnings(self.config)
+        if self.config.scale == "910b" and find_soc(self.soc).unverified:
+            found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
+        return found
 
     def head_text(self) -> str:
         "The run, its model and its process groups"
         config = self.config
         tensor = config.parallel.tensor
-        lines = [f"warning: {text}" for text in learning_warnings(config)]
+        lines = [f"warning: {text}" for text in self.warnings]
         lines += [
             f"{config.recipe} at scale {config.scale}: {config.num_steps} steps, seed {config.seed}",
             f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
@@ -407,7 +414,7 @@ class RunPlan:
             groups=process_groups(self.config),
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
             times=[asdict(e) for e in self.times],
-            warnings=learning_warnings(self.config),
+            warnings=self.warnings,
             schedule=self._schedule_rows(),
         )
 

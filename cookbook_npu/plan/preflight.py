@@ -45,7 +45,7 @@ from cookbook_npu.npu.device import (
 from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
-from .roles import role_environment
+from .roles import RUN_ROLES, role_environment
 from ..runs.trackers import check_trackers
 
 # %% ../../nbs/plan/05_preflight.ipynb #8d84b0b9
@@ -390,7 +390,8 @@ def check_machine(
     check_trackers(config)
     check_episodes(config)
     check_scorers(config)
-    role_environment(config, "trainer", environ)
+    for role in RUN_ROLES:
+        role_environment(config, role, environ)
     if files:
         check_files(config)
         check_output(config)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,11 @@ import pytest
 from cookbook_npu import scratch
 from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
+from cookbook_npu.config import override
 from cookbook_npu.errors import ConfigError, RoleError, RoleTimeout
+from cookbook_npu.npu.stack.checks import read_range
+from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.train.workers import start_engine, start_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +52,9 @@ class Probe:
 
     def size(self, data):
         return len(data)
+
+    def sleep(self):
+        "What an engine does before its first weights"
 
     def crash_or_hang(self, rank):
         if self.rank == rank:
@@ -106,6 +114,35 @@ def test_workers_share_devices_until_they_are_full(cluster):
             ):
                 RayWorkerGroup.create("greedy", ROLE, cluster, slots=[0], timeout=2)
     assert cluster.worker_groups == []
+
+
+def test_two_runs_on_one_machine_have_their_own_ports(cluster, monkeypatch):
+    "Trainer and engine of two runs, each with one of the devices, as the session starts them"
+    create = RayWorkerGroup.create
+
+    def create_probe(name, role, *args, **options):
+        return create(name, ROLE, *args, **options | {"bootstrap": None, "kwargs": {}})
+
+    monkeypatch.setattr(RayWorkerGroup, "create", create_probe)
+    real = qwen3_4b_colocate("910b", model="/m", prompt_data="/p.jsonl")
+    alone = {"placement.devices": 1, "parallel.tensor": 1, "rollout.devices_per_engine": 1}
+    config = override(real, alone | {"placement.trainer_env": {"TASK_QUEUE_ENABLE": "2"}})
+    found = {}
+    for device in (0, 1):
+        run = replace(cluster, slots=cluster.slots[device : device + 1])
+        with (
+            start_trainer(run, config, "/m") as trainer,
+            start_engine(run, config, "/m", 0) as engine,
+        ):
+            found |= {("trainer", device): trainer.call_rank_zero("env")}
+            found |= {("engine", device): engine.call_rank_zero("env")}
+    for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
+        ports = [set().union(*read_range(env[name])) for env in found.values()]
+        assert len(set().union(*ports)) == sum(map(len, ports)) == 4 * 50
+    assert [env["ASCEND_RT_VISIBLE_DEVICES"] for env in found.values()] == list("0011")
+    cores = str(len(os.sched_getaffinity(0)))
+    assert [env["OMP_NUM_THREADS"] for env in found.values()] == [cores, "1"] * 2
+    assert [env.get("TASK_QUEUE_ENABLE") for env in found.values()] == ["2", None] * 2
 
 
 def test_ranks_meet(cluster):

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from places import FIXTURES
 
+from cookbook_npu.cli import machine_need
+from cookbook_npu.npu.device import find_soc
+from cookbook_npu.npu.stack.checks import ask, machine_size
 from cookbook_npu.npu.stack.doctor import examine
 from cookbook_npu.npu.stack.machine import Machine, read_machine
 from cookbook_npu.npu.stack.settings import COMPLAINTS
@@ -42,7 +45,10 @@ def recorded(name: str, folder: Path) -> Machine:
             else (1, "df: no such folder")
         )
 
-    packages = {n: Package(*v.split(" @ ")) for n, v in one["packages"].items()}
+    packages = {
+        n: Package(**v) if isinstance(v, dict) else Package(*v.split(" @ "))
+        for n, v in one["packages"].items()
+    }
     return read_machine(
         folder, run, one["env"], packages, arch=one["arch"], python=one["python"]
     )
@@ -180,6 +186,10 @@ def test_every_other_version_fails(part, tmp_path):
         (dict(packages={"torch": Package("2.7.1")}), "torch-npu"),
         (dict(packages={"transformers": Package("5.19.0")}), "versions"),
         (dict(packages={"triton": Package("3.6.0")}), "triton"),
+        (
+            dict(packages={"vllm-ascend": Package("0.23.0", extensions=())}),
+            "sleep-allocator",
+        ),
         (dict(listening=frozenset({60003})), "hccl-ports"),
         (dict(shm=None), None),
     ],
@@ -195,6 +205,67 @@ def test_one_sickness_at_a_time(change, check, tmp_path):
         (f.check, f.state) for f in report.findings
     ]
     assert (report.exit_code == 1) is (check is not None)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "words"),
+    [
+        (dict(driver="25.2.0"), "device-handles", "go through host memory (shm)"),
+        (dict(cann="8.2.RC1"), "device-handles", "update to CANN 8.3.rc1"),
+        (dict(env={"HCCL_DETERMINISTIC": "false"}), "same-logprobs", "unset HCCL_D"),
+    ],
+)
+def test_one_warning_at_a_time(change, check, words, tmp_path):
+    healthy = recorded("910b1_recommended", tmp_path)
+    if "env" in change:
+        change = dict(env={**healthy.env, **change["env"]})
+    (found,) = [
+        f for f in examine(replace(healthy, **change)).findings if f.state == "warn"
+    ]
+    assert found.check == check and words in found.remedy
+
+
+def test_the_shell_of_set_env_is_no_complaint(tmp_path):
+    "ATB's set_env.sh exports the opposite of two settings that a role replaces"
+    healthy = recorded("910b1_recommended", tmp_path)
+    sourced = {"LCCL_DETERMINISTIC": "0", "ATB_MATMUL_SHUFFLE_K_ENABLE": "1"}
+    report = examine(replace(healthy, env={**healthy.env, **sourced}))
+    assert {f.state for f in report.findings} == {"ok"}
+    (found,) = [f for f in report.findings if f.check == "same-logprobs"]
+    assert "LCCL_DETERMINISTIC=1 (replaces shell value 0)" in found.saw
+    assert "ATB_MATMUL_SHUFFLE_K_ENABLE=0 (replaces shell value 1)" in found.saw
+
+
+@pytest.mark.parametrize("name", ["a3_busy", "a3_wide_table", "a3_slime_scripts"])
+def test_an_a3_is_named_and_unverified(name, tmp_path):
+    machine = recorded(name, tmp_path)
+    (found,) = [f for f in examine(machine).findings if f.check == "chip"]
+    assert found.state == "warn" and "Atlas A3 (910C), 2 on each card" in found.saw
+    assert "--soc Ascend910_9391" in found.remedy
+    assert machine_size(machine) == 16
+    assert {d.total_mb for d in machine.devices} == {
+        find_soc("Ascend910_9391").memory_gib * 1024
+    }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gigabytes"),
+    [
+        ("qwen3_4b_colocate", 153),
+        ("qwen3_vl_8b_grpo", 263),
+        ("qwen3_vl_8b_ppo", 368),
+        ("qwen3_5_9b_colocate", 226),
+    ],
+)
+def test_host_memory_counts_every_copy(recipe, gigabytes, tmp_path):
+    "Weights of each replica, twice more for the reference, optimizer state, published weights, critic"
+    need = machine_need(recipe, "910b", {})
+    assert round(need.host_bytes / 10**9) == gigabytes
+    healthy = recorded("910b1_recommended", tmp_path)
+    for available, state in ((1.01, "ok"), (0.99, "fail")):
+        memory = {**healthy.memory, "available": int(need.host_bytes * available)}
+        found = ask("host-memory", replace(healthy, memory=memory), need)
+        assert found.state == state, found
 
 
 def test_every_complaint_is_seen_somewhere(tmp_path):

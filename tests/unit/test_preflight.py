@@ -261,8 +261,12 @@ def test_a_bad_picture_is_refused_before_anything_starts(
         (("shims", "--role", "driver"), "The driver holds no device and has no shims"),
         (("doctor", "--scale", "moon"), "Known names: 910b, cuda, laptop"),
         (
-            ("plan", "qwen3_4b_colocate", "--soc", "Ascend910C"),
+            ("plan", "qwen3_4b_colocate", "--soc", "Ascend310P3"),
             "nothing is known here of other",
+        ),
+        (
+            ("plan", "qwen3_4b_colocate", "--soc", "Ascend910C"),
+            "A die of an Atlas A3 is one of Ascend910_9391",
         ),
         (("config", "nothing"), "no configuration key contains 'nothing'"),
     ],

@@ -4,6 +4,7 @@ against the metadata of the released wheels (see helpers/package_index.py)."""
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 import zipfile
@@ -24,8 +25,10 @@ from cookbook_npu.npu.stack.stacks import (
     RECOMMENDED_STACK,
     REQUIRES,
     RUNNABLE_STACKS,
+    SYSTEM_PACKAGES,
     TORCH_INDEX,
     admits,
+    conflicts,
     constraints_file,
     install_lines,
     read_requirements,
@@ -65,10 +68,25 @@ def index():
 needs_index = pytest.mark.usefixtures("index")
 
 
-def wheel_requirements(part: str, release: str, arch: str) -> list[Requirement]:
+# (stack, Python): 3.12 is that of the published image of the recommended one
+ON_PYTHON = [
+    (name, python)
+    for name in RUNNABLE_STACKS
+    for python in KNOWN_STACKS[name].versions["python"].split("|")
+]
+
+
+def tag(python: str) -> str:
+    "3.12 -> cp312"
+    return f"cp{python.replace('.', '')}"
+
+
+def wheel_requirements(
+    part: str, release: str, arch: str, python: str = "3.11"
+) -> list[Requirement]:
     "Of a wheel, as it is installed here"
-    files = wheels(part, release, arch) or wheels(part, release, arch, "cp312")
-    found = requirements(part, files[-1], arch)
+    files = wheels(part, release, arch, tag(python)) or wheels(part, release, arch, "cp312")
+    found = requirements(part, files[-1], arch, python)
     if part == "vllm":
         return [r for r in found if not CUDA_ONLY.fullmatch(canonicalize_name(r.name))]
     return found
@@ -88,7 +106,7 @@ def pins(stack, arch: str) -> dict[str, str]:
     return found
 
 
-def all_requirements(stack, arch: str) -> list[tuple[str, Requirement]]:
+def all_requirements(stack, arch: str, python: str) -> list[tuple[str, Requirement]]:
     "(who asks, for what): of every wheel of a stack, and of this package"
     asked = [("cookbook-npu", Requirement(text)) for text in PROJECT["dependencies"]]
     if stack is BEST:
@@ -98,19 +116,19 @@ def all_requirements(stack, arch: str) -> list[tuple[str, Requirement]]:
         if part in ("cann", "python", "triton-ascend"):
             continue
         release = want.split("|")[-1]
-        for requirement in wheel_requirements(part, release, arch):
+        for requirement in wheel_requirements(part, release, arch, python):
             asked.append((f"{part} {release}", requirement))
     return asked
 
 
 @needs_index
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", RUNNABLE_STACKS)
-def test_every_pin_lies_inside_every_other(name, arch):
+@pytest.mark.parametrize(("name", "python"), ON_PYTHON)
+def test_every_pin_lies_inside_every_other(name, python, arch):
     stack = KNOWN_STACKS[name]
     have = pins(stack, arch)
     wrong = []
-    for who, requirement in all_requirements(stack, arch):
+    for who, requirement in all_requirements(stack, arch, python):
         package = canonicalize_name(requirement.name)
         if package not in have or (name, package) in DISAGREE:
             continue
@@ -121,16 +139,45 @@ def test_every_pin_lies_inside_every_other(name, arch):
 
 @needs_index
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", RUNNABLE_STACKS)
-def test_every_part_has_a_wheel(name, arch):
-    "On the index for Python 3.11, or marked as served elsewhere"
+@pytest.mark.parametrize(("name", "python"), ON_PYTHON)
+def test_every_part_has_a_wheel(name, python, arch):
+    "On the index for this Python, or marked as served elsewhere"
     for part, want in KNOWN_STACKS[name].versions.items():
         release = want.split("|")[-1]
         if part in ("cann", "python") or (part, release) in SERVED_ELSEWHERE:
             continue
-        assert wheels(part, release, arch), f"{part} {release} for {arch}"
-        asks = metadata(part, wheels(part, release, arch)[0])["Requires-Python"]
-        assert "3.11.9" in SpecifierSet(asks or "")
+        files = wheels(part, release, arch, tag(python))
+        assert files, f"{part} {release} for {arch}, Python {python}"
+        asks = metadata(part, files[0])["Requires-Python"]
+        assert f"{python}.9" in SpecifierSet(asks or "")
+
+
+@needs_index
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
+def test_every_pin_of_the_extra_has_a_wheel(python, arch):
+    for text in PROJECT["optional-dependencies"]["npu"]:
+        requirement = Requirement(text)
+        pinned = str(requirement.specifier)
+        if pinned.startswith("=="):
+            assert wheels(requirement.name, pinned[2:], arch, tag(python)), text
+
+
+def test_what_moves_is_pinned():
+    "Packages that vllm-ascend asks for in any version, and MindSpeed, which has no releases"
+    extra = {
+        r.name: str(r.specifier)
+        for r in map(Requirement, PROJECT["optional-dependencies"]["npu"])
+    }
+    assert {extra["memcache_hybrid"], extra["memfabric_hybrid"]} == {"==1.2.0"}
+    for name in RUNNABLE_STACKS:
+        commit = KNOWN_STACKS[name].commits["mindspeed"]
+        assert re.fullmatch("[0-9a-f]{40}", commit)
+        assert not conflicts({"megatron-core": "0.16.1"}, {"mindspeed": commit})
+        assert conflicts({"megatron-core": "0.15.3"}, {"mindspeed": commit})
+    text = (ROOT / ".devcontainer/910b/Dockerfile").read_text()
+    assert f"ARG MINDSPEED={BEST.commits['mindspeed']}\n" in text
+    assert "checkout --quiet --detach ${MINDSPEED}" in text
 
 
 @needs_index
@@ -213,15 +260,15 @@ def test_documented_lines_are_known():
     lines = set(install_lines(BEST))
     strays = [(file, line) for file, line in documented() if line not in known | lines]
     assert not strays
-    assert lines - {line for _, line in documented()} == {
-        "pip uninstall -y triton triton-ascend"
-    }
+    others = {SYSTEM_PACKAGES, "pip uninstall -y triton triton-ascend"}
+    assert lines - {line for _, line in documented()} == others
+    page = (ROOT / "nbs/tutorials/on_910b.ipynb").read_text()
+    assert all(f"{line}\\n" in page for line in others)
 
 
 def test_the_container_is_of_the_recommended_stack():
     text = (ROOT / ".devcontainer/910b/Dockerfile").read_text()
     assert f"ARG VLLM_ASCEND={BEST.versions['vllm-ascend']}\n" in text
-    assert f"--branch {BEST.commits['mindspeed']} " in text
     for name in RUNNABLE_STACKS:
         assert (ROOT / constraints_file(KNOWN_STACKS[name])).is_file()
 
@@ -308,22 +355,24 @@ def resolver_words(line: str, arch: str) -> list[str] | None:
 @dry_run
 @needs_index
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_each_documented_line_resolves(stubs, arch):
-    "From wheels alone, for Python 3.11"
+@pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
+def test_each_documented_line_resolves(stubs, python, arch):
+    "From wheels alone"
     for line in install_lines(BEST):
         words = resolver_words(line, arch)
         if words is not None:
-            resolve(stubs, arch, "3.11", *words)
+            resolve(stubs, arch, python, *words)
 
 
 @dry_run
 @needs_index
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_lines_together_have_one_solution(stubs, arch):
+@pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
+def test_the_lines_together_have_one_solution(stubs, python, arch):
     "The environment that the last line leaves: nothing in it contradicts anything else in it"
     words = ["-r", "pyproject.toml", "--extra", "npu", "-c", constraints_file(BEST)]
     words += [f"vllm=={BEST.versions['vllm']}", "triton-ascend==3.2.2"]
-    solution = resolve(stubs, arch, "3.11", *words)
+    solution = resolve(stubs, arch, python, *words)
     for package in ("torch-npu==2.10.0.post4", "transformers==5.5.4", "vllm==0.23.0+empty"):
         assert f" + {package}\n" in solution
 
@@ -343,6 +392,69 @@ def test_this_package_fits_into_the_published_images(stubs, name, python):
         for part in ("torch", "transformers", "megatron-core", "mcore-bridge"):
             want = stack.versions[part].split("|")[-1]
             assert f" + {part}=={want}" in solution
+
+
+# ---------------------------------------------------------------- Python 3.12
+
+TORCH_FREE = """
+import sys
+from cookbook_npu.cluster.environment import worker_env
+from cookbook_npu.config import build_config, override
+from cookbook_npu.npu.stack.doctor import examine
+from cookbook_npu.npu.stack.machine import read_machine
+from cookbook_npu.plan.plan import make_plan, model_name
+from cookbook_npu.plan.roles import role_environment
+from cookbook_npu.presets import PRESETS
+
+assert sys.version_info[:2] == (3, 12)
+for name, build in PRESETS.items():
+    for scale in ("laptop", "910b"):
+        given = {} if scale == "laptop" else {"model": model_name(name), "prompt_data": "d"}
+        config = build(scale, **given)
+        assert build_config(type(config), config.model_dump()) == config
+        assert override(config, {"seed": 7}).seed == 7
+        plan = make_plan(config)
+        assert plan.as_text() and plan.as_json()["phases"]
+        for role in ("trainer", "rollout"):
+            worker_env(role_environment(config, role), kind=role)
+assert examine(read_machine()).as_text()
+assert "torch" not in sys.modules
+print(len(PRESETS), "presets")
+"""
+
+
+@pytest.fixture(scope="module")
+def python_312() -> str:
+    "A Python 3.12, where the machine has one that runs"
+    found = shutil.which("python3.12")
+    if found is None:
+        pytest.skip("python3.12 is not on PATH")
+    done = subprocess.run([found, "--version"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{found} does not run: {done.stderr.strip().splitlines()[0]}")
+    return found
+
+
+@needs_index
+def test_the_part_without_torch_runs_on_python_312(python_312, tmp_path):
+    "Configuration, presets, plan and doctor, with the few packages that they import"
+    import uv
+
+    command = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", python_312]
+    command += ["--target", str(tmp_path), "--no-config"]
+    command += ["--default-index", package_index.INDEX]
+    command += ["--constraint", str(ROOT / ".constraints.txt")]
+    command += ["pydantic", "packaging"]
+    subprocess.run(command, check=True, timeout=300)
+    done = subprocess.run(
+        [python_312, "-c", TORCH_FREE],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == f"{len(PRESETS)} presets\n"
 
 
 # ---------------------------------------------------------------- conda
