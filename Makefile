@@ -56,11 +56,11 @@ lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ARGS)
 
 test: style ## every test, 28 minutes: drift, style, notebooks, pytest, the recipes end to end
-	$(BIN)/python tests/helpers/npu_wheel/build.py
+	PYTHONPATH=tests/helpers $(BIN)/python -m npu_wheel.build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
-	$(BIN)/python tests/helpers/npu_wheel/build.py
+	PYTHONPATH=tests/helpers $(BIN)/python -m npu_wheel.build
 	$(BIN)/python -m pytest tests/wheel tests/upstream/test_api_inventory.py
 
 test-stacks: $(VENV)/.test ## models on the transformers of each 910B stack; every documented install line resolved

@@ -1313,6 +1313,7 @@ def show_rehearsal(
 ) -> None:
     "Rehearse a run and print the step"
     from cookbook_npu.plan.plan import device_map
+    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
     from cookbook_npu.runs.metrics import step_line
     from cookbook_npu.train.rehearsal import (
         read_own_data,
@@ -1324,7 +1325,7 @@ def show_rehearsal(
     data = read_own_data(config)
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
-    typer.echo(device_map(rehearsal(config)))
+    typer.echo(device_map(rehearsal(config, no_vllm_on_cpu())))
     rows = rehearse(config, str(runs))
     for row in rows:
         typer.echo(step_line(row, steps=1))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
-           'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'EnvironmentFault',
-           'StorageError', 'NumericsError', 'nearest', 'parse_json']
+           'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError',
+           'EnvironmentFault', 'StorageError', 'NumericsError', 'nearest', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -58,6 +58,10 @@ class ShimError(CookbookError, RuntimeError):
 
 class RoleError(CookbookError, RuntimeError):
     "A call on a role failed or died; names the role, the rank and the call"
+
+
+class RoleRaised(RoleError):
+    "Code of a role raised an error that is not one of ours; names the role, the rank, the call and the error"
 
 
 class RoleTimeout(RoleError, TimeoutError):

@@ -196,8 +196,11 @@ def read_parameter_file(
             f"{file} holds a {type(values).__name__}",
             "Write a mapping of parameter names to values.",
         )
-    known = {key.name for key in config_keys()} - {"recipe", "scale", "num_steps", "seed"}
-    for key in values.keys() & (known | _sections()):
+    known = {key.name for key in config_keys()} | _sections()
+    for key in values.keys() & known - {"recipe", "scale"}:
+        # some parameters have the name of a section, or of their own key
+        if key in PARAMETERS and not isinstance(values[key], dict):
+            continue
         raise ConfigError(
             f"{file} line {line_of(text, key)}: {key} is no parameter of a recipe",
             "Write it below overrides.",

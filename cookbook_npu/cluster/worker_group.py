@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,7 +38,14 @@ from cookbook_npu.cluster.ray_cluster import (
     device_options,
     import_ray,
 )
-from ..errors import ConfigError, CookbookError, RoleError, RoleTimeout, nearest
+from cookbook_npu.errors import (
+    ConfigError,
+    CookbookError,
+    RoleError,
+    RoleRaised,
+    RoleTimeout,
+    nearest,
+)
 from cookbook_npu.heartbeat import (
     HeartbeatWatch,
     describe_status,
@@ -263,6 +271,7 @@ class WorkerActor:
     def __init__(self):
         self.role: Any = None  # the role object, once built
         self.simulated = False  # the NPU is simulated and can be made to fail at a call
+        self.has_log = False  # standard error is the file that errors name
 
     def where(
         self,
@@ -293,9 +302,10 @@ class WorkerActor:
         if log:
             redirect_output(log)
             start_heartbeat(_heartbeat_file(log))
+            self.has_log = True
         rank = int(env["RANK"])
         world_size = int(env["WORLD_SIZE"])
-        with without_garbage_collection():
+        with self._errors_logged(), without_garbage_collection():
             if bootstrap:
                 module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
                 module.bootstrap(bootstrap)
@@ -315,7 +325,7 @@ class WorkerActor:
         kwargs: dict[str, Any],  # its arguments
     ) -> Any:
         "Call a method of the role object"
-        with track_call(method):
+        with self._errors_logged(), track_call(method):
             if self.simulated:
                 faults = importlib.import_module("cookbook_npu.npu.simulator.faults")
                 faults.arm_at_call(method)
@@ -328,7 +338,18 @@ class WorkerActor:
         kwargs: dict[str, Any],  # its arguments
     ) -> Any:
         "Call a method of the role object beside the call that is under way, whose heartbeat it leaves alone"
-        return _find_method(self.role, method)(*args, **kwargs)
+        with self._errors_logged():
+            return _find_method(self.role, method)(*args, **kwargs)
+
+    @contextmanager
+    def _errors_logged(self) -> Iterator[None]:
+        "Write the whole traceback of an error to the log before Ray takes the error to the driver"
+        try:
+            yield
+        except BaseException:
+            if self.has_log:
+                traceback.print_exc()
+            raise
 
 
 def _ready_line() -> str:
@@ -397,7 +418,7 @@ def remote_error(
         what = f"{type(cause).__name__}: {cause}"
     else:
         what = tail.splitlines()[-1]
-    local = RoleError(f"{place} raised {what}", worker.remedy)
+    local = RoleRaised(f"{place} raised {what}", worker.remedy)
     local.add_note(f"remote traceback (last lines):\n{tail}")
     return local
 

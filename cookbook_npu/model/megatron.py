@@ -382,6 +382,10 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     from mcore_bridge import get_mcore_model
 
     module = get_mcore_model(config)[0].to(local_device())
+    for parameter in module.parameters():
+        # MindSpeed's norms make theirs in float32, and Megatron's distributed optimizer mixes up
+        # the states of a model with two types
+        parameter.data = parameter.data.to(config.params_dtype)
     if hasattr(config, "use_fused_rmsnorm"):
         # MindSpeed's, which the constructors of its norms set
         config.use_fused_rmsnorm = model.fused_kernels

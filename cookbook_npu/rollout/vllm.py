@@ -6,8 +6,8 @@
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
            'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
            'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
-           'check_addresses', 'VllmWeights', 'media_limits', 'llm_arguments', 'engine_settings', 'VllmImages',
-           'VllmRequests', 'vllm_sampling', 'remove_shared_memory', 'name_shared_memory', 'VllmEngine']
+           'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'media_limits', 'llm_arguments', 'engine_settings',
+           'VllmImages', 'VllmRequests', 'vllm_sampling', 'remove_shared_memory', 'name_shared_memory', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import importlib
@@ -263,6 +263,25 @@ def _drop_unused_packs(
 ) -> list[str]:  # names of these embeddings
     "Let its embeddings keep no packed copy that nobody reads"
     return drop_unused_packs(worker.model_runner.model)
+
+# %% ../../nbs/rollout/03_vllm.ipynb #0867c27d
+def _sampler_mode(
+    worker: Any,  # vLLM worker
+) -> str | None:
+    "The log-probs that the sampler of this worker returns"
+    return getattr(worker.model_runner.sampler, "logprobs_mode", None)
+
+
+def check_logprobs_mode(
+    mode: str | None,  # of the sampler that was built
+) -> None:
+    "Raise `EngineError` unless log-probs are those of the distribution that was sampled from"
+    if mode != "processed_logprobs":
+        raise EngineError(
+            f"the sampler of this vLLM returns {mode}, not processed_logprobs",
+            "Use a vLLM and vllm-ascend whose sampler takes logprobs_mode: with raw log-probs "
+            "every importance weight is wrong at a temperature other than 1.",
+        )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b659f38e
 def check_addresses(
@@ -674,6 +693,7 @@ class VllmEngine(Engine):
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
+        check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
         if self.platform == "cpu":
             self.llm.collective_rpc(_drop_unused_packs)
         images = self._images(config) if unsampled else None

@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from ..config import RunConfig, build_config, check_run_name
+from ..config import RunConfig, build_config, check_run_name, override
 from cookbook_npu.errors import (
     ConfigError,
     CookbookError,
@@ -600,7 +600,7 @@ class RunIdentity:
     "Which run a folder belongs to: the same after it was resumed, moved or copied"
 
     run: str  # random, chosen when the folder was made
-    config: str  # checksum of config.json
+    config: str  # checksum of config.json as the run began
 
 # %% ../../nbs/runs/00_folder.ipynb #66196b1e
 def _step(
@@ -622,6 +622,9 @@ def _numbered_folder(
     folder = root / f"{max(numbers, default=0) + 1:03d}"
     folder.mkdir()
     return folder
+
+
+_PLACE = ("root", "name", "resume", "restart")  # of `output`: how one process got here
 
 
 @dataclass(eq=False)
@@ -786,23 +789,52 @@ class RunFolder:
 
     def identity(self) -> RunIdentity:
         "Which run this is; raises `MissingError` or `DataError`"
+        content = self._identity_record()
+        return RunIdentity(content["run"], content["config"])
+
+    def _identity_record(self) -> dict[str, Any]:
+        "Content of run.json; `resumed` has the checksums of later configurations"
         content = read_checked_json(self.identity_file, self.path.parent)
-        if content.keys() != {"run", "config"}:
+        if content.keys() - {"resumed"} != {"run", "config"}:
             raise DataError(
                 f"{self.identity_file} holds {', '.join(content)}, not run and config",
                 "Continue the run with the version of this package that began it.",
             )
-        return RunIdentity(**content)
+        return content
 
     def config(self) -> RunConfig:
-        "The configuration of the run; raises `DataError` when it is not the one that the run began with"
+        "The configuration of the run, as last resumed; raises `DataError` when something else wrote it"
         values = read_json(self.config_file, self.path.parent)
-        if content_checksum(values) != self.identity().config:
+        record = self._identity_record()
+        if content_checksum(values) not in (record["config"], *record.get("resumed", ())):
             raise DataError(
                 f"{self.config_file} was altered: its checksum is not the one in run.json",
                 "Restore the file; what may change is given when the run is resumed.",
             )
         return build_config(RunConfig, values)
+
+    def save_config(
+        self,
+        config: RunConfig,  # of the run as it is resumed
+    ) -> None:
+        "Write config.json again where settings differ, such as more steps; an event names them"
+        self._check_writable()
+        was = self.config()
+        place = {f"output.{k}": getattr(was.output, k) for k in _PLACE}
+        now = override(config, place)
+        old = dict(was.flat())
+        changed = {k: [old[k], value] for k, value in now.flat() if old[k] != value}
+        if not changed:
+            return
+        values = now.model_dump()
+        record = self._identity_record()
+        resumed = [*record.get("resumed", ()), content_checksum(values)]
+        # first: killed in between, the old configuration is still known
+        write_checked_json(
+            self.identity_file, record | {"resumed": resumed}, self.path.parent
+        )
+        write_json(self.config_file, values, self.path.parent)
+        self.event("settings_changed", changed=changed)
 
     def stack(self) -> dict[str, Any]:
         "Content of stack.json; empty before the workers were up"

@@ -227,6 +227,11 @@ def open_folder(
         checkpoint = newest_checkpoint(folder)
         if checkpoint is None:
             check_restart(folder, output.restart)
+        elif config.num_steps < checkpoint.step:
+            raise ConfigError(
+                f"num_steps is {config.num_steps}, the run to resume has {checkpoint.step} steps",
+                "Give at least that many steps, or start a new run.",
+            )
     except CookbookError:
         folder.close()
         raise

@@ -6,12 +6,14 @@
 __all__ = ['RestartPolicy', 'Recovery']
 
 # %% ../../nbs/train/09_recovery.ipynb #72597ae1
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import RoleError
+from ..cluster.worker_group import LOST_PEER_MESSAGES
+from ..errors import RoleError, RoleRaised
 from ..runs.checkpoints import Checkpoint
 from ..scratch import sweep_scratch
 from cookbook_npu.train.checkpointing import (
@@ -25,6 +27,18 @@ from .weight_sync import WeightSync
 _T = TypeVar("_T")
 
 # %% ../../nbs/train/09_recovery.ipynb #ad392931
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")  # rank, sizes and addresses
+
+
+def _error_kind(error: RoleError) -> str | None:
+    "Group, call and error without their numbers; None: the process died, hung or lost a peer"
+    lost_peer = any(message in error.what for message in LOST_PEER_MESSAGES)
+    if lost_peer or not isinstance(error, RoleRaised):
+        return None
+    group, _, rest = error.what.partition(" rank ")
+    return f"{group} {_VARIES.sub('#', rest)}"
+
+
 @dataclass
 class RestartPolicy:
     "How often lost workers may be started again"
@@ -33,25 +47,42 @@ class RestartPolicy:
     max_restarts: int  # failures of one run that do not end it
     restarts: int = 0  # failures so far
     last: RoleError | None = None  # the error that ends the run
+    reached: int = -1  # last step that a failed try had completed
+    raised: set[str] = field(default_factory=set)  # errors since then
 
     def allow(
         self,
         error: RoleError,  # what happened
+        step: int,  # last completed step
     ) -> None:
         "Count one more failure; raises its error, and why it ends the run, when the policy does not allow it"
-        if self.on_failure == "restart" and self.restarts < self.max_restarts:
+        if step > self.reached:
+            self.reached = step
+            self.raised.clear()
+        kind = _error_kind(error)
+        repeated = kind in self.raised
+        if kind is not None:
+            self.raised.add(kind)
+        restart = self.on_failure == "restart" and self.restarts < self.max_restarts
+        if restart and not repeated:
             self.restarts += 1
             return
-        self.last = type(error)(error.what, f"{error.remedy} {self._reason()}".strip())
+        why = self._reason(repeated)
+        self.last = type(error)(error.what, f"{error.remedy} {why}".strip())
         raise self.last from error
 
-    def _reason(self) -> str:
+    def _reason(self, repeated: bool) -> str:
         "Why a failure ends the run, and what to do"
+        left = "the run ends, and its folder is as it was"
         if self.on_failure == "fail":
-            why = "faults.on_failure is fail"
-        else:
-            why = f"This was failure {self.restarts + 1}, faults.max_restarts is {self.max_restarts}"
-        return f"{why}: the run ends, and its folder is as it was. Resume it."
+            return f"faults.on_failure is fail: {left}. Resume it."
+        if repeated:
+            return (
+                "The same call raised the same error before, and no step was completed in between: "
+                f"{left}. Fix the cause, then resume it."
+            )
+        why = f"This was failure {self.restarts + 1}, faults.max_restarts is {self.max_restarts}"
+        return f"{why}: {left}. Resume it."
 
 # %% ../../nbs/train/09_recovery.ipynb #916d3ea2
 class Recovery:
@@ -120,7 +151,7 @@ class Recovery:
     ) -> None:
         "Write a failure down and count it; raises the error where the policy forbids another restart"
         self._record_failure(error)
-        self.policy.allow(error)
+        self.policy.allow(error, self.state.tracker.last)
 
     def recover(
         self,

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, override
-from ..data.tasks import GENERATED
+from ..config import RolloutConfig, RunConfig, override
+from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import dimensions_of_folder
 from ..plan.roles import REHEARSE_ENV
@@ -24,18 +24,21 @@ _TINY: dict[str, Any] = {
     "scale": "laptop",
     "num_steps": 1,
     "model.path": None,
-    "model.dtype": "float32",
     "model.tiny.hidden_size": 64,
     "model.tiny.num_layers": 2,
     "model.tiny.ffn_size": 192,
-    "data.prompt_data": "arithmetic",
+    "data.mixture": {},
     "data.record_format": "auto",
+    "data.eval_format": None,
     "data.input_key": None,
     "data.label_key": None,
+    "data.image_key": None,
+    "data.image_min_pixels": None,
+    "data.image_max_pixels": None,
+    "data.metadata_keys": (),
     "data.apply_chat_template": False,
     "data.eval_data": None,
-    "data.max_prompt_tokens": 64,
-    "data.task": {"level": 2},
+    "data.eval_prompts": 0,
     "sampling.max_response_tokens": 4,
     "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
     "reward.by_source": {},
@@ -46,8 +49,30 @@ _TINY: dict[str, Any] = {
     "warm_start.steps": 0,
     "train.save_every": 0,
     "optim.warmup_steps": 0,
+    "critic.warmup_steps": 0,
     "placement.call_timeout_s": 600.0,
+    "faults.on_failure": "fail",
+    "output.trackers": (),
 }
+# environment -> the generated task whose prompts it understands
+_ENVIRONMENT_TASKS = {"calculator": "calculator", "geo3k": "triangles", "zoom": "geometry"}
+
+
+def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
+    "The generated prompts, and the environment where the tiny model can take part in it"
+    environment = config.rollout.environment
+    task = _ENVIRONMENT_TASKS.get(environment or "")
+    keys: dict[str, Any] = {"data.max_prompt_tokens": 512}
+    if task:
+        keys["rollout.environment_arguments"] = {"calls": "brackets"}
+    else:
+        task = "geometry" if family == "qwen3_vl" else "arithmetic"
+        unset = RolloutConfig()
+        for name in RolloutConfig.model_fields:
+            if name.startswith("environment") or name == "max_turns":
+                keys[f"rollout.{name}"] = getattr(unset, name)
+    level = 2 if task == "arithmetic" else 1
+    return keys | {"data.prompt_data": task, "data.task": {"level": level}}
 
 
 def varied_reward(
@@ -64,9 +89,9 @@ STAND_IN = {"rollout.engine": "transformers", "rollout.devices_per_engine": 1}
 
 def rehearsal(
     config: RunConfig,  # a run at the 910b scale
-    no_vllm: str | None = None,  # why there is no vLLM for the CPU; none: there is one
-) -> RunConfig:  # the same layout and batch arithmetic with a tiny model
-    "The configuration of a rehearsal"
+    no_vllm: str | None = None,  # why the CPU has no vLLM; None: it has one
+) -> RunConfig:
+    "Return the configuration of a rehearsal: the same layout and batch arithmetic with a tiny model"
     kv_heads = max(2, config.parallel.tensor)
     family = config.model.tiny.family
     if config.model.path:
@@ -76,8 +101,8 @@ def rehearsal(
         "model.tiny.num_kv_heads": kv_heads,
         "model.tiny.num_heads": 2 * kv_heads,
     }
-    engines = STAND_IN if no_vllm else {}
-    return override(config, _TINY | model | engines)
+    engines = STAND_IN if no_vllm and config.rollout.engine == "vllm" else {}
+    return override(config, _TINY | _prompts(config, family) | model | engines)
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager
@@ -105,7 +130,8 @@ def rehearse(
     from cookbook_npu.train.session import session
 
     reason = no_vllm_on_cpu()
-    if reason and config.rollout.engine == "vllm":
+    small = rehearsal(config, reason)
+    if small.rollout.engine != config.rollout.engine:
         print(
             f"{reason}: the transformers engine stands in for engines of "
             f"{config.rollout.devices_per_engine} devices",
@@ -113,7 +139,7 @@ def rehearse(
         )
     name = f"rehearsal-{config.recipe}-{os.getpid()}"
     output = {"output.root": root, "output.name": name}
-    with rehearsing(), session(override(rehearsal(config, reason), output)) as run:
+    with rehearsing(), session(override(small, output)) as run:
         return list(run.steps())
 
 # %% ../../nbs/train/16_rehearsal.ipynb #02944758
@@ -159,6 +185,9 @@ def rehearsal_summary(
         "a weight update with checksums",
     ]
     left = ["your model's weights", "kernels, memory and speed of an NPU"]
+    environment = config.rollout.environment
+    if environment and environment not in _ENVIRONMENT_TASKS:
+        left.insert(0, f"the environment {environment}")
     if data:
         done.append(f"your data and tokenizer ({data})")
     else:

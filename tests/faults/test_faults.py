@@ -5,7 +5,7 @@ says why where not.
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, events, learned, rows, weights
+from whole_runs import STEPS, Driver, configure, events, learned, rows, run, weights
 
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
@@ -13,9 +13,11 @@ from cookbook_npu.runs.folder import RunFolder
 pytestmark = pytest.mark.slow
 
 
-def disturbed(root: Path, faults: str, **settings) -> tuple[Driver, Path]:
+def disturbed(
+    root: Path, faults: str, lasting: bool = False, **settings
+) -> tuple[Driver, Path]:
     "A run whose devices fail as told, after its end; its folder"
-    driver = Driver(configure(root, "run", **settings), faults)
+    driver = Driver(configure(root, "run", **settings), faults, lasting=lasting)
     driver.end()
     return driver, root / "run"
 
@@ -104,3 +106,21 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     assert Checkpoints.of_run(RunFolder.open(folder)).newest_valid().step == 2 and [
         row["step"] for row in rows(folder)
     ] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("call", ["save_state", "load_state"])
+def test_an_error_that_repeats_ends_the_run_at_once(tmp_path, call):
+    "Each new trainer fails in the same call of the same step: the second time is the last of four"
+    if call == "load_state":
+        run(configure(tmp_path, "run", steps=1))
+    settings = {"resume": call == "load_state", "steps": 2}
+    fault = f"trainer/1/{call}#1/lost:0"
+    driver, folder = disturbed(tmp_path, fault, lasting=True, **settings)
+    assert driver.end() != 0
+    failures = events(folder, "failure")
+    place = f"trainer rank 1 of 2: {call}() raised"
+    assert [place in failure["error"] for failure in failures] == [True] * 2, failures
+    assert "The same call raised the same error before" in driver.text(), driver.text()
+    assert "npu:0 is lost" in driver.text(), driver.text()
+    log = (folder / "logs" / "trainer-1.log").read_text()
+    assert log.count("Traceback (most recent call last)") >= 2 and f"in {call}" in log

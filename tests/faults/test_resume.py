@@ -25,6 +25,8 @@ from whole_runs import (
     weights,
 )
 
+from cookbook_npu.runs.folder import RunFolder
+from cookbook_npu.runs.report import run_result
 from cookbook_npu.runs.spans import load_spans
 
 # random moments; test_recovery.py has the chosen ones
@@ -140,3 +142,8 @@ def test_labels_given_up_stay_given_up(tmp_path):
         run(configure(tmp_path, "run", resume=steps > 1, steps=steps, **more))
     given_up = [event["label"] for event in events(tmp_path / "run", "label_given_up")]
     assert given_up and len(set(given_up)) == len(given_up), given_up
+    # the run has grown: whatever reads the folder speaks of two steps
+    assert dict(run_result(tmp_path / "run"))["steps"].startswith("2 of 2")
+    assert RunFolder.open(tmp_path / "run").config().num_steps == 2
+    (changed,) = events(tmp_path / "run", "settings_changed")
+    assert changed["changed"] == {"num_steps": [1, 2]}

@@ -154,11 +154,14 @@ def scale(run, engines):
         time.sleep(0.05)
 
 
-def drive(config, plan=None, engines=None):
-    "In a process of its own"
+def drive(config, plan=None, engines=None, lasting=False):
+    "In a process of its own; `lasting`: workers that are started again have the same faults"
     from cookbook_npu.config import load_config
+    from cookbook_npu.train import workers
     from cookbook_npu.train.session import session
 
+    if lasting:
+        workers.RESTART_ENV.clear()
     with session(load_config(config)) as run:
         assert gc.get_freeze_count(), "a step would wait for a search through all imports"
         told = processes(run) | {"status": run.status()}

@@ -1,7 +1,7 @@
 """Where the tests find upstream's sources.
 
 What the package index serves comes from its wheels, into the user's cache; the rest from COOKBOOK_UPSTREAM,
-a folder of checkouts named Project@ref.
+a folder of checkouts named Project@ref. nbs/testing/03_proof.ipynb says how to fill it.
 """
 
 import os
@@ -10,11 +10,25 @@ from pathlib import Path
 import package_index
 import pytest
 
+CHECKOUTS = (  # all that tests ask for
+    "Megatron-LM@core_v0.15.3",
+    "Megatron-LM@core_v0.16.1",
+    "Megatron-LM@3714d81d",
+    "MindSpeed@core_r0.15.3",
+    "MindSpeed@core_r0.16.0",
+    "MindSpeed@dev",
+    "MindSpeed@fc63de5c",
+    "Megatron-Bridge@main",
+    "sgl-kernel-npu@main",
+    "slime@v0.2.2",
+    "vllm-ascend@main",
+)
 REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
 
 
 def checkout(name: str) -> Path:
-    "The folder of a checkout; skips where it is not at hand"
+    "The folder of a checkout, or a folder in it; skips where it is not at hand"
+    assert name.partition("/")[0] in CHECKOUTS, f"{name} is not in the list"
     folder = os.environ.get("COOKBOOK_UPSTREAM")
     if not folder:
         pytest.skip(REASON)

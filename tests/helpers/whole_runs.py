@@ -77,8 +77,10 @@ class Driver:
         faults: str = "",
         strike: Path | None = None,
         scale: dict[int, int] | None = None,
+        lasting: bool = False,
     ):
         told = {"config": str(config), "plan": None if strike is None else str(strike)}
+        told["lasting"] = lasting  # faults of workers that are started again, too
         # engines after some steps
         told["engines"] = {str(step): count for step, count in (scale or {}).items()}
         env = preloaded() | {"COOKBOOK_NPU_SIM_FAULTS": faults}

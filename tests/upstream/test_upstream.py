@@ -3,15 +3,14 @@ says how).
 """
 
 import os
-from pathlib import Path
 
 import pytest
 from places import HELPERS
+from upstream_sources import checkout
 
 from cookbook_npu.npu.shims.explain import report_table
 from cookbook_npu.testing.ranks import run_ranks
 
-UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM")
 COMBINATIONS = [
     ("Megatron-LM@core_v0.15.3",),
     ("Megatron-LM@core_v0.16.1",),
@@ -32,22 +31,9 @@ OVERWRITTEN = {  # MindSpeed puts something of its own in these places, later; e
 pytestmark = pytest.mark.slow
 
 
-def checkouts(names):
-    "The folders of a combination; skips where they are not at hand"
-    if not UPSTREAM:
-        pytest.skip(
-            "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
-        )
-    folders = [Path(UPSTREAM) / name for name in names]
-    missing = [folder.name for folder in folders if not folder.is_dir()]
-    if missing:
-        pytest.skip(f"{UPSTREAM} has no {', '.join(missing)}")
-    return folders
-
-
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="+".join)
 def found(request):
-    path = os.pathsep.join(map(str, [HELPERS, *checkouts(request.param)]))
+    path = os.pathsep.join(map(str, [HELPERS, *map(checkout, request.param)]))
     target = f"{HELPERS / 'upstream_targets.py'}:contract"
     ranks = run_ranks(
         target,
@@ -63,7 +49,7 @@ def found(request):
 
 def test_it_ran_on_these_sources(found):
     names, answer = found
-    assert answer["sources"]["megatron.core"].startswith(str(Path(UPSTREAM) / names[-1]))
+    assert answer["sources"]["megatron.core"].startswith(str(checkout(names[-1])))
     assert answer["history"][1][0] < answer["history"][0][0], (
         "the tiny model does not learn"
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from places import HELPERS
+from places import HELPERS, TESTS
+from upstream_sources import checkout
 
 from cookbook_npu.config import ParallelConfig, TinyConfig
 from cookbook_npu.testing.ranks import run_ranks
 
-UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
 PAIRS = [
     ("core_r0.15.3", "core_v0.15.3"),
     ("core_r0.16.0", "core_v0.16.1"),
@@ -23,28 +23,18 @@ PAIRS = [
     ("dev", "3714d81d"),
 ]
 TOLERANCE = 1e-5
+SIMULATOR = TESTS / "simulator"  # its checks of model equality are repeated here
 LENGTHS = [5, 8, 3]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not UPSTREAM,
-        reason="set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 def environment(
     adaptor: str, mindspeed: str | None, megatron: str | None
 ) -> dict[str, str]:
     "Of ranks that see these checkouts; without a Megatron checkout they see the installed one"
-    folders = [
-        f"MindSpeed@{mindspeed}" if mindspeed else None,
-        f"Megatron-LM@{megatron}" if megatron else None,
-    ]
-    paths = [Path(UPSTREAM, name) for name in folders if name]
-    if missing := [path.name for path in paths if not path.is_dir()]:
-        pytest.skip(f"{', '.join(missing)} is not in COOKBOOK_UPSTREAM")
+    paths = [checkout(f"MindSpeed@{mindspeed}")] if mindspeed else []
+    paths += [checkout(f"Megatron-LM@{megatron}")] if megatron else []
     if (
         mindspeed not in (None, "core_r0.15.3")
         and importlib.util.find_spec("scipy") is None
@@ -53,7 +43,9 @@ def environment(
     inherited = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     return {
         "COOKBOOK_ADAPTOR": adaptor,
-        "PYTHONPATH": os.pathsep.join([*map(str, paths), str(HELPERS), *inherited]),
+        "PYTHONPATH": os.pathsep.join(
+            [*map(str, paths), str(HELPERS), str(SIMULATOR), *inherited]
+        ),
     }
 
 
@@ -313,7 +305,9 @@ FAMILIES = ("qwen3", "qwen3_vl", "qwen3_5")
 
 @pytest.fixture(scope="module")
 def tiny_models(tmp_path_factory) -> Path:
-    from test_model_equality import reference, tokenizer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SIMULATOR)
+        from test_model_equality import reference, tokenizer
 
     from cookbook_npu.model.tiny import build_tiny
 

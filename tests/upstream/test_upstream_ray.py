@@ -10,20 +10,14 @@ from pathlib import Path
 
 import pytest
 from places import HELPERS, ROOT
+from upstream_sources import checkout
 
 JOBS = HELPERS / "simulator_jobs"
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
 
 
 @pytest.fixture
 def slime():
-    folder = os.environ.get("COOKBOOK_UPSTREAM")
-    if not folder:
-        pytest.skip(REASON)
-    path = Path(folder) / "slime@v0.2.2"
-    if not path.is_dir():
-        pytest.skip(f"{folder} holds no slime@v0.2.2")
-    return path
+    return checkout("slime@v0.2.2")
 
 
 def run(slime: Path, *args: str) -> subprocess.CompletedProcess:

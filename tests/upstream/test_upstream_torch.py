@@ -3,24 +3,13 @@ and Megatron-LM.
 """
 
 import os
-from pathlib import Path
 
 import pytest
 from places import HELPERS
+from upstream_sources import checkout
 
 from cookbook_npu.testing.proof import SIMULATED_CUDA
 from cookbook_npu.testing.ranks import run_ranks
-
-UPSTREAM = os.environ.get("COOKBOOK_UPSTREAM", "")
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
-pytestmark = pytest.mark.skipif(not UPSTREAM, reason=REASON)
-
-
-def checkout(name):
-    folder = Path(UPSTREAM, name)
-    if not folder.is_dir():
-        pytest.skip(f"{UPSTREAM} has no {name}")
-    return folder
 
 
 def run(

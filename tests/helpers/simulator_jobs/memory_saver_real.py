@@ -130,7 +130,7 @@ def sleeps(rank, world_size, python, hf_path):
         rank, world_size, config_of({"parallel.tensor": 1}, 1), hf_path
     )
     saver = real_saver(Path(python))
-    with patch.object(memory, "open_saver", lambda: (saver, "region")):
+    with patch.object(memory, "open_memory_saver", lambda: (saver, "region")):
         config = config_of(
             {"parallel.tensor": 1, "placement.sleep": "torch_memory_saver"}, 1
         )
