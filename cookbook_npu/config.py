@@ -1513,13 +1513,17 @@ def override(
 ) -> RunConfig:  # a new, validated configuration
     """A copy of `config` with some dotted keys replaced; raises `ConfigError` with the nearest full name.
 
-    Where they choose an estimator without a critic, or no environment, the settings of the critic
-    or of the environment go back to their defaults."""
+    Where they choose an estimator without a critic, another environment, or another engine than
+    vLLM, the settings of the critic, of the former environment or of vLLM go back to their defaults."""
     tree = config.model_dump()
-    if overrides.get("rollout.environment", "kept") is None:
-        tree["rollout"] |= {
-            name: getattr(RolloutConfig(), name) for name in _OF_ENVIRONMENT
-        }
+    if overrides.get("rollout.engine", "vllm") != "vllm":
+        # they are arguments of vLLM
+        tree["rollout"]["engine_args"] = {}
+    environment = overrides.get("rollout.environment", config.rollout.environment)
+    if environment != config.rollout.environment:
+        # arguments of one environment mean nothing to another
+        reset = _OF_ENVIRONMENT[:1] if environment else _OF_ENVIRONMENT
+        tree["rollout"] |= {name: getattr(RolloutConfig(), name) for name in reset}
     estimator = overrides.get("algorithm.advantage_estimator", "gae")
     if estimator != "gae" and config.has_critic:
         tree["critic"] = CriticConfig().model_dump()

@@ -89,10 +89,9 @@ def _calculator(config: RunConfig) -> dict[str, Any]:
 
 def _geo3k(config: RunConfig) -> dict[str, Any]:
     "What the environment geo3k switches on; for the tiny model drawn triangles, brackets and a warm start"
-    keys: dict[str, Any] = {"rollout.environment": "geo3k", "rollout.max_turns": 3}
+    keys: dict[str, Any] = {"rollout.environment": "geo3k"}
     if config.scale == "910b":
-        # the schema of the tool stands in the first messages
-        return keys | {"data.max_prompt_tokens": config.data.max_prompt_tokens + 512}
+        return keys  # as in the recipe
     return keys | {
         "rollout.max_turns": 2,
         "rollout.environment_arguments.calls": "brackets",
@@ -114,10 +113,13 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> dict[str, Any]:
     if prompt_data == "triangles":
         return _geo3k(config)
     if prompt_data == "arithmetic":
-        return {"data.task": {"level": 2}}
+        return {"data.task": {"level": 2}, "rollout.environment": None}
     if prompt_data == "calculator":
         return _calculator(config)
-    return _PUZZLES.get(prompt_data) or _REAL_PROMPTS[config.scale]
+    if prompt_data in _PUZZLES:
+        # these have one turn, whatever the recipe's own prompts have
+        return _PUZZLES[prompt_data] | {"rollout.environment": None}
+    return _REAL_PROMPTS[config.scale]
 
 # %% ../nbs/02_presets.ipynb #82cccbf3
 def _at(
@@ -142,7 +144,14 @@ def _resolve(
     prompts = dict(_for_prompts(given.get("data.prompt_data", own), config))
     if overrides.get("rollout.environment") == "geo3k" and _sees(config):
         prompts |= _geo3k(config)
+    if _has_four_devices(config, overrides.get("placement.devices")):
+        prompts |= _FOUR_DEVICES
     return override(config, {**prompts, **given, **overrides})
+
+
+def _has_four_devices(config: RunConfig, devices: int | None) -> bool:
+    "Whether a run of the Qwen3-4B recipe takes the layout for four NPUs"
+    return (config.recipe, config.scale, devices) == ("qwen3_4b_colocate", "910b", 4)
 
 
 def _sees(config: RunConfig) -> bool:
@@ -158,6 +167,7 @@ _QWEN3_4B = {
         placement=dict(devices=8),
         sampling=dict(max_response_tokens=8192),
         reward=dict(scorers={"math": 1.0}, workers=8),
+        algorithm=dict(use_reference=False),
         rollout=dict(
             engine="vllm",
             devices_per_engine=2,
@@ -165,9 +175,16 @@ _QWEN3_4B = {
             samples_per_prompt=8,
             memory_utilization=0.35,
             request_seeds=False,
+            eval_every=20,
+            eval_samples=16,
+            eval_max_response_tokens=16384,
         ),
         train=dict(micro_batch_tokens=9216, save_every=20),
-        data=dict(apply_chat_template=True, record_format="dapo-math-17k"),
+        data=dict(
+            apply_chat_template=True,
+            record_format="dapo-math-17k",
+            eval_format="aime-2024",
+        ),
     ),
     "cuda": dict(
         parallel=dict(tensor=1),
@@ -182,6 +199,22 @@ _QWEN3_4B = {
 }
 
 # %% ../nbs/02_presets.ipynb #4066f1e3
+# what four devices bring to the Qwen3-4B recipe at scale 910b
+_FOUR_DEVICES: dict[str, Any] = {
+    "placement.devices": 4,
+    "parallel.tensor": 4,
+    "sampling.temperature": 0.8,
+    "reward.scorers": {"dapo": 1.0},
+    "algorithm.rollout_is": "truncate",
+    "optim.cpu_offload": True,
+    "rollout.devices_per_engine": 4,
+    "rollout.memory_utilization": 0.6,
+    "rollout.engine_args": {"max_num_batched_tokens": 8192},
+    "rollout.eval_samples": 1,
+    "rollout.eval_top_p": 0.7,
+    "train.micro_batch_tokens": 20480,
+}
+
 _TINY_ARITHMETIC = dict(
     num_steps=40,
     model=dict(
@@ -268,12 +301,12 @@ def qwen3_4b_colocate(
 _QWEN3_5_9B = {
     "910b": dict(
         num_steps=3000,
-        model=dict(dtype="bfloat16", recompute="full"),
+        model=dict(dtype="bfloat16", recompute="full", fused_kernels=True),
         parallel=dict(tensor=4),
         placement=dict(devices=4),
-        sampling=dict(max_response_tokens=8192, temperature=0.8),
+        sampling=dict(max_response_tokens=8192, temperature=1.0),
         reward=dict(scorers={"dapo": 1.0}, workers=8),
-        algorithm=dict(rollout_is="truncate"),
+        algorithm=dict(rollout_is="truncate", use_reference=False),
         optim=dict(cpu_offload=True),
         rollout=dict(
             engine="vllm",
@@ -282,8 +315,11 @@ _QWEN3_5_9B = {
             samples_per_prompt=8,
             memory_utilization=0.35,
             request_seeds=False,
+            engine_args={"max_num_batched_tokens": 8192},
             eval_every=20,
             eval_samples=8,
+            eval_max_response_tokens=16384,
+            eval_top_p=0.7,
         ),
         train=dict(micro_batch_tokens=9216, save_every=50),
         data=dict(
@@ -351,8 +387,12 @@ _QWEN3_5_9B_ASYNC = {
         _QWEN3_5_9B["910b"],
         dict(
             placement=dict(mode="split", devices=8, trainer_devices=4),
-            sampling=dict(temperature=1.0),
-            rollout=dict(memory_utilization=0.7, **_ASYNC),
+            rollout=dict(
+                memory_utilization=0.7,
+                skip_eval_before_train=True,
+                eval_max_response_tokens=8192,
+                **_ASYNC,
+            ),
             train=dict(keep_last=1),
         ),
     ),
@@ -403,11 +443,12 @@ def qwen3_5_9b_async(
 _QWEN3_VL_8B = {
     "910b": dict(
         num_steps=3000,
-        model=dict(dtype="bfloat16", recompute="full"),
+        model=dict(dtype="bfloat16", recompute="full", fused_kernels=True),
         parallel=dict(tensor=4),
         placement=dict(devices=8),
         sampling=dict(max_response_tokens=4096),
         reward=dict(scorers={"math": 1.0}, workers=8),
+        algorithm=dict(use_reference=False),
         optim=dict(cpu_offload=True),
         rollout=dict(
             engine="vllm",
@@ -416,12 +457,17 @@ _QWEN3_VL_8B = {
             samples_per_prompt=8,
             memory_utilization=0.6,
             request_seeds=False,
+            environment="geo3k",
+            environment_arguments={"oracle": True},
+            max_turns=3,
+            engine_args={"mm_processor_cache_gb": 1},
         ),
         train=dict(micro_batch_tokens=16384, save_every=20),
         data=dict(
             apply_chat_template=True,
             record_format="geo3k",
-            max_prompt_tokens=1024,
+            # a question with its picture, and the schema of the tool
+            max_prompt_tokens=1536,
             image_max_pixels=512 * 512,
         ),
     ),
@@ -648,9 +694,11 @@ def parameters_of(
     values = dict(config.flat())
     overrides = {}
     named = {}
+    # these bring values of their own
     if config.rollout.environment == "geo3k":
-        # it brings values of its own
         named["rollout.environment"] = overrides["rollout.environment"] = "geo3k"
+    if _has_four_devices(config, config.placement.devices):
+        named["placement.devices"] = overrides["placement.devices"] = 4
     for key, value in preset(config.recipe)(**parameters, overrides=named).flat():
         if values[key] != value:
             overrides[key] = values[key]

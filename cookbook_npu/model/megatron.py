@@ -8,14 +8,16 @@ __all__ = ['RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'check_parallel', 'local_devi
            'ddp_options', 'load_model', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
+import importlib
 import io
 import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, ParallelConfig, check_argument_names
 from ..errors import ConfigError, MissingError, ShimError
+from .vision import fuse_tower
 from ..npu.device import accelerator
 from ..npu.shims.bootstrap import model_ready, parallel_ready
 
@@ -322,6 +325,48 @@ def megatron_config(
     return BridgeConfig(**values)
 
 # %% ../../nbs/model/03_megatron.ipynb #91e7c725
+def _rotate(layer: Any, t: Tensor, freqs: Tensor, interleaved: bool = False) -> Tensor:
+    "Rotate the first elements of each head of `t` by their angles, in one kernel"
+    kernels = importlib.import_module("torch_npu")
+    scale = layer.config.attention_scaling
+    cos = (freqs.cos() * scale).to(t.dtype)
+    sin = (freqs.sin() * scale).to(t.dtype)
+    turned, kept = t.split((freqs.shape[-1], t.shape[-1] - freqs.shape[-1]), -1)
+    mode = "interleave" if interleaved else "half"
+    turned = kernels.npu_rotary_mul(turned.contiguous(), cos, sin, mode)
+    return torch.cat((turned, kept), -1) if kept.shape[-1] else turned
+
+
+@contextmanager
+def _fused_rotary(layer: Any) -> Iterator[None]:
+    "Within a layer of mcore-bridge, Megatron's function of rotary embedding calls the kernel"
+    from megatron.core.models.common.embeddings import rope_utils
+
+    def rotate(
+        t: Tensor, freqs: Tensor, rotary_interleaved: bool = False, **_: Any
+    ) -> Tensor:
+        "In place of `_apply_rotary_pos_emb_bshd`"
+        return _rotate(layer, t, freqs, rotary_interleaved)
+
+    before = rope_utils._apply_rotary_pos_emb_bshd
+    rope_utils._apply_rotary_pos_emb_bshd = rotate
+    try:
+        yield
+    finally:
+        rope_utils._apply_rotary_pos_emb_bshd = before
+
+
+def _fuse(module: Any) -> None:
+    "Rotary embedding and vision tower of a model in the kernels of an NPU"
+    hook = "_patch_apply_rotary_pos_emb"  # of mcore-bridge's layers
+    for layer in module.modules():
+        if hasattr(layer, hook):
+            setattr(layer, hook, partial(_fused_rotary, layer))
+    tower = getattr(getattr(module, "visual", None), "visual", None)
+    if tower is not None:
+        fuse_tower(tower)
+
+
 def _freeze_vision_tower(module: Any) -> None:
     "Leave the vision tower, its mergers included, out of training"
     if getattr(module, "visual", None) is None:
@@ -344,6 +389,8 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     if hasattr(config, "use_fused_rmsnorm"):
         # MindSpeed's, which the constructors of its norms set
         config.use_fused_rmsnorm = model.fused_kernels
+    if model.fused_kernels and accelerator().type.name == "npu":
+        _fuse(module)
     model_ready(module)
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))

@@ -316,8 +316,11 @@ def engine_work(
     "What a pass of vLLM needs besides weights and cache: a feed-forward block, or the logits of all rows"
     each = config.rollout.devices_per_engine
     element = ELEMENT_BYTES[config.model.dtype]
-    block = element * PREFILL_TOKENS * (3 * d.ffn // each + 3 * d.hidden)
-    logits = 3 * 4 * SAMPLED_ROWS * d.vocab
+    given = config.rollout.engine_args
+    tokens = given.get("max_num_batched_tokens") or PREFILL_TOKENS
+    rows = given.get("max_num_seqs") or SAMPLED_ROWS
+    block = element * tokens * (3 * d.ffn // each + 3 * d.hidden)
+    logits = 3 * 4 * rows * d.vocab
     return max(block, logits)
 
 
@@ -597,11 +600,12 @@ def _check_cache(config: RunConfig, capacity: int) -> None:
     "vLLM starts only when one sequence of full length fits into its cache"
     if config.rollout.engine != "vllm" or config.scale == "laptop":
         return
-    longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    # also in evaluations
+    longest = config.data.max_prompt_tokens + config.longest_response
     room = cache_tokens(model_of(config), config, capacity)
     if room < longest:
         raise DeviceError(
             f"the engine's key/value cache has room for {room:,} tokens, one sequence may have {longest:,}",
             "Raise rollout.memory_utilization or rollout.devices_per_engine, "
-            "or lower sampling.max_response_tokens.",
+            "or lower sampling.max_response_tokens and rollout.eval_max_response_tokens.",
         )

@@ -54,6 +54,7 @@ RULES = (
     Rule("time/eval*", "ignored", "ignored", why="in some steps only"),
     Rule("time/step", "ratio", "ratio", 2.5, why="other jobs made 1.9 of it"),
     Rule("time/*", "ratio", "ratio", 1.12, paced=True, why="seen from the other phases"),
+    Rule("perf/*", "ignored", "ignored", why="derived from times of phases"),
     Rule("tokens_per_s*", "ignored", "ignored", why="tokens over time/step"),
     Rule("memory/*", "ratio", "ratio", 1.05, why="allocators round"),
     Rule("async/*", "ignored", "ignored", why="who waits for whom is the machine's"),
@@ -412,6 +413,10 @@ def compare_runs(
             f"A is {config.recipe} at {config.scale}, B is {other.recipe} at {other.scale}",
             "Compare runs of one recipe at one scale.",
         )
+    if not (config.algorithm.use_reference and other.algorithm.use_reference):
+        # one of the runs does not compute it, which the configuration says
+        for columns in (metrics, others):
+            columns.pop("kl_loss", None)
     stack = stack_differences(first.stack(), second.stack())
     why = why_not_bitwise(config, first.stack(), stack)
     return RunComparison(

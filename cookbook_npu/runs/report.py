@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ResultRow', 'NO_NUMBERS', 'ASYNC_PREFIXES', 'Reference', 'steps_without_advantage', 'learned_nothing', 'result_table',
            'Verdict', 'verdict', 'result_text', 'phase_rows', 'metric_table', 'use_rows', 'staleness_rows',
-           'stack_rows', 'event_rows', 'setting_rows', 'render_report', 'write_report', 'run_result']
+           'stack_rows', 'event_rows', 'not_computed', 'setting_rows', 'render_report', 'write_report', 'run_result']
 
 # %% ../../nbs/runs/04_report.ipynb #db1d35be
 import json
@@ -528,6 +528,15 @@ def _reference_notes(references: Sequence[Reference]) -> list[str]:
     return notes
 
 
+def not_computed(
+    config: RunConfig,  # of the run
+) -> list[str]:  # sentences
+    "Metrics that a reader may look for and that the run leaves out"
+    if config.algorithm.use_reference:
+        return []
+    return ["The KL to the reference is not computed: algorithm.use_reference is false."]
+
+
 def setting_rows(
     settings: Iterable[Mapping[str, Any]],  # records of settings.json
 ) -> list[tuple[str, str, str]]:  # key, value, where it came from; what a person gave first
@@ -562,6 +571,7 @@ def render_report(
         verdict=verdict(config, metrics),
         results=result_table(metrics, stack, config.num_steps),
         curves=_curve_figures(metrics, panels),
+        not_computed=not_computed(config),
         bars=_phase_figure(metrics, references),
         memory=_memory_figure(metrics),
         timeline=_timeline_figure(spans),

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
-from ..runs.metrics import load_metrics
+from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
 from ..stop import StopRequest
 from .batch import rollout_metrics
 from .checkpointing import CheckpointManager, due
@@ -112,6 +112,7 @@ class Driver:
         with tracker.span("step"):
             row = self.step(step)
         rate = row["tokens"] / tracker.spans.times["step"]
+        row[TRAIN_WAIT] = train_wait_time(tracker.spans.times)
         row["tokens_per_s_per_device"] = rate / config.placement.devices
         row |= self._evaluate(step) | self.rollouts.reward_metrics(step)
         self.logprob_alarm.watch(step, row, self.state.folder)

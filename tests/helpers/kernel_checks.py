@@ -13,6 +13,7 @@ def check_kernels(found: dict, passes: int = 1) -> None:
     assert found["calls"] == {
         "npu_rms_norm": NORMS * passes - (passes - 1),  # the last norm is not recomputed
         "npu_swiglu": LAYERS * passes,
+        "npu_rotary_mul": 2 * LAYERS * passes,  # queries and keys
         "npu_fusion_attention": LAYERS * passes,
         "npu_fusion_attention TND": LAYERS * passes,
     }

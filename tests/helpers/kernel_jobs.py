@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-KERNELS = ("npu_rms_norm", "npu_swiglu", "npu_fusion_attention")
+KERNELS = ("npu_rms_norm", "npu_swiglu", "npu_rotary_mul", "npu_fusion_attention")
 # the second one is longer than the first, so that their borders matter
 SAMPLES = [([2, 3, 4], [5, 6]), ([7], [8, 9, 10, 11, 3])]
 

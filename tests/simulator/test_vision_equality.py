@@ -231,6 +231,43 @@ def check_frozen(folder: Path, parallel: ParallelConfig, samples, want: dict) ->
     return {"changed": changed, "same": trained["before"] == trained["after"]}
 
 
+def check_fused(folder: Path, parallel: ParallelConfig, samples, want: dict) -> dict:
+    "A tower in fused kernels: its values, its gradients, its kernels, its borders on the host"
+    import torch_npu
+
+    from cookbook_npu.model import vision
+
+    model = load(folder, parallel, fused_kernels=True)
+    calls = []
+    kernel = torch_npu.npu_fusion_attention
+
+    def counted(*args, **kwargs):
+        calls.append(args[4])
+        return kernel(*args, **kwargs)
+
+    torch_npu.npu_fusion_attention = counted
+    try:
+        logps = backward(model, samples)
+    finally:
+        torch_npu.npu_fusion_attention = kernel
+    tower = model.module.visual
+    embedding = getattr(tower.visual, "visual", tower.visual).patch_embed  # behind a shim
+    noise = torch.Generator().manual_seed(5)
+    pixels = torch.randn(8, embedding.proj.weight[0].numel(), generator=noise)
+    pixels = pixels.to(embedding.proj.weight.device)
+    with torch.no_grad():
+        convolved = type(embedding).forward(embedding, pixels)
+        multiplied = vision.embed_patches(embedding, pixels)
+    return {
+        "calls": calls,
+        "layers": len(getattr(tower.visual, "visual", tower.visual).blocks),
+        "logps": max(far(a, b) for a, b in zip(logps, want["logps"], strict=True)),
+        "grads": distances(model, samples, want["grads"]),
+        "patches": far(convolved.cpu(), multiplied.cpu()),
+        "equal": bool(torch.equal(convolved, multiplied)),
+    }
+
+
 def without_shim(model, samples, want: dict) -> dict[str, float]:
     "The gradients once the repair is taken back"
     from cookbook_npu.npu.shims.registry import registry
@@ -251,6 +288,7 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     for kind in RECOMPUTE[1:]:
         again = load(folder, parallel, recompute=kind)
         result[kind] = distances(again, samples, want["grads"])
+    result["fused"] = check_fused(folder, parallel, samples, want)
     if parallel.tensor > 1:
         result["trained"] = check_training(load(folder, parallel), samples, want)
         result["frozen"] = check_frozen(folder, parallel, samples, want)
@@ -302,12 +340,15 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
         "train.micro_batch_tokens": 32,
         "algorithm.use_reference": False,
         "algorithm.kl_loss_coef": 0.0,
+        "model.recompute": "full",
+        "train.megatron_args": {"recompute_num_layers": 2},
     }
     config = qwen3_4b_colocate(overrides=small)
     trainer = Trainer(rank, world_size, config, str(root / "qwen3_vl"))
     batch = as_batch(config, make_samples(trainer.model.hf_config))
     first = trainer.logprobs(batch)
     found = {
+        "passed on": trainer.model.config.recompute_num_layers,
         "micro_batches": len(trainer.runner.micro_batches(batch, range(len(batch)))),
         "logps": [far(want["logps"][i], torch.from_numpy(v)) for i, v in first.items()],
     }
@@ -379,6 +420,18 @@ def results(tmp_path_factory) -> list[dict]:
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
+@layouts
+def test_a_fused_tower_gives_the_same_values_and_gradients(results, layout):
+    "One kernel for each layer and pass over all images; a patch embedding without a convolution"
+    for rank in results:
+        fused = rank[layout]["fused"]
+        # one call for each layer of the tower and sample; text alone has an image of zeros, too
+        assert set(fused["calls"]) == {"TND"} and not len(fused["calls"]) % fused["layers"]
+        assert fused["logps"] <= TOLERANCE
+        assert wrong(fused["grads"]) == {}
+        assert fused["equal"], fused["patches"]
+
+
 def wrong(grads: dict[str, float]) -> dict[str, float]:
     return {n: d for n, d in grads.items() if d > TOLERANCE}
 
@@ -432,6 +485,11 @@ def test_the_trainer_cuts_images_with_their_rows(results):
     assert first["micro_batches"] > 1
     assert len(first["logps"]) == 4 and max(first["logps"]) <= TOLERANCE
     assert first["grad_norm"] > 0
+
+
+def test_the_trainer_passes_its_megatron_arguments_on(results):
+    "train.megatron_args, in the configuration of the model that the trainer holds"
+    assert results[0]["trainer"]["passed on"] == 2
 
 
 def test_every_picture_takes_its_tokens(results):

@@ -117,6 +117,36 @@ def test_every_910b_preset_fits(recipe):
     assert f"({backend})" in page or plan.config.placement.mode == "split"
 
 
+def test_qwen3_4b_fits_four_devices():
+    "At the utilization of the recipe; that of the script it follows is refused"
+    four = {"placement.devices": 4}
+    plan = make_plan(planned_config("qwen3_4b_colocate", "910b", {"overrides": four}))
+    assert (plan.config.parallel.tensor, plan.config.num_engines) == (4, 1)
+    assert all(p.nbytes <= plan.capacity for p in plan.phases)
+    as_in_the_script = {"overrides": four | {"rollout.memory_utilization": 0.8}}
+    with pytest.raises(DeviceError, match="63.0 GiB"):
+        make_plan(planned_config("qwen3_4b_colocate", "910b", as_in_the_script))
+
+
+@pytest.mark.parametrize("recipe", sorted(PRESETS))
+def test_every_910b_preset_is_true_to_its_source(recipe):
+    "What each deviates from its source in is in the table of nbs/02_presets.ipynb"
+    config = planned_config(recipe, "910b", {})
+    assert config.model.fused_kernels
+    assert config.algorithm.kl_loss_coef or not config.algorithm.use_reference
+    assert config.sampling.temperature == 1.0
+    seeing = recipe.startswith("qwen3_vl")
+    turns = (config.rollout.environment, config.rollout.max_turns)
+    assert turns == (("geo3k", 3) if seeing else (None, 8))
+
+
+def test_a_cache_without_room_for_an_evaluation_is_refused():
+    "vLLM starts only when the longest sequence of training or evaluation fits"
+    tokens = {"rollout.eval_max_response_tokens": 300_000}
+    with pytest.raises(DeviceError, match="eval_max_response_tokens"):
+        make_plan(planned_config("qwen3_4b_colocate", "910b", {"overrides": tokens}))
+
+
 VLLM = """
 import json, sys, tempfile
 from pathlib import Path
@@ -210,7 +240,7 @@ def test_vllm_accepts_the_arguments(recipe, accepted_by_vllm):
         pytest.skip("torchvision is not installed")
     config = planned_config(recipe, "910b", {})
     got = accepted_by_vllm[recipe]
-    longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    longest = config.data.max_prompt_tokens + config.longest_response
     assert (got["tensor"], got["length"], got["eager"]) == (
         config.rollout.devices_per_engine,
         longest,
