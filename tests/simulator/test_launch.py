@@ -157,6 +157,7 @@ def test_rehearsal(tmp_path, recipe):
     # rewards differ, so there is a gradient, and the last lines say what was tried
     assert row["grad_norm"] > 0 and row.get("zero_advantages", 0) < 1
     assert ("critic/value_loss" in row) == real.has_critic
+    assert out.stdout.count("step 1/1  ") == 1
     assert "rehearsed: processes and groups on" in out.stdout
     assert "not rehearsed: your data and tokenizer" in out.stdout
     first = json.loads(next(folder.glob("samples/*.jsonl")).open().readline())
