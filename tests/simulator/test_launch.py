@@ -116,17 +116,13 @@ def test_a_job_server(tmp_path, monkeypatch):
 
 
 PAIR = {"placement.devices": 2, "parallel.tensor": 2}
-SMALLER = {  # TP 2 everywhere; the first has DP 2 and two engines of 2 devices
+ALONE = {"parallel.tensor": 1, "rollout.devices_per_engine": 1}
+SMALLER = {  # the first has DP 2 and two engines, the last one rank and one engine
     "qwen3_4b_colocate": {"placement.devices": 4},
     "qwen3_5_9b_colocate": PAIR | {"rollout.devices_per_engine": 2},
-    "qwen3_5_9b_async": {
-        "placement.devices": 4,
-        "placement.trainer_devices": 2,
-        "parallel.tensor": 2,
-        "rollout.devices_per_engine": 2,
-    },
+    "qwen3_5_9b_async": ALONE | {"placement.devices": 2, "placement.trainer_devices": 1},
     "qwen3_vl_8b_grpo": PAIR,
-    "qwen3_vl_8b_ppo": PAIR,
+    "qwen3_vl_8b_ppo": ALONE | {"placement.devices": 1},
 }
 
 
