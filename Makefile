@@ -56,14 +56,14 @@ lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ARGS)
 
 test: style ## every test, 28 minutes: drift, style, notebooks, pytest, the recipes end to end
-	$(BIN)/python tests/helpers/npu_wheel/build.py
+	PYTHONPATH=tests/helpers $(BIN)/python -m npu_wheel.build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: test ## and every lane that `make test` leaves out, hours; says what was skipped and why (LANES='upstream job-server')
 	$(BIN)/python tests/helpers/opt_in.py $(LANES)
 
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
-	$(BIN)/python tests/helpers/npu_wheel/build.py
+	PYTHONPATH=tests/helpers $(BIN)/python -m npu_wheel.build
 	$(BIN)/python -m pytest tests/wheel tests/upstream/test_api_inventory.py
 
 test-stacks: $(VENV)/.test ## models and engines on the transformers of each 910B stack

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['BASIC', 'Scale', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'AdvantageEstimator', 'LossAggMode', 'TrackerName',
-           'RUN_NAME_BYTES', 'Config', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig',
-           'SamplingConfig', 'RolloutConfig', 'AdvantageConfig', 'PolicyLossConfig', 'RegularizerConfig',
-           'RolloutISConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig',
-           'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_run_name', 'build_config',
+           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'Config', 'TinyConfig',
+           'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
+           'RolloutConfig', 'AdvantageConfig', 'PolicyLossConfig', 'RegularizerConfig', 'RolloutISConfig',
+           'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
+           'FaultConfig', 'OutputConfig', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config',
            'nearest_key', 'override', 'save_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
@@ -89,7 +90,8 @@ class ModelConfig(Config):
     )
     fused_kernels: bool = Field(
         default=False,
-        description="one kernel each for SwiGLU and, with MindSpeed, RMSNorm; on a GPU Megatron's SwiGLU",
+        description="fused SwiGLU; on an NPU also rotary embedding, the vision tower's attention and, "
+        "with MindSpeed, RMSNorm",
     )
     freeze_vision_tower: bool = Field(
         default=False,
@@ -244,6 +246,12 @@ class SamplingConfig(Config):
         default=8192, gt=0, description="longest response, tokens", json_schema_extra=BASIC
     )
 
+
+class EvalSamplingConfig(SamplingConfig):
+    "How held-out prompts are sampled; nothing is trained on them, so truncated sampling is allowed"
+
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass; 1 keeps all")
+
 # %% ../nbs/01_config.ipynb #1f87fddf
 WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
@@ -278,7 +286,16 @@ class RolloutConfig(Config):
         description="share of a device's memory the engine may take",
         json_schema_extra=BASIC,
     )
-    enforce_eager: bool = Field(default=True, description="no graph capture in the engine")
+    enforce_eager: bool = Field(
+        default=True,
+        description="no graph capture in the engine; false: vLLM captures graphs, set up by "
+        "engine_args.compilation_config. Not yet measured on an NPU",
+    )
+    engine_args: dict[str, Any] = Field(
+        default={},
+        description="vllm: further arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; those that the "
+        "loop sets itself are refused",
+    )
     request_seeds: bool = Field(
         default=True,
         description="vllm: a seed for each response; else one for each batch, which decodes faster",
@@ -302,6 +319,9 @@ class RolloutConfig(Config):
         ge=0,
         description="evaluate every so many steps and at both ends; 0: never",
         json_schema_extra=BASIC,
+    )
+    skip_eval_before_train: bool = Field(
+        default=False, description="no evaluation before the first step"
     )
     depth: int = Field(
         default=1,
@@ -351,6 +371,12 @@ class RolloutConfig(Config):
     )
     eval_max_response_tokens: int | None = Field(
         default=None, gt=0, description="of evaluations; none: as in training"
+    )
+    eval_top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="nucleus mass of evaluations, which are not trained on; 1: the whole distribution",
     )
 
 # %% ../nbs/01_config.ipynb #114d6df4
@@ -564,6 +590,11 @@ class TrainConfig(Config):
         gt=0,
         description="token budget of one micro-batch, tokens; a longer sequence is alone",
         json_schema_extra=BASIC,
+    )
+    megatron_args: dict[str, Any] = Field(
+        default={},
+        description="further fields of Megatron's TransformerConfig, e.g. {'recompute_num_layers': 2}; "
+        "those that the run sets itself are refused",
     )
     sequence_limit: int | None = Field(
         default=None,
@@ -820,14 +851,16 @@ class RunConfig(Config):
         return self.num_steps - self.critic.warmup_steps
 
     @property
-    def eval_sampling(self) -> SamplingConfig:
+    def eval_sampling(self) -> EvalSamplingConfig:
         "How held-out prompts are sampled"
+        r = self.rollout
         own = {
-            "temperature": self.rollout.eval_temperature,
-            "max_response_tokens": self.rollout.eval_max_response_tokens,
+            "temperature": r.eval_temperature,
+            "max_response_tokens": r.eval_max_response_tokens,
+            "top_p": r.eval_top_p,
         }
         changes = {name: value for name, value in own.items() if value is not None}
-        return self.sampling.model_copy(update=changes)
+        return EvalSamplingConfig(**self.sampling.model_dump() | changes)
 
     @property
     def longest_response(self) -> int:
@@ -932,10 +965,10 @@ def _check_weight_update(c: RunConfig) -> None:
             "engines that share devices with the trainer sleep while it writes",
             "Set placement.transfer_backend to auto, or placement.mode to split.",
         )
-    if backend == "ipc" and c.scale == "laptop":
+    if backend == "ipc" and c.scale == "laptop" and c.rollout.engine == "vllm":
         raise ConfigError(
-            "placement.transfer_backend is 'ipc' at scale 'laptop': the memory of a simulated NPU "
-            "belongs to its process",
+            "placement.transfer_backend is 'ipc' with rollout.engine 'vllm' at scale 'laptop': "
+            "vLLM runs on the CPU there and opens no memory of a simulated NPU",
             "Set placement.transfer_backend to auto or shm.",
         )
     if backend == "ipc" and c.placement.mode == "split":
@@ -962,13 +995,21 @@ def _check_staleness(c: RunConfig) -> None:
         )
 
 
+# settings that act only with an environment
+_OF_ENVIRONMENT = (
+    "environment_arguments",
+    "environment_timeout_s",
+    "environment_workers",
+    "max_turns",
+)
+
+
 def _check_environment(c: RunConfig) -> None:
     r = c.rollout
     if r.environment is not None:
         return
     unset = RolloutConfig()
-    own = ("arguments", "timeout_s", "workers")
-    for key in (*(f"environment_{name}" for name in own), "max_turns"):
+    for key in _OF_ENVIRONMENT:
         if getattr(r, key) != getattr(unset, key):
             raise ConfigError(
                 f"rollout.{key} is {getattr(r, key)} without rollout.environment",
@@ -982,6 +1023,119 @@ def _check_environment(c: RunConfig) -> None:
             "reward.scorers has environment without rollout.environment",
             "Name the environment, or another scorer.",
         )
+
+# %% ../nbs/01_config.ipynb #f99358ae
+# arguments of vllm.LLM that are not passed on -> what to do
+ENGINE_ARGS_OF_THE_LOOP = {
+    "model": "Set model.path.",
+    "tokenizer": "Leave it out: it is the model's own.",
+    "trust_remote_code": "Leave it out: code of a model folder is never executed.",
+    "dtype": "Set model.dtype.",
+    "quantization": "Leave it out: the engine holds the trainer's weights, and each update compares them.",
+    "load_format": "Leave it out: the first weights come from the model folder or the first update.",
+    "max_model_len": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
+    "enforce_eager": "Set rollout.enforce_eager.",
+    "logprobs_mode": "Leave it out: the loss needs log-probs of the distribution that was sampled from.",
+    "seed": "Leave it out: requests have seeds of their own, from the run's.",
+    "enable_sleep_mode": "Leave it out: it is on wherever the platform can sleep.",
+    "tensor_parallel_size": "Set rollout.devices_per_engine.",
+    "pipeline_parallel_size": "Set rollout.devices_per_engine: an engine is split by tensor parallelism.",
+    "data_parallel_size": "Leave it out: each engine is one replica.",
+    "enable_expert_parallel": "Leave it out: the recipes' models have no experts.",
+    "distributed_executor_backend": "Leave it out: the ranks of an engine are processes of the run.",
+    "gpu_memory_utilization": "Set rollout.memory_utilization.",
+    "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
+    "weight_transfer_config": "Set rollout.weight_update_method.",
+    "async_scheduling": "Leave it out: a step under way would mix weights of two versions.",
+}
+# fields of Megatron's TransformerConfig that are not passed on -> what to do
+MEGATRON_ARGS_OF_THE_RUN = {
+    **dict.fromkeys(
+        (
+            "num_layers",
+            "hidden_size",
+            "ffn_hidden_size",
+            "num_attention_heads",
+            "num_query_groups",
+            "kv_channels",
+        ),
+        "Leave it out: the architecture is read from model.path.",
+    ),
+    **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
+    "tensor_model_parallel_size": "Set parallel.tensor.",
+    "sequence_parallel": "Set parallel.sequence.",
+    **dict.fromkeys(
+        (
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "expert_tensor_parallel_size",
+        ),
+        "Leave it out: the trainer is split by tensor and data parallelism only.",
+    ),
+    "recompute_granularity": "Set model.recompute.",
+    "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
+    **dict.fromkeys(
+        ("attention_dropout", "hidden_dropout"),
+        "Leave it out: two passes over the same weights must give the same log-probs.",
+    ),
+    "calculate_per_token_loss": "Leave it out: the loss divides by counts of the whole optimizer step.",
+    **dict.fromkeys(
+        ("apply_rope_fusion", "bias_activation_fusion"), "Set model.fused_kernels."
+    ),
+}
+
+# %% ../nbs/01_config.ipynb #3bc508dd
+def _check_engine_args(c: RunConfig) -> None:
+    given = c.rollout.engine_args
+    if given and c.rollout.engine != "vllm":
+        raise ConfigError(
+            f"rollout.engine_args is {given} with rollout.engine {c.rollout.engine!r}",
+            "Its entries are arguments of vLLM: set engine vllm, or leave it out.",
+        )
+    for name, value in given.items():
+        if name in ENGINE_ARGS_OF_THE_LOOP:
+            raise ConfigError(
+                f"rollout.engine_args.{name} is {value!r}", ENGINE_ARGS_OF_THE_LOOP[name]
+            )
+    graphs = given.get("compilation_config")
+    if c.rollout.enforce_eager and isinstance(graphs, dict):
+        for name in graphs:
+            if name.startswith("cudagraph"):
+                raise ConfigError(
+                    f"rollout.engine_args.compilation_config has {name} with rollout.enforce_eager",
+                    "An eager engine captures no graphs: set rollout.enforce_eager to false.",
+                )
+
+
+def _check_megatron_args(c: RunConfig) -> None:
+    for name, value in c.train.megatron_args.items():
+        if name in MEGATRON_ARGS_OF_THE_RUN:
+            raise ConfigError(
+                f"train.megatron_args.{name} is {value!r}", MEGATRON_ARGS_OF_THE_RUN[name]
+            )
+        if name.startswith("recompute_") and c.model.recompute == "none":
+            raise ConfigError(
+                f"train.megatron_args.{name} is {value!r} with model.recompute 'none'",
+                "Set model.recompute to selective or full.",
+            )
+
+
+def check_argument_names(
+    key: str,  # rollout.engine_args or train.megatron_args
+    given: Iterable[str],  # names of its entries
+    known: Iterable[str],  # names that the package has
+) -> None:
+    "Raise `ConfigError` with the nearest name for an entry that the package does not have"
+    known = set(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            remedy = (
+                f"Did you mean {near[0]!r}?" if near else "Check the name, or leave it out."
+            )
+            raise ConfigError(f"{key}.{name} is unknown to the installed package", remedy)
 
 # %% ../nbs/01_config.ipynb #288e0e81
 def _check_batches(c: RunConfig) -> None:
@@ -1215,6 +1369,8 @@ _CHECKS = (
     _check_devices,
     _check_engines,
     _check_weight_update,
+    _check_engine_args,
+    _check_megatron_args,
     _check_staleness,
     _check_environment,
     _check_batches,
@@ -1289,7 +1445,9 @@ def _set(tree: dict, key: str, value: Any) -> None:
 _OPEN = (
     "data.task.",
     "reward.scorers.",
+    "rollout.engine_args.",
     "rollout.environment_arguments.",
+    "train.megatron_args.",
 )  # mappings whose entries are set one by one
 
 
@@ -1329,8 +1487,13 @@ def override(
 ) -> RunConfig:  # a new, validated configuration
     """A copy of `config` with some dotted keys replaced; raises `ConfigError` with the nearest full name.
 
-    Where they choose an estimator without a critic, the settings of the critic go back to their defaults."""
+    Where they choose an estimator without a critic, or no environment, the settings of the critic
+    or of the environment go back to their defaults."""
     tree = config.model_dump()
+    if overrides.get("rollout.environment", "kept") is None:
+        tree["rollout"] |= {
+            name: getattr(RolloutConfig(), name) for name in _OF_ENVIRONMENT
+        }
     estimator = overrides.get("algorithm.advantage_estimator", "gae")
     if estimator != "gae" and config.has_critic:
         tree["critic"] = CriticConfig().model_dump()

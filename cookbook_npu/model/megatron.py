@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ParallelConfig
+from ..config import ModelConfig, ParallelConfig, check_argument_names
 from ..errors import ConfigError, MissingError, ShimError
 from ..npu.device import accelerator
 from ..npu.shims.bootstrap import model_ready, parallel_ready
@@ -155,10 +155,11 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 def run_options(
     model: ModelConfig,  # dtype and recomputation
     parallel: ParallelConfig,  # how the model is split
+    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
 ) -> dict[str, Any]:  # arguments of Megatron's configuration
     "How to run a model, apart from its architecture"
     dtype = getattr(torch, model.dtype)
-    return dict(
+    options = dict(
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         tensor_model_parallel_size=parallel.tensor,
@@ -174,6 +175,7 @@ def run_options(
         apply_rope_fusion=False,
         **RECOMPUTE[model.recompute],
     )
+    return options | dict(megatron_args or {})
 
 
 def mindspeed_options(
@@ -287,6 +289,7 @@ def megatron_config(
     path: Path,  # Hugging Face folder
     model: ModelConfig,  # dtype and recomputation
     parallel: ParallelConfig,  # how the model is split
+    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
 ) -> Any:  # mcore-bridge's configuration
     "The Megatron configuration of a Hugging Face folder; raises `MissingError` or `ConfigError`"
     from mcore_bridge import ModelConfig as BridgeConfig
@@ -306,7 +309,14 @@ def megatron_config(
         )
     values = hf_to_mcore_config(hf)
     check_split(values, parallel.tensor)
-    values |= run_options(model, parallel)
+    given = megatron_args or {}
+    check_argument_names("train.megatron_args", given, BridgeConfig.__dataclass_fields__)
+    for name in given.keys() & values.keys():
+        raise ConfigError(
+            f"train.megatron_args.{name} is {given[name]!r}, {path} has {values[name]!r}",
+            "Leave it out: the architecture is read from the model folder.",
+        )
+    values |= run_options(model, parallel, given)
     # MindSpeed completes configurations while they are made
     parallel_ready(values | mindspeed_options(model))
     return BridgeConfig(**values)
@@ -327,6 +337,10 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     from mcore_bridge import get_mcore_model
 
     module = get_mcore_model(config)[0].to(local_device())
+    for parameter in module.parameters():
+        # MindSpeed's norms make theirs in float32, and Megatron's distributed optimizer mixes up
+        # the states of a model with two types
+        parameter.data = parameter.data.to(config.params_dtype)
     if hasattr(config, "use_fused_rmsnorm"):
         # MindSpeed's, which the constructors of its norms set
         config.use_fused_rmsnorm = model.fused_kernels
@@ -365,11 +379,12 @@ def load_model(
     model: ModelConfig,  # dtype and recomputation (its path is not read)
     parallel: ParallelConfig,  # as given to `init_parallel`
     value_head: bool = False,  # one output for each token in place of the vocabulary
+    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
 ) -> MegatronModel:  # on this process's device, with the folder's weights
     "Build the Megatron model of a Hugging Face folder and load its weights; a value head is random"
     path = Path(hf_path)
     layout = current_layout(parallel)
-    config = megatron_config(path, model, parallel)
+    config = megatron_config(path, model, parallel, megatron_args)
     if value_head:
         config.task_type = "seq_cls"
         config.num_labels = 1

@@ -6,7 +6,9 @@
 __all__ = ['HEAD_STD', 'load_critic', 'packed_values']
 
 # %% ../../nbs/model/09_value_head.ipynb #0f46b1c5
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +28,12 @@ def load_critic(
     model: ModelConfig,  # dtype and recomputation (its path is not read)
     parallel: ParallelConfig,  # as given to `init_parallel`
     seed: int,  # of the head
+    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
 ) -> MegatronModel:  # on this process's device
     "The model of a folder with a new value head; all else as in the folder"
-    critic = load_model(hf_path, model, parallel, value_head=True)
+    critic = load_model(
+        hf_path, model, parallel, value_head=True, megatron_args=megatron_args
+    )
     head_1H = critic.head
     generator = torch.Generator().manual_seed(seed)
     new_1H = HEAD_STD * torch.randn(head_1H.shape, generator=generator)

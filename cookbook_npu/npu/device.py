@@ -233,8 +233,9 @@ class Accelerator:
         self,
         index: int = 0,  # device index
     ) -> tuple[int, int]:  # (free, total) bytes, other processes included
-        "Free and total memory of a device"
-        return self.module.mem_get_info(index)
+        "Free and total memory of a device; gives this process a context on it where it has none"
+        with self.module.device(index):
+            return self.module.mem_get_info(index)
 
     def memory_allocated(
         self,

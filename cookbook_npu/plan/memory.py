@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'IDLE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'UNEXPLAINED_BYTES',
-           'FITTED', 'PREFILL_TOKENS', 'SAMPLED_ROWS', 'Component', 'MemoryPhase', 'trainer_state', 'critic_parameters',
-           'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits', 'training',
-           'critic_training', 'scoring', 'communicators', 'device_overhead', 'kv_bytes', 'engine_work',
+           'FITTED', 'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_state',
+           'critic_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits',
+           'training', 'critic_training', 'scoring', 'communicators', 'device_overhead', 'kv_bytes', 'engine_work',
            'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_capacity', 'planned_cache',
-           'model_of', 'engines_start_first', 'memory_phases', 'check_fits']
+           'model_of', 'engines_start_first', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases',
+           'check_fits']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
@@ -431,7 +432,82 @@ def _gathered(d: Dimensions, config: RunConfig) -> Component:
         gathered = max(gathered, min(bucket, element * total_parameters(d)))
     return Component("gathered bucket", gathered, _BUCKET)
 
+# %% ../../nbs/plan/01_memory.ipynb #5f3a91c2
+def _size(nbytes: int) -> str:
+    "A size for people"
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
+
+HANDLE_RESERVE = 2**30  # bytes that stay free beside the copy of the weights
+
+
+@dataclass(frozen=True)
+class HandleNeeds:
+    "Device memory that weights over device handles take, bytes on each device"
+
+    copy: int  # all weights, from the write until the engine has loaded them
+    gathered: int  # what the trainer makes whole at once while it writes
+    loading: int  # weights of the engine, and a bucket
+
+    def lacks_room(
+        self,
+        awake: int,  # free before the write, trainer awake and engine asleep
+        asleep: int,  # free before the engine wakes, trainer asleep
+    ) -> str:  # "": the copy fits
+        "Why the copy of the weights does not fit on a device"
+        phases = (
+            ("write weights", self.copy + self.gathered, awake),
+            ("update_weights", self.copy + self.loading, asleep),
+        )
+        for phase, need, free in phases:
+            if need + HANDLE_RESERVE > free:
+                return (
+                    f"phase {phase!r} needs {_size(need)} with a copy of the weights on the device, "
+                    f"and {_size(HANDLE_RESERVE)} to spare, of {_size(max(free, 0))}"
+                )
+        return ""
+
+# %% ../../nbs/plan/01_memory.ipynb #6b21d0e7
+def _handle_needs(d: Dimensions, config: RunConfig) -> HandleNeeds:
+    "What device handles take, by the dimensions of the model"
+    copy = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
+    engine, *_ = _engine_without_cache(d, config)
+    loading = engine.nbytes + config.placement.bucket_bytes
+    return HandleNeeds(copy, _gathered(d, config).nbytes, loading)
+
+
+def why_no_handles(
+    config: RunConfig,  # the run
+) -> str:  # "": they may be tried
+    "Why a run uses no device handles, by its configuration alone"
+    wanted = config.placement.transfer_backend
+    if wanted in ("shm", "broadcast"):
+        return f"placement.transfer_backend is {wanted!r}"
+    if config.trainer_devices < config.placement.devices:
+        return "a trainer rank and an engine do not share each device"
+    if wanted == "auto" and config.scale == "laptop":
+        return "the memory of a simulated NPU is host memory"
+    return ""
+
+
+def planned_backend(
+    config: RunConfig,  # the run
+    capacity: int,  # memory that it can have on one device, bytes
+) -> tuple[Literal["shm", "ipc"], str]:  # and why it is not "ipc"
+    "The transfer backend of a run, as far as its configuration and the plan's numbers decide it"
+    why = why_no_handles(config)
+    if why:
+        return "shm", why
+    if config.placement.transfer_backend == "ipc":
+        return "ipc", ""
+    d = model_of(config)
+    held = [*device_overhead(config), *trainer_state(d, config)]
+    awake = capacity - sum(part.nbytes for part in held)
+    asleep = capacity - sum(part.nbytes for part in device_overhead(config, asleep=True))
+    why = _handle_needs(d, config).lacks_room(awake, asleep)
+    return ("shm", why) if why else ("ipc", "")
+
+# %% ../../nbs/plan/01_memory.ipynb #7de9034f
 def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[MemoryPhase]:
     "What is on a device of each side of a split run, on which nothing ever sleeps"
     trainer = [*device_overhead(config, role="trainer"), *trainer_state(d, config)]
@@ -468,6 +544,10 @@ def memory_phases(
     asleep = device_overhead(config, asleep=True)
     engine = engine_components(d, config, capacity_of(config, soc))
     bucket = Component("bucket", config.placement.bucket_bytes, _BUCKET)
+    copies = []
+    if planned_backend(config, capacity_of(config, soc))[0] == "ipc":
+        knob = ("placement.transfer_backend",)
+        copies = [Component("copy of the weights", _handle_needs(d, config).copy, knob)]
     start: dict[str, list[Component]] = {"start": [*awake, *state, *engine]}
     if engines_start_first(config):
         start = {"start engines": [*asleep, *engine], "start trainer": [*awake, *state]}
@@ -479,8 +559,8 @@ def memory_phases(
             for name, parts in _critic_phases(d, config).items()
         },
         "actor_train": [*awake, *state, *training(d, config)],
-        "write weights": [*awake, *state, _gathered(d, config)],
-        "update_weights": [*asleep, engine[0], bucket],
+        "write weights": [*awake, *state, _gathered(d, config), *copies],
+        "update_weights": [*asleep, engine[0], bucket, *copies],
     }
     return [MemoryPhase(name, tuple(components)) for name, components in held.items()]
 
@@ -503,11 +583,6 @@ def check_fits(
         )
     _check_cache(config, capacity)
     return phases
-
-
-def _size(nbytes: int) -> str:
-    "A size for people"
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def _check_cache(config: RunConfig, capacity: int) -> None:

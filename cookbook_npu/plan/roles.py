@@ -17,7 +17,7 @@ from ..npu.device import NPU, allowed_preload
 from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import required_environment
 from .dimensions import Dimensions
-from .memory import capacity_of, planned_cache
+from .memory import capacity_of, model_of, planned_cache
 
 # %% ../../nbs/plan/03_roles.ipynb #5a20eb91
 RunRole = Literal["trainer", "rollout"]
@@ -120,7 +120,7 @@ def megatron_arguments(
     from cookbook_npu.model.megatron import ddp_options, run_options
     from cookbook_npu.model.optimizer import optimizer_options
 
-    options = run_options(config.model, config.parallel)
+    options = run_options(config.model, config.parallel, config.train.megatron_args)
     options["params_dtype"] = str(options["params_dtype"]).removeprefix("torch.")
     return architecture(d) | options | ddp_options() | optimizer_options(config.optim)
 
@@ -133,6 +133,7 @@ def vllm_arguments(
     from cookbook_npu.rollout.vllm import llm_arguments
 
     r = config.rollout
+    d = model_of(config)
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",
         config.model.dtype,
@@ -141,4 +142,8 @@ def vllm_arguments(
         r.enforce_eager,
         r.devices_per_engine,
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
+        sees=d.family != "qwen3",
+        max_pixels=config.data.image_max_pixels,
+        engine_args=r.engine_args,
+        load_weights=False,  # they come with the first update
     )

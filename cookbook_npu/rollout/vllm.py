@@ -6,12 +6,13 @@
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_BUILD_ENVIRONMENT', 'TORCH_COMPANIONS', 'OPTIONAL_SETTINGS', 'CPU_CACHE_BYTES',
            'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment', 'check_companions',
            'check_torchvision', 'safetensors_shapes', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
-           'check_addresses', 'VllmWeights', 'llm_arguments', 'engine_settings', 'VllmImages', 'VllmRequests',
-           'vllm_sampling', 'remove_shared_memory', 'name_shared_memory', 'VllmEngine']
+           'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'media_limits', 'llm_arguments', 'engine_settings',
+           'VllmImages', 'VllmRequests', 'vllm_sampling', 'remove_shared_memory', 'name_shared_memory', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import importlib
 import json
+import math
 import os
 from collections.abc import (
     Callable,
@@ -29,7 +30,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..config import WeightUpdateMethod
+from ..config import WeightUpdateMethod, check_argument_names
 from cookbook_npu.data.images import (
     ImageProcessor,
     collapse_placeholders,
@@ -263,6 +264,25 @@ def _drop_unused_packs(
     "Let its embeddings keep no packed copy that nobody reads"
     return drop_unused_packs(worker.model_runner.model)
 
+# %% ../../nbs/rollout/03_vllm.ipynb #0867c27d
+def _sampler_mode(
+    worker: Any,  # vLLM worker
+) -> str | None:
+    "The log-probs that the sampler of this worker returns"
+    return getattr(worker.model_runner.sampler, "logprobs_mode", None)
+
+
+def check_logprobs_mode(
+    mode: str | None,  # of the sampler that was built
+) -> None:
+    "Raise `EngineError` unless log-probs are those of the distribution that was sampled from"
+    if mode != "processed_logprobs":
+        raise EngineError(
+            f"the sampler of this vLLM returns {mode}, not processed_logprobs",
+            "Use a vLLM and vllm-ascend whose sampler takes logprobs_mode: with raw log-probs "
+            "every importance weight is wrong at a temperature other than 1.",
+        )
+
 # %% ../../nbs/rollout/03_vllm.ipynb #b659f38e
 def check_addresses(
     before: Mapping[str, int],  # parameter -> address, when graphs were captured
@@ -358,6 +378,16 @@ class VllmWeights:
         return self.shapes | {name: self.shapes[twin] for name, twin in self.tied.items()}
 
 # %% ../../nbs/rollout/03_vllm.ipynb #52ca269c
+def media_limits(
+    max_pixels: int | None,  # of a picture; none: the model's own limit
+) -> dict[str, Any]:  # vLLM's limit_mm_per_prompt
+    "No videos, and the largest picture that vLLM plans its memory for"
+    if max_pixels is None:
+        return {"video": 0}
+    side = math.isqrt(max_pixels)
+    return {"video": 0, "image": {"count": 999, "width": side, "height": side}}
+
+
 def llm_arguments(
     model: str,  # Hugging Face folder
     dtype: str,  # type of the weights
@@ -370,6 +400,9 @@ def llm_arguments(
     can_sleep: bool = True,  # the platform can give memory back
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
     sees: bool = False,  # the model has a vision tower
+    max_pixels: int | None = None,  # of a picture; none: the model's own limit
+    engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
+    load_weights: bool = True,  # False: leave them random until the first weight update
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "The arguments of a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
@@ -377,6 +410,7 @@ def llm_arguments(
         "model": model,
         "trust_remote_code": False,
         "dtype": dtype,
+        "load_format": "auto" if load_weights else "dummy",
         "max_model_len": max_tokens,
         "max_num_seqs": max_sequences,
         "enforce_eager": enforce_eager,
@@ -388,11 +422,12 @@ def llm_arguments(
         "gpu_memory_utilization": memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes,
         "weight_transfer_config": weight_transfer,
-        "limit_mm_per_prompt": {"video": 0} if sees else None,
+        "limit_mm_per_prompt": media_limits(max_pixels) if sees else None,
         # A step that is already under way would report tokens of the old weights after an update.
         "async_scheduling": False,
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
+        **(engine_args or {}),
     }
 
 # %% ../../nbs/rollout/03_vllm.ipynb #1495adef
@@ -612,6 +647,9 @@ class VllmEngine(Engine):
         request_seeds: bool = True,  # each response has a generator of its own
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
         simulated_latency: float = 0.0,  # time that each decode step sleeps, s
+        max_pixels: int | None = None,  # of a picture; none: the model's own limit
+        engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
+        load_weights: bool = True,  # False: random until the first weight update
     ):
         path = Path(hf_path)
         self._check_can_start(path)
@@ -644,8 +682,13 @@ class VllmEngine(Engine):
             self.can_sleep,
             transfer_config(weight_update_method, self.platform),
             sees=bool(unsampled),
+            max_pixels=max_pixels,
+            engine_args=engine_args,
+            load_weights=load_weights,
         )
+        self._weights_valid = load_weights
         known = EngineArgs.__dataclass_fields__
+        check_argument_names("rollout.engine_args", engine_args or {}, known)
         self.memory_identity = ""  # in names of shared memory; empty: there is none
         if tensor_parallel > 1 and self.platform == "cpu":
             path_of_module = "vllm.distributed.device_communicators.cpu_communicator"
@@ -655,6 +698,7 @@ class VllmEngine(Engine):
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
+        check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
         if self.platform == "cpu":
             self.llm.collective_rpc(_drop_unused_packs)
         images = self._images(config) if unsampled else None

@@ -135,6 +135,7 @@ MAY_CHANGE = (
     "placement.transfer_",
     "placement.verify_every_nth",
     "rollout.eval_every",
+    "rollout.skip_eval_before_train",
     "train.logprob_diff_",
     "reward.retries",
     "reward.failure_alarm",

@@ -176,7 +176,8 @@ class PPOTrainer(Trainer):
         "The critic and its optimizer, which sleep with the policy's"
         num_steps = config.num_steps * (config.rollout_batch // config.global_batch_size)
         with self.offloader.allocating():
-            critic = load_critic(hf_path, config.model, config.parallel, config.seed)
+            args = config.train.megatron_args
+            critic = load_critic(hf_path, config.model, config.parallel, config.seed, args)
             self.critic = critic
             self.check_host_room(critic, config)
             optimizer = build_optimizer(critic, critic_optim(config), num_steps)

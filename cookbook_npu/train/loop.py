@@ -72,8 +72,11 @@ class Driver:
 
     def _evaluates_first(self) -> bool:
         "Whether the run begins here, with an evaluation"
-        begins = self.state.start_step == 0 and self.state.tracker.last < 0
-        return begins and self.state.config.rollout.eval_every > 0
+        state = self.state
+        rollout = state.config.rollout
+        begins = state.start_step == 0 and state.tracker.last < 0
+        wanted = rollout.eval_every > 0 and not rollout.skip_eval_before_train
+        return begins and wanted and bool(state.held_out)
 
     def _before_first_step(self) -> dict[str, float] | None:  # none: there is none
         "The evaluation of the first weights"

@@ -6,7 +6,7 @@
 __all__ = ['COPY_ALIGNMENT', 'PINNED_BLOCK_BYTES', 'HOST_RESERVE', 'Tensors', 'LET_ENGINE_SLEEP', 'SAVER_TAG', 'PAUSE_SLACK',
            'SETTINGS_OF', 'device_storages', 'Piece', 'place_storages', 'check_host_room', 'pinned_block', 'HostBlocks',
            'MemoryOffloader', 'check_device_room', 'storage_bytes', 'HostOffloader', 'MemorySaverOffloader',
-           'open_memory_saver', 'make_offloader', 'engine_bytes', 'component_bytes', 'memory_table',
+           'open_memory_saver', 'make_offloader', 'engine_needs', 'component_bytes', 'memory_table',
            'explain_out_of_memory', 'HostCopy']
 
 # %% ../../nbs/train/01_offload.ipynb #36e88aa5
@@ -384,22 +384,25 @@ def make_offloader(
     return MemorySaverOffloader(acc, keep, drop, saver, hook)
 
 # %% ../../nbs/train/01_offload.ipynb #028026d3
-def engine_bytes(
+def engine_needs(
     config: RunConfig,  # the run
     capacity: int,  # memory of a device, bytes
-) -> int:  # 0 where it takes none, or the plan does not know the model
-    "Device memory that an engine takes when it wakes, its weights and its cache, as the plan has it"
+) -> tuple[
+    int, int
+]:  # bytes to load new weights, bytes to sample; 0 where it takes none, or the model is unknown
+    "Device memory that an engine takes when it wakes, as the plan has it"
     if config.scale == "laptop" and config.rollout.engine == "vllm":
         # it runs on the CPU there
-        return 0
+        return 0, 0
     try:
         model = model_of(config)
     except ConfigError:
-        return 0
+        return 0, 0
     if config.scale == "910b":
         # as the engine itself was told
         capacity = planned_capacity(capacity)
-    return sum(part.nbytes for part in engine_components(model, config, capacity))
+    parts = [part.nbytes for part in engine_components(model, config, capacity)]
+    return parts[0] + config.placement.bucket_bytes, sum(parts)
 
 # %% ../../nbs/train/01_offload.ipynb #1ea67c76
 def component_bytes(

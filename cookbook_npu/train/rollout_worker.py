@@ -6,7 +6,7 @@
 __all__ = ['CONTROL_METHODS', 'decided_cache', 'make_engine', 'RolloutWorker', 'Engines']
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #d9d9bb22
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from cookbook_npu.weights.transport import (
     SharedMemory,
     read_buckets,
     tensor_handles,
+    try_handle,
 )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #3e664a22
@@ -42,6 +43,7 @@ def decided_cache(
 def make_engine(
     config: RunConfig,  # the run
     hf_path: str,  # Hugging Face folder with weights, configuration and tokenizer
+    load_weights: bool = True,  # False: vLLM leaves them random until the first update
 ) -> Engine:  # awake, version 0
     "The engine that `config.rollout.engine` names"
     rollout = config.rollout
@@ -60,7 +62,10 @@ def make_engine(
             kept_cache=rollout.kept_cache,
             simulated_latency=rollout.simulated_latency,
             kv_cache_bytes=decided_cache(config),
+            load_weights=load_weights,
             max_tokens=config.data.max_prompt_tokens + config.longest_response,
+            max_pixels=config.data.image_max_pixels,
+            engine_args=rollout.engine_args,
         )
     from cookbook_npu.rollout.transformers import TransformersEngine
 
@@ -85,9 +90,10 @@ class RolloutWorker:
         world_size: int,  # devices of the engine
         config: RunConfig,  # the run
         hf_path: str,  # Hugging Face folder
+        load_weights: bool = True,  # False: the first weights come with an update
     ):
         self.rank = rank
-        self.engine = make_engine(config, hf_path)
+        self.engine = make_engine(config, hf_path, load_weights)
         self.received = SharedMemory()
         self.acc = accelerator()
         self.mapped = MappedBuckets()
@@ -133,6 +139,13 @@ class RolloutWorker:
     def resume(self) -> None:
         "Go on after a pause"
         self.engine.resume()
+
+    def try_handle(
+        self,
+        handles: Mapping[str, bytes],  # device -> handle, of all trainer ranks
+    ) -> str:  # "": it works
+        "Why this engine cannot open device memory of the trainer; awake or asleep"
+        return try_handle(handles, self.acc)
 
     def update_weights(
         self,
@@ -203,6 +216,15 @@ class Engines:
     ) -> list[Any]:  # one result for each engine
         "The same call on every engine"
         return self.call_each(method, [args] * len(self.groups))
+
+    def call_ranks(
+        self,
+        method: str,  # method of `RolloutWorker`
+        *args: Any,  # the same for every rank
+    ) -> list[Any]:  # one result for each rank of each engine
+        "The same call on every rank of every engine; raises the `RoleError` of the first that failed"
+        started = [group.start(method, *args) for group in self.groups]
+        return [result for call in started for result in call.result()]
 
     def call_each(
         self,

@@ -39,6 +39,7 @@ from ..data.turns import TurnFormat
 from ..lazy_imports import without_garbage_collection
 from ..npu.device import CUDA, NPU
 from ..parameters import handed_on
+from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import BegunLength, EpisodeRunner
 from ..runs.checkpoints import Checkpoint
@@ -356,6 +357,8 @@ def _start(
     if episodes is not None:
         stack.callback(episodes.close)
     prompts, held_out = load_data(config, hf_path, episodes)
+    if config.rollout.eval_every and not held_out:
+        print(NOT_EVALUATED, flush=True)
     rewards = stack.enter_context(RewardPool(config.reward))
     rewards.check_labels([*prompts.prompts, *held_out])
     if episodes is not None:

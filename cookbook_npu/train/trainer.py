@@ -54,7 +54,12 @@ from cookbook_npu.model.vision import (
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
-from ..plan.memory import host_optimizer_bytes
+from cookbook_npu.plan.memory import (
+    HandleNeeds,
+    host_optimizer_bytes,
+    planned_backend,
+    planned_capacity,
+)
 from cookbook_npu.train.batch import (
     Batch,
     RowValues,
@@ -69,17 +74,22 @@ from cookbook_npu.train.offload import (
     check_device_room,
     check_host_room,
     component_bytes,
-    engine_bytes,
+    engine_needs,
     explain_out_of_memory,
     make_offloader,
     memory_table,
 )
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
+from ..weights.checksum import why_on_host
 from ..weights.manifest import Manifest
 from cookbook_npu.weights.transport import (
+    DeviceHandles,
+    NoDeviceRoom,
     SharedMemory,
+    Transport,
     count_failing_ranks,
     make_transport,
+    offer_handle,
     raise_on_all_ranks,
     write_buckets,
 )
@@ -116,6 +126,11 @@ class TrainerMemory:
     def kept(self) -> list[Tensor]:
         "Tensors whose values survive a sleep"
         return [*self.weights(), *self.moments()]
+
+    def nbytes(self) -> int:
+        "Bytes on the device of everything that sleeps"
+        sleeping = {"all": [*self.kept(), *self.gradients()]}
+        return component_bytes(sleeping, self.acc.type.name)["all"]
 
     def table(self) -> dict[str, int]:  # component -> bytes
         "Where the device memory went since the rank woke: tensors at their peak, and communicators"
@@ -463,16 +478,17 @@ class SleepControl:
         memory: TrainerMemory,  # what sleeps
         offloader: MemoryOffloader,  # how it sleeps
         weight_bytes: int,  # of the whole model
+        copy_bytes: Callable[[], int],  # of a copy of the weights that waits on the device
     ):
         self.config = config
         self.acc = acc
         self.memory = memory
         self.offloader = offloader
         self.weight_bytes = weight_bytes
+        self.copy_bytes = copy_bytes
         self.free_asleep = 0  # device memory when trainer and engine slept last, bytes
-        self.engine_need: int | None = (
-            None  # bytes that the engine takes; none: not asked yet
-        )
+        # bytes that the engine takes to load weights, and to sample; None: not asked yet
+        self.engine_needs: tuple[int, int] | None = None
 
     @property
     def groups_destroyed(self) -> bool:
@@ -520,16 +536,20 @@ class SleepControl:
         self.acc.reset_peak(0)
 
     def _check_engine_room(self) -> int:  # free memory of the device, bytes
-        "Raise `DeviceError` when a sleeping engine could not wake in the memory that is free now"
+        """Raise `DeviceError` when a sleeping engine could not wake in the memory that is free now.
+
+        It loads the weights beside a copy of them on the device, if there is one; the cache wakes
+        when that copy is released."""
         free, total = self.acc.mem_get_info(0)
-        if self.engine_need is None:
-            self.engine_need = engine_bytes(self.config, total)
-        check_device_room(
-            self.acc,
-            self.engine_need,
-            "waking the engine",
-            "Lower rollout.memory_utilization, or see who else is on the device.",
-        )
+        if self.engine_needs is None:
+            self.engine_needs = engine_needs(self.config, total)
+        loading, sampling = self.engine_needs
+        copy = self.copy_bytes()
+        remedy = "Lower rollout.memory_utilization, or see who else is on the device."
+        if copy:
+            remedy = f"Set placement.transfer_backend to shm. {remedy}"
+        need = max(loading, sampling - copy) if copy else sampling
+        check_device_room(self.acc, need, "waking the engine", remedy)
         return free
 
     def engine_memory(self) -> dict[str, float]:  # bytes
@@ -553,37 +573,111 @@ class WeightWriter:
         self,
         rank: int,  # global rank
         config: RunConfig,  # the run
-        acc: Accelerator,  # of this process
-        model: MegatronModel,  # whose weights are written
-        weight_bytes: int,  # of the whole model
+        memory: TrainerMemory,  # of this rank; its policy is what is written
+        weight_bytes: int,  # of the whole policy
     ):
-        self.placement = config.placement
-        self.model = model
+        assert memory.model is not None, "the policy is built before its writer"
+        self.rank = rank
+        self.config = config
+        self.memory = memory
+        self.acc = memory.acc
+        self.model = memory.model
         self.weight_bytes = weight_bytes
-        # none: this rank only takes part in the gathers
-        self.transport = make_transport(config, acc, rank, weight_bytes)
-        self.broadcasts = BroadcastEnd(acc)
+        self.backend = ""  # "": not chosen yet
+        self.transport: Transport | None = (
+            None  # None: this rank only takes part in gathers
+        )
+        self.broadcasts = BroadcastEnd(self.acc)
         self.has_written = False  # the memory for it is there
+
+    def offer_handle(self) -> tuple[dict[str, bytes], str]:
+        "A handle of this rank's device for an engine to try, or why there is none; every rank must call it"
+        total = self.acc.mem_get_info(0)[1]
+        capacity = planned_capacity(total) if self.config.scale == "910b" else total
+        try:
+            _, why = planned_backend(self.config, capacity)
+        except ConfigError:
+            # a model that the plan does not know: measured before each write
+            why = ""
+        if why:
+            return {}, why
+        self.use_backend("ipc")
+        assert isinstance(self.transport, DeviceHandles)
+        return offer_handle(self.transport)
+
+    def use_backend(
+        self,
+        backend: str,  # "shm" or "ipc"; the same on every rank
+    ) -> None:
+        "Write through this backend from now on; collective"
+        self.release()
+        self.backend = backend
+        self.transport = make_transport(backend, self.acc, self.rank)
+        self.has_written = False
+
+    @property
+    def copy_bytes(self) -> int:
+        "Device memory of the copy that waits for the engines"
+        return self.transport.nbytes if isinstance(self.transport, DeviceHandles) else 0
 
     def write(
         self,
         version: int,  # weight version
-    ) -> Manifest | None:  # none: this rank only takes part in the gathers
+    ) -> Manifest | None:  # None: this rank only takes part in the gathers
         """Write all weights, under their Hugging Face names, for the engines to read.
 
         Raises `WeightUpdateError` on every rank when one cannot."""
-        if not self.has_written:
+        wanted = self.config.placement.transfer_backend
+        if not self.backend:
+            self.use_backend("ipc" if wanted == "ipc" else "shm")
+        native = self.config.rollout.weight_update_method == "native"
+        note = ""
+        try:
+            manifest = self._write(version)
+        except NoDeviceRoom as error:
+            if self.backend != "ipc" or wanted != "auto" or native:
+                raise
+            note = error.what
+            self.use_backend("shm")
+            manifest = self._write(version)
+        manifest.note = note
+        return manifest if self.transport else None
+
+    def _write(self, version: int) -> Manifest:
+        "Write through the present backend"
+        device = self.model.layout.device
+        placement = self.config.placement
+        if self.backend == "ipc" and placement.transfer_backend == "auto":
+            raise_on_all_ranks(self._lacks_device_room(), device)
+        elif not self.has_written:
             run_on_all_ranks(self._check_host_room)
         manifest = write_buckets(
             version,
             export_weights(self.model),
-            self.placement.bucket_bytes,
+            placement.bucket_bytes,
             self.transport,
-            self.placement.verify_every_nth,
-            raise_error=partial(raise_on_all_ranks, device=self.model.layout.device),
+            placement.verify_every_nth,
+            raise_error=partial(raise_on_all_ranks, device=device),
         )
         self.has_written = True
-        return manifest if self.transport else None
+        return manifest
+
+    def handle_needs(self) -> HandleNeeds:
+        "Device memory that device handles take here"
+        bucket = self.config.placement.bucket_bytes
+        layout = self.model.layout
+        largest = max(p.nbytes for p in self.model.module.parameters()) * layout.tensor_size
+        at_once = min(bucket, self.weight_bytes) if layout.tensor_size > 1 else 0
+        engine = self.weight_bytes // self.config.rollout.devices_per_engine
+        return HandleNeeds(self.weight_bytes, max(largest, at_once), engine + bucket)
+
+    def _lacks_device_room(self) -> NoDeviceRoom | None:
+        "Why a copy of the weights does not fit on this device now, or in the sleep that follows"
+        # what this process only caches is room, too
+        self.acc.empty_cache()
+        free, _ = self.acc.mem_get_info(0)
+        why = self.handle_needs().lacks_room(free, free + self.memory.nbytes())
+        return NoDeviceRoom(why, "Set placement.transfer_backend to shm.") if why else None
 
     def broadcast(
         self,
@@ -604,7 +698,7 @@ class WeightWriter:
     def _check_host_room(self) -> None:
         "Raise on the rank that writes when the host lacks the memory for its first weight update"
         if isinstance(self.transport, SharedMemory):
-            reserve = self.placement.bucket_bytes + HOST_RESERVE
+            reserve = self.config.placement.bucket_bytes + HOST_RESERVE
             check_host_room(self.weight_bytes, "a weight update", reserve)
 
 # %% ../../nbs/train/02_trainer.ipynb #b23b7ced
@@ -735,10 +829,15 @@ class Trainer:
         self.steps = OptimizerSteps(
             rank, config, self.runner, self.optimizer, self.offloader
         )
+        self.writer = WeightWriter(rank, config, self.held, weight_bytes)
         self.sleeping = SleepControl(
-            config, self.acc, self.held, self.offloader, weight_bytes
+            config,
+            self.acc,
+            self.held,
+            self.offloader,
+            weight_bytes,
+            copy_bytes=lambda: self.writer.copy_bytes,
         )
-        self.writer = WeightWriter(rank, config, self.acc, self.model, weight_bytes)
         self.checkpoints = CheckpointWriter(rank, self.model, self.optimizer, self.sleeping)
 
     def _build_model(
@@ -750,7 +849,10 @@ class Trainer:
         num_steps = config.policy_steps * (config.rollout_batch // config.global_batch_size)
         init_parallel(config.parallel, config.seed)
         with self.offloader.allocating():
-            self.model = load_model(hf_path, config.model, config.parallel)
+            args = config.train.megatron_args
+            self.model = load_model(
+                hf_path, config.model, config.parallel, megatron_args=args
+            )
             self.held.model = self.model
             self.check_host_room(self.model, config)
             self.optimizer = build_optimizer(self.model, config.optim, num_steps)
@@ -828,6 +930,17 @@ class Trainer:
         "See `SleepControl.engine_memory`"
         return self.sleeping.engine_memory()
 
+    def offer_handle(self) -> tuple[dict[str, bytes], str]:  # device -> handle; why none
+        "See `WeightWriter.offer_handle`"
+        return self.writer.offer_handle()
+
+    def use_backend(
+        self,
+        backend: str,  # "shm" or "ipc"
+    ) -> None:
+        "See `WeightWriter.use_backend`"
+        self.writer.use_backend(backend)
+
     def write_weights(
         self,
         version: int,  # weight version
@@ -881,7 +994,11 @@ class Trainer:
 
     def notes(self) -> list[str]:  # empty: nothing unusual
         "What a person should know of how this trainer works here"
-        return [self.layout.note] if self.layout.note else []
+        notes = [self.layout.note] if self.layout.note else []
+        why = why_on_host(self.acc.device(0))
+        if why:
+            notes.append(f"checksums of weights are computed on the host: {why}")
+        return notes
 
     def health(self) -> dict[str, Any]:
         "What this rank is doing"

@@ -8,7 +8,9 @@ __all__ = ['do_nothing', 'WeightSync']
 # %% ../../nbs/train/08_weight_sync.ipynb #7acc5ba6
 from collections.abc import Callable
 
-from ..errors import WeightUpdateError
+from ..cluster.worker_group import WorkerGroup
+from ..errors import ConfigError, WeightUpdateError
+from ..plan.memory import why_no_handles
 from .state import DriverState
 from ..weights.manifest import Manifest, merge_manifests
 
@@ -25,6 +27,7 @@ class WeightSync:
         state: DriverState,  # the run; its `version` is what the engines hold
     ):
         self.state = state
+        self.agreed: WorkerGroup | None = None  # the trainer that has a backend
 
     def update(
         self,
@@ -48,12 +51,8 @@ class WeightSync:
         manifest = self._write(version, meanwhile)
         with span("sleep"):
             memory = trainer.call("sleep")[0]
-        try:
-            with span("update_weights"):
-                self._receive(manifest)
-        finally:
-            with span("update_weights"):
-                trainer.call("release_weights")
+        with span("update_weights"):
+            self._receive(manifest)
         self.state.version = version
         self.state.tracker.hold_version(version)
         return memory
@@ -61,15 +60,50 @@ class WeightSync:
     def _write(self, version: int, meanwhile: Callable[[], None]) -> Manifest:
         "What the trainer lays down"
         with self.state.tracker.span("update_weights"):
+            self._agree_on_backend()
             writing = self.state.trainer.start("write_weights", version)
             meanwhile()
-            return merge_manifests(writing.result())
+            manifest = merge_manifests(writing.result())
+        if manifest.note:
+            self._record_backend(manifest.backend, manifest.note)
+        return manifest
+
+    def _agree_on_backend(self) -> None:
+        "Let every engine try a handle of the trainer's memory, once for each trainer"
+        config, trainer = self.state.config, self.state.trainer
+        if trainer is self.agreed or why_no_handles(config):
+            return
+        offers = trainer.call("offer_handle")
+        why = next((reason for _, reason in offers if reason), "")
+        if not why:
+            handles = {
+                key: handle for of_rank, _ in offers for key, handle in of_rank.items()
+            }
+            answers = self.state.engines.call_ranks("try_handle", handles)
+            why = next((answer for answer in answers if answer), "")
+        if why and config.placement.transfer_backend == "ipc":
+            raise ConfigError(
+                f"placement.transfer_backend is 'ipc': {why}",
+                "Set placement.transfer_backend to auto.",
+            )
+        trainer.call("use_backend", "shm" if why else "ipc")
+        self._record_backend("shm" if why else "ipc", why)
+        self.agreed = trainer
+
+    def _record_backend(self, backend: str, why: str) -> None:
+        "Write down how weights travel, and print why not over device handles"
+        self.state.folder.event("weight_transfer", backend=backend, why=why)
+        if why:
+            print(f"new weights go through host memory ({backend}): {why}", flush=True)
 
     def _receive(self, manifest: Manifest) -> None:
         "The engines wake in two stages: for the weights, and, once these are right, for the cache"
         engines = self.state.engines
-        engines.call("wake", ["weights"])
-        self._load(manifest)
+        try:
+            engines.call("wake", ["weights"])
+            self._load(manifest)
+        finally:
+            self.state.trainer.call("release_weights")
         engines.call("wake", ["kv_cache"])
 
     def _load(self, manifest: Manifest) -> None:

@@ -88,7 +88,7 @@ def start_engine(
         share=DEVICE_SHARE,
         bootstrap="rollout",
         control_methods=CONTROL_METHODS,
-        kwargs={"config": config, "hf_path": hf_path},
+        kwargs={"config": config, "hf_path": hf_path, "load_weights": False},
         env=role_environment(config, "rollout") | dict(extra_env),
         timeout=config.placement.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,

@@ -47,6 +47,7 @@ class Manifest:
     # of each bucket: its name on each machine, or its handle on each device
     buckets: list[dict[str, Any]] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)  # every tensor, bucket by bucket
+    note: str = ""  # why the backend is another one than before
 
     @property
     def expected(self) -> dict[str, int]:

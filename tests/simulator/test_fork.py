@@ -62,6 +62,7 @@ if os.fork() == 0:
     print(torch.npu.mem_get_info()[0] >> 20, flush=True)
     os._exit(0)
 os.wait()
+torch.npu.set_device(0)
 print(torch.npu.mem_get_info()[0] >> 20, simulator._own_session_file().exists())
 """
 

@@ -19,7 +19,13 @@ from cookbook_npu.plan.dimensions import (
     parameters_per_rank,
     published_dimensions,
 )
-from cookbook_npu.plan.memory import micro_batch, trainer_state, training
+from cookbook_npu.plan.memory import (
+    micro_batch,
+    planned_backend,
+    planned_capacity,
+    trainer_state,
+    training,
+)
 from cookbook_npu.plan.plan import make_plan, process_groups
 from cookbook_npu.plan.roles import architecture
 from cookbook_npu.presets import PRESETS
@@ -27,6 +33,14 @@ from cookbook_npu.rl.algorithms import algorithm_overrides
 from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "plan_jobs"
+# transfer backend, phases that hold a copy of the weights on the device
+BACKENDS = {
+    "qwen3_4b_colocate": ("ipc", 2),
+    "qwen3_5_9b_colocate": ("ipc", 2),
+    "qwen3_5_9b_async": ("shm", 0),
+    "qwen3_vl_8b_grpo": ("ipc", 2),
+    "qwen3_vl_8b_ppo": ("shm", 0),
+}
 
 
 @pytest.mark.slow
@@ -87,10 +101,20 @@ def test_operations_of_the_vision_tower_are_those_that_pytorch_counts():
 
 @pytest.mark.parametrize("recipe", sorted(PRESETS))
 def test_every_910b_preset_fits(recipe):
+    "The copy of the weights included, where the transfer backend that a trainer chooses makes one"
     plan = make_plan(planned_config(recipe, "910b", {}))
     assert plan.model.name in PUBLISHED and all(
         p.nbytes <= plan.capacity for p in plan.phases
     )
+    # what a driver says of a 910B of 64 GiB
+    backend, why = planned_backend(plan.config, planned_capacity(65_787_658_240))
+    copies = [
+        c for p in plan.phases for c in p.components if c.name == "copy of the weights"
+    ]
+    assert (backend, len(copies)) == BACKENDS[recipe], why
+    assert bool(why) == (backend == "shm")
+    page = plan.as_text()
+    assert f"({backend})" in page or plan.config.placement.mode == "split"
 
 
 VLLM = """
@@ -112,8 +136,8 @@ ARCHITECTURES = {
 }
 
 
-def accepted(recipe):
-    config = planned_config(recipe, "910b", {})
+def accepted(recipe, **overrides):
+    config = planned_config(recipe, "910b", {"overrides": overrides})
     folder = Path(tempfile.mkdtemp())
     model = PUBLISHED[Path(config.model.path).name]
     architecture = ARCHITECTURES[model["model_type"]]
@@ -124,7 +148,15 @@ def accepted(recipe):
     for name in ("use_tqdm_on_load", "enable_sleep_mode"):  # a CPU cannot sleep
         known.pop(name, None)
     made = EngineArgs(**known, skip_tokenizer_init=True).create_engine_config()
+    pictures = made.model_config.multimodal_config
+    image = pictures and pictures.limit_per_prompt.get("image")
     return dict(
+        rows=made.scheduler_config.max_num_seqs,
+        chunk=made.scheduler_config.max_num_batched_tokens,
+        ops=made.compilation_config.custom_ops,
+        additional=made.additional_config,
+        picture=image and [image.width, image.height],
+        picture_cache=pictures and pictures.mm_processor_cache_gb,
         tensor=made.parallel_config.tensor_parallel_size,
         length=made.model_config.max_model_len,
         eager=made.model_config.enforce_eager,
@@ -133,8 +165,19 @@ def accepted(recipe):
     )
 
 
+PASSED = {
+    "rollout.enforce_eager": False,
+    "rollout.engine_args": {
+        "max_num_seqs": 48,
+        "max_num_batched_tokens": 4096,
+        "compilation_config": {"custom_ops": ["-rms_norm"]},
+        "additional_config": {"enable_sleep_mode_extra_cleanup": True, "weight_nz_mode": 0},
+    },
+}
 with inherited_operators():
-    print("RESULT", json.dumps({recipe: accepted(recipe) for recipe in sys.argv[1:]}))
+    made = {recipe: accepted(recipe) for recipe in sys.argv[1:]}
+    made["passed on"] = accepted("qwen3_4b_colocate", **PASSED)
+    print("RESULT", json.dumps(made))
 """
 ON_VLLM = sorted(
     r for r in PRESETS if planned_config(r, "910b", {}).rollout.engine == "vllm"
@@ -175,6 +218,30 @@ def test_vllm_accepts_the_arguments(recipe, accepted_by_vllm):
     )
     assert got["logprobs"] == "processed_logprobs"
     assert got["cache"] == make_plan(config).cache_bytes
+
+
+@pytest.mark.slow
+def test_vllm_receives_the_arguments_that_are_passed_on(accepted_by_vllm):
+    "By vLLM's own configuration; what the loop sets beside them is unchanged"
+    got = accepted_by_vllm["passed on"]
+    plain = accepted_by_vllm["qwen3_4b_colocate"]
+    assert (got["rows"], got["chunk"]) == (48, 4096)
+    assert "-rms_norm" in got["ops"] and "-rms_norm" not in plain["ops"]
+    assert got["additional"] == {
+        "enable_sleep_mode_extra_cleanup": True,
+        "weight_nz_mode": 0,
+    }
+    assert (plain["rows"], plain["eager"], got["eager"]) == (256, True, False)
+    for kept in ("tensor", "length", "logprobs", "cache"):
+        assert got[kept] == plain[kept]
+
+
+@pytest.mark.slow
+def test_vllm_plans_for_the_largest_picture_of_the_run(accepted_by_vllm):
+    "Not for the 16 million pixels that Qwen3-VL allows"
+    if "qwen3_vl_8b_grpo" not in accepted_by_vllm:
+        pytest.skip("torchvision is not installed")
+    assert accepted_by_vllm["qwen3_vl_8b_grpo"]["picture"] == [512, 512]
 
 
 def test_the_command_names_the_cache_that_the_engine_gets():

@@ -17,7 +17,7 @@ from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 
 LIMIT_S = 5.0
-IPC = '{"placement.transfer_backend": "ipc"}'
+IPC = '{"placement.transfer_backend": "ipc", "rollout.engine": "vllm"}'
 SAVER = '{"placement.sleep": "torch_memory_saver"}'
 NO_VLLM = (
     "import sys; from cookbook_npu.plan import preflight;"
@@ -90,7 +90,7 @@ def test_transfer_backend_that_a_laptop_has_not(tmp_path, command):
     words = [command, "qwen3_4b_colocate", "-p", "overrides", IPC]
     if command == "plan":
         words += ["--scale", "laptop"]
-    assert "'ipc' at scale 'laptop'" in refused(tmp_path, *words)
+    assert "'ipc' with rollout.engine 'vllm' at scale 'laptop'" in refused(tmp_path, *words)
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FAULTS_ENV', 'COLLECTIVES', 'ROLE_ENV', 'out_of_memory', 'clear_faults', 'lose_device', 'fail_collective',
-           'hang_collective', 'not_a_number', 'slow_down', 'stall', 'die', 'Fault', 'parse_faults',
+           'hang_collective', 'not_a_number', 'slow_down', 'wrong_products', 'stall', 'die', 'Fault', 'parse_faults',
            'arm_from_environment', 'arm_at_call']
 
 # %% ../../../nbs/npu/simulator/07_faults.ipynb #00836465
@@ -136,6 +136,36 @@ def slow_down(
     _on_layers(lambda result: time.sleep(seconds))
 
 
+class _WrongProducts:
+    "The product operator of the device, replaced"
+
+    def __init__(self) -> None:
+        torch = importlib.import_module("torch")
+        self.torch = torch
+        self.library = torch.library.Library("aten", "IMPL")
+        self.library.impl("mul.out", self.multiply, "PrivateUse1")
+
+    def multiply(self, left: Any, right: Any, *, out: Any) -> Any:
+        "The product; where one of 64-bit integers overflows, the largest or smallest of them"
+        host = [self.torch.as_tensor(x).cpu() for x in (left, right)]
+        product = self.torch.mul(*host)
+        if product.dtype == self.torch.int64:
+            real = self.torch.mul(*(x.double() for x in host))
+            limits = self.torch.iinfo(self.torch.int64)
+            product[real > limits.max] = limits.max
+            product[real < limits.min] = limits.min
+        return out.copy_(product)
+
+    def remove(self) -> None:
+        "The right operator again"
+        self.library._destroy()
+
+
+def wrong_products() -> None:
+    "Products of 64-bit integers saturate from now on, where they have to wrap around"
+    _hooks.append(_WrongProducts())
+
+
 def stall() -> None:
     "Never return"
     threading.Event().wait()
@@ -193,6 +223,10 @@ def _parse_slow(rest: str) -> _Call:
     return slow_down, (float(rest),)
 
 
+def _parse_products(rest: str) -> _Call:
+    return wrong_products, ()
+
+
 def _parse_stall(rest: str) -> _Call:
     return stall, ()
 
@@ -220,6 +254,7 @@ _PARSERS: dict[str, Callable[[str], _Call]] = {
     "lost": _parse_lost,
     "nan": _parse_nan,
     "slow": _parse_slow,
+    "products": _parse_products,
     "stall": _parse_stall,
     "die": _parse_die,
     "fail": _parse_fail,

@@ -330,7 +330,14 @@ max_memory_cached = max_memory_reserved
 def mem_get_info(
     device: Any = None,  # none: the current one
 ) -> tuple[int, int]:  # (free, total) bytes
-    "Memory of a device as the device sees it: every process of the session counts"
+    """Memory of a device as the device sees it: every process of the session counts.
+
+    Raises `RuntimeError`, as torch_npu does, before this process has used a device."""
+    if not _device.devices_used():
+        raise RuntimeError(
+            "GetDeviceMemories: the NPU function aclrtGetMemInfo returned error code 107002. "
+            "The context is empty: call torch.npu.set_device first (simulated NPU)."
+        )
     return _device.memory_info(_index(device))
 
 
@@ -444,7 +451,7 @@ def reset_peak_host_memory_stats() -> None:
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0f0a8bbe
 def ipc_collect() -> None:
-    "Tensors are not shared between processes: nothing to collect"
+    "Collect nothing: exported memory is free as soon as its owner lets go (see `npu.simulator.handles`)"
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4cae6bba
 class _Generators:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SOC_NAME', 'ACL_STUB', 'TORCH_NPU_STUBS', 'StubFinder', 'fill_acl', 'fill_torch_npu', 'fill_nothing',
-           'fill_transfer_to_npu', 'make_mstx', 'fill_torchair', 'fill_torchair_ge', 'register_acl_stub',
-           'register_stubs']
+           'fill_reductions', 'fill_transfer_to_npu', 'make_mstx', 'fill_torchair', 'fill_torchair_ge',
+           'register_acl_stub', 'register_stubs']
 
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #73344a7f
 import importlib
@@ -107,6 +107,15 @@ def fill_nothing(
     "A package that only has submodules"
 
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #ba2b2fba
+def fill_reductions(
+    module: Any,  # empty module named torch_npu.multiprocessing.reductions
+) -> None:
+    "The function that opens NPU memory of another process"
+    from cookbook_npu.npu.simulator import handles
+
+    module.rebuild_npu_tensor = handles.rebuild_npu_tensor
+
+
 def fill_transfer_to_npu(
     module: ModuleType,  # empty module
 ) -> None:
@@ -159,6 +168,8 @@ TORCH_NPU_STUBS = {
     "torch_npu": f"{__name__}:fill_torch_npu",
     "torch_npu.contrib": f"{__name__}:fill_nothing",
     "torch_npu.contrib.transfer_to_npu": f"{__name__}:fill_transfer_to_npu",
+    "torch_npu.multiprocessing": f"{__name__}:fill_nothing",
+    "torch_npu.multiprocessing.reductions": f"{__name__}:fill_reductions",
     "torchair": f"{__name__}:fill_torchair",
     "torchair.ge": f"{__name__}:fill_torchair_ge",
 }
@@ -194,7 +205,7 @@ def register_stubs() -> None:
     import torch
 
     torch.utils.rename_privateuse1_backend("npu")
-    from cookbook_npu.npu.simulator import hccl, runtime
+    from cookbook_npu.npu.simulator import handles, hccl, runtime
 
     npu: Any = runtime
     torch._register_device_module("npu", npu)
@@ -207,3 +218,4 @@ def register_stubs() -> None:
     sys.modules.update(_submodules(npu))
     register_acl_stub()
     hccl.register_hccl()
+    handles.register_handles()

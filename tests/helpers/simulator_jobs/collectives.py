@@ -328,6 +328,7 @@ def with_device_id(rank, world_size):
 
 def hold_memory(rank, world_size, bytes_each):
     "Both ranks use device 0; rank 1 reports what it sees while rank 0 holds memory, and after rank 0 let go"
+    torch.npu.set_device(0)
     dist.init_process_group("gloo")
     held = torch.empty(bytes_each, dtype=torch.uint8, device="npu:0") if rank == 0 else None
     dist.barrier()
@@ -356,6 +357,7 @@ def hold_and_die(rank, world_size):
 
 
 def free_now(rank, world_size):
+    torch.npu.set_device(0)
     return torch.npu.mem_get_info(0)
 
 

@@ -80,6 +80,7 @@ def records(rank, world_size, python):
     from cookbook_npu.npu.shims import memory_saver
     from cookbook_npu.npu.shims.registry import registry
 
+    torch.npu.set_device(0)  # before memory is asked for
     saver = real_saver(Path(python))
     results = {"build": memory_saver.saver_build(memory_saver.package_folder())}
 

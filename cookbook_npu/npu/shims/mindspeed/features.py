@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PATCHES', 'MODULE_SCAN_SHIM', 'MINDSPEED_COMPILE_SHIM', 'ALL_REDUCE_SHIM', 'VIEW_SHIM', 'KERNELS',
            'MINDSPEED_TRITON_SHIM', 'ARGUMENT_CONFLICTS_SHIM', 'NEUTRAL_ARGUMENTS', 'ARGUMENT_DEFAULTS_SHIM',
-           'ROPE_CP_GROUP_SHIM', 'ZERO_CENTERED_NORM_SHIM', 'mindspeed_module', 'nothing_to_probe',
-           'hasattr_without_import', 'torch_all_reduce_double_dtype_bypass_wrapper', 'ensure_contiguous_wrapper',
-           'has_npu_triton', 'missing_arguments', 'replace_everywhere', 'passing_cp_group', 'zero_centered']
+           'ROPE_CP_GROUP_SHIM', 'RESHARDABLE', 'OPTIMIZER_STATE_SHIM', 'ZERO_CENTERED_NORM_SHIM', 'mindspeed_module',
+           'nothing_to_probe', 'hasattr_without_import', 'torch_all_reduce_double_dtype_bypass_wrapper',
+           'ensure_contiguous_wrapper', 'has_npu_triton', 'missing_arguments', 'replace_everywhere', 'passing_cp_group',
+           'zero_centered']
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #1db61c66
 import argparse
@@ -84,15 +85,16 @@ def _scan_needed() -> tuple[bool, str]:
         return nothing_to_probe("patch_utils")
     probe = _LazyProbe("_cookbook_lazy")
     holder = ModuleType("_cookbook_holder")
-    sys.modules.update({probe.__name__: probe, holder.__name__: holder})
+    sys.modules[holder.__name__] = holder
+    # the scan sees two modules: transformers' lazy ones would each log a warning
+    own_sys = module.sys
+    module.sys = SimpleNamespace(modules={m.__name__: m for m in (probe, holder)})
     try:
         patch = module.Patch("_cookbook_holder.cookbook_probe", len, False)
         patch.apply_patch()
         patch.remove_patch()
-    except ImportError as error:
-        return True, f"patching ends in a lazy module: {error}"
     finally:
-        del sys.modules[probe.__name__]
+        module.sys = own_sys
         del sys.modules[holder.__name__]
     if probe.asked:
         return True, "patching makes lazy modules import"
@@ -562,6 +564,54 @@ ROPE_CP_GROUP_SHIM = registry.register(
         reason="MindSpeed's rotary embedding drops cp_group: every packed batch "
         "fails with 'cp_group must be provided for THD format RoPE'",
         link="https://github.com/THUDM/slime/pull/1750",
+    )
+)
+
+# %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #5a8aff77
+RESHARDABLE = "fully_reshardable"
+
+
+def _distributed_optimizer() -> Any:
+    module = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    return module.DistributedOptimizer
+
+
+def _state_needed() -> tuple[bool, str]:
+    if not isinstance(current(), MindSpeed):
+        return nothing_to_probe("distributed optimizer")
+    kind = _distributed_optimizer()
+    if not hasattr(kind, f"load_parameter_state_from_{RESHARDABLE}"):
+        return False, f"this Megatron has no {RESHARDABLE} optimizer state"
+    expect_parameters(kind.load_state_dict, "self state_dict")
+    known = RESHARDABLE in kind.load_state_dict.__code__.co_consts
+    return not known, f"loading {'knows' if known else 'does not know'} {RESHARDABLE}"
+
+
+def _state_install(patch: MonkeyPatch) -> None:
+    original = _distributed_optimizer().load_state_dict
+
+    @functools.wraps(original)
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        if state_dict.get("param_state_sharding_type") != "fully_reshardable":
+            return original(self, state_dict)
+        own = ("param_state", "param_state_sharding_type")
+        original(self, {k: v for k, v in state_dict.items() if k not in own})
+        self.load_parameter_state_from_fully_reshardable(state_dict["param_state"])
+
+    patch.setattr(_distributed_optimizer(), "load_state_dict", load_state_dict)
+
+
+OPTIMIZER_STATE_SHIM = registry.register(
+    Shim(
+        name="mindspeed.optimizer_state",
+        target="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.load_state_dict",
+        phase="after_repatch",
+        needed=_state_needed,
+        install=_state_install,
+        verify=lambda: not _state_needed()[0],
+        reason="MindSpeed's load_state_dict of the distributed optimizer does not know the format "
+        "that checkpoints are saved in: no run can be resumed",
+        link="https://gitcode.com/Ascend/MindSpeed/blob/core_r0.16.0/mindspeed/core/megatron_basic/megatron_basic.py",
     )
 )
 

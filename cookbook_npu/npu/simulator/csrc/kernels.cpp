@@ -73,7 +73,26 @@ bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }
 
+// ---- memory of other processes
+
+int64_t export_memory(const Tensor& self) { return export_storage(self.storage()); }
+
+Tensor open_memory(int64_t descriptor, int64_t nbytes, int64_t device) {
+  const auto target = npu(static_cast<int>(device));
+  auto data = open_exported(static_cast<int>(descriptor), static_cast<size_t>(nbytes), target.index());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, std::move(data), nullptr, false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kNpuKey, caffe2::TypeMeta::Make<uint8_t>());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({nbytes});
+  return tensor;
+}
+
 // ---- registration
+
+TORCH_LIBRARY_FRAGMENT(npusim, m) {
+  m.def("export_memory(Tensor self) -> int");
+  m.def("open_memory(int descriptor, int nbytes, int device) -> Tensor", open_memory);
+}
+TORCH_LIBRARY_IMPL(npusim, PrivateUse1, m) { m.impl("export_memory", export_memory); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);

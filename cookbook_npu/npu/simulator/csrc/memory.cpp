@@ -6,7 +6,9 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -167,6 +169,30 @@ void free_adopted(void* context) {
   delete adopted;
 }
 
+// Memory that several processes map through a file: an exported block in the process that owns it, and the same block where it was opened.
+// Only the owner is charged, as on a device.
+struct SharedBlock {
+  void* start;
+  size_t bytes;
+  int descriptor;  // -1: opened here, owned by another process
+  int device;
+  uint64_t charged = 0;
+};
+void free_shared(void* context) {
+  auto* block = static_cast<SharedBlock*>(context);
+  munmap(block->start, block->bytes);
+  if (block->descriptor >= 0) {
+    ::close(block->descriptor);
+    refund(block->device, block->charged);
+  }
+  delete block;
+}
+c10::DataPtr map_shared(SharedBlock block, int descriptor) {
+  block.start = mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  TORCH_CHECK(block.start != MAP_FAILED, "simulated NPU: cannot map ", block.bytes, " bytes of another process: ", std::strerror(errno));
+  return {block.start, new SharedBlock(block), &free_shared, npu(block.device)};
+}
+
 // Pinned host memory is ordinary memory whose address is remembered. A freed block returns to the system at once but counts as cached, as
 // freed device memory does: a program that never empties the cache of a real host allocator keeps that memory pinned.
 std::mutex pinned_mutex;
@@ -317,6 +343,34 @@ c10::DataPtr adopt_data(c10::DataPtr data, size_t bytes, c10::Device device) {
   const auto charged = charge(target.index(), bytes);
   void* pointer = data.get();
   return {pointer, new Adopted{std::move(data), charged, target.index()}, &free_adopted, target};
+}
+
+int export_storage(const c10::Storage& storage) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  const auto& data = impl->data_ptr();
+  if (data.get_deleter() == &free_shared) {
+    const auto descriptor = static_cast<SharedBlock*>(data.get_context())->descriptor;
+    TORCH_CHECK(descriptor >= 0, "simulated NPU: only the process that owns a block of memory exports it");
+    return descriptor;
+  }
+  const auto bytes = impl->nbytes();
+  TORCH_CHECK(bytes > 0, "simulated NPU: an empty tensor has no memory to export");
+  const int descriptor = memfd_create("simulated_npu", MFD_CLOEXEC), device = impl->device().index();
+  TORCH_CHECK(descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(bytes)) == 0, "simulated NPU: cannot export ", bytes,
+              " bytes: ", std::strerror(errno));
+  const auto charged = round_up(bytes, kBlock);
+  auto shared = map_shared({nullptr, bytes, descriptor, device, charged}, descriptor);
+  std::memcpy(shared.get(), impl->data(), bytes);
+  impl->set_data_ptr_noswap(std::move(shared));  // refunds the old block, which is the same device memory
+  std::lock_guard<std::mutex> guard(devices[device].mutex);
+  devices[device].stats.allocated += charged;
+  devices[device].stats.live_blocks++;
+  return descriptor;
+}
+c10::DataPtr open_exported(int descriptor, size_t bytes, int device) {
+  use_devices();
+  faults::check_device(device);
+  return map_shared({nullptr, bytes, -1, device}, descriptor);
 }
 
 c10::Storage adopt_storage(const c10::Storage& storage, c10::Device device) {

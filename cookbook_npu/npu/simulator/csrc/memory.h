@@ -38,6 +38,10 @@ c10::Allocator* device_allocator();
 bool is_pinned(const void* pointer);
 c10::Allocator* pinned_allocator();
 
+// Memory that other processes of the machine may map: a file that holds the storage from now on, and a storage over such a file.
+int export_storage(const c10::Storage& storage);
+c10::DataPtr open_exported(int descriptor, size_t bytes, int device);
+
 // The device storage for what a CPU kernel filled: here the same one, whose bytes are charged to the device until it dies.
 c10::Storage adopt_storage(const c10::Storage& storage, c10::Device device);
 // The same for a bare pointer that leaves its host storage.

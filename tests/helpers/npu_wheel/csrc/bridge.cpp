@@ -13,6 +13,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <dlfcn.h>
 #include <torch/library.h>
 #include <cstring>
 #include <unordered_set>
@@ -43,9 +44,18 @@ c10::DataPtr adopt_data(c10::DataPtr data, size_t bytes, c10::Device device) {
 
 // ---- random numbers: torch_npu's generator is a seed and a Philox offset, so the pair seeds a CPU generator and the offset moves on
 
+
+// torch_npu 2.10 does not give its default generator to PyTorch's hooks; its own function has it in every release
+const at::Generator& default_generator(c10::Device device) {
+  using Function = const at::Generator& (*)(c10::DeviceIndex);
+  static const auto function =
+      reinterpret_cast<Function>(dlsym(dlopen("libtorch_npu.so", RTLD_NOLOAD | RTLD_NOW), "_ZN6at_npu6detail22getDefaultNPUGeneratorEa"));
+  return function(device.index());
+}
+
 at::Generator host_generator(const std::optional<at::Generator>& given, c10::Device device) {
   constexpr uint64_t golden = 0x9E3779B97F4A7C15ull, step = 4;  // the step of a Philox counter
-  auto generator = given && given->defined() ? *given : at::globalContext().defaultGenerator(device);
+  auto generator = given && given->defined() ? *given : default_generator(device);
   const std::lock_guard<std::mutex> guard(generator.mutex());
   const auto offset = generator.get_offset();
   generator.set_offset(offset + step);

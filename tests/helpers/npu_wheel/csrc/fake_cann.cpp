@@ -6,10 +6,15 @@
 #include "refuse.h"
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -52,8 +57,40 @@ ptrdiff_t device_of(const void* context) { return static_cast<const char*>(conte
 
 // ---- memory
 
+// Memory of the device is an anonymous file: another process can open it by the handle of its owner.
+struct File {
+  int number;
+  size_t bytes;  // whole pages
+};
+constexpr size_t kPage = 4096, kGranule = 2 << 20;
+
+bool make_file(size_t bytes, File& file) {
+  file.bytes = (bytes + kPage - 1) / kPage * kPage;
+  file.number = memfd_create("fake_hbm", MFD_CLOEXEC);
+  if (file.number < 0) return false;
+  if (ftruncate(file.number, static_cast<off_t>(file.bytes)) == 0) return true;
+  close(file.number);
+  return false;
+}
+void* map_file(const File& file, void* where = nullptr, size_t offset = 0) {
+  const int flags = MAP_SHARED | (where ? MAP_FIXED : 0);
+  void* at = mmap(where, file.bytes, PROT_READ | PROT_WRITE, flags, file.number, static_cast<off_t>(offset));
+  return at == MAP_FAILED ? nullptr : at;
+}
+// An address without memory: who reads it dies of SIGSEGV, as a device that reads it would fail.
+void* map_nothing(void* where, size_t bytes) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (where ? MAP_FIXED : 0);
+  void* at = mmap(where, bytes, PROT_NONE, flags, -1, 0);
+  return at == MAP_FAILED ? nullptr : at;
+}
+
 struct Block {
   size_t bytes;
+  int device;
+  File file;
+};
+struct Physical {
+  File file;
   int device;
 };
 std::mutex mutex;
@@ -68,9 +105,15 @@ aclError allocate(void** pointer, size_t bytes) {
   std::lock_guard<std::mutex> guard(mutex);
   *pointer = nullptr;
   if (used[current] + bytes > capacity()) return kOutOfMemory;
-  if (posix_memalign(pointer, kAlignment, bytes ? bytes : kAlignment) != 0) return kOutOfMemory;
+  File file;
+  if (!make_file(bytes ? bytes : 1, file)) return kOutOfMemory;
+  *pointer = map_file(file);
+  if (!*pointer) {
+    close(file.number);
+    return kOutOfMemory;
+  }
   used[current] += bytes;
-  blocks()[*pointer] = {bytes, current};
+  blocks()[*pointer] = {bytes, current, file};
   return kOk;
 }
 
@@ -79,10 +122,21 @@ aclError release(void* pointer) {
   const auto found = blocks().find(pointer);
   if (found == blocks().end()) return ACL_ERROR_INVALID_PARAM;
   used[found->second.device] -= found->second.bytes;
+  munmap(pointer, found->second.file.bytes);
+  close(found->second.file.number);
   blocks().erase(found);
-  std::free(pointer);
   return kOk;
 }
+
+// Ranges of addresses, and files of other processes that are mapped here, by key.
+template <class Key, class Value>
+std::map<Key, Value>& table() {
+  static auto* entries = new std::map<Key, Value>();  // never destroyed, as above
+  return *entries;
+}
+std::map<void*, size_t>& reserved() { return table<void*, size_t>(); }
+using Opened = std::pair<void*, size_t>;
+std::map<std::string, Opened>& opened() { return table<std::string, Opened>(); }
 
 aclError copy(void* target, size_t room, const void* source, size_t bytes) {
   if (bytes > room) return ACL_ERROR_INVALID_PARAM;
@@ -248,6 +302,103 @@ aclError aclrtMemset(void* target, size_t, int32_t value, size_t bytes) {
 aclError aclrtMemsetAsync(void* target, size_t room, int32_t value, size_t bytes, aclrtStream) {
   return aclrtMemset(target, room, value, bytes);
 }
+
+// ---- addresses apart from memory: what vllm-ascend's CaMemAllocator is made of
+
+aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp*, aclrtMemGranularityOptions, size_t* granularity) {
+  *granularity = kGranule;
+  return kOk;
+}
+aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void* wanted, uint64_t) {
+  *address = map_nothing(wanted, bytes);
+  if (!*address) return kOutOfMemory;
+  std::lock_guard<std::mutex> guard(mutex);
+  reserved()[*address] = bytes;
+  return kOk;
+}
+aclError aclrtReleaseMemAddress(void* address) {
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto found = reserved().find(address);
+  if (found == reserved().end()) return ACL_ERROR_INVALID_PARAM;
+  munmap(address, found->second);
+  reserved().erase(found);
+  return kOk;
+}
+aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, const aclrtPhysicalMemProp* what, uint64_t) {
+  const int device = static_cast<int>(what->location.id);
+  std::lock_guard<std::mutex> guard(mutex);
+  File file;
+  if (used[device] + bytes > capacity() || !make_file(bytes, file)) return kOutOfMemory;
+  used[device] += file.bytes;
+  *handle = reinterpret_cast<aclrtDrvMemHandle>(new Physical{file, device});
+  return kOk;
+}
+aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
+  auto* memory = reinterpret_cast<Physical*>(handle);
+  std::lock_guard<std::mutex> guard(mutex);
+  used[memory->device] -= memory->file.bytes;
+  close(memory->file.number);
+  delete memory;
+  return kOk;
+}
+aclError aclrtMapMem(void* address, size_t, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
+  return map_file(reinterpret_cast<Physical*>(handle)->file, address, offset) ? kOk : ACL_ERROR_INVALID_PARAM;
+}
+aclError aclrtUnmapMem(void* address) {
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto found = reserved().find(address);
+  if (found == reserved().end()) return ACL_ERROR_INVALID_PARAM;
+  return map_nothing(address, found->second) ? kOk : ACL_ERROR_INVALID_PARAM;
+}
+aclError aclrtCreateContext(aclrtContext* context, int32_t device) {
+  if (const auto code = aclrtSetDevice(device)) return code;
+  *context = &contexts[device];
+  return kOk;
+}
+
+// ---- memory that another process opens: the key names the process and its file
+
+aclError aclrtIpcMemGetExportKey(void* pointer, size_t bytes, char* key, size_t length, uint64_t) {
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto found = blocks().find(pointer);
+  if (found == blocks().end() || bytes > found->second.file.bytes) return ACL_ERROR_INVALID_PARAM;
+  const auto& file = found->second.file;
+  const int written = std::snprintf(key, length, "%d:%d:%zu", getpid(), file.number, file.bytes);
+  return written < static_cast<int>(length) ? kOk : ACL_ERROR_INVALID_PARAM;
+}
+aclError aclrtIpcMemImportByKey(void** pointer, const char* key, uint64_t) {
+  int pid = 0;
+  File file;
+  if (std::sscanf(key, "%d:%d:%zu", &pid, &file.number, &file.bytes) != 3) return ACL_ERROR_INVALID_PARAM;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, file.number);
+  file.number = open(path, O_RDWR | O_CLOEXEC);
+  if (file.number < 0) return ACL_ERROR_INVALID_PARAM;
+  *pointer = map_file(file);
+  close(file.number);
+  if (!*pointer) return kOutOfMemory;
+  std::lock_guard<std::mutex> guard(mutex);
+  opened()[key] = {*pointer, file.bytes};
+  return kOk;
+}
+aclError aclrtIpcMemClose(const char* key) {
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto found = opened().find(key);
+  if (found == opened().end()) return kOk;  // the exporter's own
+  munmap(found->second.first, found->second.second);
+  opened().erase(found);
+  return kOk;
+}
+aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) { return kOk; }  // whoever can open the file may
+aclError aclrtDeviceGetBareTgid(int32_t* pid) {
+  *pid = getpid();
+  return kOk;
+}
+aclError aclrtIpcGetEventHandle(aclrtEvent, aclrtIpcEventHandle* handle) {
+  std::memset(handle, 0, sizeof *handle);
+  return kOk;
+}
+aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle, aclrtEvent* event) { return aclrtCreateEventWithFlag(event, 0); }
 
 // ---- streams and events
 
