@@ -7,23 +7,22 @@ import shutil
 from pathlib import Path
 
 from cookbook_npu.npu.simulator import toolchain
-from npu_wheel import build
+from npu_wheel import build, cann
 
 
 def build_saver(checkout: Path, site: Path) -> Path:
     "Compile the libraries of both modes beside the package, as its setup.py does; returns `site`"
-    compiler = toolchain.find_compiler()
-    cann, _ = build.build()
+    made, _ = build.build()
     shutil.copytree(checkout / "python" / "torch_memory_saver", site / "torch_memory_saver")
-    sources = [*sorted((checkout / "csrc").glob("*.cpp")), build.HERE / "saver_pages.cpp"]
-    headers = build.site() / "torch_npu" / "include"
+    sources = sorted((checkout / "csrc").glob("*.cpp"))
+    headers = [f"-isystem{folder}" for folder in cann.header_folders(build.site())]
     for mode in ("preload", "torch"):
         library = site / f"torch_memory_saver_hook_mode_{mode}.abi3.so"
-        options = ["-O1", "-std=c++17", "-fPIC", "-shared", f"-isystem{headers}"]
+        options = ["-O1", "-std=c++17", "-fPIC", "-shared", *headers]
         options += ["-DTMS_BACKEND_ASCEND=1", f"-DTMS_HOOK_MODE_{mode.upper()}=1"]
-        link = [f"-L{cann / 'lib'}", "-lascendcl", "-ldl", "-o", str(library)]
-        command = [compiler, *options, *map(str, sources), *link]
-        build.run(command, f"compiling the memory saver, mode {mode}")
+        link = [f"-L{made / 'lib'}", "-lascendcl", "-ldl", "-o", str(library)]
+        command = [toolchain.find_compiler(), *options, *map(str, sources), *link]
+        cann.run(command, f"compiling the memory saver, mode {mode}")
     return site
 
 
