@@ -1315,10 +1315,9 @@ def show_rehearsal(
     config: RunConfig,  # the run
     runs: Path,  # folder of the run folders
 ) -> None:
-    "Rehearse a run and print the step"
+    "Rehearse a run; prints the step and what was rehearsed"
     from cookbook_npu.plan.plan import device_map
     from cookbook_npu.rollout.vllm import no_vllm_on_cpu
-    from cookbook_npu.runs.metrics import step_line
     from cookbook_npu.train.rehearsal import (
         read_own_data,
         rehearsal,
@@ -1330,9 +1329,7 @@ def show_rehearsal(
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
     typer.echo(device_map(rehearsal(config, no_vllm_on_cpu())))
-    rows = rehearse(config, str(runs))
-    for row in rows:
-        typer.echo(step_line(row, steps=1))
+    rows = rehearse(config, str(runs))  # prints the step
     typer.echo(rehearsal_summary(config, rows, data))
 
 # %% ../nbs/99_cli.ipynb #5d35e941

@@ -210,7 +210,7 @@ def check_restart(
 def open_folder(
     config: RunConfig,  # the run
 ) -> tuple[RunFolder, Checkpoint | None]:  # open for writing, and where to go on
-    """A new run folder; with `output.resume` the one of that name as it is, and its newest good checkpoint.
+    """A new run folder; with `output.resume` the one of that name, and its newest good checkpoint.
 
     Raises `ConfigError` when it has steps but no checkpoint, unless `output.restart` says to begin again.
     """
@@ -232,6 +232,7 @@ def open_folder(
                 f"num_steps is {config.num_steps}, the run to resume has {checkpoint.step} steps",
                 "Give at least that many steps, or start a new run.",
             )
+        folder.save_config(config)
     except CookbookError:
         folder.close()
         raise

@@ -64,7 +64,8 @@ def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
     task = _ENVIRONMENT_TASKS.get(environment or "")
     keys: dict[str, Any] = {"data.max_prompt_tokens": 512}
     if task:
-        keys["rollout.environment_arguments"] = {"calls": "brackets"}
+        given = config.rollout.environment_arguments
+        keys["rollout.environment_arguments"] = {**given, "calls": "brackets"}
     else:
         task = "geometry" if family == "qwen3_vl" else "arithmetic"
         unset = RolloutConfig()

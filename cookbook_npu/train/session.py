@@ -331,7 +331,6 @@ def _start(
     if config.output.resume:
         begin = checkpoint.step if checkpoint else 0
         print(f"resuming {folder.path} from step {begin}", flush=True)
-    folder.save_config(config)
     folder.save_settings(config)
     view = live_view(config.num_steps, history=_done_before(folder, checkpoint))
     tracker = stack.enter_context(

@@ -116,17 +116,13 @@ def test_a_job_server(tmp_path, monkeypatch):
 
 
 PAIR = {"placement.devices": 2, "parallel.tensor": 2}
-SMALLER = {  # TP 2 everywhere; the first has DP 2 and two engines of 2 devices
+ALONE = {"parallel.tensor": 1, "rollout.devices_per_engine": 1}
+SMALLER = {  # the first has DP 2 and two engines, the last one rank and one engine
     "qwen3_4b_colocate": {"placement.devices": 4},
     "qwen3_5_9b_colocate": PAIR | {"rollout.devices_per_engine": 2},
-    "qwen3_5_9b_async": {
-        "placement.devices": 4,
-        "placement.trainer_devices": 2,
-        "parallel.tensor": 2,
-        "rollout.devices_per_engine": 2,
-    },
+    "qwen3_5_9b_async": ALONE | {"placement.devices": 2, "placement.trainer_devices": 1},
     "qwen3_vl_8b_grpo": PAIR,
-    "qwen3_vl_8b_ppo": PAIR,
+    "qwen3_vl_8b_ppo": ALONE | {"placement.devices": 1},
 }
 
 
@@ -157,6 +153,7 @@ def test_rehearsal(tmp_path, recipe):
     # rewards differ, so there is a gradient, and the last lines say what was tried
     assert row["grad_norm"] > 0 and row.get("zero_advantages", 0) < 1
     assert ("critic/value_loss" in row) == real.has_critic
+    assert out.stdout.count("step 1/1  ") == 1
     assert "rehearsed: processes and groups on" in out.stdout
     assert "not rehearsed: your data and tokenizer" in out.stdout
     first = json.loads(next(folder.glob("samples/*.jsonl")).open().readline())

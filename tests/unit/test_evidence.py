@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / ".docs"))
 
 import stage  # noqa: E402
 
-FILES = sorted((ROOT / "evidence").glob("*"))
+FILES = [f for f in sorted((ROOT / "evidence").glob("*")) if f.name[:5] != "lane_"]
 SECRETS = {
     "HF_TOKEN": "hf_PlantedTokenOfThisTest",
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",

@@ -1,6 +1,7 @@
 """Do all pins hold together? The stacks, this package's own requirements and the documented install lines
 against the metadata of the released wheels (see helpers/package_index.py)."""
 
+import json
 import os
 import re
 import shlex
@@ -489,3 +490,14 @@ def test_the_table_of_support_names_what_exists():
         for claim in (simulated, wheel, source):
             assert re.search(r"\]\(\.\./\.\./tests/[\w/]+\.py\)", claim), claim
         assert user == "none" or "https://" in user
+
+
+def test_the_changelog_and_the_page_have_the_same_limits():
+    page = json.loads((ROOT / "nbs/tutorials/on_910b.ipynb").read_text(encoding="utf-8"))
+    prose = "\n\n".join("".join(cell["source"]) for cell in page["cells"])
+    changelog = (ROOT / ".docs/pages/changelog.md").read_text(encoding="utf-8")
+    limits = []
+    for text, mark in ((prose, "## Known limits\n"), (changelog, "### Known limits\n")):
+        section = text.partition(mark)[2].partition("\n#")[0]
+        limits.append([line for line in section.splitlines() if line.startswith("- ")])
+    assert limits[0] == limits[1] and len(limits[0]) > 5

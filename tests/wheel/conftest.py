@@ -9,7 +9,7 @@ from cookbook_npu.testing.ranks import run_ranks
 @pytest.fixture(scope="session")
 def lane():
     """run(target, ranks=1, kwargs=None, enter='load', env=None): results of processes on the real
-    torch_npu
+    torch_npu; run.environment: their variables
     """
     if reason := build.misfit():
         pytest.skip(reason)
@@ -31,4 +31,5 @@ def lane():
             preload=["npu_wheel.lane"],
         )
 
+    run.environment = environment
     return run
