@@ -1,0 +1,200 @@
+"""All five recipes at scale 910b on the real software stack: two steps of a tiny model of each architecture
+through papermill, a checkpoint, and a third step by resuming the run.
+"""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from places import ROOT
+
+# one step of it takes seconds where kernels are formulas
+OVERRIDES = {
+    "parallel.tensor": 1,
+    "placement.devices": 1,
+    "rollout.devices_per_engine": 1,
+    "rollout.memory_utilization": 0.04,
+    "rollout.engine_args": {"max_num_batched_tokens": 512, "max_num_seqs": 16},
+    "rollout.eval_every": 0,
+    "rollout.eval_max_response_tokens": 12,
+    "sampling.max_response_tokens": 12,
+    "data.max_prompt_tokens": 256,
+    "data.apply_chat_template": False,
+    "data.record_format": "auto",
+    "reward.workers": 1,
+    "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
+    "train.micro_batch_tokens": 1024,
+    "train.save_every": 1,
+    "output.tensorboard": False,
+}
+# recipe -> family, prompts, changes, largest |train - rollout log-prob|
+RECIPES = {
+    "qwen3_4b_colocate": ("qwen3", "arithmetic", {}, 0.02),
+    "qwen3_5_9b_colocate": ("qwen3_5", "arithmetic", {}, 0.05),
+    "qwen3_5_9b_async": (
+        "qwen3_5",
+        "arithmetic",
+        {"placement.devices": 2, "placement.trainer_devices": 1},
+        0.05,
+    ),
+    "qwen3_vl_8b_grpo": ("qwen3_vl", "geometry", {}, 0.02),
+    "qwen3_vl_8b_ppo": ("qwen3_vl", "geometry", {}, 0.02),
+}
+
+
+def parameters(folder: Path, models: Path, recipe: str, name: str = "run", **changes):
+    "A parameter file for papermill"
+    family, prompts, own, _ = RECIPES[recipe]
+    where = {"output.root": str(folder), "output.name": name}
+    values = {
+        "scale": "910b",
+        "model": f"{models}/{family}0",
+        "prompt_data": prompts,
+        "num_steps": 2,
+        "prompts_per_step": 4,
+        "samples_per_prompt": 4,
+        "learning_rate": 1e-3,
+        "overrides": {**OVERRIDES, **own, **where, **changes},
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return file
+
+
+def rows(folder: Path) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "raw_reward" in row]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, recipe):
+    file = parameters(tmp_path, models, recipe)
+    notebook = ROOT / "recipes" / f"{recipe}.ipynb"
+    command = (
+        "papermill",
+        notebook,
+        tmp_path / "out.ipynb",
+        "-f",
+        file,
+        "--no-progress-bar",
+    )
+    done = with_mindspeed.run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    folder = tmp_path / "run"
+    assert [row["step"] for row in rows(folder)] == [1, 2]
+    more = ("-p", "num_steps", "3")
+    done = with_mindspeed.run(
+        "cookbook-npu", "run", "--resume", folder, *more, cwd=tmp_path
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    history = rows(folder)
+    assert [row["step"] for row in history] == [1, 2, 3]
+    largest = RECIPES[recipe][-1]
+    for row in history:
+        assert math.isfinite(row["raw_reward"])
+        if "train_rollout_logprob_abs_diff" in row:
+            assert row["train_rollout_logprob_abs_diff"] < largest
+    shims = {
+        row["name"]: row for row in json.loads((folder / "stack.json").read_text())["shims"]
+    }
+    assert shims["mindspeed.optimizer_state"]["state"] == "applied"
+    assert "3 of 3" in done.stdout
+
+
+def started(stack, file: Path, folder: Path, recipe: str) -> subprocess.Popen:
+    "A run in the background"
+    command = ["cookbook-npu", "run", recipe, "-f", str(file)]
+    log = (folder / "log.txt").open("w")
+    return subprocess.Popen(
+        command, cwd=folder, env=stack.environment(), stdout=log, stderr=subprocess.STDOUT
+    )
+
+
+def wait_for_steps(folder: Path, count: int, process: subprocess.Popen) -> None:
+    for _ in range(3000):
+        if (folder / "metrics.jsonl").exists() and len(rows(folder)) >= count:
+            return
+        assert process.poll() is None, "the run ended early"
+        time.sleep(0.1)
+    raise AssertionError("no step in 300 s")
+
+
+def role_process(driver: int, log: str) -> psutil.Process:
+    "The process of a run that writes this log"
+    found = []
+    for process in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.Error, OSError):
+            if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"logs/{log}"):
+                found.append(process)
+    return found[0]
+
+
+def test_run_resumes_after_sigterm(with_mindspeed, models, tmp_path):
+    recipe = "qwen3_4b_colocate"
+    file = parameters(tmp_path, models, recipe, **{"train.save_every": 2})
+    values = yaml.safe_load(file.read_text()) | {"num_steps": 50}
+    file.write_text(yaml.safe_dump(values))
+    process = started(with_mindspeed, file, tmp_path, recipe)
+    wait_for_steps(tmp_path / "run", 1, process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=120)
+    text = (tmp_path / "log.txt").read_text()
+    assert re.search(r"--resume \S*run", text), text[-2000:]
+    before = len(rows(tmp_path / "run"))
+    more = ("-p", "num_steps", str(before + 1))
+    done = with_mindspeed.run(
+        "cookbook-npu", "run", "--resume", tmp_path / "run", *more, cwd=tmp_path
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    steps = [row["step"] for row in rows(tmp_path / "run")]
+    assert steps == list(range(1, before + 2))
+
+
+def test_lost_trainer_is_replaced_from_its_checkpoint(with_mindspeed, models, tmp_path):
+    "The trainer of the first step is killed; the run restarts it and ends like any other"
+    recipe = "qwen3_4b_colocate"
+    file = parameters(tmp_path, models, recipe)
+    values = yaml.safe_load(file.read_text()) | {"num_steps": 6}
+    file.write_text(yaml.safe_dump(values))
+    process = started(with_mindspeed, file, tmp_path, recipe)
+    wait_for_steps(tmp_path / "run", 2, process)
+    trainer = role_process(process.pid, "trainer-0.log")
+    trainer.kill()
+    assert process.wait(timeout=400) == 0, (tmp_path / "log.txt").read_text()[-4000:]
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "run" / "events.jsonl").read_text().count("trainer")
+
+
+def test_tensor_parallel_trainer_and_engine_with_device_handles(
+    with_mindspeed, models, tmp_path
+):
+    "TP2 on both sides; weights reach the engines by handles that torch_npu opens between processes"
+    recipe = "qwen3_4b_colocate"
+    split = {
+        "parallel.tensor": 2,
+        "placement.devices": 2,
+        "rollout.devices_per_engine": 2,
+        "placement.transfer_backend": "ipc",
+    }
+    one = rows_of(with_mindspeed, models, tmp_path, recipe, "one", {})
+    two = rows_of(with_mindspeed, models, tmp_path, recipe, "two", split)
+    for row in two:
+        assert row["train_rollout_logprob_abs_diff"] < 0.02
+    # the same prompts, sampled by other arithmetic
+    assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=0.3)
+
+
+def rows_of(stack, models, folder, recipe, name, changes) -> list[dict]:
+    file = parameters(folder, models, recipe, name, **changes)
+    done = stack.run("cookbook-npu", "run", recipe, "-f", file, cwd=folder)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return rows(folder / name)
