@@ -664,16 +664,14 @@ class VllmEngine(Engine):
         check_torchvision(config)
         unsampled = unsampled_token_ids(config)
         shapes = folder_shapes(path)
-        positions = config.get_text_config().max_position_embeddings
+        limit = max_tokens or config.get_text_config().max_position_embeddings
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        super().__init__(
-            str(path), tokenizer, max_tokens or positions, kept_cache, simulated_latency
-        )
+        super().__init__(str(path), tokenizer, limit, kept_cache, simulated_latency)
         LLM, EngineArgs = self._import_vllm()
         arguments = llm_arguments(
             self.model,
             dtype,
-            max_tokens or positions,
+            limit,
             memory_utilization,
             enforce_eager,
             tensor_parallel,

@@ -387,10 +387,8 @@ def make_offloader(
 def engine_needs(
     config: RunConfig,  # the run
     capacity: int,  # memory of a device, bytes
-) -> tuple[
-    int, int
-]:  # bytes to load new weights, bytes to sample; 0 where it takes none, or the model is unknown
-    "Device memory that an engine takes when it wakes, as the plan has it"
+) -> tuple[int, int]:  # bytes to load new weights, bytes to sample
+    "Device memory that an awake engine takes, as planned; 0 where it takes none, or the model is unknown"
     if config.scale == "laptop" and config.rollout.engine == "vllm":
         # it runs on the CPU there
         return 0, 0

@@ -70,7 +70,8 @@ class WeightSync:
 
     def _agree_on_backend(self) -> None:
         "Let every engine try a handle of the trainer's memory, once for each trainer"
-        config, trainer = self.state.config, self.state.trainer
+        config = self.state.config
+        trainer = self.state.trainer
         if trainer is self.agreed or why_no_handles(config):
             return
         offers = trainer.call("offer_handle")

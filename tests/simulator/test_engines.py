@@ -253,12 +253,36 @@ def update_in_place(case) -> None:
     case.close()
 
 
+def starts_without_weights(case) -> None:
+    """Built without reading weights, it serves nothing before an update, and then all that this brings"""
+    from cookbook_npu.errors import EngineError
+    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
+
+    case.update_weights(case.folder)
+    want = response_tokens(case.ask())
+    sums = case.engine.checksums()
+    case.close()
+    case.built = build_engine("vllm", case.folder, load_weights=False)
+    require(case.engine.checksums() != sums, "the weights were read")
+    for sleeps in (False, True):
+        if sleeps:
+            case.engine.sleep(2)
+            case.engine.wake()
+        with pytest.raises(EngineError, match="awaiting weights"):
+            case.ask()
+    case.engine.update_weights(1, folder_weights(case.folder).items())
+    require(case.engine.checksums() == sums, "other weights after the update")
+    require(response_tokens(case.ask()) == want, "other responses after the update")
+    case.close()
+
+
 VLLM_CHECKS = [
     an_embedding_keeps_no_pack,
     update_in_pieces,
     one_seed_for_a_batch,
     update_in_place,
     update_by_handles,
+    starts_without_weights,
 ]
 
 

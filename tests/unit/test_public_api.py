@@ -34,7 +34,7 @@ SIGNATURES = {
     "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
     "kv_cache_bytes=None, max_sequences=256, enforce_eager=True, tensor_parallel=1, "
     "stop_token_ids=(), weight_update_method='auto', request_seeds=True, kept_cache='recompute', "
-    "simulated_latency=0.0, max_pixels=None, engine_args=None",
+    "simulated_latency=0.0, max_pixels=None, engine_args=None, load_weights=True",
     "Trainer": "rank, world_size, config, hf_path",
 }
 VERBS = {
