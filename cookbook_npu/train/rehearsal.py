@@ -40,6 +40,7 @@ _TINY: dict[str, Any] = {
     "data.eval_data": None,
     "data.eval_prompts": 0,
     "sampling.max_response_tokens": 4,
+    "rollout.eval_max_response_tokens": None,
     "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
     "reward.by_source": {},
     "reward.arguments": {},

@@ -4,6 +4,7 @@ One job of two processes: one model at TP 2 with sequence parallelism, then two 
 row holds several images of odd sizes and samples of text alone.
 """
 
+import copy
 import hashlib
 from dataclasses import replace
 from importlib.metadata import version
@@ -252,18 +253,21 @@ def check_fused(folder: Path, parallel: ParallelConfig, samples, want: dict) -> 
         torch_npu.npu_fusion_attention = kernel
     tower = model.module.visual
     embedding = getattr(tower.visual, "visual", tower.visual).patch_embed  # behind a shim
+    whole = copy.deepcopy(embedding)  # of whole numbers, whose sums are exact
     noise = torch.Generator().manual_seed(5)
-    pixels = torch.randn(8, embedding.proj.weight[0].numel(), generator=noise)
-    pixels = pixels.to(embedding.proj.weight.device)
     with torch.no_grad():
-        convolved = type(embedding).forward(embedding, pixels)
-        multiplied = vision.embed_patches(embedding, pixels)
+        for parameter in whole.parameters():
+            values = torch.randint(-3, 4, parameter.shape, generator=noise)
+            parameter.copy_(values)
+        pixels = torch.randint(-3, 4, (8, whole.proj.weight[0].numel()), generator=noise)
+        pixels = pixels.float().to(whole.proj.weight.device)
+        convolved = type(whole).forward(whole, pixels)
+        multiplied = vision.embed_patches(whole, pixels)
     return {
         "calls": calls,
         "layers": len(getattr(tower.visual, "visual", tower.visual).blocks),
         "logps": max(far(a, b) for a, b in zip(logps, want["logps"], strict=True)),
         "grads": distances(model, samples, want["grads"]),
-        "patches": far(convolved.cpu(), multiplied.cpu()),
         "equal": bool(torch.equal(convolved, multiplied)),
     }
 
@@ -429,7 +433,7 @@ def test_a_fused_tower_gives_the_same_values_and_gradients(results, layout):
         assert set(fused["calls"]) == {"TND"} and not len(fused["calls"]) % fused["layers"]
         assert fused["logps"] <= TOLERANCE
         assert wrong(fused["grads"]) == {}
-        assert fused["equal"], fused["patches"]
+        assert fused["equal"]
 
 
 def wrong(grads: dict[str, float]) -> dict[str, float]:
