@@ -629,6 +629,7 @@ class VllmEngine(Engine):
     "A vLLM engine in this process"
 
     is_open = False  # one is open in this process
+    is_spent = False  # this process had one on an NPU
     continues_noise = False  # see above: a longer prompt gets a new generator
 
     def __init__(
@@ -735,11 +736,11 @@ class VllmEngine(Engine):
             raise MissingError(
                 f"{path}/config.json does not exist", "Give a Hugging Face model folder."
             )
-        if VllmEngine.is_open:
-            raise EngineError(
-                "a second vLLM engine in one process",
-                "Close the first one, or give each engine a process.",
-            )
+        if VllmEngine.is_open or VllmEngine.is_spent:
+            remedy = "Give each engine a process of its own"
+            if not VllmEngine.is_spent:
+                remedy += ", or close the first one (not on an NPU)"
+            raise EngineError("a second vLLM engine in one process", f"{remedy}.")
 
     def _import_vllm(self) -> tuple[Any, Any]:  # vllm.LLM, vllm.EngineArgs
         "Import vLLM with the shims that belong before and after its import"
@@ -825,6 +826,11 @@ class VllmEngine(Engine):
             self.llm.wake_up(tags=[tag for tag in WAKE_TAGS if tag in tags])
 
     def _close(self) -> None:
+        if self.platform == "npu":
+            # vllm-ascend's allocator keeps what it gave out, and refuses a second engine
+            VllmEngine.is_spent = True
+            if self.can_sleep:
+                self.llm.sleep(level=2)
         self.llm.llm_engine.engine_core.shutdown()
         del self.requests
         self.llm = None

@@ -79,24 +79,27 @@ def lane_environment(mindspeed: Path | None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def stack() -> Stack:
-    "Without MindSpeed: the product's own layers"
+    "With MindSpeed, as on a 910B, where there is a checkout of it; else with the product's own layers"
+    folder = mindspeed_folder()
+    return Stack(lane_environment(folder), folder is not None)
+
+
+@pytest.fixture(scope="session")
+def without_mindspeed() -> Stack:
     return Stack(lane_environment(None), False)
 
 
 @pytest.fixture(scope="session")
 def with_mindspeed() -> Stack:
-    "With MindSpeed, as on a 910B"
-    folder = mindspeed_folder()
-    if folder is None:
+    if mindspeed_folder() is None:
         pytest.skip(f"set COOKBOOK_UPSTREAM to a folder with {MINDSPEED}")
-    return Stack(lane_environment(folder), True)
+    return Stack(lane_environment(mindspeed_folder()), True)
 
 
-@pytest.fixture(scope="session", params=["without MindSpeed", "with MindSpeed"])
+@pytest.fixture(scope="session", params=["without_mindspeed", "with_mindspeed"])
 def either(request: pytest.FixtureRequest) -> Stack:
     "Both, one after the other"
-    name = "stack" if request.param.startswith("without") else "with_mindspeed"
-    return request.getfixturevalue(name)
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

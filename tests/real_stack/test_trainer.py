@@ -40,17 +40,18 @@ def test_trains_like_the_simulated_npu(either, models, simulated, dtype):
     ],
 )
 def test_resumed_run_equals_an_undisturbed_one(
-    with_mindspeed, models, tmp_path, first, second, offload
+    stack, models, tmp_path, first, second, offload
 ):
     "Two steps, a checkpoint, two more in fresh processes, in bfloat16; from one layout into another, too"
     common = dict(hf_path=f"{models}/qwen30", dtype="bfloat16", offload=offload)
-    train = with_mindspeed.train
+    train = stack.train
     undisturbed = train(first, tensor=first, steps=4, **common)["history"]
     save = tmp_path / "state"
     begun = train(first, tensor=first, steps=2, save=save, **common)["history"]
     resumed = train(second, tensor=second, steps=2, load=save, **common)
     assert begun == undisturbed[:2]
-    assert resumed["shims"]["mindspeed.optimizer_state"] == "applied"
+    if stack.mindspeed:
+        assert resumed["shims"]["mindspeed.optimizer_state"] == "applied"
     if first == second:
         assert resumed["history"] == undisturbed[2:]
     else:

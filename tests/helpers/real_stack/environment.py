@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/helpers python -m real_stack.environment [STACK]
 
-About five minutes and 5 GB. Prints what it has, or in one sentence why it cannot have it.
+Two to five minutes and 5 GB. Prints what it has, or in one sentence why it cannot have it.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ NAMES = (
 )
 
 
-class Unavailable(Exception):
-    "The stack cannot be had here; the message says why"
+class InstallError(Exception):
+    "The stack cannot be installed; the message has the last lines of the tool"
 
 
 def misfit() -> str:
@@ -94,7 +94,7 @@ def _run(command: Sequence[str | Path], what: str, **environment: str) -> str:
     )
     if done.returncode:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        raise Unavailable(f"{what} failed with exit code {done.returncode}:\n{last}")
+        raise InstallError(f"{what} failed with exit code {done.returncode}:\n{last}")
     return done.stdout
 
 
@@ -180,19 +180,18 @@ def environment(
     }
 
 
-def prepare(stack: str = DEFAULT) -> None:
-    "Install and compile; raises `Unavailable`"
+def main(stack: str = DEFAULT) -> None:
+    "Install and compile, or say why this machine does not fit"
     if reason := misfit():
-        raise Unavailable(reason)
-    install(stack)
-    environment(stack)
+        print(f"the lane on the real stack {stack} does not run: {reason}")
+        return
+    try:
+        install(stack)
+        environment(stack)
+    except InstallError as error:
+        sys.exit(f"the lane on the real stack {stack} cannot be set up: {error}")
+    print(f"the real stack {stack} is ready: {venv(stack)}")
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
-    try:
-        prepare(chosen)
-        print(f"{chosen} is ready: {venv(chosen)}")
-    except Unavailable as reason:
-        print(f"the lane on the real {chosen} cannot run: {reason}")
-        sys.exit(2)
+    main(*sys.argv[1:2])
