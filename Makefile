@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab vllm test test-all test-npu-wheel test-stacks quick style export docs clean
+.PHONY: help setup run lab vllm test test-all test-910b test-npu-wheel test-stacks quick style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,10 @@ test-all: test ## and every lane that `make test` leaves out, hours; says what w
 test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, over host memory
 	PYTHONPATH=tests/helpers $(BIN)/python -m npu_wheel.build
 	$(BIN)/python -m pytest tests/wheel tests/upstream/test_api_inventory.py
+
+test-910b: $(VENV)/.test ## the real torch_npu, vllm-ascend and MindSpeed over a CANN of host memory, 15 minutes
+	PYTHONPATH=tests/helpers $(BIN)/python -m real_stack.environment
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/real_stack
 
 test-stacks: $(VENV)/.test ## models and engines on the transformers of each 910B stack
 	for stack in vllm-ascend-0.23.0 vllm-ascend-0.18.0; do \
