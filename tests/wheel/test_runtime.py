@@ -104,5 +104,5 @@ def test_task_queue_is_switched_off_in_notebooks(lane, interactive):
 
 def test_memory_is_asked_with_a_context(lane):
     ((error, (free, total), current),) = lane("first_question")
-    assert "context is empty" in error
+    assert error and "context is empty" in error[1]
     assert 0 < free <= total and current == 0
