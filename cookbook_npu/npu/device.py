@@ -234,8 +234,14 @@ class Accelerator:
         index: int = 0,  # device index
     ) -> tuple[int, int]:  # (free, total) bytes, other processes included
         "Free and total memory of a device; gives this process a context on it where it has none"
-        with self.module.device(index):
-            return self.module.mem_get_info(index)
+        module = self.module
+        current = module.current_device()
+        # torch_npu raises before a device is set, inside its own device() block, too
+        module.set_device(index)
+        try:
+            return module.mem_get_info(index)
+        finally:
+            module.set_device(current)
 
     def memory_allocated(
         self,

@@ -46,7 +46,6 @@ def travels(rank, world_size, hf_path):
     trainer = build_trainer(rank, world_size, hf_path)
     from dataclasses import asdict
 
-    from cookbook_npu.npu.simulator.runtime import set_capacity
     from cookbook_npu.plan import memory
 
     config = trainer.writer.config
@@ -54,15 +53,15 @@ def travels(rank, world_size, hf_path):
     manifest = trainer.write_weights(1)
     values = held_values(manifest)
     copy = trainer.writer.copy_bytes
-    # room for the engine's weights beside the copy, and for its cache only without it
+    # an engine whose cache fits when the copy is released, and one whose cache never fits
     engine = trainer.sleeping
-    engine.engine_needs = (2**20, copy + 2 * 2**20)
-    held = trainer.memory_metrics()["memory/total"]
-    free = trainer.acc.mem_get_info(0)[0] + trainer.held.nbytes()
-    set_capacity(int(held - free + 3 * 2**20), 0)
+    engine.engine_needs = (0, 0)
+    free = int(trainer.sleep()["memory/free_after_sleep"])
+    trainer.wake()
+    engine.engine_needs = (2**20, free + copy // 2)
     trainer.sleep()
     trainer.wake()
-    engine.engine_needs = (2**20, copy + 9 * 2**20)
+    engine.engine_needs = (2**20, free + 2 * copy)
     try:
         trainer.sleep()
         refused = ""

@@ -100,3 +100,9 @@ def test_task_queue_is_switched_off_in_notebooks(lane, interactive):
         command, env=set_up, capture_output=True, text=True, check=True
     ).stdout
     assert out.split()[-1] == ("0" if interactive else "2")
+
+
+def test_memory_is_asked_with_a_context(lane):
+    ((error, (free, total), current),) = lane("first_question")
+    assert error and "context is empty" in error[1]
+    assert 0 < free <= total and current == 0

@@ -282,3 +282,12 @@ def checkpointed(rank, world_size, folder):
         for name, p in model.named_parameters()
         if not torch.equal(p.detach().cpu(), kept[name])
     ]
+
+
+def first_question(rank, world_size):
+    "A process asks for memory before it has used a device: torch_npu, then our accelerator"
+    from cookbook_npu.npu.device import NPU, Accelerator
+
+    error = raised(lambda: torch.npu.mem_get_info(0), RuntimeError)
+    acc = Accelerator(NPU, torch.npu.device_count(), False)
+    return error, acc.mem_get_info(0), torch.npu.current_device()
