@@ -5451,6 +5451,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                          'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.prepare_environment': ( 'rollout/vllm.html#prepare_environment',
                                                                                               'cookbook_npu/rollout/vllm.py'),
+                                           'cookbook_npu.rollout.vllm.register_unloaded': ( 'rollout/vllm.html#register_unloaded',
+                                                                                            'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.remove_shared_memory': ( 'rollout/vllm.html#remove_shared_memory',
                                                                                                'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.safetensors_shapes': ( 'rollout/vllm.html#safetensors_shapes',

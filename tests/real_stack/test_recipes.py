@@ -186,6 +186,7 @@ def test_tensor_parallel_trainer_and_engine_with_device_handles(stack, models, t
     two = rows_of(stack, models, tmp_path, recipe, "two", split)
     for row in two:
         assert row["train_rollout_logprob_abs_diff"] < 0.02
+    assert '"backend": "ipc"' in (tmp_path / "two" / "events.jsonl").read_text()
     # the same prompts, sampled by other arithmetic
     assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=0.3)
 

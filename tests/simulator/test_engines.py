@@ -55,7 +55,7 @@ def run_checks(
         case = Case(functools.partial(build_engine, engine), folder, other)
         checks = ENGINE_CHECKS + (VLLM_CHECKS if engine == "vllm" else [])
         if pictured:
-            checks = IMAGE_CHECKS
+            checks = IMAGE_CHECKS + ([starts_without_weights] if engine == "vllm" else [])
             case.pictured = True
             case.tolerance = 1e-5
         for check in checks:
@@ -321,7 +321,9 @@ def test_vllm_engine(name):
 
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM needs it to see")
-@pytest.mark.parametrize("name", [c.__name__ for c in IMAGE_CHECKS])
+@pytest.mark.parametrize(
+    "name", [c.__name__ for c in IMAGE_CHECKS] + ["starts_without_weights"]
+)
 def test_vllm_engine_with_images(name):
     assert results_of("vllm", pictured=True)[name] is None
 
