@@ -378,14 +378,7 @@ def _start(
         print(note, flush=True)
         folder.event("note", text=note)
     state = DriverState(
-        config,
-        workers,
-        prompts,
-        held_out,
-        rewards,
-        folder,
-        tracker,
-        episodes=episodes,
+        config, workers, prompts, held_out, rewards, folder, tracker, episodes=episodes
     )
     kind = AsyncDriver if config.placement.mode == "split" else Driver
     driver = kind(state, stop)
