@@ -5369,6 +5369,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.VllmEngine._load_weights': ( 'rollout/vllm.html#vllmengine._load_weights',
                                                                                                    'cookbook_npu/rollout/vllm.py'),
+                                           'cookbook_npu.rollout.vllm.VllmEngine._name_memory': ( 'rollout/vllm.html#vllmengine._name_memory',
+                                                                                                  'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.VllmEngine._remove': ( 'rollout/vllm.html#vllmengine._remove',
                                                                                              'cookbook_npu/rollout/vllm.py'),
                                            'cookbook_npu.rollout.vllm.VllmEngine._salt': ( 'rollout/vllm.html#vllmengine._salt',

@@ -708,12 +708,7 @@ class VllmEngine(Engine):
         self._weights_valid = load_weights
         known = EngineArgs.__dataclass_fields__
         check_argument_names("rollout.engine_args", engine_args or {}, known)
-        self.memory_identity = ""  # in names of shared memory; empty: there is none
-        if tensor_parallel > 1 and self.platform == "cpu":
-            path_of_module = "vllm.distributed.device_communicators.cpu_communicator"
-            self.memory_identity = name_shared_memory(
-                importlib.import_module(path_of_module)
-            )
+        self.memory_identity = self._name_memory(tensor_parallel)
         with inherited_operators():
             self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
@@ -735,6 +730,13 @@ class VllmEngine(Engine):
             weight_update_method,
             graphs=not enforce_eager,
         )
+
+    def _name_memory(self, tensor_parallel: int) -> str:  # empty: there is none
+        "What stands in the names of this engine's shared memory"
+        if tensor_parallel == 1 or self.platform != "cpu":
+            return ""
+        module = "vllm.distributed.device_communicators.cpu_communicator"
+        return name_shared_memory(importlib.import_module(module))
 
     def _images(self, config: Any) -> VllmImages | None:
         "How a model with a vision tower takes images; none: it cannot"

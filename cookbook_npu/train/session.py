@@ -191,7 +191,10 @@ def load_data(
     begun = None if episodes is None else BegunLength(episodes)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor, begun)
     print(prompts.source, flush=True)
-    return prompts, eval_prompts(config.data, tokenizer, processor, begun)
+    held_out = eval_prompts(config.data, tokenizer, processor, begun)
+    if config.rollout.eval_every and not held_out:
+        print(NOT_EVALUATED, flush=True)
+    return prompts, held_out
 
 
 def start_episodes(
@@ -357,8 +360,6 @@ def _start(
     if episodes is not None:
         stack.callback(episodes.close)
     prompts, held_out = load_data(config, hf_path, episodes)
-    if config.rollout.eval_every and not held_out:
-        print(NOT_EVALUATED, flush=True)
     rewards = stack.enter_context(RewardPool(config.reward))
     rewards.check_labels([*prompts.prompts, *held_out])
     if episodes is not None:
@@ -376,14 +377,7 @@ def _start(
         print(note, flush=True)
         folder.event("note", text=note)
     state = DriverState(
-        config,
-        workers,
-        prompts,
-        held_out,
-        rewards,
-        folder,
-        tracker,
-        episodes=episodes,
+        config, workers, prompts, held_out, rewards, folder, tracker, episodes=episodes
     )
     kind = AsyncDriver if config.placement.mode == "split" else Driver
     driver = kind(state, stop)

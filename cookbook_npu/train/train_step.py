@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'TRAIN_TFLOPS', 'LOGPROB_DIFF', 'FIRST_STEPS', 'SMALLEST_ALARM',
-           'merge_sequences', 'sum_over_ranks', 'zero_advantage_share', 'ZeroAdvantageAlarm', 'value_metrics',
-           'TrainStep', 'training_flops', 'LogprobDiffAlarm']
+           'merge_sequences', 'sum_over_ranks', 'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops',
+           'value_metrics', 'TrainStep', 'LogprobDiffAlarm']
 
 # %% ../../nbs/train/07_train_step.ipynb #09800ee3
 import math
@@ -94,6 +94,22 @@ class ZeroAdvantageAlarm:
         )
         print(f"step {step + 1}: {text}", flush=True)
         folder.event("zero_advantages", step=step, text=text)
+
+# %% ../../nbs/train/07_train_step.ipynb #17211a56
+TRAIN_TFLOPS = "perf/actor_train_tflops"  # the metric
+
+
+def training_flops(
+    d: Dimensions,  # the model
+    batch: Batch,  # of a step
+    frozen_tower: bool = False,  # model.freeze_vision_tower
+) -> float:  # operations of all devices together
+    "Matrix operations of the forward and backward pass over a batch, without recomputation"
+    passes = TRAIN_PASSES["none"]
+    text = sum(length * forward_flops(d, length) for length in batch.lengths)
+    patches = sum(math.prod(i.grid_thw) for tokens in batch.tokens for i in tokens.images)
+    tower = patches / PATCHES_PER_TOKEN * d.vision_flops
+    return passes * text + (1 if frozen_tower else passes) * tower
 
 # %% ../../nbs/train/07_train_step.ipynb #9c55baef
 def value_metrics(
@@ -300,22 +316,6 @@ class TrainStep:
         folder = self.state.folder
         path = folder.save_samples(step, [s.record() for s in samples])
         folder.event("not_finite", step=step, why=why, samples=str(path))
-
-# %% ../../nbs/train/07_train_step.ipynb #17211a56
-TRAIN_TFLOPS = "perf/actor_train_tflops"  # the metric
-
-
-def training_flops(
-    d: Dimensions,  # the model
-    batch: Batch,  # of a step
-    frozen_tower: bool = False,  # model.freeze_vision_tower
-) -> float:  # operations of all devices together
-    "Matrix operations of the forward and backward pass over a batch, without recomputation"
-    passes = TRAIN_PASSES["none"]
-    text = sum(length * forward_flops(d, length) for length in batch.lengths)
-    patches = sum(math.prod(i.grid_thw) for tokens in batch.tokens for i in tokens.images)
-    tower = patches / PATCHES_PER_TOKEN * d.vision_flops
-    return passes * text + (1 if frozen_tower else passes) * tower
 
 # %% ../../nbs/train/07_train_step.ipynb #b5a8e930
 LOGPROB_DIFF = "train_rollout_logprob_abs_diff"  # the metric

@@ -147,7 +147,11 @@ def rows(folder: Path) -> list[dict]:
         json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
     return [
-        {k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k}
+        {
+            k: v
+            for k, v in row.items()
+            if not k.startswith(("time/", "perf/")) and "per_s" not in k
+        }
         for row in lines
     ]
 

@@ -166,7 +166,11 @@ def test_a_rerun_repeats_bitwise_and_says_so(folder):
 
     def steady(rows):
         return [
-            {k: v for k, v in r.items() if not k.startswith("time/") and "per_s" not in k}
+            {
+                k: v
+                for k, v in r.items()
+                if not k.startswith(("time/", "perf/")) and "per_s" not in k
+            }
             for r in rows
         ]
 

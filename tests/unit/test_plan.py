@@ -262,8 +262,10 @@ def test_vllm_receives_the_arguments_that_are_passed_on(accepted_by_vllm):
         "weight_nz_mode": 0,
     }
     assert (plain["rows"], plain["eager"], got["eager"]) == (256, True, False)
-    for kept in ("tensor", "length", "logprobs", "cache"):
+    for kept in ("tensor", "length", "logprobs"):
         assert got[kept] == plain[kept]
+    # fewer rows and tokens in a pass leave more for the cache
+    assert got["cache"] > plain["cache"]
 
 
 @pytest.mark.slow
