@@ -85,6 +85,26 @@ def conformance(
     return found
 
 
+def responses(
+    path: str, update: str | None = None, stop_token_ids: tuple[int, ...] = ()
+) -> list[Any]:
+    "Tokens and log-probs of an engine, after a weight update where one is named"
+    from cookbook_npu.config import SamplingConfig
+    from cookbook_npu.rollout.engine import SamplingParams, text_requests
+    from cookbook_npu.rollout.vllm import VllmEngine
+    from cookbook_npu.testing.conformance import folder_weights
+
+    settings: dict[str, Any] = {"dtype": "float32", "max_tokens": 64}
+    settings |= {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
+    settings |= {"enforce_eager": True, "stop_token_ids": stop_token_ids}
+    engine = VllmEngine(path, load_weights=update is None, **settings)
+    if update:
+        engine.update_weights(1, folder_weights(Path(update)).items())
+    requests = text_requests(["1+1=", "2*3="], 2, 0, engine.tokenizer)
+    sampling = SamplingParams.of(SamplingConfig(max_response_tokens=8, temperature=0.8))
+    return [(s.response_ids, s.logprobs) for s in engine.generate(requests, sampling)]
+
+
 def sleeping(folder: str) -> dict[str, Any]:
     "Free memory and log-probs of an engine over sleep, wake and each method of updating weights"
     import torch
