@@ -75,7 +75,8 @@ def test_sleep_gives_memory_back_and_every_method_updates_weights(stack, models)
     assert found["start"][1] < 1e-4
     for method in ("reload_weights", "update_weights", "load_weights"):
         awake, asleep, half, again, gap = found[method]
-        assert asleep - awake > 8 * MIB and asleep > half > again and again == awake
+        assert asleep - awake > 8 * MIB and asleep > half > again
+        assert abs(again - awake) < 8 * MIB
         assert gap < 1e-4 and found[f"{method} awake"] < 1e-4
     asleep, awake, gap = found["level 1"]
     assert asleep > awake and gap < 1e-4
