@@ -249,17 +249,19 @@ def test_an_a3_is_named_and_unverified(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "gigabytes"),
+    ("recipe", "reference", "gigabytes"),
     [
-        ("qwen3_4b_colocate", 153),
-        ("qwen3_vl_8b_grpo", 263),
-        ("qwen3_vl_8b_ppo", 368),
-        ("qwen3_5_9b_colocate", 226),
+        ("qwen3_4b_colocate", False, 88),
+        ("qwen3_4b_colocate", True, 153),
+        ("qwen3_vl_8b_grpo", True, 263),
+        ("qwen3_vl_8b_ppo", False, 368),
+        ("qwen3_5_9b_colocate", True, 226),
     ],
 )
-def test_host_memory_counts_every_copy(recipe, gigabytes, tmp_path):
+def test_host_memory_counts_every_copy(recipe, reference, gigabytes, tmp_path):
     "Weights of each replica, twice more for the reference, optimizer state, published weights, critic"
-    need = machine_need(recipe, "910b", {})
+    overrides = {"algorithm.use_reference": reference}
+    need = machine_need(recipe, "910b", {"overrides": overrides})
     assert round(need.host_bytes / 10**9) == gigabytes
     healthy = recorded("910b1_recommended", tmp_path)
     for available, state in ((1.01, "ok"), (0.99, "fail")):
