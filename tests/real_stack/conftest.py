@@ -1,5 +1,6 @@
 """The lane as a fixture: the real software stack of a 910B; skipped with the reason where it is missing."""
 
+import datetime
 import json
 import os
 import re
@@ -12,6 +13,75 @@ import pytest
 from real_stack import environment
 
 MINDSPEED = "MindSpeed@core_r0.16.0"
+# part of the stack -> tests that execute it, by the beginnings of their names
+EXECUTED = {
+    "engine: conformance suite of Qwen3": (
+        "test_engine_keeps",
+        "test_engine_built",
+        "test_update_equals",
+        "test_stop_tokens",
+    ),
+    "engine: Qwen3.5 (gated delta nets, Triton kernels interpreted)": (
+        "test_engine_of_qwen3_5",
+    ),
+    "engine: Qwen3-VL with pictures": ("test_engine_with_pictures",),
+    "engine: sleep levels 1 and 2, three ways to update weights": ("test_sleep",),
+    "engine: imports in the product's order": ("test_order_of_imports",),
+    "trainer: bfloat16 and float32, equal to the simulated NPU": ("test_trains_like",),
+    "trainer: save and resume at TP1, TP2 and from one into the other": (
+        "test_resumed_run",
+    ),
+    "all five recipes: train, save, resume": ("test_recipe_trains",),
+    "SIGTERM and resume": ("test_run_resumes",),
+    "loss of a trainer": ("test_lost_trainer",),
+    "TP2 trainer and engine, weights through device handles": ("test_tensor_parallel",),
+    "doctor and rehearsal on the machine": ("test_doctor", "test_rehearsal"),
+}
+NOT_EXECUTED = {
+    "kernels": "formulas and interpreters in host memory stand in: no numerics, no speed of an NPU",
+    "HCCL": "collectives are gloo's",
+    "captured graphs, NZ weights": "no graph engine, no fractal layouts in host memory",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", help="file for the table of the 910B page")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.outcomes = {}  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    item.config.outcomes.setdefault(item.nodeid, "passed")  # type: ignore[attr-defined]
+    if report.outcome != "passed":
+        reason = report.longrepr[2] if report.skipped else "failed"
+        item.config.outcomes[item.nodeid] = str(reason)  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    "Write what ran, where a file is named (without pytest-xdist)"
+    file = session.config.getoption("--record")
+    if not file:
+        return
+    outcomes = session.config.outcomes  # type: ignore[attr-defined]
+    found = mindspeed_folder()
+    detail = f"with {MINDSPEED}" if found else "without MindSpeed"
+    rows = []
+    for what, tests in EXECUTED.items():
+        own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests)]
+        failed = sorted({v for v in own if v != "passed"})
+        state = "executed" if "passed" in own and not failed else "not"
+        rows.append(dict(what=what, state=state, detail="; ".join(failed) or detail))
+    rows += [dict(what=k, state="not", detail=v) for k, v in NOT_EXECUTED.items()]
+    target = Path(file)
+    known = json.loads(target.read_text()) if target.exists() else {"stacks": {}}
+    date = datetime.date.today().isoformat()
+    known["stacks"][environment.DEFAULT] = {"date": date, "rows": rows}
+    target.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def mindspeed_folder() -> Path | None:
