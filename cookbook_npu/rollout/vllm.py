@@ -270,8 +270,15 @@ def _drop_unused_packs(
 def _sampler_mode(
     worker: Any,  # vLLM worker
 ) -> str | None:
-    "The log-probs that the sampler of this worker returns"
-    return getattr(worker.model_runner.sampler, "logprobs_mode", None)
+    "Return the sampler's log-prob mode: `processed_logprobs` only if greedy and random sampling both use it"
+    sampler = worker.model_runner.sampler
+    modes = [
+        getattr(part, "logprobs_mode", None)
+        for part in (sampler, sampler.topk_topp_sampler)
+    ]
+    return next(
+        (mode for mode in modes if mode != "processed_logprobs"), "processed_logprobs"
+    )
 
 
 def check_logprobs_mode(

@@ -37,6 +37,20 @@ EXECUTED = {
     "TP2 trainer and engine, weights through device handles": ("test_tensor_parallel",),
     "doctor and rehearsal on the machine": ("test_doctor", "test_rehearsal"),
 }
+# the same of test_other_stacks.py
+OTHER_STACKS = {
+    "vllm-ascend-0.18.0": {
+        "engine: conformance suite of Qwen3": ("test_older_engine",),
+        "engine: sleep levels 1 and 2, two ways to update weights": ("test_older_sleep",),
+        "trainer: steps in bfloat16, save and resume": ("test_older_trainer",),
+    },
+    "vllm-ascend-0.26.0rc1": {
+        "engine: six checks of the conformance suite": ("test_newest_engine",),
+    },
+}
+NOT_EXECUTED_ELSEWHERE = {
+    "recipes, tensor parallelism, other families": "only on " + environment.DEFAULT
+}
 NOT_EXECUTED = {
     "kernels": "formulas and interpreters in host memory stand in: no numerics, no speed of an NPU",
     "HCCL": "collectives are gloo's",
@@ -62,6 +76,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     return report
 
 
+def _rows(
+    outcomes: dict[str, str],
+    executed: dict[str, tuple[str, ...]],
+    missing: dict[str, str],
+    detail: str,
+) -> list[dict[str, str]]:
+    rows = []
+    for what, tests in executed.items():
+        own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests)]
+        failed = sorted({v for v in own if v != "passed"})
+        state = "executed" if "passed" in own and not failed else "not"
+        rows.append(dict(what=what, state=state, detail="; ".join(failed) or detail))
+    return rows + [dict(what=k, state="not", detail=v) for k, v in missing.items()]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     "Write what ran, where a file is named (without pytest-xdist)"
     file = session.config.getoption("--record")
@@ -70,17 +99,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     outcomes = session.config.outcomes  # type: ignore[attr-defined]
     found = mindspeed_folder()
     detail = f"with {MINDSPEED}" if found else "without MindSpeed"
-    rows = []
-    for what, tests in EXECUTED.items():
-        own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests)]
-        failed = sorted({v for v in own if v != "passed"})
-        state = "executed" if "passed" in own and not failed else "not"
-        rows.append(dict(what=what, state=state, detail="; ".join(failed) or detail))
-    rows += [dict(what=k, state="not", detail=v) for k, v in NOT_EXECUTED.items()]
     target = Path(file)
     known = json.loads(target.read_text()) if target.exists() else {"stacks": {}}
     date = datetime.date.today().isoformat()
+    rows = _rows(outcomes, EXECUTED, NOT_EXECUTED, detail)
     known["stacks"][environment.DEFAULT] = {"date": date, "rows": rows}
+    for stack, parts in OTHER_STACKS.items():
+        if not environment.have(stack):
+            continue  # keep what an earlier run recorded
+        missing = {**NOT_EXECUTED_ELSEWHERE, **NOT_EXECUTED}
+        rows = _rows(outcomes, parts, missing, "without MindSpeed")
+        known["stacks"][stack] = {"date": date, "rows": rows}
     target.write_text(json.dumps(known, indent=1) + "\n")
 
 
@@ -97,6 +126,7 @@ class Stack:
 
     variables: dict[str, str]
     mindspeed: bool
+    name: str = environment.DEFAULT
 
     def environment(self, **changes: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("COOKBOOK_NPU_SIM")}
@@ -119,7 +149,7 @@ class Stack:
         self, name: str, timeout: float = 600, env: Any = None, **arguments: Any
     ) -> Any:
         "The result of a function of `real_stack.jobs`"
-        python = environment.python(environment.DEFAULT)
+        python = environment.python(self.name)
         command = (
             python,
             "-m",
@@ -139,12 +169,15 @@ class Stack:
         )[0]
 
 
-def lane_environment(mindspeed: Path | None) -> dict[str, str]:
+def lane_environment(
+    mindspeed: Path | None, stack: str = environment.DEFAULT
+) -> dict[str, str]:
     if reason := environment.misfit():
         pytest.skip(reason)
-    if not environment.have():
-        pytest.skip("the 910B stack is not installed: run `make test-910b`")
-    return environment.environment(mindspeed=mindspeed)
+    if not environment.have(stack):
+        command = f"PYTHONPATH=tests/helpers python -m real_stack.environment {stack}"
+        pytest.skip(f"{stack} is not installed: run `{command}`")
+    return environment.environment(stack, mindspeed)
 
 
 @pytest.fixture(scope="session")
@@ -170,6 +203,18 @@ def with_mindspeed() -> Stack:
 def either(request: pytest.FixtureRequest) -> Stack:
     "Both, one after the other"
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def older() -> Stack:
+    name, _ = OTHER_STACKS
+    return Stack(lane_environment(None, name), False, name)
+
+
+@pytest.fixture(scope="session")
+def newest() -> Stack:
+    _, name = OTHER_STACKS
+    return Stack(lane_environment(None, name), False, name)
 
 
 @pytest.fixture(scope="session")

@@ -218,6 +218,7 @@ def _sampler_install(patch: MonkeyPatch) -> None:
     @functools.wraps(original)
     def __init__(self: Any, logprobs_mode: str = _PROCESSED) -> None:
         original(self, logprobs_mode=logprobs_mode)
+        self.topk_topp_sampler.logprobs_mode = logprobs_mode
 
     # inspect reads the signature of what is wrapped
     vars(__init__)["__signature__"] = inspect.signature(__init__, follow_wrapped=False)

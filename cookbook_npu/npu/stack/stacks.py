@@ -152,7 +152,8 @@ _RUNNABLE = (
         "transformers 4.57.4|4.57.5|4.57.6",
         f"mindspeed {MINDSPEED_COMMIT}",
         note="The stable release for machines that stay on CANN 8.5. Its vLLM wants transformers "
-        "below 5, which has no Qwen3.5: for Qwen3 and Qwen3-VL.",
+        "below 5, which has no Qwen3.5: for Qwen3 and Qwen3-VL. It requires NumPy 1: install pyarrow<26, "
+        "because later releases fail to import with it, and their metadata does not say so.",
         runs="the oldest vllm-ascend, release candidates aside, that takes weights from an iterator",
     ),
     make_stack(

@@ -1,6 +1,6 @@
 """The stack of a 910B from the package index, compiled over a CANN of host memory, once, into the cache.
 
-    PYTHONPATH=tests/helpers python -m real_stack.environment [STACK]
+    PYTHONPATH=tests/helpers python -m real_stack.environment [STACK ...]
 
 Two to five minutes and 5 GB. Prints what it has, or in one sentence why it cannot have it.
 """
@@ -180,18 +180,22 @@ def environment(
     }
 
 
-def main(stack: str = DEFAULT) -> None:
-    "Install and compile, or say why this machine does not fit"
-    if reason := misfit():
-        print(f"the lane on the real stack {stack} does not run: {reason}")
-        return
-    try:
-        install(stack)
-        environment(stack)
-    except InstallError as error:
-        sys.exit(f"the lane on the real stack {stack} cannot be set up: {error}")
-    print(f"the real stack {stack} is ready: {venv(stack)}")
+def main(*stacks: str) -> None:
+    "Install and compile the stacks (none named: the default one), or say why this machine does not fit"
+    known = sorted(path.stem for path in HERE.glob("*.lock"))
+    for stack in stacks or (DEFAULT,):
+        if stack not in known:
+            sys.exit(f"there is no stack {stack!r}; name one of {', '.join(known)}")
+        if reason := misfit():
+            print(f"the lane on the real stack {stack} does not run: {reason}")
+            continue
+        try:
+            install(stack)
+            environment(stack)
+        except InstallError as error:
+            sys.exit(f"the lane on the real stack {stack} cannot be set up: {error}")
+        print(f"the real stack {stack} is ready: {venv(stack)}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(*sys.argv[1:])

@@ -106,7 +106,7 @@ def responses(
 
 
 def sleeping(folder: str) -> dict[str, Any]:
-    "Free memory and log-probs of an engine over sleep, wake and each method of updating weights"
+    "Free memory and log-probs of an engine over sleep, wake and each supported method of updating weights"
     import torch
 
     from cookbook_npu.config import SamplingConfig
@@ -141,8 +141,11 @@ def sleeping(folder: str) -> dict[str, Any]:
         "platform": engine.platform,
         "mode": engine.llm.collective_rpc(_sampler_mode)[0],
         "start": (free(), gap(first)),
+        "methods": engine.weights.methods,
     }
     for method in ("reload_weights", "update_weights", "load_weights"):
+        if engine.weights.methods[method]:
+            continue
         engine.weights.method = method
         awake = free()
         engine.sleep(2)
@@ -167,7 +170,9 @@ def sleeping(folder: str) -> dict[str, Any]:
 
 
 def _sampler_mode(worker: Any) -> str:
-    return worker.model_runner.sampler.logprobs_mode
+    sampler = worker.model_runner.sampler
+    modes = {sampler.logprobs_mode, sampler.topk_topp_sampler.logprobs_mode}
+    return " and ".join(sorted(modes))
 
 
 def imported(order: str) -> dict[str, str]:

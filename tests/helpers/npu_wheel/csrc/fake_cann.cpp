@@ -394,11 +394,13 @@ aclError aclrtDeviceGetBareTgid(int32_t* pid) {
   *pid = getpid();
   return kOk;
 }
+#ifdef ACL_IPC_EVENT_HANDLE_SIZE  // torch_npu 2.10 and later
 aclError aclrtIpcGetEventHandle(aclrtEvent, aclrtIpcEventHandle* handle) {
   std::memset(handle, 0, sizeof *handle);
   return kOk;
 }
 aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle, aclrtEvent* event) { return aclrtCreateEventWithFlag(event, 0); }
+#endif
 
 // ---- streams and events
 

@@ -185,6 +185,21 @@ def reshape_and_cache(
         rows[slots[kept]] = x[: len(slots)][kept].to(cache.dtype)
 
 
+@formula("npu::npu_scatter_pa_kv_cache")
+def scatter_pa_kv_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    cache_mode: str = "PA_NZ",
+) -> None:
+    if cache_mode != "Norm":
+        raise NotImplementedError(f"npu_scatter_pa_kv_cache: cache_mode {cache_mode}")
+    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+
+
 def _attend(
     query: Tensor,  # [queries, heads, size], sequence after sequence
     key: Tensor,  # [sequences, most keys, key/value heads, size]
@@ -286,6 +301,7 @@ def paged_attention(
 # ---- sampling, matrices, formats
 
 
+@formula("_C_ascend::npu_apply_top_k_top_p")
 @formula("npu::npu_top_k_top_p")
 def top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None) -> Tensor:
     ordered, places = logits.sort(-1)

@@ -3,6 +3,7 @@
 MindSpeed imports them to register converters that eager training never calls.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -46,7 +47,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return PlaceholderModule(spec.name)
 
-    def exec_module(self, module: types.ModuleType) -> None: ...
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__name__ == "torchair.npu_fx_compiler":  # as torchair does
+            importlib.import_module("torchair.fx_summary")
 
 
 def install() -> None:

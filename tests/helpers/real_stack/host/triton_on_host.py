@@ -2,6 +2,7 @@
 the memory of NPU tensors as it is.
 """
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,17 @@ def activate() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     _activate_driver()
     _interpret_in_place()
+    _name_libdevice()
+
+
+def _name_libdevice() -> None:
+    "Releases after 3.2.0, none of which is on PyPI, call the folder of the device library cann"
+    import triton.language.extra as extra
+
+    if importlib.util.find_spec("triton.language.extra.cann") is None:
+        import triton.language.extra.ascend.libdevice  # noqa: F401
+
+        extra.cann = extra.ascend  # an attribute only: its module `extension` is not there
 
 
 def _activate_driver() -> None:
@@ -171,8 +183,17 @@ def get_element(src: Any, indice: Any, **_: Any) -> Any:
     return tl.core.tensor(TensorHandle(data, src.handle.dtype), src.type.scalar)
 
 
+def create_gather(self: Any, src: Any, indices: Any, axis: int) -> Any:
+    from triton.runtime.interpreter import TensorHandle
+
+    places = indices.data.astype(np.int64)
+    return TensorHandle(np.take_along_axis(src.data, places, axis), src.dtype)
+
+
 def extend(module: Any) -> None:
-    "Give vllm-ascend's helper module the functions, and the interpreter the type of one bit"
+    """Give vllm-ascend's helper module the functions, and the interpreter the type of one bit and
+    the builder of `tl.gather`
+    """
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -188,5 +209,7 @@ def extend(module: Any) -> None:
             else all_ones(self, kind)
         )
 
+    if not hasattr(InterpreterBuilder, "create_gather"):
+        InterpreterBuilder.create_gather = create_gather
     InterpreterBuilder.get_int1_ty = lambda self: tl.int1
     InterpreterBuilder.get_all_ones_value = ones

@@ -1,0 +1,83 @@
+"""The product on the other 910B stacks: the one for older images, and, as an early warning, the newest
+release with a wheel. `make test-910b STACKS="vllm-ascend-0.18.0 vllm-ascend-0.26.0rc1"` installs them.
+"""
+
+import pytest
+from real_stack import environment
+from test_engine import MIB, REBUILD, TWO_ENGINES, suite
+
+
+@pytest.fixture(scope="module")
+def older_models(older, tmp_path_factory):
+    "Two tiny models, written by this stack's transformers"
+    folder = tmp_path_factory.mktemp("older")
+    older.job("tiny", folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def newest_models(newest, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("newest")
+    newest.job("tiny", folder=folder)
+    return folder
+
+
+def assert_kept(stack, folder, checks):
+    found = stack.job("conformance", folder=folder, family="qwen3", checks=checks)
+    assert found == dict.fromkeys(checks, "")
+
+
+def test_older_engine_keeps_every_promise(older, older_models):
+    checks = [name for name in suite() if name not in (*REBUILD, *TWO_ENGINES)]
+    assert_kept(older, older_models, checks)
+
+
+@pytest.mark.parametrize("check", REBUILD)
+def test_older_engine_built_again(older, older_models, check):
+    assert_kept(older, older_models, [check])
+
+
+def test_older_engine_after_an_update_equals_a_fresh_one(older, older_models):
+    first, second = f"{older_models}/qwen30", f"{older_models}/qwen31"
+    updated = older.job("responses", path=first, update=second)
+    assert updated == older.job("responses", path=second)
+
+
+def test_older_sleep_gives_memory_back_and_methods_update_weights(older, older_models):
+    "vLLM 0.18 has no start_weight_update, so two methods are left"
+    found = older.job("sleeping", folder=older_models)
+    assert found["platform"] == "npu" and found["mode"] == "processed_logprobs"
+    assert "no start_weight_update" in found["methods"]["update_weights"]
+    for method in ("reload_weights", "load_weights"):
+        awake, asleep, half, _, gap = found[method]
+        assert asleep - awake > 8 * MIB and asleep > half
+        assert gap < 1e-4 and found[f"{method} awake"] < 1e-4
+    asleep, awake, gap = found["level 1"]
+    assert asleep > awake and gap < 1e-4
+
+
+def test_older_trainer_resumes(older, older_models, tmp_path):
+    "Also that every import of the trainer works with NumPy 1, which this stack requires"
+    common = dict(hf_path=f"{older_models}/qwen30", dtype="bfloat16")
+    undisturbed = older.train(steps=3, **common)["history"]
+    save = tmp_path / "state"
+    begun = older.train(steps=2, save=save, **common)["history"]
+    resumed = older.train(steps=1, load=save, **common)["history"]
+    assert begun + resumed == undisturbed
+
+
+def test_newest_engine_keeps_six_promises(newest, newest_models):
+    checks = [
+        "greedy_equals_generate",
+        "logprobs_are_teacher_forced",
+        "truncation_renormalises",
+        "altered_update_serves_nothing",
+        "half_awake_sleeps",
+        "sleep_wake_update",
+    ]
+    assert_kept(newest, newest_models, checks)
+
+
+def test_unknown_stack_is_named_with_those_there_are():
+    with pytest.raises(SystemExit, match="'vllm-ascend-9'.* vllm-ascend-0.18.0, "):
+        environment.main("vllm-ascend-9")
