@@ -106,7 +106,7 @@ class NpuGuard final : public c10::impl::DeviceGuardImplInterface {
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream& which) const override { faults::check_device(which.device_index()); }
   void synchronizeDevice(DeviceIndex device) const override { check_index(resolve_index(device)); }
-  bool isStreamCapturing(const Stream&) const { return false; }
+  bool isStreamCapturing(const Stream&) const { return false; }  // no `override`: PyTorch 2.10 does not ask
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 
   void record(void** event, const Stream&, DeviceIndex, c10::EventFlag) const override {
