@@ -1,8 +1,14 @@
 """A whole checkpoint of Megatron loads with weights_only everywhere, by allow-lists of what it contains."""
 
+import os
+
 import pytest
 import torch
+from places import FIXTURES, HELPERS, ROOT
 
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
 from cookbook_npu.testing.ranks import run_ranks
 
@@ -51,3 +57,22 @@ def test_a_whole_checkpoint_loads_by_the_allow_lists():
     assert "numpy._core.multiarray._reconstruct" in seen["objects"]
     assert seen["metadata"]
     assert strangers(seen["metadata"], checkpoints.METADATA_CLASSES) == set()
+
+
+@pytest.mark.slow
+def test_norms_of_mindspeed_have_the_type_of_the_model(tmp_path):
+    """MindSpeed makes them in float32. In a bfloat16 model Megatron's distributed optimizer then takes the
+    state of one parameter for that of another, and no checkpoint can be saved
+    """
+    path = str(build_tiny(TinyConfig(), build_tokenizer(), str(tmp_path / "model"), 0))
+    paths = os.pathsep.join(map(str, (FIXTURES / "mindspeed_sketch", ROOT, HELPERS)))
+    kwargs = dict(hf_path=path, dtype="bfloat16", steps=1)
+    found = run_ranks(
+        "real_stack.jobs:train",
+        1,
+        kwargs,
+        env={"PYTHONPATH": paths},
+        bootstrap="trainer",
+        timeout=300,
+    )[0]
+    assert found["adaptor"] == "mindspeed" and found["types"] == ["torch.bfloat16"]
