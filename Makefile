@@ -69,7 +69,7 @@ test-npu-wheel: $(VENV)/.test ## the shims and Megatron on the real torch_npu, o
 test-910b: $(VENV)/.test ## the real torch_npu, vllm-ascend and MindSpeed over a CANN of host memory, 15 minutes (STACKS=vllm-ascend-0.18.0: that, too)
 	PYTHONPATH=tests/helpers $(BIN)/python -m real_stack.environment
 	$(if $(STACKS),PYTHONPATH=tests/helpers $(BIN)/python -m real_stack.environment $(STACKS))
-	COOKBOOK_STACKS="$(STACKS)" $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/real_stack
+	COOKBOOK_STACKS="$(STACKS)" $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/real_stack $(ARGS)
 
 test-stacks: $(VENV)/.test ## models and engines on the transformers of each 910B stack
 	for stack in vllm-ascend-0.23.0 vllm-ascend-0.18.0; do \

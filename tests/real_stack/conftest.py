@@ -58,29 +58,23 @@ NOT_EXECUTED = {
 }
 
 
+outcomes: dict[str, str] = {}  # test -> "passed", or why not
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", help="file for the table of the 910B page")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.outcomes = {}  # type: ignore[attr-defined]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    report = yield
-    item.config.outcomes.setdefault(item.nodeid, "passed")  # type: ignore[attr-defined]
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    "Note what became of each test; under pytest-xdist in the process that starts the others"
+    outcomes.setdefault(report.nodeid, "passed")
     if report.outcome != "passed":
         reason = report.longrepr[2] if report.skipped else "failed"
-        item.config.outcomes[item.nodeid] = str(reason)  # type: ignore[attr-defined]
-    return report
+        outcomes[report.nodeid] = str(reason)
 
 
 def _rows(
-    outcomes: dict[str, str],
-    executed: dict[str, tuple[str, ...]],
-    missing: dict[str, str],
-    detail: str,
+    executed: dict[str, tuple[str, ...]], missing: dict[str, str], detail: str
 ) -> list[dict[str, str]]:
     rows = []
     for what, tests in executed.items():
@@ -92,23 +86,22 @@ def _rows(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    "Write what ran, where a file is named (without pytest-xdist)"
+    "Write what ran, where a file is named"
     file = session.config.getoption("--record")
-    if not file:
+    if not file or hasattr(session.config, "workerinput"):
         return
-    outcomes = session.config.outcomes  # type: ignore[attr-defined]
     found = mindspeed_folder()
     detail = f"with {MINDSPEED}" if found else "without MindSpeed"
     target = Path(file)
     known = json.loads(target.read_text()) if target.exists() else {"stacks": {}}
     date = datetime.date.today().isoformat()
-    rows = _rows(outcomes, EXECUTED, NOT_EXECUTED, detail)
+    rows = _rows(EXECUTED, NOT_EXECUTED, detail)
     known["stacks"][environment.DEFAULT] = {"date": date, "rows": rows}
     for stack, parts in OTHER_STACKS.items():
         if stack not in os.environ.get("COOKBOOK_STACKS", "").split():
             continue  # keep what an earlier run recorded
         missing = {**NOT_EXECUTED_ELSEWHERE, **NOT_EXECUTED}
-        rows = _rows(outcomes, parts, missing, "without MindSpeed")
+        rows = _rows(parts, missing, "without MindSpeed")
         known["stacks"][stack] = {"date": date, "rows": rows}
     target.write_text(json.dumps(known, indent=1) + "\n")
 
