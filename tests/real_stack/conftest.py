@@ -81,7 +81,13 @@ def _rows(
         own = [v for k, v in outcomes.items() if any(f"::{t}" in k for t in tests)]
         failed = sorted({v for v in own if v != "passed"})
         state = "executed" if "passed" in own and not failed else "not"
-        rows.append(dict(what=what, state=state, detail="; ".join(failed) or detail))
+        rows.append(
+            dict(
+                what=what,
+                state=state,
+                detail="; ".join(failed) or (detail if own else "not run"),
+            )
+        )
     return rows + [dict(what=k, state="not", detail=v) for k, v in missing.items()]
 
 
