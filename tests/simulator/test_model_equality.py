@@ -380,7 +380,7 @@ def test_an_update_carries_every_weight_and_a_failed_one_stops_all_ranks(results
     first, second = (rank[case]["updated"] for rank in results)
     assert first["wrong"] == [] and first["buckets"] > 3
     assert "bucket 2 could not be written" in first["heard"]
-    assert second == {"heard": "1 other ranks could not write a bucket"}
+    assert second == {"heard": "1 ranks could not write a bucket"}
 
 
 @cases
