@@ -35,7 +35,10 @@ EXECUTED = {
     "SIGTERM and resume": ("test_run_resumes",),
     "loss of a trainer": ("test_lost_trainer",),
     "TP2 trainer and engine, weights through device handles": ("test_tensor_parallel",),
-    "doctor and rehearsal on the machine": ("test_doctor", "test_rehearsal"),
+    "doctor on the machine; the simulated NPU of a rehearsal": (
+        "test_doctor",
+        "test_simulated",
+    ),
 }
 # the same of test_other_stacks.py
 OTHER_STACKS = {

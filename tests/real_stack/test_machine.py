@@ -1,8 +1,8 @@
-"""What a newcomer types first, on a machine that has the whole stack: doctor, plan, rehearsal."""
+"""What a newcomer types first on a machine with the whole stack: the doctor, and what a rehearsal needs."""
 
 import json
 
-import pytest
+from real_stack import environment
 
 # what a driver, CANN and a large machine have, and the lane has not
 HARDWARE = {"npu-smi", "device-files", "host-memory", "disk", "cann-sourced", "open-files"}
@@ -25,38 +25,14 @@ def test_doctor_recognises_the_stack(stack, tmp_path):
     assert parts == {"cann", "triton-ascend", "mindspeed"}
 
 
-@pytest.mark.parametrize(
-    "recipe, family, prompts",
-    [
-        ("qwen3_4b_colocate", "qwen3", "arithmetic"),
-        ("qwen3_5_9b_async", "qwen3_5", "arithmetic"),
-        ("qwen3_vl_8b_ppo", "qwen3_vl", "geometry"),
-    ],
-)
-def test_rehearsal(stack, models, tmp_path, recipe, family, prompts):
-    """The simulated NPU takes the place of the real torch_npu in the roles of a rehearsal, compiled for the
-    stack's torch; here on two devices
-    """
-    values = {"model": f"{models}/{family}0", "prompt_data": prompts}
-    split = recipe.endswith("async")
-    overrides = {
-        "parallel.tensor": 1 if split else 2,
-        "placement.devices": 2,
-        "rollout.devices_per_engine": 1,
-        **({"placement.trainer_devices": 1} if split else {}),
-        "output.root": str(tmp_path),
-    }
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({**values, "overrides": overrides}))
-    command = (
-        "cookbook-npu",
-        "launch",
-        recipe,
-        "--rehearse",
-        "--scale",
-        "910b",
-        "-f",
-        file,
+def test_simulated_npu_of_a_rehearsal(stack, tmp_path):
+    "It takes the place of the real torch_npu, compiled for the stack's torch"
+    source = (
+        "from cookbook_npu.npu.simulator import install; install()\n"
+        "import torch\n"
+        "print(torch.__version__, torch.ones(3, device='npu').sum().item())\n"
     )
-    done = stack.run(*command, "--runs", tmp_path / "runs", cwd=tmp_path)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    python = environment.python(environment.DEFAULT)
+    done = stack.run(python, "-c", source, cwd=tmp_path, COOKBOOK_NPU_SIMULATE="1")
+    assert done.stdout.split()[-1] == "3.0", (done.stdout + done.stderr)[-4000:]
+    assert done.stdout.startswith("2.10.0")
