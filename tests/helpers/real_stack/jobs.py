@@ -69,7 +69,7 @@ def conformance(
 
     paths = [Path(folder, f"{family}{seed}") for seed in (0, 1)]
     pictured = family == "qwen3_vl"
-    tolerance = 1e-4 if dtype == "float32" else 0.1
+    tolerance = 1e-4 if dtype == "float32" else 0.03
     case = Case(build, *paths, tolerance=tolerance, pictured=pictured)
     found = {}
     for check in IMAGE_CHECKS if pictured else ENGINE_CHECKS:
