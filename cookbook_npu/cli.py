@@ -89,7 +89,7 @@ def find_recipe(
 
 
 def check_names(
-    notebook: Path,  # a recipe
+    notebook: Path,
     parameters: Mapping[str, Any],  # what was given
 ) -> None:
     "Raise `ConfigError` for a parameter that the recipe does not have"
@@ -104,7 +104,7 @@ def check_names(
 
 # %% ../nbs/99_cli.ipynb #8eba6bf3
 def resolve_run(
-    notebook: Path,  # a recipe
+    notebook: Path,
     parameters: dict[str, Any],  # what was given; gains the name of the run folder
 ) -> RunConfig:  # the configuration that the notebook will build
     "Build and check the configuration of a run, files included"
@@ -190,7 +190,7 @@ def print_progress(
 
 # %% ../nbs/99_cli.ipynb #173ad079
 def execute(
-    notebook: Path,  # the recipe
+    notebook: Path,
     parameters: Mapping[str, Any],  # for its parameters cell
     config: RunConfig,  # what they amount to; names the run folder
 ) -> Path:  # the run folder, with the executed notebook inside
@@ -352,7 +352,7 @@ def _run(
 
 
 def show_settings(
-    config: RunConfig,  # of a run
+    config: RunConfig,
     given: Given,  # what it was built from
     every: bool = False,  # also what the recipe sets
 ) -> None:
@@ -850,7 +850,7 @@ def _chat(
 
 # %% ../nbs/99_cli.ipynb #411f4357
 def recipe_summary(
-    notebook: Path,  # a recipe
+    notebook: Path,
 ) -> tuple[str, str]:  # title, and what it is in one sentence
     "How a recipe introduces itself: heading and quotation of its first cell"
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
@@ -1022,7 +1022,7 @@ def job_words(
 
 
 def job_parameters(
-    parameters: Mapping[str, Any],  # of the recipe
+    parameters: Mapping[str, Any],
     runs: Path,  # folder of the run folders
     job_id: str,  # name of the job
 ) -> dict[str, Any]:
@@ -1200,7 +1200,7 @@ def end_job(
 
 # %% ../nbs/99_cli.ipynb #2ca5c897
 def check_nodes(
-    config: RunConfig,  # the run
+    config: RunConfig,
     devices: int | None,  # NPUs of all machines; none: those of a cluster that exists
     host: str,  # address of this machine
     nodes: int,  # machines of the run
@@ -1223,7 +1223,7 @@ def check_nodes(
 
 def new_job(
     recipe: str,  # name of the recipe, or path of a notebook
-    parameters: Mapping[str, Any],  # of the recipe
+    parameters: Mapping[str, Any],
     runs: Path,  # folder of the run folders
     address: str | None,  # Ray to join, or its job server
     node: Any,  # this machine
@@ -1312,7 +1312,7 @@ def follow_job(
 
 
 def show_rehearsal(
-    config: RunConfig,  # the run
+    config: RunConfig,
     runs: Path,  # folder of the run folders
 ) -> None:
     "Rehearse a run; prints the step and what was rehearsed"

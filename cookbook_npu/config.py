@@ -1508,7 +1508,7 @@ def _check_key(key: str, config: RunConfig) -> None:
 
 
 def override(
-    config: RunConfig,  # configuration to start from
+    config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
 ) -> RunConfig:  # a new, validated configuration
     """A copy of `config` with some dotted keys replaced; raises `ConfigError` with the nearest full name.
@@ -1535,7 +1535,7 @@ def override(
 
 # %% ../nbs/01_config.ipynb #9f3cecab
 def save_config(
-    config: RunConfig,  # configuration
+    config: RunConfig,
     path: Path | str,  # file to write
 ) -> None:
     "Write `config` as JSON, keys in field order"
@@ -1572,7 +1572,7 @@ class ConfigKey(NamedTuple):
 
 
 def with_choices(
-    meaning: str,  # of a key
+    meaning: str,
     kind: Any,  # type of its value
 ) -> str:  # names every value where they can be counted
     "What a key means, and which words it takes"

@@ -42,9 +42,7 @@ COLUMNS LINES OLDPWD PWD SHLVL _""".split()
 RUNTIME_PREFIXES = ("PYTEST_", "RAY_", "JPY_")
 
 
-def is_runtime_variable(
-    name: str,  # of a variable
-) -> bool:  # a server's children may differ in it
+def is_runtime_variable(name: str) -> bool:  # a server's children may differ in it
     "Whether a variable is read only after the imports"
     return name in RUNTIME_VARIABLES or name.startswith(RUNTIME_PREFIXES)
 
@@ -249,7 +247,7 @@ def _ending_with_owner(folder: Path) -> Iterator[None]:
 
 
 def serve(
-    address: str,  # of the socket
+    address: str,
     warm_up: Sequence[str],  # see `prepare`
 ) -> None:
     "Main of a server's process. It returns in the children too, after their function has"

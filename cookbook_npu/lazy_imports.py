@@ -40,10 +40,7 @@ class LazyModule(importlib.abc.Loader):
         self._lock = threading.RLock()
         self._loaded = False
 
-    def create_module(
-        self,
-        spec: importlib.machinery.ModuleSpec,  # of the module
-    ) -> None:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         "An ordinary one"
 
     def exec_module(

@@ -51,9 +51,7 @@ def read_parameters(
     return check_overrides(found)
 
 
-def check_overrides(
-    parameters: dict[str, Any],  # of a recipe
-) -> dict[str, Any]:  # the same
+def check_overrides(parameters: dict[str, Any]) -> dict[str, Any]:  # the same
     "Raise `ConfigError` for overrides that are no mapping, as a shell's quotes easily make them"
     overrides = parameters.get("overrides")
     if overrides is None or isinstance(overrides, dict):
@@ -122,9 +120,7 @@ def yaml_loader() -> Any:  # a class, for yaml.load
     return Loader
 
 
-def read_yaml(
-    text: str,  # of a file
-) -> Any:  # mapping, list or scalar
+def read_yaml(text: str) -> Any:  # mapping, list or scalar
     "Values of YAML 1.2; raises `ConfigError` with the line"
     import yaml
 
@@ -151,7 +147,7 @@ def _sections() -> set[str]:
 
 def flat_overrides(
     overrides: Mapping[str, Any],  # dotted keys, sections, or both
-    prefix: str = "",  # of a section
+    prefix: str = "",
 ) -> Iterator[tuple[str, Any]]:  # (dotted key, value)
     "Sections become dotted keys; a mapping that is a value (`reward.scorers`) stays one"
     sections = _sections()
@@ -164,7 +160,7 @@ def flat_overrides(
 
 
 def line_of(
-    text: str,  # of a file
+    text: str,
     key: str,  # parameter or dotted key
 ) -> int | None:  # from 1; none: it is written in another way
     "The line in which a key is set"
@@ -342,7 +338,7 @@ def handing_on(
 
 
 def handed_on(
-    config: RunConfig,  # a run
+    config: RunConfig,
     environ: Mapping[str, str],  # of this process
 ) -> dict[str, str] | None:  # key -> source; none: nobody handed them on
     "Where a command says that the settings of this run came from"
@@ -363,7 +359,7 @@ def _recipe_values(config: RunConfig) -> dict[str, Any]:
 
 
 def settings_record(
-    config: RunConfig,  # a run
+    config: RunConfig,
     environ: Mapping[str, str] | None = None,  # of this process; none: as it is
     earlier: Sequence[Mapping[str, Any]] = (),  # record of the run that is resumed
 ) -> list[dict[str, Any]]:  # key, value, source; of every key that is not at its default

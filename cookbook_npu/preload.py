@@ -122,7 +122,7 @@ _forked = False
 
 def become_fork(
     words: Sequence[str],  # what Python would have run: a script and its arguments
-    warm_up: Sequence[str],  # of the server
+    warm_up: Sequence[str],
     address: Path | None = None,  # of the server; none: the one that fits
 ) -> None:
     "Let a fork run this, and end as it ends; returns where there is no server"

@@ -250,7 +250,7 @@ def _required(scale: str, **parameters: Any) -> None:
 
 # %% ../nbs/02_presets.ipynb #a06a2e00
 def _recipe(
-    name: str,  # of the recipe
+    name: str,
     scales: Mapping[str, Mapping[str, Any]],  # scale -> sections
     small: Mapping[str, Any],  # what its two small scales share
     scale: str,  # wanted scale

@@ -46,7 +46,7 @@ def _take(path: Path) -> int | None:  # none: somebody has it, or it is gone
 
 
 def make_scratch(
-    prefix: str,  # of its name
+    prefix: str,
     root: Path,  # where it is made
 ) -> Path:  # empty, mode 0700, locked until `remove_scratch` or the end of this process
     "A new folder of this process"

@@ -39,7 +39,7 @@ class StoppedAtOnce(RunStopped):
     def __init__(
         self,
         message: str,  # how to go on
-        number: int,  # of the signal
+        number: int,
     ):
         super().__init__(message, 128 + number)
 

@@ -163,7 +163,7 @@ SHOWN = (
 
 def environment_lines(
     env: Mapping[str, str],  # full environment of a worker
-    environ: Mapping[str, str],  # of the shell
+    environ: Mapping[str, str],
 ) -> list[str]:  # "  NAME=value", each with where it comes from
     "What a worker gets, for a person: what is set for it, what it takes over, what it does not"
     groups: dict[str, list[str]] = {"set": [], "from the shell": [], "not passed on": []}
@@ -297,9 +297,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _INTERNAL_FRAMES = ("/ray/", "cookbook_npu/cluster/")
 
 
-def strip_colours(
-    text: str,  # of a terminal
-) -> str:
+def strip_colours(text: str) -> str:
     "Text without the codes that colour it"
     return _COLOUR.sub("", text)
 

@@ -82,7 +82,7 @@ def _resource_options(devices: int) -> list[str]:
 
 
 def ray_head_command(
-    node: Node,  # the head
+    node: Node,
     folder: str | Path | None = None,  # Ray's folder; short, see `session_folder`
     dashboard: bool = False,  # also the dashboard and its job server, on loopback
 ) -> list[str]:  # argument vector; runs until it is ended
@@ -149,7 +149,7 @@ def started_at(
 
 def end_process(
     pid: int,  # process id
-    start: int | None,  # its start time
+    start: int | None,
     grace: float = 40.0,  # to end by itself, s; a Ray node with work left takes up to 30
     group: bool = True,  # then the rest of its process group
 ) -> bool:  # it was alive
@@ -339,9 +339,9 @@ def submit_command(
 
 
 def server_command(
-    job: Job,  # submitted
+    job: Job,
     verb: str,  # status, logs or stop
-    *options: str,  # of the verb
+    *options: str,
 ) -> list[str]:  # argument vector
     "Ask a job server about a job"
     record = job.record()
@@ -482,10 +482,7 @@ _TERMINATED = 128 + signal.SIGTERM  # exit code of what SIGTERM has ended
 class Supervisor:
     "Runs one job in this process"
 
-    def __init__(
-        self,
-        job: Job,  # its folder
-    ):
+    def __init__(self, job: Job):
         self.job = job
         self.record = job.record()
         self.children: list[tuple[subprocess.Popen, int | None]] = []  # and start times
@@ -586,9 +583,7 @@ class Supervisor:
             remove_session_folder(self.ray_folder)
 
 # %% ../../nbs/cluster/03_launch.ipynb #e4aad465
-def supervise_job(
-    folder: str | Path,  # a job folder
-) -> int:  # exit code of the run
+def supervise_job(folder: str | Path) -> int:  # exit code of the run
     "Run a job to its end; SIGTERM ends it early, with exit code 75 between two steps, else 143"
     supervisor = Supervisor(Job(Path(folder)))
 
@@ -639,9 +634,7 @@ EXIT_STATES = {code: state for state, code in EXIT_CODES.items()} | {
 }
 
 
-def is_running(
-    job: Job,  # launched from this machine
-) -> bool:
+def is_running(job: Job) -> bool:
     "Whether the job's supervisor lives"
     record = job.record()
     if record.get("started") is None:
@@ -650,7 +643,7 @@ def is_running(
 
 
 def job_state(
-    job: Job,  # launched
+    job: Job,
 ) -> str:  # running, succeeded, failed, stopped, or lost (its supervisor was killed)
     "What became of a job"
     if job.server:
@@ -682,7 +675,7 @@ def _follow_server(job: Job) -> Iterator[str]:
 
 
 def follow_log(
-    job: Job,  # launched
+    job: Job,
     interval: float = 0.3,  # s
 ) -> Iterator[str]:  # pieces of its log, from the beginning
     "The log of a job while it grows, until the job has ended"
@@ -702,7 +695,7 @@ def follow_log(
 
 
 def stop_job(
-    job: Job,  # launched
+    job: Job,
     interval: float = 0.1,  # between two looks whether it has ended, s
 ) -> bool:  # it was running
     "Ask a job to stop after its step, and wait until it and what it started have ended; twice: at once"
@@ -720,7 +713,7 @@ def stop_job(
 
 # %% ../../nbs/cluster/03_launch.ipynb #e8b9d8ba
 def prepare_relaunch(
-    job: Job,  # that has ended
+    job: Job,
     run: Sequence[str],  # argument vector that goes on with the run
 ) -> Job:  # written, not started
     "Prepare a job for another launch; raises `ConfigError` while it runs or when nothing is left to do"

@@ -315,7 +315,7 @@ def _reserve(ray: ModuleType, devices: int, resource: str, timeout: float) -> An
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #284eb2be
 def bundle_options(
-    placement: Any,  # a placement group
+    placement: Any,
     bundle: int,  # index of the bundle in it
 ) -> dict[str, Any]:  # options of a Ray task or actor
     "Run in this bundle"

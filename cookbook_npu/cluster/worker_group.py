@@ -151,9 +151,9 @@ class WorkerGroup(AbstractContextManager):
     def start_rank_zero(
         self,
         method: str,  # method of the role class
-        *args: Any,  # its arguments
+        *args: Any,
         timeout: float | None = None,  # deadline, s; none: the group's
-        **kwargs: Any,  # its arguments
+        **kwargs: Any,
     ) -> Future:
         "Start a call on rank 0 only"
         return self._start_on([0], method, [args], kwargs, timeout)
@@ -161,9 +161,9 @@ class WorkerGroup(AbstractContextManager):
     def call_rank_zero(
         self,
         method: str,  # method of the role class
-        *args: Any,  # its arguments
+        *args: Any,
         timeout: float | None = None,  # deadline, s; none: the group's
-        **kwargs: Any,  # its arguments
+        **kwargs: Any,
     ) -> Any:
         "Call rank 0 only; its result"
         return self.start_rank_zero(method, *args, timeout=timeout, **kwargs).result()[0]
@@ -321,8 +321,8 @@ class WorkerActor:
     def call(
         self,
         method: str,  # method of the role class
-        args: tuple,  # its arguments
-        kwargs: dict[str, Any],  # its arguments
+        args: tuple,
+        kwargs: dict[str, Any],
     ) -> Any:
         "Call a method of the role object"
         with self._errors_logged(), track_call(method):
@@ -334,8 +334,8 @@ class WorkerActor:
     def control(
         self,
         method: str,  # method of the role class
-        args: tuple,  # its arguments
-        kwargs: dict[str, Any],  # its arguments
+        args: tuple,
+        kwargs: dict[str, Any],
     ) -> Any:
         "Call a method of the role object beside the call that is under way, whose heartbeat it leaves alone"
         with self._errors_logged():
@@ -764,9 +764,7 @@ class WorkerSpec:
     control_methods: tuple[str, ...] = ()  # methods that run beside another call
 
     def spawn(
-        self,
-        cluster: Cluster,  # where they live
-        devices: list[list[DeviceSlot]],  # of each worker
+        self, cluster: Cluster, devices: list[list[DeviceSlot]]
     ) -> list[WorkerHandle]:  # in rank order, not built yet
         "Start the processes"
         actor_class = import_ray().remote(WorkerActor)
@@ -824,7 +822,7 @@ class RayWorkerGroup(WorkerGroup):
     def __init__(
         self,
         name: str,  # for messages and log files
-        cluster: Cluster,  # where it lives
+        cluster: Cluster,
         timeout: float,  # default deadline of a call, s
         hang_timeout_s: float | None = None,  # none: only the deadline of a call counts
         control_methods: Sequence[str] = (),  # methods that run beside another call
@@ -840,7 +838,7 @@ class RayWorkerGroup(WorkerGroup):
         cls,
         name: str,  # for messages and log files
         role: str | type,  # class, "package.module:Class" or "/path/file.py:Class"
-        cluster: Cluster,  # where it lives
+        cluster: Cluster,
         slots: Sequence[int | Sequence[int]] | None = None,  # see `assign_devices`
         share: float = 0.4,  # part of a device each worker books; several roles share one
         bootstrap: str | None = None,  # "trainer", "rollout" or "plain"; none: no device

@@ -175,7 +175,7 @@ def _undecoded(rows: "Dataset") -> Any:
 def read_hf(
     repository: str,  # repository on the hub, or a local folder
     name: str | None = None,  # configuration of the data set, e.g. "main"
-    split: str = "train",  # split
+    split: str = "train",
     revision: str | None = None,  # branch, tag or commit
 ) -> Iterable[dict[str, Any]]:  # rows
     "The rows of a data set on the hub; raises `MissingError` when it or the package is missing"
@@ -209,7 +209,7 @@ def read_hf(
 def read_modelscope(
     repository: str,  # namespace/name
     name: str | None = None,  # subset
-    split: str = "train",  # split
+    split: str = "train",
     revision: str | None = None,  # branch, tag or commit
 ) -> Iterable[dict[str, Any]]:  # rows
     "The rows of a data set on ModelScope; raises `MissingError` when it or the package is missing"
@@ -368,7 +368,7 @@ FORMATS: dict[str, RecordSchema] = {
 
 # %% ../../nbs/data/03_datasets.ipynb #c6867be7
 def detect_format(
-    record: dict[str, Any],  # the first record
+    record: dict[str, Any],
     place: str,  # where it stands
 ) -> str:  # a name of `FORMATS`
     "The format whose keys and values the record has"
@@ -386,7 +386,7 @@ def detect_format(
 def read_fields(
     record: dict[str, Any],  # values
     place: str,  # where it stands
-    schema: RecordSchema,  # its format
+    schema: RecordSchema,
     input_key: str | None = None,  # prompt key in place of the format's
     label_key: str | None = None,  # label key in place of the format's
 ) -> tuple[str | list[dict[str, Any]], Any]:  # (text or messages, label)
@@ -459,7 +459,7 @@ def read_images(
 def read_metadata(
     record: dict[str, Any],  # values
     place: str,  # where it stands
-    schema: RecordSchema,  # its format
+    schema: RecordSchema,
     more: Sequence[str] = (),  # further keys; these must be there
 ) -> dict[str, Any]:  # JSON-able
     """What else of a record is kept.

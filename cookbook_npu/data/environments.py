@@ -101,7 +101,7 @@ def _import_environment(name: str) -> type[Environment]:
 
 def find_environment(
     name: str,  # a name of `ENVIRONMENTS`, or package.module:Class
-    arguments: Mapping[str, Any] | None = None,  # of its constructor
+    arguments: Mapping[str, Any] | None = None,
 ) -> Callable[[], Environment]:  # makes one
     "Look an environment up; raises `ConfigError` for an unknown one, and for arguments it does not take"
     known = ENVIRONMENTS.get(name, name)
@@ -169,10 +169,7 @@ class ToolEnvironment(Environment):
     ) -> float:
         "What an answer is worth"
 
-    def call(
-        self,
-        value: Any,  # the argument
-    ) -> str:
+    def call(self, value: Any) -> str:
         "What a policy writes to ask the tool"
         if self.calls == "brackets":
             return f"<{value}>"
@@ -181,7 +178,7 @@ class ToolEnvironment(Environment):
 
     def reset(
         self,
-        prompt: Prompt,  # with a label
+        prompt: Prompt,
         seed: int,  # not used: nothing is left to chance
     ) -> Messages | None:
         "With qwen the question is asked anew, so that the template can show the tool"

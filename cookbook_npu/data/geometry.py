@@ -62,7 +62,7 @@ class AnswerGrader:
     def grade(
         self,
         text: str,  # what the policy wrote
-        label: Any,  # the answer
+        label: Any,
     ) -> float:  # 1 or 0; 0 for one that could not be graded in time
         "Whether the answer is right; raises `DataError` for a label that no answer can equal"
         found = as_number(text)
@@ -226,10 +226,7 @@ class Zoom(GradedTool):
         self.picture = _decoded(prompt.images[0])
         return super().reset(prompt, seed)
 
-    def respond(
-        self,
-        value: Any,  # a box
-    ) -> list[Part] | None:
+    def respond(self, value: Any) -> list[Part] | None:
         "That part of the picture"
         assert self.picture is not None
         box = _box(value, self.calls == "brackets")

@@ -112,7 +112,7 @@ _WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?", re.ASCII)
 
 def same_text(
     answer: str,  # an answer as written
-    label: str,  # the right one
+    label: str,
 ) -> bool:
     "Whether two answers have one spelling, a unit that only one of them has aside"
     found = plain_answer(answer)
@@ -270,7 +270,7 @@ def _f1(found: list[str], right: list[str]) -> float:
 def f1(
     text: str,  # what the policy wrote
     label: Any,  # the answer, or a list of right answers
-    metadata: Mapping[str, Any],  # unused
+    metadata: Mapping[str, Any],
 ) -> float:  # 0 to 1
     "F1 of the words of the response (of its box, when it has one) and of the label"
     answer = (last_boxed(text) or "") if "\\boxed{" in text else text
@@ -282,7 +282,7 @@ def f1(
 # %% ../../nbs/data/05_graders.ipynb #ff725b1d
 def countdown(
     text: str,  # what the policy wrote
-    label: Any,  # the target
+    label: Any,
     metadata: Mapping[str, Any],  # `numbers`: those to use
 ) -> float:  # 1 or 0
     "1 when the expression uses each number once and equals the label"
@@ -296,8 +296,8 @@ def countdown(
 
 # %% ../../nbs/data/05_graders.ipynb #f1bac5d7
 def length(
-    text: str,  # unused
-    label: Any,  # unused
+    text: str,
+    label: Any,
     metadata: Mapping[str, Any],  # `response_tokens`: tokens the policy wrote
     max_tokens: int,  # L_max, tokens
     buffer: int,  # L_cache, tokens before it over which the penalty grows
@@ -311,8 +311,8 @@ def length(
 # %% ../../nbs/data/05_graders.ipynb #44518dd3
 def repetition(
     text: str,  # what the policy wrote
-    label: Any,  # unused
-    metadata: Mapping[str, Any],  # unused
+    label: Any,
+    metadata: Mapping[str, Any],
     size: int = 8,  # words in a run
 ) -> float:  # -1 to 0
     "Minus the share of runs that have stood in the text before"
@@ -324,8 +324,8 @@ def repetition(
 
 # %% ../../nbs/data/05_graders.ipynb #b1cb6563
 def environment_reward(
-    text: str,  # unused
-    label: Any,  # unused
+    text: str,
+    label: Any,
     metadata: Mapping[str, Any],  # with what rollout.episodes knows of the episode
 ) -> float:  # sum over its turns
     "What the environment of a sample gave"
@@ -334,7 +334,7 @@ def environment_reward(
 # %% ../../nbs/data/05_graders.ipynb #681c2b62
 def exact(
     text: str,  # what the policy wrote
-    label: Any,  # the answer
+    label: Any,
     metadata: Mapping[str, Any],  # of the sample, unused
 ) -> float:  # 1 or 0
     "1 when the response is the label, white space around it aside"
@@ -343,8 +343,8 @@ def exact(
 # %% ../../nbs/data/05_graders.ipynb #b9a5a055
 def format_think(
     text: str,  # what the policy wrote
-    label: Any,  # unused
-    metadata: Mapping[str, Any],  # unused
+    label: Any,
+    metadata: Mapping[str, Any],
 ) -> float:  # 1 or 0
     "1 when the response is `<think>...</think>` followed by an answer, each tag exactly once"
     if text.count("<think>") != 1 or text.count("</think>") != 1:
@@ -362,7 +362,7 @@ _NOT_FINITE = ("nan", "inf", "infinity")
 
 
 def refuse_not_finite(
-    label: Any,  # the answer
+    label: Any,
     metadata: Mapping[str, Any],  # of the prompt, unused
 ) -> None:
     "Raise `DataError` for a label that is not a number or infinite: a gap in the data, not an answer"
@@ -375,8 +375,8 @@ def refuse_not_finite(
 
 def dapo(
     text: str,  # what the policy wrote
-    label: Any,  # the answer
-    metadata: Mapping[str, Any],  # unused
+    label: Any,
+    metadata: Mapping[str, Any],
 ) -> float:  # +1 or -1
     "+1 when the last `Answer: ...` of the last 300 characters is the label, else -1"
     refuse_not_finite(label, metadata)
@@ -485,7 +485,7 @@ def _equal(gold: list[Any], found: list[Any]) -> bool:
 # %% ../../nbs/data/05_graders.ipynb #9eb4bb91
 def same_answer(
     answer: str | None,  # an answer as written; none: there is none
-    label: str,  # the right one
+    label: str,
 ) -> float:  # 1 or 0
     "1 when two answers are equal as mathematics; for the pool's processes only"
     numbers_without_eval()
@@ -508,8 +508,8 @@ def same_answer(
 
 def math(
     text: str,  # what the policy wrote
-    label: Any,  # the answer
-    metadata: Mapping[str, Any],  # unused
+    label: Any,
+    metadata: Mapping[str, Any],
 ) -> float:  # 1 or 0
     "1 when math-verify finds answer and label equal; for the pool's processes only"
     refuse_not_finite(label, metadata)
@@ -521,8 +521,8 @@ DEEPSCALER_WINDOW = 16384  # what follows </think> is the final answer, not a se
 
 def deepscaler(
     text: str,  # what the policy wrote
-    label: Any,  # the answer
-    metadata: Mapping[str, Any],  # unused
+    label: Any,
+    metadata: Mapping[str, Any],
 ) -> float:  # 1 or 0
     "1 when the last box after `</think>` equals the label; for the pool's processes only"
     refuse_not_finite(label, metadata)
@@ -613,9 +613,7 @@ def batched(
     return function
 
 
-def call_mode(
-    function: ScorerFunction,  # a scorer
-) -> CallMode:  # how it wants to be called
+def call_mode(function: ScorerFunction) -> CallMode:  # how it wants to be called
     "One by one, in batches, or concurrently"
     if isinstance(function, partial):
         function = function.func

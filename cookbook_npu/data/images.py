@@ -201,7 +201,7 @@ def _orientation(image: "Image.Image") -> int | None:
 
 
 def image_size(
-    source: ImageSource,  # a picture
+    source: ImageSource,
 ) -> tuple[int, int]:  # width and height as it is seen, pixels
     "The size of a picture from its head alone; raises `DataError` when it cannot be one"
     with _opened(source) as image:
@@ -210,9 +210,7 @@ def image_size(
     return (height, width) if sideways else (width, height)
 
 
-def read_image(
-    source: ImageSource,  # a picture
-) -> "Image.Image":  # upright, RGB, its first frame
+def read_image(source: ImageSource) -> "Image.Image":  # upright, RGB, its first frame
     "Decode a picture; raises `DataError` when it is broken"
     from PIL import Image, ImageOps
 
@@ -263,9 +261,7 @@ def _check_aspect_ratio(source: ImageSource, width: int, height: int) -> None:
         )
 
 
-def check_picture(
-    source: ImageSource,  # a picture
-) -> None:
+def check_picture(source: ImageSource) -> None:
     "Decode a picture; raises `DataError` for one that no model can take, whatever its processor"
     _check_aspect_ratio(source, *image_size(source))
     read_image(source)
@@ -306,8 +302,7 @@ class ImageProcessor:
         return math.prod(grid_thw) // self.hf.merge_size**2
 
     def grid(
-        self,
-        source: ImageSource,  # a picture
+        self, source: ImageSource
     ) -> tuple[int, int, int]:  # patches in time, height, width
         "The patches of a picture, from its size"
         width, height = self._resized(source, *image_size(source))
@@ -333,8 +328,7 @@ class ImageProcessor:
         return new_width, new_height
 
     def image(
-        self,
-        source: ImageSource,  # a picture
+        self, source: ImageSource
     ) -> "LazyImage":  # its pixel values come when they are used
         "What the vision tower takes, not yet decoded; raises `DataError` for what cannot be one"
         return LazyImage(source, self.grid(source), self)
@@ -358,8 +352,7 @@ class ImageProcessor:
         )
 
     def pixel_values(
-        self,
-        source: ImageSource,  # a picture
+        self, source: ImageSource
     ) -> "np.ndarray":  # [patches, features of a patch] float32
         "Decode, resize, normalise, cut into patches; the last pictures are remembered"
         name = (source.reference, source.key)
@@ -474,7 +467,7 @@ IMAGE_MARKUP = f"{VISION_START}{IMAGE_PAD}{VISION_END}"  # the same for the mode
 def expand_placeholders(
     ids: Sequence[int],  # token ids with one placeholder for each image
     counts: Sequence[int],  # tokens of each image
-    image_token_id: int,  # the placeholder
+    image_token_id: int,
     place: str,  # where the record stands
 ) -> list[int]:  # with as many placeholders as the images have tokens
     "Make room for the images; raises `DataError` unless there is one placeholder for each"
@@ -495,7 +488,7 @@ def expand_placeholders(
 def make_room(
     ids: Sequence[int],  # token ids with one placeholder for each image
     images: Sequence[ImageInput],  # in the order of their placeholders
-    tokenizer: Any,  # of the policy
+    tokenizer: Any,
     processor: ImageProcessor | None,  # of the policy; none: it cannot see
     place: str,  # where the text stands
 ) -> list[int]:  # with as many placeholders as the images have tokens
@@ -557,7 +550,7 @@ def plain_content(
 def collapse_placeholders(
     ids: Sequence[int],  # token ids
     counts: Sequence[int],  # tokens of each image, in order
-    image_token_id: int,  # the placeholder
+    image_token_id: int,
 ) -> list[int]:  # one placeholder for each image
     "The inverse, for an engine that expands by itself"
     waiting = iter(counts)

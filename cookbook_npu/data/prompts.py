@@ -266,8 +266,8 @@ class PromptDataset:
 def epoch_order(
     size: int,  # number of prompts
     shuffle: bool,  # or in the order of the file
-    seed: int,  # of the run
-    epoch: int,  # which epoch
+    seed: int,
+    epoch: int,
 ) -> list[int]:  # positions
     "The order of one epoch"
     order = list(range(size))
@@ -466,7 +466,7 @@ class LoadedSource(NamedTuple):
 
 def choose_schema(
     config: DataConfig,  # keys and format
-    record: dict[str, Any],  # the first record
+    record: dict[str, Any],
     place: str,  # where it stands
 ) -> tuple[RecordSchema, str]:  # the format, and how it was chosen
     "The format to read with, and how it was chosen"
@@ -649,7 +649,7 @@ def folder_of(
 def load_source(
     source: str | Path,  # file, folder or hub, as `read_records` takes it
     config: DataConfig,  # format, keys, template, filters
-    tokenizer: "PreTrainedTokenizerBase",  # of the policy
+    tokenizer: "PreTrainedTokenizerBase",
     # `question` of each evaluation prompt, left out
     asked_in_eval: frozenset[str] = frozenset(),
     processor: ImageProcessor | None = None,  # of the policy; none: images are refused
@@ -729,7 +729,7 @@ def _check_begun(
 
 def load_prompts(
     config: DataConfig,  # what to train on
-    tokenizer: "PreTrainedTokenizerBase",  # of the policy
+    tokenizer: "PreTrainedTokenizerBase",
     seed: int = 0,  # seed of the order
     processor: ImageProcessor | None = None,  # of the policy; none: images are refused
     begun_tokens: BegunTokens | None = None,  # of an episode; none: the prompt's own
@@ -762,7 +762,7 @@ def _held_out(name: str, reader: _Reader, wanted: int) -> list[Prompt]:
 
 def eval_prompts(
     config: DataConfig,  # what to evaluate on
-    tokenizer: "PreTrainedTokenizerBase",  # of the policy
+    tokenizer: "PreTrainedTokenizerBase",
     processor: ImageProcessor | None = None,  # of the policy; none: images are refused
     begun_tokens: BegunTokens | None = None,  # of an episode; none: the prompt's own
 ) -> list[Prompt]:  # at most `eval_prompts`; none without `eval_data` or a generated task

@@ -47,9 +47,7 @@ from cookbook_npu.errors import (
 )
 
 # %% ../../nbs/data/07_rewards.ipynb #38e53e2b
-def policy_text(
-    sample: Sample,  # a response
-) -> str:  # the text to grade
+def policy_text(sample: Sample) -> str:  # the text to grade
     "What the policy itself wrote; raises `DataError` when that cannot be known"
     if 0 not in sample.loss_mask:
         return sample.text
@@ -150,8 +148,8 @@ class GradingJob:
 
 def check_label(
     scorer: Scorer,  # who would grade
-    label: Any,  # the answer
-    metadata: Mapping[str, Any],  # of the prompt
+    label: Any,
+    metadata: Mapping[str, Any],
     name: str,  # of the prompt or sample, for messages
 ) -> None:
     "Raise `DataError`, with the name, for a label that no answer can equal"
@@ -165,7 +163,7 @@ def check_label(
 
 def grading_job(
     scorer: Scorer,  # who grades
-    sample: Sample,  # what is graded
+    sample: Sample,
 ) -> GradingJob:
     "The job of one scorer on one sample; raises `DataError` for a label that cannot be graded"
     # Images are for the model; scorers and their pipes do without.
@@ -785,10 +783,7 @@ class RewardPool:
         "End the verifier processes"
         self.verifiers.close()
 
-    def check_labels(
-        self,
-        prompts: Iterable[Prompt],  # of a run
-    ) -> None:
+    def check_labels(self, prompts: Iterable[Prompt]) -> None:
         "Raise `DataError` for the first prompt whose label one of its scorers cannot grade"
         for prompt in prompts:
             metadata = prompt.for_samples()

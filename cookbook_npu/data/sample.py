@@ -157,9 +157,7 @@ class Sample:
             ) from None
 
 # %% ../../nbs/data/00_sample.ipynb #d187762a
-def check_sample(
-    sample: Sample,  # sample to check
-) -> None:
+def check_sample(sample: Sample) -> None:
     "Raise `DataError` unless the per-token lists agree and the values are possible"
     name = f"sample {sample.group_id}/{sample.index}"
     n = len(sample.response_ids)

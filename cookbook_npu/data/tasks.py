@@ -313,9 +313,7 @@ def expression_tokens(
     return found
 
 
-def numbers_in(
-    expression: str,  # an expression
-) -> list[int]:  # ascending
+def numbers_in(expression: str) -> list[int]:  # ascending
     "The numbers that an expression uses"
     tokens = expression_tokens(expression) or []
     return sorted(int(t) for t in tokens if t.isdecimal())
@@ -504,8 +502,8 @@ class Canvas:
     def circle(
         self,
         center: tuple[float, float],  # as shares of the side
-        radius: float,  # the same
-        filled: bool = False,  # a disc
+        radius: float,
+        filled: bool = False,
     ) -> None:
         "A circle or a disc"
         x, y, r = (value * self.size for value in (*center, radius))
@@ -516,9 +514,9 @@ class Canvas:
     def arc(
         self,
         center: tuple[float, float],  # as shares of the side
-        radius: float,  # the same
+        radius: float,
         start: float,  # degrees from the right, against the clock
-        end: float,  # the same
+        end: float,
     ) -> None:
         "A part of a circle"
         x, y, r = (value * self.size for value in (*center, radius))
@@ -536,7 +534,7 @@ class Canvas:
 def draw_triangle(
     a: int,  # leg below, units
     b: int,  # leg on the left, units
-    seed: int,  # of its place
+    seed: int,
 ) -> "Image.Image":
     "A right triangle, its right angle marked"
     rng = random.Random(seed)
@@ -574,7 +572,7 @@ def draw_angle(
 
 def draw_circle(
     diameter: int,  # units of the scale, 2 to 16
-    seed: int,  # of its place
+    seed: int,
 ) -> "Image.Image":
     "A circle above a scale of 20 units; its left edge stands above a mark"
     rng = random.Random(seed)
@@ -594,8 +592,8 @@ def draw_circle(
 
 def draw_rectangle(
     width: int,  # cells of the grid
-    height: int,  # the same
-    seed: int,  # of its place
+    height: int,
+    seed: int,
 ) -> "Image.Image":
     "A rectangle on a grid of 8 x 8 cells"
     rng = random.Random(seed)
@@ -614,7 +612,7 @@ def draw_rectangle(
 
 def draw_dots(
     count: int,  # 1 to 9
-    seed: int,  # of their places
+    seed: int,
 ) -> "Image.Image":
     "Dots that do not touch"
     rng = random.Random(seed)

@@ -50,7 +50,7 @@ class TurnFormat:
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",  # of the policy
+        tokenizer: "PreTrainedTokenizerBase",
         chat: bool,  # with its chat template; else texts follow each other
         processor: ImageProcessor | None = None,  # of the policy; none: it cannot see
     ):
@@ -62,7 +62,7 @@ class TurnFormat:
 
     def prompt_text(
         self,
-        messages: Sequence[Mapping[str, Any]],  # the first ones
+        messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
     ) -> str:
         "The first messages, up to where the policy begins"
@@ -72,7 +72,7 @@ class TurnFormat:
 
     def prompt_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],  # the first ones
+        messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
         images: Sequence[ImageInput] = (),  # that stand at <image>, in order
         place: str = "the first messages",  # for errors
@@ -92,7 +92,7 @@ class TurnFormat:
 
     def observation_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],  # of the environment
+        messages: Sequence[Mapping[str, Any]],
         last_id: int,  # token with which the policy ended its turn
     ) -> list[int]:  # what stands between this turn and the next
         "The tokens of an observation"
@@ -136,10 +136,7 @@ class TurnFormat:
                 found.append(self.processor.inlined(source))
         return found
 
-    def decode(
-        self,
-        ids: Sequence[int],  # of a turn
-    ) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         "The text of some tokens, special ones left out"
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 

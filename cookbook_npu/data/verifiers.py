@@ -41,9 +41,7 @@ def turn_message(
     return {"role": "assistant", "content": before or None, "tool_calls": asked}
 
 
-def shown_message(
-    message: Mapping[str, Any],  # of a request
-) -> dict[str, Any]:
+def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
     "A message for a chat template; pictures are parts with an `image`"
     content = message.get("content") or ""
     kept = {key: message[key] for key in ("role", "tool_calls") if message.get(key)}
@@ -99,7 +97,7 @@ class VerifiersProcess:
         self,
         python: str,  # interpreter that has `verifiers`
         environment: str,  # name of an installed environment
-        arguments: Mapping[str, Any],  # of the environment
+        arguments: Mapping[str, Any],
     ):
         self.environment = environment
         self._lock = threading.Lock()
@@ -141,10 +139,7 @@ class VerifiersProcess:
             self._write(start=number, row=row)
         return number
 
-    def next(
-        self,
-        number: int,  # of a rollout
-    ) -> Line:
+    def next(self, number: int) -> Line:
         "What the rollout wants, or how it ended; waits for it"
         return self._waiting[number].get()
 
@@ -360,7 +355,7 @@ class VerifiersEnvironment(Environment):
 def write_verifiers_prompts(
     file: str | Path,  # JSONL, written anew
     environment: str,  # name of the environment
-    arguments: Mapping[str, Any] | None = None,  # of the environment
+    arguments: Mapping[str, Any] | None = None,
     python: str | None = None,  # interpreter that has it; none: this one
     number: int | None = None,  # the first ones alone; none: all
 ) -> int:  # how many
@@ -377,7 +372,7 @@ def write_verifiers_prompts(
 
 
 def prompt_record(
-    number: int,  # of the row
+    number: int,
     row: Mapping[str, Any],  # a question as verifiers has it
 ) -> dict[str, Any]:  # in the format `plain`, with the key `images` for pictures
     "A question as a record"

@@ -80,7 +80,7 @@ class Rollouts(ABC):
     async def run(
         self,
         row: int,  # which question
-        address: str,  # of the model
+        address: str,
     ) -> dict[str, Any]:  # reward, metrics, stop
         "Play a rollout; raises `RolloutError` for one without a reward"
         return await self._play(row, address)
@@ -194,7 +194,7 @@ class TasksetRollouts(Rollouts):
 
 def load(
     name: str,  # of the environment's module
-    arguments: Mapping[str, Any],  # of the environment
+    arguments: Mapping[str, Any],
 ) -> Rollouts:
     "Find out what a module is, and load it"
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
@@ -233,7 +233,7 @@ class Worker:
 
     def __init__(
         self,
-        rollouts: Rollouts,  # of the environment
+        rollouts: Rollouts,
         writer: asyncio.StreamWriter,  # to the driver
     ):
         self.rollouts = rollouts
@@ -249,10 +249,7 @@ class Worker:
         "A line to the driver"
         self.writer.write(json.dumps(content, default=str).encode() + b"\n")
 
-    def receive(
-        self,
-        line: Mapping[str, Any],  # of the driver
-    ) -> None:
+    def receive(self, line: Mapping[str, Any]) -> None:
         "Do what a line says"
         if "start" in line:
             self._start(line["start"], line["row"])
@@ -270,7 +267,7 @@ class Worker:
         self,
         line: int,  # which address was asked
         asker: str | None,  # session that asks; none: it has no name
-        body: Mapping[str, Any],  # of the request
+        body: Mapping[str, Any],
     ) -> dict[str, Any]:  # the message
         "A turn of the policy; raises `RolloutError` when it cannot have one"
         playing = self.lines[line] if line < len(self.lines) else None

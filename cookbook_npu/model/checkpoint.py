@@ -117,9 +117,7 @@ REFUSED_WRITES = (
 
 
 @contextmanager
-def checkpoint_errors(
-    folder: Path | str,  # of a checkpoint
-) -> Iterator[None]:
+def checkpoint_errors(folder: Path | str) -> Iterator[None]:
     "Raise `StorageError` when the disk refuses what is written inside this block"
     from safetensors import SafetensorError
     from torch.distributed.checkpoint.api import CheckpointException
@@ -223,9 +221,7 @@ _DAMAGED = (
 )
 
 
-def saved_layout(
-    folder: Path | str,  # a checkpoint
-) -> dict[str, int]:  # TP and DP it was written with
+def saved_layout(folder: Path | str) -> dict[str, int]:  # TP and DP it was written with
     "The layout of a checkpoint; raises `DataError` for a folder that is none"
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.core import CheckpointingException

@@ -94,7 +94,7 @@ def _vectors(
 
 def _try_layer(
     net: Any,  # a gated delta net
-    model: MegatronModel,  # it belongs to
+    model: MegatronModel,
     layout: str,  # thd or bshd
 ) -> Tensor:  # R x 2 x H in float32: outputs, and gradients of the inputs
     "Run one layer forwards and backwards on the trial sequences; collective over tensor-parallel ranks"
@@ -146,9 +146,9 @@ def _worst(difference: float, device: torch.device) -> float:
 
 def _find_fault(
     net: Any,  # a gated delta net
-    model: MegatronModel,  # it belongs to
+    model: MegatronModel,
     layout: str,  # thd or bshd
-    want_R2H: Tensor,  # what plain PyTorch gives
+    want_R2H: Tensor,
 ) -> str:  # "" when the layer computes this layout right
     "Why the kernels of this process cannot be used for a layout; collective"
     reason = ""

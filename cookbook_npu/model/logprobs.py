@@ -58,7 +58,7 @@ class VocabSlice:
 
 # %% ../../nbs/model/04_logprobs.ipynb #da725935
 def _logits(
-    hidden_CH: Tensor,  # final hidden states
+    hidden_CH: Tensor,
     weight_VH: Tensor,  # output rows of the slice
     temperature: float,  # softmax temperature
 ) -> Tensor:  # x_CV, float32
@@ -70,7 +70,7 @@ def _logits(
 def _statistics(
     x_CV: Tensor,  # logits of the slice
     targets_C: Tensor,  # token ids of the whole vocabulary
-    part: VocabSlice,  # the slice
+    part: VocabSlice,
 ) -> Tensor:  # 4 x C: max, sum of exponentials, their mean logit, target logit
     "What a slice contributes to log-probs and entropies; the mean logit is unnormalised"
     position_C, inside_C = part.local(targets_C)
@@ -164,8 +164,8 @@ def _backward_logits(
     lse_C: Tensor,  # log-sum-exp over the whole vocabulary
     mean_C: Tensor,  # mean logit over the whole vocabulary
     dlogp_C: Tensor,  # gradient of the log-probs
-    dentropy_C: Tensor,  # gradient of the entropies
-    part: VocabSlice,  # the slice
+    dentropy_C: Tensor,
+    part: VocabSlice,
 ) -> Tensor:  # dx_CV
     "Gradient of the logits of a chunk"
     position_C, inside_C = part.local(targets_C)
@@ -224,7 +224,7 @@ def without_head(
 
 # %% ../../nbs/model/04_logprobs.ipynb #cde9245f
 def packed_hidden(
-    model: MegatronModel,  # the model
+    model: MegatronModel,
     packed: TokenBatch,  # a packed row, on the model's device
 ) -> Tensor:  # hidden_RH, whole on every tensor-parallel rank
     "Final hidden states (after the last norm) of the rows that predict response tokens"
@@ -241,7 +241,7 @@ def packed_hidden(
 
 # %% ../../nbs/model/04_logprobs.ipynb #fec1f3bf
 def vocabulary_slice(
-    model: MegatronModel,  # the model
+    model: MegatronModel,
 ) -> VocabSlice:  # what this rank holds of the vocabulary
     "The slice of the vocabulary whose output rows this rank holds, without padding"
     from megatron.core import parallel_state
@@ -256,7 +256,7 @@ def vocabulary_slice(
 
 # %% ../../nbs/model/04_logprobs.ipynb #c103049b
 def packed_logprobs(
-    model: MegatronModel,  # the model
+    model: MegatronModel,
     packed: TokenBatch,  # a packed row, on the host or on the device
     temperature: float = 1.0,  # softmax temperature of the policy
     chunk_tokens: int = 1024,  # tokens whose logits exist at once

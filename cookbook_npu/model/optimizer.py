@@ -168,7 +168,7 @@ def optimizer_options(
 
 
 def build_optimizer(
-    model: MegatronModel,  # the model
+    model: MegatronModel,
     optim: OptimConfig,  # rates, schedule, decay, clipping
     num_steps: int,  # optimizer steps of the run, for the schedule
 ) -> Optimizer:

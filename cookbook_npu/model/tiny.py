@@ -47,9 +47,7 @@ PLACEHOLDERS = {
 }
 
 
-def placeholder_ids(
-    tokenizer: Any,  # a transformers tokenizer
-) -> dict[str, int]:  # configuration key -> token id
+def placeholder_ids(tokenizer: Any) -> dict[str, int]:  # configuration key -> token id
     "Ids of the vision placeholders: the tokenizer's own, or the first ones behind its vocabulary"
     known = tokenizer.get_vocab()
     next_id = len(tokenizer)
@@ -266,7 +264,7 @@ _MISNAMED = "model.language_model.visual."
 
 
 def save_model(
-    model: Any,  # a transformers model
+    model: Any,
     folder: Path | str,  # to write into
 ) -> None:
     "`save_pretrained`, with the names of the published checkpoints in every version of transformers"
@@ -313,7 +311,7 @@ def _same_tokens(tokenizer: Any, read: Any) -> bool:
 def check_tiny(
     folder: Path | str,  # Hugging Face folder
     tiny: TinyConfig,  # shape of the model that should be there
-    tokenizer: Any,  # its tokenizer
+    tokenizer: Any,
     model: Any,  # what was saved: a float32 transformers model on the host
 ) -> None:
     "Raise `DataError` unless the folder gives back a model of this family, its weights and its tokenizer"

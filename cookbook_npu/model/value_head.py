@@ -27,7 +27,7 @@ def load_critic(
     hf_path: Path | str,  # Hugging Face folder of the actor
     model: ModelConfig,  # dtype and recomputation (its path is not read)
     parallel: ParallelConfig,  # as given to `init_parallel`
-    seed: int,  # of the head
+    seed: int,
     megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
 ) -> MegatronModel:  # on this process's device
     "The model of a folder with a new value head; all else as in the folder"

@@ -31,7 +31,7 @@ class GridOfImage(Protocol):
 
 
 def image_token_count(
-    image: GridOfImage,  # an image
+    image: GridOfImage,
     config: Any,  # transformers configuration of a model with a vision tower
 ) -> int:  # placeholders
     "How many tokens an image takes: one for each merged patch"
@@ -78,7 +78,7 @@ def check_image_runs(
 # %% ../../nbs/model/08_vision.ipynb #c69bf6cc
 @cache
 def _position_rule(
-    kind: type,  # of the configuration
+    kind: type,
 ) -> tuple[Any, bool]:  # the model's class, and whether it asks which tokens are images
     "The class of transformers that knows the positions of a family"
     from transformers import AutoModel
@@ -139,10 +139,10 @@ def sequence_ends(
 def packed_attention(
     layer: Any,  # attention layer of the tower
     query: Tensor,  # [1, N, T, D] of all images, one after another
-    key: Tensor,  # like query
-    value: Tensor,  # like query
+    key: Tensor,
+    value: Tensor,
     attention_mask: Tensor | None = None,  # none: images see all of themselves
-    scaling: float | None = None,  # of the scores
+    scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,  # borders of the images; none: there is one image
     **_: Any,  # what other implementations need
 ) -> tuple[Tensor, None]:  # [1, T, N, D]

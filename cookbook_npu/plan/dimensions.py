@@ -325,9 +325,7 @@ def _delta_net(d: Dimensions) -> Count:
     return Count("gated delta net", split, d.linear_value_dim + d.hidden)
 
 # %% ../../nbs/plan/00_dimensions.ipynb #90f31d8e
-def parameter_counts(
-    d: Dimensions,  # the model
-) -> list[Count]:  # of all layers together
+def parameter_counts(d: Dimensions) -> list[Count]:  # of all layers together
     "Parameters of each part of a model"
     full = d.layers - d.linear_layers
 
@@ -346,15 +344,13 @@ def parameter_counts(
     ]
 
 
-def total_parameters(
-    d: Dimensions,  # the model
-) -> int:
+def total_parameters(d: Dimensions) -> int:
     "All parameters of a model"
     return sum(c.split + c.whole for c in parameter_counts(d))
 
 
 def parameters_per_rank(
-    d: Dimensions,  # the model
+    d: Dimensions,
     tensor: int = 1,  # TP
 ) -> int:
     "Parameters on one of TP devices; the vocabulary is padded to a multiple of TP"

@@ -261,8 +261,7 @@ MEMORY_PARTS = {  # metric -> component of the plan
 
 
 def mean_length(
-    config: RunConfig,  # the run
-    metrics: MetricColumns,  # its columns
+    config: RunConfig, metrics: MetricColumns
 ) -> float | None:  # tokens; none: not measured
     "Mean tokens of a sequence, prompt and response"
     totals = [value for _, value in metric_points(metrics, "tokens")]
@@ -270,8 +269,8 @@ def mean_length(
 
 
 def phase_times(
-    config: RunConfig,  # the run
-    metrics: MetricColumns,  # its columns
+    config: RunConfig,
+    metrics: MetricColumns,
     soc: str | None,  # chip; none: nothing is known of the device
     length: float | None,  # mean tokens of a sequence
 ) -> list[PhaseTime]:
@@ -293,7 +292,7 @@ def phase_times(
 
 
 def planned_parts(
-    config: RunConfig,  # the run
+    config: RunConfig,
     soc: str | None,  # chip, at the 910b scale
 ) -> dict[str, int]:  # component -> bytes; empty: the model's folder is not here
     "The most that each component of the plan takes in any phase"
@@ -309,8 +308,8 @@ def planned_parts(
 
 
 def memory_parts(
-    config: RunConfig,  # the run
-    metrics: MetricColumns,  # its columns
+    config: RunConfig,
+    metrics: MetricColumns,
     soc: str | None,  # chip, at the 910b scale
 ) -> list[MemoryPart]:
     "Bytes of each component on one device, measured and planned"
@@ -349,7 +348,7 @@ def system_of(
 
 
 def chip_of(
-    config: RunConfig,  # the run
+    config: RunConfig,
     machine: Machine | None,  # that is looked at; none: none
     soc: str | None,  # as given; none: not
 ) -> str | None:  # none: the scale has no chip of its own
@@ -370,8 +369,8 @@ def chip_of(
 
 
 def where_of(
-    config: RunConfig,  # the run
-    stack: Mapping[str, Any],  # its stack.json
+    config: RunConfig,
+    stack: Mapping[str, Any],
     soc: str | None,  # chip
     machine: Machine | None = None,  # with driver and CANN; none: they are not known
 ) -> Where:
@@ -407,7 +406,7 @@ _NOT_SETTINGS = ("output.", "faults.", "recipe", "scale", "num_steps")
 
 
 def shown_settings(
-    config: RunConfig,  # the run
+    config: RunConfig,
     stack: Mapping[str, Any],  # its stack.json, with checksums of its data
 ) -> dict[str, Any]:  # dotted key -> value
     "Settings that are not at their default; a model by its published name, data by its checksum"
@@ -491,9 +490,7 @@ def make_evidence(
 LARGEST = 2**16  # bytes of a file
 
 
-def evidence_json(
-    evidence: Evidence,  # of a run
-) -> str:
+def evidence_json(evidence: Evidence) -> str:
     "The text of its file, a line for each entry"
     values = evidence.model_dump(mode="json")
     lines = []
@@ -510,9 +507,7 @@ def evidence_json(
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def evidence_name(
-    evidence: Evidence,  # of a run
-) -> str:  # of its file
+def evidence_name(evidence: Evidence) -> str:  # of its file
     "Recipe, scale, day, and the beginning of a checksum"
     digest = hashlib.sha256(evidence_json(evidence).encode()).hexdigest()[:8]
     recipe = "own" if evidence.recipe == HIDDEN else evidence.recipe
@@ -551,7 +546,7 @@ def check_evidence(
 
 
 def write_evidence(
-    evidence: Evidence,  # of a run
+    evidence: Evidence,
     to: Path,  # folder, made if it is missing; or a file that ends with .json
 ) -> Path:  # the file
     "Write the file of a run's evidence"
@@ -571,7 +566,7 @@ def load_evidence(
 
 # %% ../../nbs/plan/08_evidence.ipynb #dd2549b1
 def measured_on(
-    evidence: Evidence,  # of a run
+    evidence: Evidence,
 ) -> str:  # e.g. "8 x Ascend910B3"; says so when it was simulated
     "The hardware in a few words"
     where = evidence.where
@@ -580,7 +575,7 @@ def measured_on(
 
 
 def error_rows(
-    evidence: Evidence,  # of a run
+    evidence: Evidence,
 ) -> list[tuple[str, str, str, str]]:  # (figure, planned, measured, error)
     "What the plan said and what was measured, where both are known"
     rows = []
@@ -598,9 +593,7 @@ def error_rows(
     return rows
 
 
-def error_table(
-    evidence: Iterable[Evidence],  # of runs
-) -> str:  # lines; empty: nothing to compare
+def error_table(evidence: Iterable[Evidence]) -> str:  # lines; empty: nothing to compare
     "The plan's errors, run by run"
     lines = []
     for one in evidence:
@@ -612,9 +605,7 @@ def error_table(
     return "\n".join(lines)
 
 
-def evidence_text(
-    evidence: Evidence,  # of a run
-) -> str:  # lines
+def evidence_text(evidence: Evidence) -> str:  # lines
     "What is in a file, for the person who sends it"
     steps = f"{evidence.steps_done} of {evidence.steps_planned} steps"
     lines = [f"{evidence.recipe} at {evidence.scale}: {steps} on {measured_on(evidence)}"]

@@ -86,7 +86,7 @@ def step_times(
 
 # %% ../../nbs/plan/07_measured_schedule.ipynb #fdb40381
 def measured_workload(
-    config: RunConfig,  # of the run
+    config: RunConfig,
     lengths: Sequence[int],  # response tokens of its samples
 ) -> Workload:
     "What the engines of a run had to sample"
@@ -105,7 +105,7 @@ def measured_workload(
 
 # %% ../../nbs/plan/07_measured_schedule.ipynb #b6a20859
 def fitted_times(
-    measured: StepTimes,  # of the run
+    measured: StepTimes,
     work: Workload,  # what it sampled
     depth: int,  # D of the run
     max_staleness: int,  # S of the run

@@ -54,8 +54,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def trainer_state(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions, config: RunConfig
 ) -> list[Component]:  # held while the trainer is awake
     "Weights, gradients and optimizer state of one rank; with PPO those of the critic, too"
     tensor = config.parallel.tensor
@@ -66,7 +65,7 @@ def trainer_state(
 
 
 def critic_parameters(
-    d: Dimensions,  # the policy
+    d: Dimensions,
     tensor: int,  # TP
 ) -> int:  # on one device
     "Parameters of a critic on one rank: the policy's, with one output in place of the vocabulary"
@@ -99,8 +98,7 @@ HOST_STATE_BYTES = 16  # of one parameter: two moments, weight and gradient in f
 
 
 def host_optimizer_bytes(
-    parameters: int,  # of one rank
-    config: RunConfig,  # the run
+    parameters: int, config: RunConfig
 ) -> int:  # 0 unless the optimizer is offloaded
     "Host memory that an offloaded optimizer takes for one rank"
     if not config.optim.cpu_offload:
@@ -109,7 +107,7 @@ def host_optimizer_bytes(
 
 # %% ../../nbs/plan/01_memory.ipynb #b65620e5
 def layer_elements(
-    d: Dimensions,  # the model
+    d: Dimensions,
     tensor: int = 1,  # TP
     sequence: bool = True,  # sequence parallelism
 ) -> int:  # elements a token
@@ -126,7 +124,7 @@ def layer_elements(
 
 
 def micro_batch(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> tuple[int, int]:  # tokens of a rank's largest micro-batch, response tokens among them
     "T and R: the token budget, one sequence of full length, or all there is, whichever applies"
     response = config.sampling.max_response_tokens
@@ -137,8 +135,8 @@ def micro_batch(
 
 # %% ../../nbs/plan/01_memory.ipynb #2686e339
 def activations(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions,
+    config: RunConfig,
     tokens: int,  # T
     response: int,  # R
 ) -> tuple[int, int]:  # bytes kept for the backward pass, and bytes besides when it begins
@@ -159,8 +157,8 @@ def activations(
 
 # %% ../../nbs/plan/01_memory.ipynb #f4a2db26
 def logits(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions,
+    config: RunConfig,
     response: int,  # R
 ) -> int:  # bytes
     "Logits of one chunk with what their gradient needs, and the gradient of the hidden states"
@@ -171,8 +169,8 @@ def logits(
 
 # %% ../../nbs/plan/01_memory.ipynb #81fd7545
 def training(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions,
+    config: RunConfig,
     tokens: int | None = None,  # T; none: the largest micro-batch
     response: int | None = None,  # R
 ) -> list[Component]:  # besides the state
@@ -192,8 +190,7 @@ def training(
 
 
 def critic_training(
-    d: Dimensions,  # the policy
-    config: RunConfig,  # the run
+    d: Dimensions, config: RunConfig
 ) -> list[Component]:  # besides the state
     "What forward and backward of the critic need at their peak: hidden states in place of logits"
     tokens, response = micro_batch(config)
@@ -222,8 +219,8 @@ def _critic_phases(d: Dimensions, config: RunConfig) -> dict[str, list[Component
 
 
 def scoring(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions,
+    config: RunConfig,
     tokens: int | None = None,  # T; none: the largest micro-batch
 ) -> list[Component]:  # besides the state
     "A forward pass without gradients at its peak: one layer's feed-forward block, or a chunk of logits"
@@ -250,7 +247,7 @@ FITTED = "unexplained (fitted)"  # its name as a component
 
 
 def communicators(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> tuple[int, int]:  # of a trainer rank, of an engine rank
     "Process groups that hold device buffers"
     trainer = 0
@@ -273,7 +270,7 @@ def planned_communicator_bytes(
 
 
 def device_overhead(
-    config: RunConfig,  # the run
+    config: RunConfig,
     asleep: bool = False,  # the trainer is
     role: Literal["trainer", "rollout"] | None = None,  # alone on it; none: both are
 ) -> list[Component]:  # held in every phase; empty on the simulated NPU
@@ -297,7 +294,7 @@ def device_overhead(
 
 # %% ../../nbs/plan/01_memory.ipynb #7da765da
 def kv_bytes(
-    d: Dimensions,  # the model
+    d: Dimensions,
     tensor: int,  # devices of the engine
     width: int,  # bytes of an element
 ) -> int:  # bytes a token
@@ -309,10 +306,7 @@ PREFILL_TOKENS = 8192  # of one pass: vLLM's default for devices below 70 GiB
 SAMPLED_ROWS = 256  # most sequences that vLLM samples from at once, as we start it
 
 
-def engine_work(
-    d: Dimensions,  # the model
-    config: RunConfig,  # a run with vLLM
-) -> int:  # bytes
+def engine_work(d: Dimensions, config: RunConfig) -> int:  # bytes
     "What a pass of vLLM needs besides weights and cache: a feed-forward block, or the logits of all rows"
     each = config.rollout.devices_per_engine
     element = ELEMENT_BYTES[config.model.dtype]
@@ -325,8 +319,8 @@ def engine_work(
 
 
 def kv_cache_bytes(
-    d: Dimensions,  # the model
-    config: RunConfig,  # a run with vLLM
+    d: Dimensions,
+    config: RunConfig,
     capacity: int,  # memory of a device, bytes
 ) -> int:  # bytes; 0 when the share holds nothing besides
     "The key/value cache of an engine on one device: what its share of the device leaves"
@@ -350,8 +344,8 @@ def _engine_without_cache(d: Dimensions, config: RunConfig) -> list[Component]:
 
 
 def engine_components(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions,
+    config: RunConfig,
     capacity: int,  # memory of a device, bytes
 ) -> list[Component]:  # while it samples; the weights first
     "What a rollout engine holds on one device"
@@ -372,8 +366,8 @@ def engine_components(
 
 
 def cache_tokens(
-    d: Dimensions,  # the model
-    config: RunConfig,  # a run with vLLM
+    d: Dimensions,
+    config: RunConfig,
     capacity: int,  # memory of a device, bytes
 ) -> int:  # tokens; below the longest sequence the engine cannot start
     "How many tokens vLLM's key/value cache has room for"
@@ -383,7 +377,7 @@ def cache_tokens(
 
 # %% ../../nbs/plan/01_memory.ipynb #a5177d12
 def capacity_of(
-    config: RunConfig,  # the run
+    config: RunConfig,
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> int:  # bytes
     "Memory that a run can have on one device"
@@ -405,7 +399,7 @@ def planned_capacity(
 
 
 def planned_cache(
-    config: RunConfig,  # the run
+    config: RunConfig,
     total: int,  # memory of the engine's device as its driver counts it, bytes
 ) -> int | None:  # bytes; none: vLLM's own affair
     "The key/value cache that an engine is told to make; the same at each launch"
@@ -415,7 +409,7 @@ def planned_cache(
 
 
 def model_of(
-    config: RunConfig,  # the run
+    config: RunConfig,
     vocab: int = 264,  # tokens of the laptop's tokenizer
 ) -> Dimensions:
     "Dimensions of a run's model"
@@ -424,9 +418,7 @@ def model_of(
     return dimensions_of_tiny(config.model.tiny, vocab)
 
 # %% ../../nbs/plan/01_memory.ipynb #5e3bd507
-def engines_start_first(
-    config: RunConfig,  # the run
-) -> bool:  # false: everything starts together
+def engines_start_first(config: RunConfig) -> bool:  # false: everything starts together
     "Whether the trainer starts when all engines sleep"
     return config.scale == "910b"
 
@@ -487,9 +479,7 @@ def _handle_needs(d: Dimensions, config: RunConfig) -> HandleNeeds:
     return HandleNeeds(copy, _gathered(d, config).nbytes, loading)
 
 
-def why_no_handles(
-    config: RunConfig,  # the run
-) -> str:  # "": they may be tried
+def why_no_handles(config: RunConfig) -> str:  # "": they may be tried
     "Why a run uses no device handles, by its configuration alone"
     wanted = config.placement.transfer_backend
     if wanted in ("shm", "broadcast"):
@@ -502,7 +492,7 @@ def why_no_handles(
 
 
 def planned_backend(
-    config: RunConfig,  # the run
+    config: RunConfig,
     capacity: int,  # memory that it can have on one device, bytes
 ) -> tuple[Literal["shm", "ipc"], str]:  # and why it is not "ipc"
     "The transfer backend of a run, as far as its configuration and the plan's numbers decide it"
@@ -543,7 +533,7 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
 
 
 def memory_phases(
-    config: RunConfig,  # the run
+    config: RunConfig,
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> list[MemoryPhase]:  # in the order of the start and of a step
     "What is on a device in each phase of a run; of a split run, of each side"
@@ -577,7 +567,7 @@ def memory_phases(
 
 # %% ../../nbs/plan/01_memory.ipynb #086dc613
 def check_fits(
-    config: RunConfig,  # the run
+    config: RunConfig,
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> list[MemoryPhase]:  # all of them fit
     "Raise `DeviceError` for the first phase that needs more memory than a device has"

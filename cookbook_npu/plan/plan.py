@@ -60,7 +60,7 @@ class DeviceRoles:
 
 
 def device_roles(
-    config: RunConfig,  # the run
+    config: RunConfig,
     per_node: int = DEVICES_PER_NODE,  # devices of one machine
 ) -> list[DeviceRoles]:  # in the order of the ranks
     "Which role is on which device"
@@ -82,7 +82,7 @@ def device_roles(
 
 # %% ../../nbs/plan/04_plan.ipynb #259f5e99
 def process_groups(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> dict[str, list[list[int]]]:  # "TP", "DP": trainer ranks; "engines": devices
     "Process groups of the trainer, and the devices of each engine"
     groups: dict[str, dict[int, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
@@ -96,7 +96,7 @@ def process_groups(
 
 # %% ../../nbs/plan/04_plan.ipynb #06934cc6
 def device_map(
-    config: RunConfig,  # the run
+    config: RunConfig,
     per_node: int = DEVICES_PER_NODE,  # devices of one machine
 ) -> str:
     "The devices of a run, one line each"
@@ -115,7 +115,7 @@ def device_map(
 
 # %% ../../nbs/plan/04_plan.ipynb #75ea79c1
 def batch_arithmetic(
-    config: RunConfig,  # the run
+    config: RunConfig,
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> list[tuple[str, str]]:  # (what, value)
     "What one step consists of, in prompts, samples, tokens and optimizer steps"
@@ -236,7 +236,7 @@ NOT_EVALUATED = (
 
 
 def learning_warnings(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> list[str]:  # one line each; empty: nothing is known against it
     "What a run will not learn, or not show, as far as its settings say so"
     found = []
@@ -420,7 +420,7 @@ class RunPlan:
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
 def make_plan(
-    config: RunConfig,  # the run
+    config: RunConfig,
     soc: str = "Ascend910B1",  # device, at the 910b scale
     check: bool = True,  # raise when it does not fit
     mean_response: float | None = None,  # tokens, for the schedule; none: an assumption

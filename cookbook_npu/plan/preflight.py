@@ -56,9 +56,7 @@ def has_package(
     return importlib.util.find_spec(package) is not None
 
 
-def _simulated(
-    environ: Mapping[str, str],  # of the driver
-) -> Probe:
+def _simulated(environ: Mapping[str, str]) -> Probe:
     "The NPUs that a run at laptop scale may simulate; no limit unless the environment sets one"
     total = int(environ.get(SIMULATED_DEVICES_ENV, 2**16))
     count = len(parse_visible_devices(environ.get(NPU.visible_env), total))
@@ -68,7 +66,7 @@ def _simulated(
 
 def look_for_devices(
     scale: str,  # laptop, cuda or 910b
-    environ: Mapping[str, str],  # of the driver
+    environ: Mapping[str, str],
 ) -> Probe:
     "What this machine has for a scale"
     if scale == "laptop":
@@ -77,7 +75,7 @@ def look_for_devices(
 
 
 def check_devices(
-    config: RunConfig,  # the run
+    config: RunConfig,
     environ: Mapping[str, str] | None = None,  # of the driver; none: this process's
 ) -> None:
     "Raise `ConfigError` when this machine lacks the devices of the run's scale"
@@ -148,9 +146,7 @@ def _check_names(key: str, given: Mapping[str, object], classes: Mapping[str, st
         check_argument_names(key, given, known)
 
 # %% ../../nbs/plan/05_preflight.ipynb #30533547
-def check_packages(
-    config: RunConfig,  # the run
-) -> None:
+def check_packages(config: RunConfig) -> None:
     "Raise `ConfigError` when a package that the run needs is not installed"
     if config.scale == "910b":
         # without MindSpeed attention has no fused kernel
@@ -177,18 +173,14 @@ def check_engine(
         )
 
 
-def check_episodes(
-    config: RunConfig,  # the run
-) -> None:
+def check_episodes(config: RunConfig) -> None:
     "Raise `ConfigError` for an environment that cannot be imported, or takes other arguments"
     rollout = config.rollout
     if rollout.environment is not None:
         find_environment(rollout.environment, rollout.environment_arguments)
 
 
-def check_scorers(
-    config: RunConfig,  # the run
-) -> None:
+def check_scorers(config: RunConfig) -> None:
     "Raise `ConfigError` for a scorer that does not exist, cannot be imported, or takes other arguments"
     check_reward(config.reward)
     here = str(Path.cwd())
@@ -301,9 +293,7 @@ def check_eval_data(
         check_source("data.eval_data", config.eval_data, form)
 
 
-def check_files(
-    config: RunConfig,  # the run
-) -> None:
+def check_files(config: RunConfig) -> None:
     "Raise `MissingError` for a file that the run needs and that is not there, `DataError` for broken records"
     data = config.data
     check_source("prompt_data", data.prompt_data, data)
@@ -314,9 +304,7 @@ def check_files(
         check_model(config.model.path, data.apply_chat_template)
 
 
-def check_output(
-    config: RunConfig,  # the run
-) -> None:
+def check_output(config: RunConfig) -> None:
     "Raise `StorageError` when nothing can be written where the run folder shall be"
     root = Path(config.output.root).absolute()
     place = root
@@ -336,8 +324,7 @@ def check_output(
 
 # %% ../../nbs/plan/05_preflight.ipynb #7acc6c5f
 def receiving_machines(
-    config: RunConfig,  # the run
-    machines: Sequence[str],  # of each device
+    config: RunConfig, machines: Sequence[str]
 ) -> list[str]:  # in the order of their devices
     "Machines whose engines get new weights by a broadcast"
     if config.placement.mode != "split":
@@ -350,10 +337,7 @@ def receiving_machines(
     return [machine for machine in with_engines if machine not in with_trainer]
 
 
-def check_layout(
-    config: RunConfig,  # the run
-    machines: Sequence[str],  # of each device
-) -> None:
+def check_layout(config: RunConfig, machines: Sequence[str]) -> None:
     "Raise `ConfigError` for engines that cannot live, or cannot get weights, where their devices are"
     each = config.rollout.devices_per_engine
     with_trainer = set(machines[: config.trainer_devices])
@@ -380,7 +364,7 @@ def check_layout(
 
 # %% ../../nbs/plan/05_preflight.ipynb #3664a4ee
 def check_machine(
-    config: RunConfig,  # the run
+    config: RunConfig,
     environ: Mapping[str, str] | None = None,  # of the driver; none: this process's
     files: bool = True,  # model and data, too
 ) -> None:

@@ -61,10 +61,7 @@ class MachineShare:
     trainer_ranks: int = 1
 
 
-def planned_share(
-    config: RunConfig,
-    environ: Mapping[str, str],  # of the driver
-) -> MachineShare:
+def planned_share(config: RunConfig, environ: Mapping[str, str]) -> MachineShare:
     "Return the share that the environment selects, before devices are reserved"
     parts = environ.get(NPU.visible_env, "").split(",")
     ids = [int(part) for part in parts if part.strip().isdigit()]
@@ -160,7 +157,7 @@ def _defaults(
 
 
 def role_environment(
-    config: RunConfig,  # the run
+    config: RunConfig,
     role: RunRole,  # "trainer" or "rollout"
     environ: Mapping[str, str] | None = None,  # of the driver; none: this process's
     share: MachineShare | None = None,  # of the role's machine; none: the planned one
@@ -181,7 +178,7 @@ def role_environment(
 
 # %% ../../nbs/plan/03_roles.ipynb #8f8faac2
 def environment_text(
-    config: RunConfig,  # the run
+    config: RunConfig,
     passed: Mapping[str, str],  # what reaches the run's driver
     environ: Mapping[str, str] | None = None,  # of the shell; none: this process's
 ) -> str:  # lines
@@ -210,9 +207,7 @@ def variables_table(
     return table
 
 # %% ../../nbs/plan/03_roles.ipynb #d8b880bb
-def architecture(
-    d: Dimensions,  # the model
-) -> dict[str, Any]:  # Megatron's names
+def architecture(d: Dimensions) -> dict[str, Any]:  # Megatron's names
     "The shape of a model in Megatron's terms"
     return dict(
         num_layers=d.layers,
@@ -224,10 +219,7 @@ def architecture(
     )
 
 
-def megatron_arguments(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
-) -> dict[str, Any]:  # name -> value
+def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:  # name -> value
     "What Megatron's model configuration, data parallelism and optimizer receive"
     from cookbook_npu.model.megatron import ddp_options, run_options
     from cookbook_npu.model.optimizer import optimizer_options
@@ -238,7 +230,7 @@ def megatron_arguments(
 
 # %% ../../nbs/plan/03_roles.ipynb #79a70ae2
 def vllm_arguments(
-    config: RunConfig,  # a run with vLLM
+    config: RunConfig,
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "What the engine gives to vLLM on an accelerator, without `weight_transfer_config`"

@@ -82,7 +82,7 @@ class Workload:
     def lengths(
         self,
         group: int,  # number of the group
-        seed: int,  # of the schedule
+        seed: int,
     ) -> tuple[float, ...]:  # tokens, one for each sample
         "Response lengths of a group: the same ones under every gate"
         return _lengths(self, group, seed)
@@ -293,9 +293,9 @@ def simulate_schedule(
     work: Workload,  # what is sampled
     depth: int = 1,  # D, steps that the rollout may run ahead
     max_staleness: int = 2,  # S, age that a sample may have at most
-    steps: int = 40,  # of the run
+    steps: int = 40,
     skip: int = 8,  # first steps that are not counted: the pipeline fills
-    seed: int = 0,  # of the lengths
+    seed: int = 0,
 ) -> ScheduleResult:
     "Run a split schedule on a virtual clock; with D = S = 0 the phases of a step follow each other"
     if not 0 <= skip < steps:
@@ -325,7 +325,7 @@ MEAN_SHARE = 0.25  # of max_response_tokens: a mean response where nobody measur
 
 
 def mean_tokens(
-    config: RunConfig,  # the run
+    config: RunConfig,
     response: float | None = None,  # measured; none: an assumption
 ) -> float:
     "Mean tokens of a response"
@@ -344,7 +344,7 @@ def _later_turns(
 
 def schedule_times(
     config: RunConfig,  # split or colocated
-    speeds: Speeds,  # of its devices
+    speeds: Speeds,
     response: float | None = None,  # mean tokens of a response; none: an assumption
 ) -> PhaseTimes:
     "The modelled times of a run"
@@ -424,9 +424,7 @@ class ScheduleRow:
         )
 
 
-def colocated(
-    config: RunConfig,  # a split run
-) -> RunConfig:  # raises `ConfigError` when it cannot be
+def colocated(config: RunConfig) -> RunConfig:  # raises `ConfigError` when it cannot be
     "The same run with trainer and engines on all of its devices"
     shared = {"placement.mode": "colocate", "placement.trainer_devices": None}
     return override(config, shared)
@@ -523,7 +521,7 @@ def schedule_table(
 
 
 def schedule_notes(
-    config: RunConfig,  # a split run
+    config: RunConfig,
     rows: Sequence[ScheduleRow],  # of `compare_schedules`
     splits: Sequence[ScheduleRow] = (),  # of `compare_splits`
     soc: str = "Ascend910B1",  # device

@@ -62,7 +62,7 @@ def speeds_of(
 
 # %% ../../nbs/plan/02_time.ipynb #a5b7266c
 def forward_flops(
-    d: Dimensions,  # the model
+    d: Dimensions,
     length: float,  # S, tokens of a sequence
 ) -> float:  # operations for one token
     "Matrix operations of a forward pass, for one token of a sequence of this length"
@@ -102,8 +102,7 @@ def _shows_pictures(config: RunConfig) -> bool:
 
 
 def most_image_tokens(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions, config: RunConfig
 ) -> int:  # 0 for a model without a vision tower, and for text
     "Tokens of a prompt that are its picture, when that is as large as the data lets through"
     if not d.vision or not _shows_pictures(config):
@@ -122,9 +121,9 @@ def _tower_pass(
 
 # %% ../../nbs/plan/02_time.ipynb #6669b894
 def token_seconds(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
-    speeds: Speeds,  # of its devices
+    d: Dimensions,
+    config: RunConfig,
+    speeds: Speeds,
     length: float,  # mean tokens of a sequence
 ) -> tuple[float, float]:  # s: whatever the number of sequences; more for each of them
     "Seconds in which an engine samples one token for each of its sequences"
@@ -139,9 +138,9 @@ def token_seconds(
 
 
 def decode_seconds(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
-    speeds: Speeds,  # of its devices
+    d: Dimensions,
+    config: RunConfig,
+    speeds: Speeds,
     length: float,  # mean tokens of a sequence
 ) -> float:
     "Seconds until the longest response of a rollout has been sampled"
@@ -150,16 +149,14 @@ def decode_seconds(
     return config.sampling.max_response_tokens * (step + rows * row)
 
 # %% ../../nbs/plan/02_time.ipynb #turns-co1
-def later_turns(
-    config: RunConfig,  # the run
-) -> int:  # 0 without an environment
+def later_turns(config: RunConfig) -> int:  # 0 without an environment
     "Turns of an episode that begin with what was said before"
     return config.rollout.max_turns - 1 if config.rollout.environment else 0
 
 
 def cache_holds_turns(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
+    d: Dimensions,
+    config: RunConfig,
     capacity: int,  # memory of a device, bytes
 ) -> bool:
     "Whether an engine still has all earlier turns when a later one begins"
@@ -171,9 +168,9 @@ def cache_holds_turns(
 
 
 def turn_prefill_seconds(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
-    speeds: Speeds,  # of its devices
+    d: Dimensions,
+    config: RunConfig,
+    speeds: Speeds,
     length: float,  # mean tokens of a sequence
     image_tokens: float = 0.0,  # of them, tokens that are images
 ) -> float:  # 0 without later turns
@@ -196,9 +193,7 @@ UPDATE_BYTES = (
 
 
 def host_update_seconds(
-    d: Dimensions,  # the model
-    config: RunConfig,  # the run
-    speeds: Speeds,  # of its devices
+    d: Dimensions, config: RunConfig, speeds: Speeds
 ) -> float:  # 0 unless the optimizer is offloaded
     "Seconds of the optimizer steps of a rollout on the host"
     if not config.optim.cpu_offload:
@@ -233,7 +228,7 @@ def _rollout(
 
 
 def estimate(
-    config: RunConfig,  # the run
+    config: RunConfig,
     speeds: Speeds | None = None,  # none: of a 910B1
     length: float | None = None,  # mean tokens of a sequence; none: the longest allowed
     image_tokens: float | None = None,  # of them, tokens that are images; none: at most

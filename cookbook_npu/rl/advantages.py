@@ -18,7 +18,7 @@ from .sequences import check_aligned, group_rewards, upcast
 
 # %% ../../nbs/rl/01_advantages.ipynb #4af33912
 def grpo(
-    rewards_B: Tensor,  # reward of each sample
+    rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each sample
     group_size: int,  # G
     normalize_std: bool = True,  # divide by the standard deviation of the group
@@ -42,7 +42,7 @@ def _centred(reward_KG: Tensor) -> Tensor:
 
 # %% ../../nbs/rl/01_advantages.ipynb #5ba097f1
 def rloo(
-    rewards_B: Tensor,  # reward of each sample
+    rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each sample
     group_size: int,  # G, at least 2
 ) -> Tensor:  # adv_B, float32 at least
@@ -58,7 +58,7 @@ def rloo(
 
 # %% ../../nbs/rl/01_advantages.ipynb #3de48758
 def token_rewards(
-    rewards_B: Tensor,  # reward of each response
+    rewards_B: Tensor,
     mask_BT: Tensor,  # 1: written by the policy
     kl_BT: Tensor | None = None,  # KL estimate of each token; none: no penalty
     coef: float = 0.0,  # weight of the penalty, beta
@@ -154,7 +154,7 @@ def _td_errors(
 # %% ../../nbs/rl/01_advantages.ipynb #7fe26fda
 @torch.no_grad()
 def gae(
-    reward_BT: Tensor,  # reward of each token
+    reward_BT: Tensor,
     value_BT: Tensor,  # critic's value of each token
     mask_BT: Tensor,  # 1: written by the policy; observations and padding are skipped
     gamma: float | Tensor = 1.0,  # discount; a number or one for each token
@@ -224,7 +224,7 @@ def gae_chunked(
 # %% ../../nbs/rl/01_advantages.ipynb #55d950af
 def explained_variance(
     value_T: Tensor,  # critic's values, before the update
-    return_T: Tensor,  # returns
+    return_T: Tensor,
     mask_T: Tensor,  # 1: written by the policy
 ) -> float | None:  # at most 1; none: all returns are equal, nothing is to be explained
     "Share of the variance of the returns that the values explain"
@@ -244,7 +244,7 @@ def explained_variance(
 
 # %% ../../nbs/rl/01_advantages.ipynb #e08bfb3a
 def discounted_returns(
-    reward_BT: Tensor,  # reward of each token
+    reward_BT: Tensor,
     mask_BT: Tensor,  # 1: written by the policy
     gamma: float = 1.0,  # discount per policy token
 ) -> Tensor:  # return_BT; 0 where the mask is 0

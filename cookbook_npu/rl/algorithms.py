@@ -72,7 +72,7 @@ def _token_returns(
 # %% ../../nbs/rl/07_algorithms.ipynb #f8299c9f
 def compute_advantages(
     config: AdvantageConfig,  # estimator and its values
-    rewards_B: Tensor,  # reward of each response
+    rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each response
     group_size: int,  # G
     masks: Sequence[Tensor],  # loss mask of each response
@@ -125,7 +125,7 @@ def _response_kl(kl: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def compute_gae(
     config: AdvantageConfig,  # gamma, lambda, whitening, KL in the reward
-    rewards_B: Tensor,  # reward of each response
+    rewards_B: Tensor,
     masks: Sequence[Tensor],  # loss mask of each response
     values: Sequence[Tensor],  # critic's value of each token of each response
     kl: Sequence[Tensor] | None = None,  # KL estimates of each token, for kl_in_reward
@@ -151,7 +151,7 @@ def compute_policy_loss(
     config: PolicyLossConfig,  # loss and clips
     logp_T: Tensor,  # log-probs of the current policy, with gradient
     old_logp_T: Tensor,  # log-probs of the old policy
-    adv_T: Tensor,  # advantage of each token
+    adv_T: Tensor,
     seqs: Sequences,  # which tokens are a sequence
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T)

@@ -123,7 +123,7 @@ def _bounded(weight_T: Tensor, ratio_T: Tensor, rollout_is: RolloutIS) -> Tensor
 
 # %% ../../nbs/rl/04_importance_sampling.ipynb #cdcf5e22
 def effective_sample_share(
-    weight_T: Tensor,  # importance weights
+    weight_T: Tensor,
 ) -> float:  # in [0, 1]; 0 when all weights are 0
     "Effective sample size as a share of the samples (Kish)"
     w_T = weight_T.double()

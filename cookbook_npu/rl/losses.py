@@ -39,7 +39,7 @@ def _clipped_surrogate(
 def policy_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
-    adv_T: Tensor,  # advantage of each token
+    adv_T: Tensor,
     clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
     clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
     clip_ratio_c: float | None = None,  # dual clip: bound of the loss, in advantages
@@ -71,7 +71,7 @@ def gspo_loss(
 def cispo_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
-    adv_T: Tensor,  # advantage of each token
+    adv_T: Tensor,
     clip_ratio_low: float = 1.0,  # the weight is at least 1 - clip_ratio_low
     clip_ratio_high: float = 4.0,  # and at most 1 + clip_ratio_high
     token_name: TokenName | None = None,  # token position -> sample, for error messages
@@ -86,8 +86,8 @@ def cispo_loss(
 # %% ../../nbs/rl/03_losses.ipynb #9ad16fe1
 def value_loss(
     value_T: Tensor,  # critic's values, with gradient
-    old_value_T: Tensor,  # values before the update
-    return_T: Tensor,  # returns to learn
+    old_value_T: Tensor,
+    return_T: Tensor,
     clip: float = 0.2,  # values may move this far from the old ones
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least

@@ -49,7 +49,7 @@ def token_names(
 # %% ../../nbs/rl/00_sequences.ipynb #2bbfc9a2
 def check_finite(
     quantity: str,  # what it is, for the message
-    value_T: Tensor,  # values to check
+    value_T: Tensor,
     token_name: TokenName
     | None = None,  # position -> name of the sample; none: the position
 ) -> None:
@@ -210,7 +210,7 @@ class GroupedRewards:
 
 # %% ../../nbs/rl/00_sequences.ipynb #5b6e3286
 def group_rewards(
-    rewards_B: Tensor,  # reward of each sample
+    rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each sample
     group_size: int,  # G
 ) -> GroupedRewards:  # float32 at least
@@ -233,7 +233,7 @@ def group_rewards(
 
 # %% ../../nbs/rl/00_sequences.ipynb #10c813fb
 def zero_std_groups(
-    rewards_B: Tensor,  # reward of each sample
+    rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each sample
 ) -> int:  # number of groups whose rewards are all equal
     "Count the groups that give no gradient"

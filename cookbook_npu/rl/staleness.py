@@ -22,7 +22,7 @@ class VersionedSample(Protocol):
 
 
 def sample_age(
-    sample: VersionedSample,  # a response
+    sample: VersionedSample,
     step: int,  # the step that trains on it; its weights have this version
 ) -> int | None:  # in steps; none: no token has loss
     "Steps between the weights of the oldest token with loss and those that are trained"
@@ -31,7 +31,7 @@ def sample_age(
 
 
 def staleness_metrics(
-    samples: Sequence[VersionedSample],  # of one step
+    samples: Sequence[VersionedSample],
     step: int,  # the step that trains on them
 ) -> dict[str, float]:  # age_mean, age_max, age_token_mean, version_span_max, age_N_samples
     "How old the samples of a step are: by sample, by token, and how many updates a response spans"

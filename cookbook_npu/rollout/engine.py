@@ -56,10 +56,7 @@ class SamplingParams(SamplingConfig):
     )
 
     @classmethod
-    def of(
-        cls,
-        sampling: SamplingConfig,  # of a run
-    ) -> "SamplingParams":
+    def of(cls, sampling: SamplingConfig) -> "SamplingParams":
         "What an engine is asked for by a run"
         return cls(**sampling.model_dump())
 
@@ -164,8 +161,7 @@ def sample_tokens(
 
 # %% ../../nbs/rollout/00_engine.ipynb #30b935b4
 def response_limit(
-    request: Request,  # one response
-    sampling: SamplingParams,  # of the call
+    request: Request, sampling: SamplingParams
 ) -> int:  # tokens, those of a partial response included
     "Where a response ends at the latest"
     if request.max_response_tokens is None:
@@ -201,7 +197,7 @@ def _check_partial(request: Request, limit: int, name: str) -> None:
 
 
 def image_tokens(
-    request: Request,  # one response
+    request: Request,
     merge_size: int,  # so many patches in height, and in width, are one token
 ) -> list[int]:  # of each image
     "How many placeholders the images of a request need"
@@ -209,8 +205,8 @@ def image_tokens(
 
 
 def check_placeholders(
-    request: Request,  # one response
-    image_token_id: int,  # the placeholder
+    request: Request,
+    image_token_id: int,
     merge_size: int,  # so many patches in height, and in width, are one token
 ) -> None:
     "Raise `EngineError` unless prompt and partial response have the placeholders of their images"
@@ -305,7 +301,7 @@ class RequestState:
 
     def add(
         self,
-        token: int,  # the next token
+        token: int,
         logprob: float,  # its log-probability
         version: int,  # of the weights that sampled it
     ) -> None:
@@ -447,7 +443,7 @@ def text_requests(
     prompts: Sequence[str],  # texts
     n: int,  # responses to each
     seed: int,  # the requests get seeds derived from it
-    tokenizer: Any,  # of the model
+    tokenizer: Any,
 ) -> list[Request]:  # n for each prompt, prompt by prompt
     "The requests for text prompts"
     requests = []

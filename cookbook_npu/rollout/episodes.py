@@ -169,7 +169,7 @@ class EpisodeRunner:
 
     def __init__(
         self,
-        make: Callable[[], Environment],  # makes an environment
+        make: Callable[[], Environment],
         format: TurnFormat,  # writes observations
         max_turns: int,  # of the policy in an episode
         timeout_s: float = 60.0,  # of one call of an environment, s
@@ -216,8 +216,7 @@ class EpisodeRunner:
             self.record_answer(episode, sample, answer.result(), limit)
 
     def start_reset(
-        self,
-        episode: Episode,  # new
+        self, episode: Episode
     ) -> Future[EnvironmentAnswer]:  # for `record_answer`
         "Let an environment begin an episode, beside everything else"
         return self.calls.start(partial(self._begin, episode, self._take()))
@@ -232,9 +231,9 @@ class EpisodeRunner:
 
     def record_answer(
         self,
-        episode: Episode,  # whose environment was called
+        episode: Episode,
         sample: Sample | None,  # that it was shown; none: it was reset
-        answer: EnvironmentAnswer,  # of the call
+        answer: EnvironmentAnswer,
         limit: int,  # most tokens of a response
     ) -> None:
         "What becomes of an episode: the next turn, its end, or a failure"
@@ -256,10 +255,7 @@ class EpisodeRunner:
         (answer,) = self.calls.run([call])
         return len(prompt.ids) if isinstance(answer, CallFailure) else answer
 
-    def described(
-        self,
-        episode: Episode,  # that has ended
-    ) -> Sample:  # its metadata filled
+    def described(self, episode: Episode) -> Sample:  # its metadata filled
         "The sample of an episode"
         assert episode.sample is not None
         sample = episode.sample
@@ -384,7 +380,7 @@ class BegunLength:
 
     def __init__(
         self,
-        runner: EpisodeRunner,  # of the run
+        runner: EpisodeRunner,
         seconds: float = 5.0,  # in which every prompt is measured
     ):
         self.runner = runner

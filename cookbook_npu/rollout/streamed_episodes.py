@@ -35,7 +35,7 @@ class EpisodeStream:
     def begin(
         self,
         requests: Sequence[Request],  # of the first turns, of one prompt
-        prompt: Prompt,  # what is asked
+        prompt: Prompt,
         limit: int,  # most tokens of a response, observations included
     ) -> dict[int, Episode]:  # by index of the request
         "Begin an episode for each request; `on_answer` says when one can be sampled"
@@ -46,7 +46,7 @@ class EpisodeStream:
 
     def take(
         self,
-        episode: Episode,  # whose turn was sampled
+        episode: Episode,
         sample: Sample,  # with that turn at its end
         limit: int,  # most tokens of a response
     ) -> bool:  # whether its environment has it now; else it has ended

@@ -101,7 +101,7 @@ class GrowingLayer(DynamicLayer):
     def update(
         self,
         key_states: Tensor,  # new keys, columns last but one
-        value_states: Tensor,  # new values
+        value_states: Tensor,
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:  # keys and values of all columns in use
@@ -193,8 +193,8 @@ class RowBatch:
 
     def __init__(
         self,
-        states: list[RequestState],  # of each row
-        cache: DynamicCache,  # its rows
+        states: list[RequestState],
+        cache: DynamicCache,
         width: int,  # columns in use
         pads: list[int],  # unused columns of each row
         rope_deltas: list[int],  # position minus number of tokens before, for each row
@@ -375,7 +375,7 @@ class Qwen3TextForward:
         self,
         cache: DynamicCache,  # of the rows; gets T more columns
         ids_BT: Tensor,  # new tokens
-        position_BT: Tensor,  # their positions
+        position_BT: Tensor,
         longest: int,  # no position is higher
         mask: Tensor | None,  # bool, columns that a token attends to; none: all before it
     ) -> Tensor:  # [B, V] logits of the next tokens
@@ -618,10 +618,7 @@ class RowSampler:
         self.u_BT = torch.empty(0, 0)  # uniform numbers of T steps
         self.column = 0  # of the next step; behind the last one: make new numbers
 
-    def keep(
-        self,
-        rows_B: Tensor,  # rows that stay
-    ) -> None:
+    def keep(self, rows_B: Tensor) -> None:
         "Drop the other rows"
         if self.column < self.u_BT.shape[1]:
             self.u_BT = self.u_BT[rows_B]
@@ -629,7 +626,7 @@ class RowSampler:
     def sample(
         self,
         logits_BV: Tensor,  # of the next tokens
-        states: list[RequestState],  # of each row
+        states: list[RequestState],
     ) -> tuple[Tensor, Tensor]:  # [B] tokens, [B] their log-probabilities
         "One token for each row"
         u_B = self._uniforms(states, logits_BV.device)
@@ -716,10 +713,7 @@ class BatchDecoder:
         self.waiting.extendleft(reversed(running))
         self._release()
 
-    def step(
-        self,
-        version: int,  # of the weights
-    ) -> list[RequestState]:  # that have ended
+    def step(self, version: int) -> list[RequestState]:  # that have ended
         "One token for every row, those that join included"
         joining = self._admit()
         try:
@@ -830,7 +824,7 @@ class DeviceWeights:
     def __init__(
         self,
         net: torch.nn.Module,  # transformers model on its device
-        device: torch.device,  # that device
+        device: torch.device,
         joined: Sequence[JoinedRows] = (),  # weights that share memory
     ):
         self.device = device
@@ -931,7 +925,7 @@ def model_class(
 
 
 def end_token_ids(
-    model: Any,  # a transformers model
+    model: Any,
     extra: Iterable[int] = (),  # more end tokens
 ) -> frozenset[int]:
     "End tokens of a model's generation settings"

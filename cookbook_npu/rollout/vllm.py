@@ -179,9 +179,7 @@ def check_torchvision(
         )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
-def safetensors_shapes(
-    file: Path,  # a safetensors file
-) -> dict[str, torch.Size]:  # name -> shape
+def safetensors_shapes(file: Path) -> dict[str, torch.Size]:  # name -> shape
     "Names and shapes in one safetensors file"
     with file.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
@@ -527,7 +525,7 @@ class VllmRequests:
 
     def add(
         self,
-        states: Iterable[RequestState],  # requests
+        states: Iterable[RequestState],
         seeded: bool = True,  # each response has a generator of its own
         salt: str = "",  # requests with another one share no cached prefix; empty: none
     ) -> None:
@@ -546,10 +544,7 @@ class VllmRequests:
             params = vllm_sampling(state, self.stop_token_ids, seeded, self.unsampled)
             self.llm_engine.add_request(key, prompt, params)
 
-    def step(
-        self,
-        version: int,  # of the weights
-    ) -> list[RequestState]:  # that have ended
+    def step(self, version: int) -> list[RequestState]:  # that have ended
         "One step of vLLM's engine"
         report_progress(f"{len(self.states)} requests")
         ended = []

@@ -21,9 +21,7 @@ from ..errors import EngineError
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #744fb542
-def as_matrix(
-    weight: Tensor,  # any weight
-) -> Tensor:  # a view with at most two dimensions
+def as_matrix(weight: Tensor) -> Tensor:  # a view with at most two dimensions
     "A weight with all but its first dimension in one"
     return weight.flatten(1) if weight.dim() > 2 else weight
 
@@ -110,10 +108,7 @@ class Shard:
         "Rows of the part"
         return sum(len(rows) for rows in self.rows)
 
-    def of(
-        self,
-        weight: Tensor,  # the whole weight
-    ) -> Tensor:  # a view where the rows are in one piece
+    def of(self, weight: Tensor) -> Tensor:  # a view where the rows are in one piece
         "This part of a weight"
         matrix = as_matrix(weight)
         pieces = [matrix[rows.start : rows.stop] for rows in self.rows]
@@ -124,7 +119,7 @@ class Shard:
 
     def write(
         self,
-        part: Tensor,  # this part
+        part: Tensor,
         weight: Tensor,  # the whole weight; receives it
     ) -> None:
         "Put the part where it belongs in the weight"
@@ -147,7 +142,7 @@ def shard_range(
     size: int,  # of the whole dimension
     held: int,  # what each rank holds of it
     rank: int,  # this rank
-    ranks: int,  # of the engine
+    ranks: int,
 ) -> range:  # what this rank holds
     "The part of one dimension; where there are fewer parts than ranks, neighbours hold the same part"
     parts = size // held if held else 0
@@ -180,9 +175,9 @@ def _fill_partitions(
 
 def _partitions(
     model: Any,  # a vLLM model
-    parameter: LayerParameter,  # of the model
+    parameter: LayerParameter,
     heights: list[int],  # rows of each weight in it
-    ranks: int,  # of the engine
+    ranks: int,
 ) -> tuple[list[int], list[int]]:  # rows of each partition: over all ranks, on one rank
     "The partitions of a parameter: parts that are cut over the ranks each by itself"
     layer = parameter.layer
@@ -280,7 +275,7 @@ COMPARED_COLUMNS = 16  # of a matrix, at once
 
 
 def some_columns(
-    width: int,  # of the matrix
+    width: int,
     version: int,  # of the weight update: others each time
 ) -> list[int]:
     "Evenly distributed columns"

@@ -46,7 +46,7 @@ def stream_checksum(
 
 
 def checkpoint_files(
-    folder: Path,  # a checkpoint
+    folder: Path,
 ) -> list[Path]:  # its files without the manifest, sorted by name
     "Every file of a checkpoint; raises `DataError` for a link"
     files = []
@@ -117,7 +117,7 @@ def step_folder(
 
 
 def read_checkpoint(
-    folder: Path,  # a checkpoint folder
+    folder: Path,
     run: RunIdentity | None = None,  # the run that it must be of; none: of any
 ) -> Checkpoint:  # as its manifest says; files are not looked at
     "Read the manifest; raises `MissingError` or `DataError`"
@@ -141,10 +141,7 @@ class Checkpoints:
     run: RunIdentity  # which run that is
 
     @classmethod
-    def of_run(
-        cls,
-        folder: RunFolder,  # of the run
-    ) -> Self:
+    def of_run(cls, folder: RunFolder) -> Self:
         "The checkpoints of a run folder; raises `DataError` when its identity was altered"
         return cls(folder.checkpoints, folder.identity())
 

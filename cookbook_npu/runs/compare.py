@@ -119,7 +119,7 @@ def measure_metric(
     metric: str,  # name
     kind: RuleKind,  # to be applied
     a: Points,  # of the first run
-    b: Points,  # of the second
+    b: Points,
 ) -> MetricComparison:  # without a verdict
     "The figures of one metric"
     steps = sorted(a.keys() & b.keys())
@@ -231,7 +231,7 @@ _JUDGES: dict[RuleKind, Callable[[MetricComparison, Rule, Points, Points], str]]
 def compare_metric(
     metric: str,  # name
     a: Points,  # of the first run
-    b: Points,  # of the second
+    b: Points,
     bitwise: bool = True,  # whether such runs repeat bitwise
 ) -> MetricComparison:
     "One metric of two runs, by its rule"
@@ -266,7 +266,7 @@ def _medians(metrics: MetricColumns) -> dict[str, float]:
 
 def machine_pace(
     a: MetricColumns,  # columns of the first run
-    b: MetricColumns,  # of the second
+    b: MetricColumns,
 ) -> dict[str, float]:  # phase that is judged -> what the others took, B over A
     "How much slower the machine was, for each phase from the others"
     before, after = _medians(a), _medians(b)
@@ -281,7 +281,7 @@ def machine_pace(
 
 def compare_metrics(
     a: MetricColumns,  # columns of the first run
-    b: MetricColumns,  # of the second
+    b: MetricColumns,
     bitwise: bool = True,  # whether such runs repeat bitwise
 ) -> list[MetricComparison]:  # in the order of the metrics
     "Every metric of two runs, by its rule"
@@ -328,10 +328,7 @@ class RunComparison:
         return {"same": self.same, **asdict(self)}
 
 
-def config_differences(
-    a: RunConfig,  # of the first run
-    b: RunConfig,  # of the second
-) -> list[Difference]:
+def config_differences(a: RunConfig, b: RunConfig) -> list[Difference]:
     "Keys with a part in the numbers that have two values"
     before, after = dict(a.flat()), dict(b.flat())
     found = []
@@ -354,7 +351,7 @@ def _stack_values(stack: Mapping[str, Any]) -> dict[str, Any]:
 
 def stack_differences(
     a: Mapping[str, Any],  # stack.json of the first run
-    b: Mapping[str, Any],  # of the second
+    b: Mapping[str, Any],
 ) -> list[Difference]:
     "Code commit, package versions and machine, where they differ"
     before, after = _stack_values(a), _stack_values(b)
@@ -365,8 +362,8 @@ def stack_differences(
 
 # %% ../../nbs/runs/10_compare.ipynb #dc3a4745
 def why_not_bitwise(
-    config: RunConfig,  # of a run
-    stack: Mapping[str, Any],  # its stack.json
+    config: RunConfig,
+    stack: Mapping[str, Any],
     changed: Sequence[Difference] = (),  # what differs in the other run's stack
 ) -> str:  # empty: it repeats bitwise
     "Why a run with the same seed need not repeat bitwise"

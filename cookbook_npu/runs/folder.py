@@ -101,7 +101,7 @@ def _wrong_kind(path: Path) -> DataError:
 # %% ../../nbs/runs/00_folder.ipynb #78f7b598
 @contextmanager
 def open_parent(
-    path: Path,  # a file
+    path: Path,
     root: Path | None = None,  # as in `open_nofollow`
 ) -> Iterator[int]:  # descriptor of the folder that holds it
     "Open the folder of a file, no step below `root` being a link"
@@ -124,7 +124,7 @@ def open_parent(
 
 
 def open_nofollow(
-    path: Path | str,  # a file
+    path: Path | str,
     flags: int = os.O_RDONLY,  # of `os.open`
     root: Path
     | None = None,  # deepest folder that may be reached by a link; none: that of the file
@@ -156,7 +156,7 @@ def read_errors(
 
 
 def read_nofollow(
-    path: Path | str,  # a file
+    path: Path | str,
     root: Path | None = None,  # as in `open_nofollow`
 ) -> bytes:  # what it holds
     "Read a regular file that no link leads to; raises `MissingError` or `DataError`"
@@ -278,9 +278,7 @@ def replace_nonfinite(
     return value
 
 
-def json_line(
-    record: Mapping[str, Any],  # one record
-) -> str:  # with its line end
+def json_line(record: Mapping[str, Any]) -> str:  # with its line end
     "A record as a line of JSON; looks at every value only when JSON has no word for one of them"
     try:
         return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
@@ -297,7 +295,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def append_line(
     path: Path | str,  # a .jsonl file
-    record: Mapping[str, Any],  # one record
+    record: Mapping[str, Any],
     root: Path | None = None,  # as in `open_nofollow`
 ) -> None:
     "Append one record as one line, on the disk when this returns; a refused write leaves the file as it was"
@@ -385,9 +383,7 @@ def cut_partial_line(
     return len(data) - keep
 
 # %% ../../nbs/runs/00_folder.ipynb #1fe84dca
-def lock_folder(
-    folder: Path,  # a run folder
-) -> int:  # file descriptor that holds the lock
+def lock_folder(folder: Path) -> int:  # file descriptor that holds the lock
     "Take the folder's lock; raises `RunLocked` naming the process that has it"
     file = folder / ".lock"
     with storage_errors(file), ExitStack() as undo:
@@ -483,7 +479,7 @@ def _content_of(source: Path) -> str:
 
 
 def data_checksums(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> dict[str, str]:  # file or folder, as the configuration names it -> SHA-256
     "What the prompts of a run come from, where that is on this machine; raises `FileNotFoundError`"
     from cookbook_npu.data.tasks import GENERATED
@@ -494,9 +490,7 @@ def data_checksums(
     return {source: _content_of(Path(source)) for source in local}
 
 # %% ../../nbs/runs/00_folder.ipynb #22edf481
-def default_name(
-    config: RunConfig,  # configuration
-) -> str:  # folder name
+def default_name(config: RunConfig) -> str:  # folder name
     "Recipe, scale and time"
     return f"{config.recipe}-{config.scale}-{time.strftime('%Y%m%d-%H%M%S')}"
 

@@ -68,9 +68,7 @@ class RunLine:
     why: str = ""  # why it cannot be read
 
 
-def is_locked(
-    run: RunFolder,  # of any process
-) -> bool:
+def is_locked(run: RunFolder) -> bool:
     "Whether a process holds the lock of a run"
     try:
         fd = open_nofollow(run.path / ".lock", os.O_RDONLY, run.path.parent)
@@ -207,9 +205,7 @@ class OldRun:
     why: str = ""  # the limit that it is over; empty: it stays
 
 
-def folder_size(
-    path: Path,  # a folder
-) -> int:  # bytes
+def folder_size(path: Path) -> int:  # bytes
     "What the files of a folder hold; links are not followed, a file that vanishes meanwhile counts 0"
     size = 0
     for folder, _, names in os.walk(path):

@@ -133,10 +133,7 @@ class NotebookView:
         self.bar = show(_Html(progress_bar(self.before, steps, 0.0, before=self.before)))
         self.figure = show(_Html(""))
 
-    def write(
-        self,
-        record: Mapping[str, Any],  # of one step
-    ) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         "Take one step; the bar moves at once, the curves when they are due"
         self.records.append(record)
         if not self.counting:

@@ -60,9 +60,7 @@ def train_wait_time(
     return times["step"] - sum(times.get(phase, 0.0) for phase in TRAINER_PHASES)
 
 # %% ../../nbs/runs/01_metrics.ipynb #4855b509
-def is_step(
-    record: Mapping[str, Any],  # one record
-) -> bool:  # whether something was trained in it
+def is_step(record: Mapping[str, Any]) -> bool:  # whether something was trained in it
     "Tell a step from an evaluation on its own"
     for name, value in record.items():
         evaluation = name.startswith(("eval", f"{TIME_PREFIX}eval"))
@@ -108,10 +106,7 @@ class Spans:
 class Sink(Protocol):
     "Receives each record"
 
-    def write(
-        self,
-        record: Mapping[str, Any],  # of one step
-    ) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         "Take the record of one step"
 
     def close(
@@ -128,10 +123,7 @@ class FileSink:
     path: Path  # the file
     root: Path | None = None  # deepest folder that may be reached by a link
 
-    def write(
-        self,
-        record: Mapping[str, Any],  # of one step
-    ) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         "Append one line"
         append_line(self.path, record, self.root)
 
@@ -156,10 +148,7 @@ class TensorBoardSink:
         self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._writer = EventFileWriter(str(folder))
 
-    def write(
-        self,
-        record: Mapping[str, Any],  # of one step
-    ) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         "Write every number of the record as a scalar"
         summary = self._summary.Summary()
         for name, value in record.items():
@@ -191,9 +180,7 @@ CONSOLE_METRICS = (
 )
 
 
-def format_number(
-    value: float | int | None,  # a metric
-) -> str:  # at most four significant digits
+def format_number(value: float | int | None) -> str:  # at most four significant digits
     "A number for people"
     if value is None:
         return "-"
@@ -244,10 +231,7 @@ class ConsoleSink:
     steps: int | None = None  # steps of the run
     out: TextIO | None = None  # stream; none: standard output as it is at the time
 
-    def write(
-        self,
-        record: Mapping[str, Any],  # of one step
-    ) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         "Print one line"
         out = self.out or sys.stdout
         print(step_line(record, steps=self.steps), file=out, flush=True)
@@ -325,10 +309,7 @@ class Tracker:
         "Write down what a role did, from any thread; it is in spans.jsonl, not among the metrics"
         self.spans.log.add(role, phase, start, end, step, version)
 
-    def hold_version(
-        self,
-        version: int,  # of the weights
-    ) -> None:
+    def hold_version(self, version: int) -> None:
         "The engines hold these weights from now on: spans that begin later say so"
         self.spans.log.version = version
 
@@ -406,7 +387,7 @@ def load_metrics(
 
 # %% ../../nbs/runs/01_metrics.ipynb #8b6eafd2
 def metric_points(
-    metrics: MetricColumns,  # columns of a run
+    metrics: MetricColumns,
     name: str,  # metric
 ) -> list[tuple[int, float]]:  # (step, value) where there is a value
     "The points of one metric"
@@ -415,7 +396,7 @@ def metric_points(
 
 
 def phase_means(
-    metrics: MetricColumns,  # columns of a run
+    metrics: MetricColumns,
     skip: int = 1,  # first steps to leave out: they warm caches
 ) -> dict[str, float]:  # phase -> mean seconds
     "Mean time of each phase where it occurs; one of the first steps alone is left out with them"

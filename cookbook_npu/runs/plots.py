@@ -65,7 +65,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def matching_metrics(
-    metrics: MetricColumns,  # columns of a run
+    metrics: MetricColumns,
     patterns: Sequence[str],  # names; a final * matches a beginning
 ) -> list[str]:  # metrics that have at least one value
     "Metrics to draw, in the order of the patterns"
@@ -383,8 +383,7 @@ MEMORY_COLOURS = {
 
 
 def memory_layers(
-    metrics: MetricColumns,  # columns of a run
-    picture: MemoryPicture,  # which picture
+    metrics: MetricColumns, picture: MemoryPicture
 ) -> tuple[list[int], dict[str, list[float]]]:  # steps, layer -> bytes at each step
     "Device memory from bottom to top; the layers add up to the device; empty: not measured"
     names = [*picture.parts, picture.free, "total"]
@@ -429,7 +428,7 @@ def _draw_layers(
 
 
 def plot_memory(
-    metrics: MetricColumns,  # columns of a run
+    metrics: MetricColumns,
 ) -> Any:  # a matplotlib Figure; none: the run has no memory metrics
     "What lies on a device, step by step"
     found = []
@@ -455,9 +454,7 @@ def plot_memory(
 _AGE_COUNT = re.compile(r"staleness/age_(\d+)_samples")
 
 
-def age_counts(
-    metrics: MetricColumns,  # columns of a run
-) -> dict[int, int]:  # age, steps -> samples
+def age_counts(metrics: MetricColumns) -> dict[int, int]:  # age, steps -> samples
     "Samples of a run by age; empty: it was not asynchronous"
     counts = {}
     for name, values in metrics.items():
@@ -468,7 +465,7 @@ def age_counts(
 
 
 def plot_ages(
-    metrics: MetricColumns,  # columns of a run
+    metrics: MetricColumns,
 ) -> Any:  # a matplotlib Figure; none: the run was not asynchronous
     "Histogram of the ages of all samples"
     counts = age_counts(metrics)
@@ -490,7 +487,7 @@ _SVG_SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "font.family": "sans-se
 
 
 def to_svg(
-    figure: Any,  # a matplotlib Figure
+    figure: Any,
     title: str,  # for readers who cannot see it
 ) -> str:  # an <svg> element for a page
     "A figure as an element of an HTML page"

@@ -136,23 +136,21 @@ def _phase_line(metrics: MetricColumns) -> str | None:
 
 # %% ../../nbs/runs/04_report.ipynb #6e7c1c67
 def steps_without_advantage(
-    metrics: MetricColumns,  # columns of the run
+    metrics: MetricColumns,
 ) -> tuple[int, int]:  # such steps, and all of which it is known
     "Steps in which every advantage was 0: the rewards taught nothing"
     shares = _values(metrics, "zero_advantages")
     return sum(share == 1 for share in shares), len(shares)
 
 
-def learned_nothing(
-    metrics: MetricColumns,  # columns of the run
-) -> bool:  # also of a run without a step: False
+def learned_nothing(metrics: MetricColumns) -> bool:  # also of a run without a step: False
     "Whether every advantage of the whole run was 0"
     empty, known = steps_without_advantage(metrics)
     return known > 0 and empty == known
 
 
 def result_table(
-    metrics: MetricColumns,  # columns of the run
+    metrics: MetricColumns,
     stack: Mapping[str, Any],  # content of stack.json
     steps: int | None = None,  # steps the run should have
 ) -> list[ResultRow]:  # (what, value)
@@ -219,10 +217,7 @@ def _expected_lines(
     return fine, lines
 
 
-def verdict(
-    config: RunConfig,  # of the run
-    metrics: MetricColumns,  # its columns
-) -> Verdict:
+def verdict(config: RunConfig, metrics: MetricColumns) -> Verdict:
     "A run beside its recipe's expected numbers"
     if learned_nothing(metrics):
         return Verdict(
@@ -267,7 +262,7 @@ def result_text(
 
 # %% ../../nbs/runs/04_report.ipynb #b3efd007
 def phase_rows(
-    metrics: MetricColumns,  # columns of the run
+    metrics: MetricColumns,
     references: Sequence[Reference],  # beside it
 ) -> list[dict[str, Any]]:  # name and cells; None: not measured
     "Phase times of this run and of the references"
@@ -293,7 +288,7 @@ def _reported_steps(reference: Reference) -> list[int]:
 
 
 def metric_table(
-    metrics: MetricColumns,  # columns of the run
+    metrics: MetricColumns,
     references: Sequence[Reference],  # beside it
 ) -> dict[str, Any] | None:  # groups of columns, heads, rows; None: no reference has any
     "Metrics of the last steps of this run, and of the references at their steps"
@@ -323,7 +318,7 @@ def metric_table(
 
 # %% ../../nbs/runs/04_report.ipynb #ea68538e
 def use_rows(
-    spans: Sequence[RoleSpan],  # of a run
+    spans: Sequence[RoleSpan],
 ) -> list[tuple[str, str, str, str]]:  # role; it worked, waited, was paused
     "What each role spent its time on"
     steps = {span.step for span in spans}
@@ -339,7 +334,7 @@ ASYNC_PREFIXES = ("staleness/", "async/")  # of the metrics of an asynchronous r
 
 
 def staleness_rows(
-    metrics: MetricColumns,  # columns of the run
+    metrics: MetricColumns,
 ) -> list[tuple[str, str, str]]:  # name, mean, largest; empty: it was not asynchronous
     "How old samples were, and who waited for whom"
     rows = []
@@ -528,9 +523,7 @@ def _reference_notes(references: Sequence[Reference]) -> list[str]:
     return notes
 
 
-def not_computed(
-    config: RunConfig,  # of the run
-) -> list[str]:  # sentences
+def not_computed(config: RunConfig) -> list[str]:  # sentences
     "Metrics that a reader may look for and that the run leaves out"
     if config.algorithm.use_reference:
         return []
@@ -549,8 +542,8 @@ def setting_rows(
 
 
 def render_report(
-    config: RunConfig,  # configuration
-    metrics: MetricColumns,  # columns of the run
+    config: RunConfig,
+    metrics: MetricColumns,
     stack: Mapping[str, Any],  # content of stack.json
     events: Sequence[Mapping[str, Any]] = (),  # records of events.jsonl
     references: Sequence[Reference] = (),  # reported numbers to draw beside

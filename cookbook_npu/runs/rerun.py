@@ -19,7 +19,7 @@ from .folder import data_checksums, stack_record
 
 # %% ../../nbs/runs/11_rerun.ipynb #8d78e153
 def changed_data(
-    config: RunConfig,  # of the run
+    config: RunConfig,
     recorded: Mapping[str, str] | None,  # its checksums; none: it recorded none
 ) -> list[str]:  # in words; empty: all of it is as it was
     "What became of the data of a run; raises `DataError` when a file is gone"

@@ -162,7 +162,7 @@ def load_spans(
 
 
 def newest_steps(
-    spans: Sequence[RoleSpan],  # of a run
+    spans: Sequence[RoleSpan],
     count: int = 5,  # steps
 ) -> list[RoleSpan]:  # clipped to the window
     "What all roles did while the last steps were made"

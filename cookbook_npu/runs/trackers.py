@@ -27,7 +27,7 @@ from .folder import RunFolder, read_json, write_json
 
 # %% ../../nbs/runs/12_trackers.ipynb #453ebd70
 def numbers_of(
-    record: Mapping[str, Any],  # of one step
+    record: Mapping[str, Any],
 ) -> dict[str, float]:  # metric -> value, without the step
     "What a tracker can draw"
     return {
@@ -126,10 +126,7 @@ class TrackerSink(ABC):
         "What the tracker raises when it cannot be reached or its disk is full"
         return (OSError,)
 
-    def write(
-        self,
-        record: Mapping[str, Any],  # of one step
-    ) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         "Send one record"
         if self.lost:
             return
@@ -423,9 +420,7 @@ TRACKERS: dict[str, type[TrackerSink]] = {
 }
 
 
-def check_trackers(
-    config: RunConfig,  # the run
-) -> None:
+def check_trackers(config: RunConfig) -> None:
     "Raise `ConfigError` for a tracker whose package is not installed"
     for name in config.output.trackers:
         if find_spec(TRACKERS[name].package) is None:
@@ -436,8 +431,8 @@ def check_trackers(
 
 
 def open_trackers(
-    config: RunConfig,  # the run
-    folder: RunFolder,  # open for writing
+    config: RunConfig,
+    folder: RunFolder,
     resume: bool = False,  # the tracker runs that the folder knows; else new ones
 ) -> list[TrackerSink]:  # to be closed
     "Start the trackers of a run, and say where each of them keeps what it gets"

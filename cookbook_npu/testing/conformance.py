@@ -89,9 +89,9 @@ def _image_arguments(
 @torch.no_grad()
 def teacher_forced(
     folder: Path,  # Hugging Face folder
-    sample: Sample,  # a response
+    sample: Sample,
     temperature: float = 1.0,  # sampling temperature; 0 is compared at 1
-    images: Sequence[ImageInput] = (),  # of the prompt
+    images: Sequence[ImageInput] = (),
 ) -> Tensor:  # [T] log-probability of each response token
     "One pass over the whole sequence; tokens that are never sampled have no probability"
     start = len(sample.prompt_ids)
@@ -155,7 +155,7 @@ PICTURE_KINDS = ("RGB", "RGBA", "L", "CMYK", "palette", "clear", "moving", "turn
 def encoded_picture(
     kind: str,  # one of `PICTURE_KINDS`
     width: int,  # pixels as they are stored
-    height: int,  # the same
+    height: int,
     seed: int,  # of what it shows
 ) -> bytes:  # content of a file
     "A picture of noise, as JPEG (CMYK, turned by EXIF), GIF (moving) or PNG"
@@ -285,17 +285,13 @@ ENGINE_CHECKS: list[Callable[[Case], None]] = []
 IMAGE_CHECKS: list[Callable[[Case], None]] = []  # for a case that is `pictured`
 
 
-def engine_check(
-    function: Callable[[Case], None],  # a check
-) -> Callable[[Case], None]:
+def engine_check(function: Callable[[Case], None]) -> Callable[[Case], None]:
     "Add a check to the suite"
     ENGINE_CHECKS.append(function)
     return function
 
 
-def image_check(
-    function: Callable[[Case], None],  # a check
-) -> Callable[[Case], None]:
+def image_check(function: Callable[[Case], None]) -> Callable[[Case], None]:
     "Add a check to the suite of models that see"
     IMAGE_CHECKS.append(function)
     return function
@@ -336,9 +332,7 @@ def response_tokens(
 
 # %% ../../nbs/testing/02_conformance.ipynb #41a09aad
 @engine_check
-def greedy_equals_generate(
-    case: Case,  # engine under test
-) -> None:
+def greedy_equals_generate(case: Case) -> None:
     "Greedy tokens are those of transformers' `generate`"
     for s in case.engine.generate(case.requests[::3], case.sampling(temperature=0)):
         want = greedy_response(case.folder, s.prompt_ids, case.limit)
@@ -373,9 +367,7 @@ def _require_teacher_forced(
 
 
 @engine_check
-def logprobs_are_teacher_forced(
-    case: Case,  # engine under test
-) -> None:
+def logprobs_are_teacher_forced(case: Case) -> None:
     "Log-probs are those of the distribution that was sampled from"
     for temperature in (0.0, 0.7, 1.0, 1.5):
         samples = case.ask(temperature=temperature)
@@ -383,9 +375,7 @@ def logprobs_are_teacher_forced(
 
 # %% ../../nbs/testing/02_conformance.ipynb #ed1f5494
 @engine_check
-def records_are_complete(
-    case: Case,  # engine under test
-) -> None:
+def records_are_complete(case: Case) -> None:
     "One sample for each request, in order, every token with log-prob, mask and version"
     samples = case.ask()
     require(
@@ -406,9 +396,7 @@ def records_are_complete(
 
 
 @engine_check
-def group_is_diverse(
-    case: Case,  # engine under test
-) -> None:
+def group_is_diverse(case: Case) -> None:
     "The samples of one prompt differ, because their seeds do"
     group = case.engine.generate(case.requests[:3], case.sampling(temperature=1.5))
     got = response_tokens(group)
@@ -416,9 +404,7 @@ def group_is_diverse(
 
 # %% ../../nbs/testing/02_conformance.ipynb #0d94b7e6
 @engine_check
-def text_equals_generate(
-    case: Case,  # engine under test
-) -> None:
+def text_equals_generate(case: Case) -> None:
     "Text prompts give n texts each, those of the same requests in tokens"
     prompts = ["12+30=", "7*8="]
     engine = case.engine
@@ -440,9 +426,7 @@ def text_equals_generate(
 
 # %% ../../nbs/testing/02_conformance.ipynb #0637e65b
 @engine_check
-def seeds_reproduce(
-    case: Case,  # engine under test
-) -> None:
+def seeds_reproduce(case: Case) -> None:
     "The same requests give the same samples; another seed gives another"
     first = case.ask()
     again = case.ask()
@@ -457,9 +441,7 @@ def seeds_reproduce(
 
 
 @engine_check
-def batch_mates_do_not_matter(
-    case: Case,  # engine under test
-) -> None:
+def batch_mates_do_not_matter(case: Case) -> None:
     "A request gives the same response alone, reversed, and among others"
     want = case.ask()
     reverse = case.engine.generate(case.requests[::-1], case.sampling())
@@ -478,9 +460,7 @@ def batch_mates_do_not_matter(
 
 # %% ../../nbs/testing/02_conformance.ipynb #a2af51a3
 @engine_check
-def truncation_renormalises(
-    case: Case,  # engine under test
-) -> None:
+def truncation_renormalises(case: Case) -> None:
     "top_k 1 is greedy with log-prob 0; top_p keeps likely tokens and renormalises"
     one = case.engine.generate(case.requests[::3], case.sampling(top_k=1))
     greedy = case.engine.generate(case.requests[::3], case.sampling(temperature=0))
@@ -498,9 +478,7 @@ def truncation_renormalises(
 
 # %% ../../nbs/testing/02_conformance.ipynb #7be31294
 @engine_check
-def update_equals_a_fresh_engine(
-    case: Case,  # engine under test
-) -> None:
+def update_equals_a_fresh_engine(case: Case) -> None:
     "After an update, outputs and checksums are those of the new weights; the engine owns its copy"
     old = response_tokens(case.ask())
     weights = folder_weights(case.other)
@@ -538,9 +516,7 @@ def bad_updates(
 
 
 @engine_check
-def refused_update_changes_nothing(
-    case: Case,  # engine under test
-) -> None:
+def refused_update_changes_nothing(case: Case) -> None:
     "An update with a missing, unknown or mis-shaped tensor is refused and leaves version and outputs"
     before = case.ask()
     version = case.engine.version
@@ -557,9 +533,7 @@ def refused_update_changes_nothing(
 
 
 @engine_check
-def altered_update_serves_nothing(
-    case: Case,  # engine under test
-) -> None:
+def altered_update_serves_nothing(case: Case) -> None:
     "A tensor that did not arrive as it was sent is named; the engine serves nothing until an update succeeds"
     before = response_tokens(case.ask())
     version = case.engine.version
@@ -582,9 +556,7 @@ def altered_update_serves_nothing(
 
 # %% ../../nbs/testing/02_conformance.ipynb #299f3285
 @engine_check
-def half_awake_sleeps(
-    case: Case,  # engine under test
-) -> None:
+def half_awake_sleeps(case: Case) -> None:
     "Half awake, with or without weights, it falls asleep; asleep, it takes weights of any version"
     before = response_tokens(case.ask())
     version = case.engine.version
@@ -603,9 +575,7 @@ def half_awake_sleeps(
 
 # %% ../../nbs/testing/02_conformance.ipynb #15639e3d
 @engine_check
-def sleep_wake_update(
-    case: Case,  # engine under test
-) -> None:
+def sleep_wake_update(case: Case) -> None:
     "The colocated order: sleep(2), wake weights, update, wake cache; generate is refused until the end"
     before = response_tokens(case.ask())
     awake = case.engine.health().get("memory_bytes")
@@ -630,9 +600,7 @@ def sleep_wake_update(
 
 
 @engine_check
-def sleep_level_1_keeps_weights(
-    case: Case,  # engine under test
-) -> None:
+def sleep_level_1_keeps_weights(case: Case) -> None:
     "sleep(1) and wake need no weight update"
     before = response_tokens(case.ask())
     case.engine.sleep(1)
@@ -643,9 +611,7 @@ def sleep_level_1_keeps_weights(
 
 # %% ../../nbs/testing/02_conformance.ipynb #fad8472b
 @engine_check
-def pause_refuses_generate(
-    case: Case,  # engine under test
-) -> None:
+def pause_refuses_generate(case: Case) -> None:
     "While paused, generate is refused and a weight update is allowed"
     case.engine.pause()
     require_error(case.ask, EngineError, "paused")
@@ -655,7 +621,7 @@ def pause_refuses_generate(
 
 # %% ../../nbs/testing/02_conformance.ipynb #123400ee
 def while_generating(
-    case: Case,  # engine under test
+    case: Case,
     meanwhile: Callable[[], Any],  # called while 40 tokens are generated in another thread
 ) -> list[Sample]:  # what the generation returned
     "Do something to an engine that is generating"
@@ -670,9 +636,7 @@ def while_generating(
 
 
 @engine_check
-def pause_keep_goes_on_with_new_weights(
-    case: Case,  # engine under test
-) -> None:
+def pause_keep_goes_on_with_new_weights(case: Case) -> None:
     "A kept generation waits, goes on after resume, and its tokens carry the version that sampled them"
 
     def update() -> None:
@@ -702,9 +666,7 @@ def pause_keep_goes_on_with_new_weights(
 
 
 @engine_check
-def pause_abort_returns_what_there_is(
-    case: Case,  # engine under test
-) -> None:
+def pause_abort_returns_what_there_is(case: Case) -> None:
     "An aborted generation returns at once; nothing of it is left behind"
     samples = while_generating(case, lambda: case.engine.pause("abort"))
     require(any(s.finish_reason == "abort" for s in samples), "no response was aborted")
@@ -721,8 +683,7 @@ def sample_keys(
 
 
 def collect_all(
-    engine: Engine,  # with requests in flight
-    decode_steps: int | None = None,  # of each collect
+    engine: Engine, decode_steps: int | None = None
 ) -> list[list[Sample]]:  # what each collect gave
     "Collect until nothing is in flight"
     pieces = []
@@ -732,7 +693,7 @@ def collect_all(
 
 
 def require_same(
-    case: Case,  # engine under test
+    case: Case,
     samples: list[Sample],  # in any order
     wanted: list[Sample],  # what they should be
 ) -> None:
@@ -756,9 +717,7 @@ def require_same(
 
 
 @engine_check
-def streamed_equals_generate(
-    case: Case,  # engine under test
-) -> None:
+def streamed_equals_generate(case: Case) -> None:
     "Requests that come one by one while others run give what generate gives, in the same pieces each time"
     want = case.ask()
 
@@ -779,9 +738,7 @@ def streamed_equals_generate(
 
 
 @engine_check
-def collected_in_order(
-    case: Case,  # engine under test
-) -> None:
+def collected_in_order(case: Case) -> None:
     "A collect gives what has finished in the order of the submits, and the steps that were asked for"
     engine = case.engine
     asked = [replace(r, max_response_tokens=2 + r.index) for r in case.requests]
@@ -804,9 +761,7 @@ def collected_in_order(
 
 
 @engine_check
-def requests_join_while_others_run(
-    case: Case,  # engine under test
-) -> None:
+def requests_join_while_others_run(case: Case) -> None:
     "A short response that is submitted later comes back while the others run"
     engine = case.engine
     engine.submit(case.requests[:6], case.sampling(max_response_tokens=30))
@@ -824,10 +779,7 @@ def requests_join_while_others_run(
     require_same(case, others, want)
 
 # %% ../../nbs/testing/02_conformance.ipynb #ad178a8c
-def interrupted(
-    case: Case,  # engine under test
-    sampling: SamplingParams,  # of the responses
-) -> list[Sample]:
+def interrupted(case: Case, sampling: SamplingParams) -> list[Sample]:
     "All responses, each aborted after four steps and continued"
     engine = case.engine
     engine.submit(case.requests, sampling)
@@ -857,9 +809,7 @@ def interrupted(
 
 
 @engine_check
-def aborted_goes_on(
-    case: Case,  # engine under test
-) -> None:
+def aborted_goes_on(case: Case) -> None:
     "Aborted and continued, a response is the uninterrupted one; the limit counts all of it"
     greedy = case.sampling(temperature=0)
     require_same(case, interrupted(case, greedy), case.ask(temperature=0))
@@ -890,7 +840,7 @@ def updated_in_flight(
 
 
 def largest_gap(
-    case: Case,  # engine under test
+    case: Case,
     samples: list[Sample],  # sampled at temperature 0.8
     first: int,  # first token that is compared, with the weights of `case.other`
 ) -> float:
@@ -904,9 +854,7 @@ def largest_gap(
 
 
 @engine_check
-def update_in_flight_recomputes(
-    case: Case,  # engine under test
-) -> None:
+def update_in_flight_recomputes(case: Case) -> None:
     "After an update the next token comes from the new weights alone"
     gap = largest_gap(case, updated_in_flight(case), 4)
     require(gap < case.tolerance, f"after an update log-probs differ by {gap:.1e}")
@@ -915,9 +863,7 @@ def update_in_flight_recomputes(
 
 
 @engine_check
-def update_in_flight_keeps(
-    case: Case,  # engine under test
-) -> None:
+def update_in_flight_keeps(case: Case) -> None:
     "With kept_cache keep running rows keep their cache, and nobody else reads it"
     case.close()
     case.built = case.factory(case.folder, kept_cache="keep")
@@ -928,9 +874,7 @@ def update_in_flight_keeps(
 
 
 @engine_check
-def streaming_is_refused(
-    case: Case,  # engine under test
-) -> None:
+def streaming_is_refused(case: Case) -> None:
     "What cannot be is refused by name and leaves what is in flight as it is"
     engine = case.engine
     one = case.requests[:1]
@@ -962,9 +906,7 @@ def streaming_is_refused(
 
 # %% ../../nbs/testing/02_conformance.ipynb #6fdb2452
 @engine_check
-def limits_are_enforced(
-    case: Case,  # engine under test
-) -> None:
+def limits_are_enforced(case: Case) -> None:
     "A response ends at its limit; a prompt that cannot fit is refused by name"
     for s in case.ask(max_response_tokens=1):
         require(len(s.response_ids) == 1, f"limit 1, got {s.response_ids}")
@@ -975,9 +917,7 @@ def limits_are_enforced(
 
 
 @engine_check
-def stop_tokens_end_a_response(
-    case: Case,  # engine under test
-) -> None:
+def stop_tokens_end_a_response(case: Case) -> None:
     "A declared end token is part of the response and its last token"
     plain = case.ask()
     stops = set(range(0, 264, 3))
@@ -1009,9 +949,7 @@ for _check in (
 
 
 @image_check
-def pictures_are_told_apart(
-    case: Case,  # engine under test
-) -> None:
+def pictures_are_told_apart(case: Case) -> None:
     "Prompts with the same ids and other pictures share nothing; with the same picture they agree"
     greedy = case.sampling(temperature=0)
     first, other = case.requests[0], case.requests[3]
@@ -1037,9 +975,7 @@ def _repeated(requests: Sequence[Request], times: int) -> list[Request]:
 
 
 @image_check
-def placeholders_are_never_sampled(
-    case: Case,  # engine under test
-) -> None:
+def placeholders_are_never_sampled(case: Case) -> None:
     "Not even when the model wants nothing else"
     weights = folder_weights(case.folder)
     never = unsampled_token_ids(reference_model(case.folder).config)
@@ -1056,9 +992,7 @@ def placeholders_are_never_sampled(
 
 
 @image_check
-def every_picture_takes_its_tokens(
-    case: Case,  # engine under test
-) -> None:
+def every_picture_takes_its_tokens(case: Case) -> None:
     "50 sizes and kinds of files: the engine counts as our processor does, and sees the same"
     from transformers import AutoConfig
 
@@ -1081,9 +1015,7 @@ def every_picture_takes_its_tokens(
 
 
 @image_check
-def wrong_placeholders_are_refused(
-    case: Case,  # engine under test
-) -> None:
+def wrong_placeholders_are_refused(case: Case) -> None:
     "Ids and images that do not belong together are refused by name"
     first, text = case.requests[0], case.requests[9]
     for wrong in (replace(first, images=()), replace(text, images=first.images)):
@@ -1095,7 +1027,7 @@ def wrong_placeholders_are_refused(
 
 # %% ../../nbs/testing/02_conformance.ipynb #0c41de5e
 def run_suite(
-    case: Case,  # engine under test
+    case: Case,
     # none: all, with images where the case is `pictured`
     checks: list[Callable[[Case], None]] | None = None,
 ) -> list[str]:  # names of the checks that passed

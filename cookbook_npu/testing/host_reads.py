@@ -43,7 +43,7 @@ def _on_device(value: Any) -> bool:
 
 def _reads(
     operator: str,  # name without "aten::"
-    args: tuple[Any, ...],  # of the call
+    args: tuple[Any, ...],
     result: Any,  # what it returned
 ) -> bool:
     "Whether a call waits for a value of the device"

@@ -78,7 +78,7 @@ MEGATRON_IMPORTS = ("torch.distributed.tensor", "torch.distributed.checkpoint")
 
 
 def warm_up_of(
-    bootstrap: str | None,  # of a rank
+    bootstrap: str | None,
     preload: Sequence[str] = (),  # modules that the target will import
 ) -> list[str] | None:  # for a fork server; none: its ranks are fresh interpreters
     "What can be done once for all ranks with this bootstrap"

@@ -33,10 +33,7 @@ class AsyncWeightSync(WeightSync):
 
     rollout: AsyncRollout  # pauses the engines
 
-    def __init__(
-        self,
-        state: DriverState,  # the run
-    ):
+    def __init__(self, state: DriverState):
         super().__init__(state)
         self.broadcast = WeightBroadcast(state)
         self.loading: Future[None] | None = None  # engines read what the trainer wrote

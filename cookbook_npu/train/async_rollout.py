@@ -41,7 +41,7 @@ class RunningGroup:
     def __init__(
         self,
         number: int,  # of the draw; -1: an evaluation
-        prompt: Prompt,  # that they answer
+        prompt: Prompt,
         sampling: SamplingConfig,  # how
         requests: Sequence[Request],  # of all its samples
     ):
@@ -63,10 +63,7 @@ class RunningGroup:
         held = self.sampling_now | waiting
         return [request for index, request in self.missing.items() if index not in held]
 
-    def add(
-        self,
-        sample: Sample,  # one of its samples
-    ) -> bool:  # whether it was the last
+    def add(self, sample: Sample) -> bool:  # whether it was the last
         "Take a finished sample"
         del self.missing[sample.index]
         sample.label = self.prompt.label
@@ -90,7 +87,7 @@ class RunningGroup:
 
 def running_group(
     draw: Draw,  # prompt and its place in the order
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> RunningGroup:
     "The group of a draw; names and seeds are those of a synchronous run, which draws P prompts a step"
     step, place = divmod(draw.number, config.rollout.prompts_per_step)
@@ -141,7 +138,7 @@ class Background:
     def start(
         self,
         work: Callable[..., None],  # what to do in another thread
-        *args: Any,  # its arguments
+        *args: Any,
     ) -> Future[None]:
         "Do something beside everything else"
         return self._add(self.pool.submit(work, *args))
@@ -149,7 +146,7 @@ class Background:
     def grade(
         self,
         work: Callable[..., None],  # what to do in the thread of the graders
-        *args: Any,  # its arguments
+        *args: Any,
     ) -> None:
         "Do something after everything that was given here before"
         self._add(self.grading.submit(work, *args))
@@ -199,8 +196,8 @@ class EngineThread:
 
     def __init__(
         self,
-        number: int,  # of the engine
-        state: DriverState,  # the run
+        number: int,
+        state: DriverState,
         background: Background,  # lock and error of all threads
         on_samples: Callable[[list[Sample]], None],  # gets what finished, under the lock
         on_lost: Callable[
@@ -342,7 +339,7 @@ class EnginePool:
 
     def __init__(
         self,
-        state: DriverState,  # the run
+        state: DriverState,
         background: Background,  # lock and error of all threads
         on_samples: Callable[[list[Sample]], None],  # gets what finished, under the lock
         on_failure: Callable[
@@ -430,7 +427,7 @@ class EnginePool:
 
     def reassign(
         self,
-        number: int,  # of an engine
+        number: int,
         groups: Sequence[RunningGroup],  # that are under way
     ) -> None:
         "Give what an engine has not finished to others"
@@ -467,7 +464,7 @@ class EnginePool:
 
     def remove(
         self,
-        number: int,  # of an engine
+        number: int,
         groups: Sequence[RunningGroup],  # that are under way
     ) -> None:
         "Do without an engine from now on; others go on with its responses"
@@ -584,10 +581,7 @@ class Stragglers:
 
     ALARM_SHARE = 0.05  # of all groups: above it, the bias towards brief responses is told
 
-    def __init__(
-        self,
-        config: RunConfig,  # the run
-    ):
+    def __init__(self, config: RunConfig):
         self.limit = config.rollout.group_timeout_s
         self.most_in_a_row = 10 * config.rollout.prompts_per_step
         self.in_a_row = 0  # since the last step
@@ -649,8 +643,8 @@ class AsyncRollout:
 
     def __init__(
         self,
-        state: DriverState,  # the run
-        manager: RolloutManager,  # grades
+        state: DriverState,
+        manager: RolloutManager,
         on_failure: Callable[
             [RoleError], None
         ],  # counts a loss; raises when it was one too many
@@ -1016,7 +1010,7 @@ class AsyncRollout:
     def metrics(
         self,
         step: int,  # number of the step
-        samples: Sequence[Sample],  # of it
+        samples: Sequence[Sample],
     ) -> dict[str, float]:  # staleness/*, async/*
         "How old the samples are, and who waited for whom since the last row"
         now = self.state.tracker.now()

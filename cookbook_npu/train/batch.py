@@ -128,7 +128,7 @@ class Batch:
 
 # %% ../../nbs/train/00_batch.ipynb #21300a30
 def _carries_loss(
-    sample: Sample,  # graded
+    sample: Sample,
     algorithm: AlgorithmConfig,  # whether truncated responses are left out
 ) -> bool:
     "Whether any token of a sample may carry loss"
@@ -291,7 +291,7 @@ def _flat(
 
 def _fill_gae(
     batch: Batch,  # log-probs and values filled; advantages and returns are filled here
-    samples: Sequence[Sample],  # its graded samples
+    samples: Sequence[Sample],
     algorithm: AlgorithmConfig,  # gamma, lambda, whitening
     max_tokens: int,  # longest response, tokens
     kl: Sequence[Tensor] | None,  # KL of each sample's tokens, for kl_in_reward
@@ -316,7 +316,7 @@ def _fill_gae(
 
 def complete_batch(
     batch: Batch,  # log-probs and values filled where advantages need them, which are filled here
-    samples: Sequence[Sample],  # its graded samples
+    samples: Sequence[Sample],
     group_size: int,  # G
     algorithm: AlgorithmConfig,  # KL in the reward, advantage estimator
     max_tokens: int,  # longest response, tokens
@@ -429,7 +429,7 @@ def make_micro_batch(
 # %% ../../nbs/train/00_batch.ipynb #b09120bb
 def compute_loss(
     logp_T: Tensor,  # log-probs of the current policy, with gradient
-    entropy_T: Tensor,  # entropy at each token
+    entropy_T: Tensor,
     micro_batch: MicroBatch,  # everything else
     algorithm: AlgorithmConfig,  # clips and coefficients
 ) -> tuple[Tensor, dict[str, Tensor]]:  # loss, weighted metric sums

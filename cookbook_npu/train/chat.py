@@ -59,8 +59,7 @@ class Conversation:
         self.shown.append(image)
 
     def say(
-        self,
-        text: str,  # of a person
+        self, text: str
     ) -> list[int]:  # token ids of the conversation, up to where the policy begins
         "Add a message, with the pictures that were shown"
         from cookbook_npu.data.images import IMAGE_MARK
@@ -76,10 +75,7 @@ class Conversation:
         self.shown = []
         return self.ids()
 
-    def hear(
-        self,
-        text: str,  # of the policy
-    ) -> None:
+    def hear(self, text: str) -> None:
         "Add a reply"
         self.messages.append({"role": "assistant", "content": text})
 
@@ -116,7 +112,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: "Engine",  # with the policy
+        engine: "Engine",
         talk: Conversation,  # empty
         settings: ChatSettings,  # how it replies
         longest: int,  # longest reply, tokens
@@ -131,10 +127,7 @@ class Chat:
             temperature=settings.temperature, max_response_tokens=longest
         )
 
-    def reply(
-        self,
-        text: str,  # of a person
-    ) -> str:  # of the policy
+    def reply(self, text: str) -> str:  # of the policy
         "Ask, and keep what was said; a question that cannot be asked is taken back"
         from cookbook_npu.rollout.engine import Request, derive_seed
 
@@ -180,7 +173,7 @@ def typed_lines() -> Iterable[str]:
 
 
 def answer_line(
-    chat: Chat,  # a conversation
+    chat: Chat,
     line: str,  # as typed
 ) -> str | None:  # the reply; none: the line was for this program
     "Do what a line says; raises `CookbookError` for what cannot be done"
@@ -199,9 +192,7 @@ def answer_line(
 
 
 def converse(
-    chat: Chat,  # a conversation
-    lines: Iterable[str],  # of a person
-    write: Callable[[str], Any],  # a reply
+    chat: Chat, lines: Iterable[str], write: Callable[[str], Any]
 ) -> int:  # lines that could not be answered
     "Answer line by line; empty ones are passed over"
     failed = 0
@@ -221,7 +212,7 @@ def converse(
 
 # %% ../../nbs/train/21_chat.ipynb #6f9e8ada
 def chat_config(
-    config: RunConfig,  # of a run
+    config: RunConfig,
     engine: str,  # transformers or vllm
 ) -> RunConfig:  # of a chat
     "The run's configuration with an engine on one device; raises `ConfigError` where it is missing"
@@ -236,7 +227,7 @@ def chat_with_run(
     step: int | None,  # of the checkpoint; none: the newest
     settings: ChatSettings,  # how the policy replies
     lines: Iterable[str] | None,  # a pipe; none: somebody types them
-    write: Callable[[str], Any],  # a reply
+    write: Callable[[str], Any],
 ) -> None:
     "Talk to the policy of a run; a pipe in which a line could not be answered ends with exit code 1"
     run = RunFolder.open(path)

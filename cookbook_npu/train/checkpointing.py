@@ -142,10 +142,7 @@ MAY_CHANGE = (
 )
 
 
-def check_same(
-    was: RunConfig,  # of the run folder
-    now: RunConfig,  # asked for
-) -> None:
+def check_same(was: RunConfig, now: RunConfig) -> None:
     "Raise `ConfigError` naming every key that differs and matters"
     old = dict(was.flat())
     differ = [
@@ -166,7 +163,7 @@ def check_same(
 
 # %% ../../nbs/train/06_checkpointing.ipynb #c0a6f6c9
 def newest_checkpoint(
-    folder: RunFolder,  # open for writing
+    folder: RunFolder,
 ) -> Checkpoint | None:  # none: no checkpoint is good
     "The newest checkpoint whose files are whole; an event names each that is passed over"
 
@@ -179,7 +176,7 @@ def newest_checkpoint(
 
 
 def truncate_run(
-    folder: RunFolder,  # open for writing
+    folder: RunFolder,
     checkpoint: Checkpoint | None,  # where to go on; none: begin at the first step
 ) -> None:
     "Move the metrics and samples of everything after a checkpoint aside; an event names their folder"
@@ -194,7 +191,7 @@ def truncate_run(
 
 
 def check_restart(
-    folder: RunFolder,  # without a good checkpoint
+    folder: RunFolder,
     restart: bool,  # output.restart
 ) -> None:
     "Raise `ConfigError` when going on would silently begin again and steps would be made twice"
@@ -208,7 +205,7 @@ def check_restart(
 
 
 def open_folder(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> tuple[RunFolder, Checkpoint | None]:  # open for writing, and where to go on
     """A new run folder; with `output.resume` the one of that name, and its newest good checkpoint.
 

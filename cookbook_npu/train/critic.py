@@ -63,8 +63,8 @@ class ValueRunner:
 
     def __init__(
         self,
-        config: RunConfig,  # the run
-        critic: MegatronModel,  # with a value head
+        config: RunConfig,
+        critic: MegatronModel,
         policy: MicroBatchRunner,  # cuts micro-batches
         memory: TrainerMemory,  # for messages
     ):
@@ -76,7 +76,7 @@ class ValueRunner:
 
     def forward(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         rows: Sequence[int],  # rows of the micro-batch
         grad: bool,  # whether a backward pass follows
     ) -> Tensor:  # value_T, float32
@@ -89,8 +89,7 @@ class ValueRunner:
             return packed_values(self.critic, packed)
 
     def values(
-        self,
-        batch: Batch,  # the whole batch
+        self, batch: Batch
     ) -> RowValues:  # value before each response token; {} unless TP rank 0
         "Values of every response token under the present critic"
         found: RowValues = {}
@@ -128,9 +127,7 @@ class ValueRunner:
         return {name: float(value) for name, value in sums.items()}
 
 # %% ../../nbs/train/18_critic.ipynb #eb15fbba
-def critic_optim(
-    config: RunConfig,  # the run
-) -> OptimConfig:
+def critic_optim(config: RunConfig) -> OptimConfig:
     "Adam of the critic: as the policy's, at a constant learning rate of its own"
     own = dict(
         learning_rate=config.critic_learning_rate,
@@ -148,7 +145,7 @@ class PPOTrainer(Trainer):
         self,
         rank: int,  # global rank
         world_size: int,  # ranks of the trainer
-        config: RunConfig,  # the run
+        config: RunConfig,
         hf_path: str,  # Hugging Face folder with the first weights
     ):
         super().__init__(rank, world_size, config, hf_path)
@@ -170,7 +167,7 @@ class PPOTrainer(Trainer):
 
     def _build_critic(
         self,
-        config: RunConfig,  # the run
+        config: RunConfig,
         hf_path: str,  # Hugging Face folder with the first weights
     ) -> None:
         "The critic and its optimizer, which sleep with the policy's"
@@ -185,8 +182,7 @@ class PPOTrainer(Trainer):
             self.held.others.append(optimizer)
 
     def values(
-        self,
-        batch: Batch,  # the whole batch
+        self, batch: Batch
     ) -> RowValues:  # value before each response token; {} unless TP rank 0
         "See `ValueRunner.values`"
         return self.value_runner.values(batch)

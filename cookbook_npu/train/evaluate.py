@@ -56,7 +56,7 @@ ALL_PROMPTS = 1_000_000_000  # more than any file has
 
 
 def eval_overrides(
-    settings: EvalSettings,  # of a person
+    settings: EvalSettings,
     own: str = "",  # the run's own data
 ) -> dict[str, Any]:  # dotted key -> value
     "The keys of a run's configuration that an evaluation changes"
@@ -79,7 +79,7 @@ def eval_overrides(
 
 
 def eval_config(
-    config: RunConfig,  # of a run
+    config: RunConfig,
     settings: EvalSettings,  # what to change
 ) -> RunConfig:  # of its evaluation
     "The configuration of an evaluation; raises `ConfigError` for one that says nothing"
@@ -96,9 +96,7 @@ def eval_config(
     return changed
 
 
-def check_evaluation(
-    config: RunConfig,  # of an evaluation
-) -> None:
+def check_evaluation(config: RunConfig) -> None:
     "Raise a `CookbookError` for an engine, graders or prompts that are not there; starts nothing"
     check_engine(config)
     check_episodes(config)
@@ -106,9 +104,7 @@ def check_evaluation(
     check_eval_data(config.data)
 
 # %% ../../nbs/train/20_evaluate.ipynb #ab4a4782
-def prepare_device(
-    config: RunConfig,  # of a run
-) -> str:  # what the device is called
+def prepare_device(config: RunConfig) -> str:  # what the device is called
     "Make this process one that holds an engine; raises `DeviceError` without a device"
     if config.scale == "laptop":
         os.environ[SIMULATE_ENV] = "1"
@@ -126,10 +122,7 @@ def prepare_device(
 
 
 @contextmanager
-def policy_engine(
-    config: RunConfig,  # of an evaluation
-    hf_path: Path,  # the policy
-) -> Iterator["Engine"]:  # awake
+def policy_engine(config: RunConfig, hf_path: Path) -> Iterator["Engine"]:  # awake
     "An engine in this process"
     from cookbook_npu.train.rollout_worker import make_engine
 
@@ -142,8 +135,8 @@ class PolicyRollouts:
 
     def __init__(
         self,
-        config: RunConfig,  # of an evaluation
-        engine: "Engine",  # with the policy
+        config: RunConfig,
+        engine: "Engine",
         shares: int,  # engines of the run
         episodes: "EpisodeRunner | None" = None,  # environments; none: one turn
     ):
@@ -208,7 +201,7 @@ class PolicyRollouts:
 
 # %% ../../nbs/train/20_evaluate.ipynb #e966c72d
 def grade_samples(
-    config: RunConfig,  # of an evaluation
+    config: RunConfig,
     prompts: "Sequence[Prompt]",  # that were asked
     samples: "Sequence[Sample]",  # their answers; rewards and verdicts are filled in
 ) -> None:
@@ -268,7 +261,7 @@ def answer_records(
 
 
 def keep_evaluation(
-    run: RunFolder,  # of a run
+    run: RunFolder,
     result: Mapping[str, Any],  # JSON-able
 ) -> Path:  # the file
     "Write an evaluation into the run folder, under the next number"

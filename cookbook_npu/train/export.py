@@ -57,7 +57,7 @@ class PolicyWriter:
         self,
         rank: int,  # 0
         world_size: int,  # 1
-        config: RunConfig,  # the run
+        config: RunConfig,
         hf_path: str,  # folder that the run started from
     ):
         from cookbook_npu.model.megatron import init_parallel, load_model
@@ -121,8 +121,7 @@ def convert_state(
 # %% ../../nbs/train/19_export.ipynb #fb754102
 @contextmanager
 def policy_folder(
-    run: RunFolder,  # of a run
-    checkpoint: Checkpoint,  # one of its checkpoints
+    run: RunFolder, checkpoint: Checkpoint
 ) -> Iterator[Path]:  # a Hugging Face folder, to be read while the block is open
     "The policy of a checkpoint, compared with its checksums; raises `DataError` for a damaged one"
     if (checkpoint.path / POLICY).is_dir():
@@ -139,7 +138,7 @@ def policy_folder(
 
 # %% ../../nbs/train/19_export.ipynb #3c228bfc
 def evaluated_at(
-    run: RunFolder,  # of a run
+    run: RunFolder,
     step: int,  # steps done
 ) -> float | None:  # none: it was not evaluated there
     "The run's own held-out accuracy after some steps"
@@ -148,7 +147,7 @@ def evaluated_at(
 
 
 def model_card(
-    run: RunFolder,  # of a run
+    run: RunFolder,
     checkpoint: Checkpoint,  # that is exported
 ) -> str:  # Markdown with the hub's metadata
     "What a person who finds the folder should know"
@@ -176,7 +175,7 @@ def model_card(
 
 # %% ../../nbs/train/19_export.ipynb #e57562b0
 def export_target(
-    run: RunFolder,  # of a run
+    run: RunFolder,
     step: int,  # steps done
     to: Path | None,  # as a person said; none: in the run folder
 ) -> Path:  # absolute; missing or empty

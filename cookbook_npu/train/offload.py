@@ -150,7 +150,7 @@ class MemoryOffloader:
 
     def __init__(
         self,
-        acc: Accelerator,  # accelerator of this process
+        acc: Accelerator,
         keep: Tensors,  # tensors whose values must survive (weights, optimizer state)
         drop: Tensors,  # tensors that may wake as zeros (gradient buffers)
     ):
@@ -216,7 +216,7 @@ LET_ENGINE_SLEEP = (
 
 
 def check_device_room(
-    acc: Accelerator,  # of this process
+    acc: Accelerator,
     need: int,  # bytes
     what: str,  # what needs them
     remedy: str = LET_ENGINE_SLEEP,  # for the message
@@ -231,9 +231,7 @@ def check_device_room(
         )
 
 # %% ../../nbs/train/01_offload.ipynb #d5784eff
-def storage_bytes(
-    storage: torch.UntypedStorage,  # of a device
-) -> torch.Tensor:  # uint8
+def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:  # uint8
     "A storage as a flat tensor"
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -243,10 +241,10 @@ class HostOffloader(MemoryOffloader):
 
     def __init__(
         self,
-        acc: Accelerator,  # accelerator of this process
+        acc: Accelerator,
         keep: Tensors,  # tensors whose values must survive
         drop: Tensors,  # tensors that may wake as zeros
-        block_bytes: int = PINNED_BLOCK_BYTES,  # of one pinned block
+        block_bytes: int = PINNED_BLOCK_BYTES,
     ):
         super().__init__(acc, keep, drop)
         self.host = HostBlocks(block_bytes)
@@ -314,7 +312,7 @@ class MemorySaverOffloader(MemoryOffloader):
 
     def __init__(
         self,
-        acc: Accelerator,  # accelerator of this process
+        acc: Accelerator,
         keep: Tensors,  # tensors whose values must survive
         drop: Tensors,  # further tensors; they wake with their values, too
         saver: Any,  # torch_memory_saver's object: region, pause, resume
@@ -373,7 +371,7 @@ def open_memory_saver() -> tuple[Any, HookMode]:  # the saver's object, how it w
 
 def make_offloader(
     strategy: str,  # of `placement.sleep`
-    acc: Accelerator,  # accelerator of this process
+    acc: Accelerator,
     keep: Tensors,  # tensors whose values must survive
     drop: Tensors,  # tensors that may wake as zeros
 ) -> MemoryOffloader:
@@ -385,7 +383,7 @@ def make_offloader(
 
 # %% ../../nbs/train/01_offload.ipynb #028026d3
 def engine_needs(
-    config: RunConfig,  # the run
+    config: RunConfig,
     capacity: int,  # memory of a device, bytes
 ) -> tuple[int, int]:  # bytes to load new weights, bytes to sample
     "Device memory that an awake engine takes, as planned; 0 where it takes none, or the model is unknown"
@@ -439,7 +437,7 @@ SETTINGS_OF = {  # component -> what changes its size
 def explain_out_of_memory(
     what: str,  # the call, for the message
     table: Callable[[], dict[str, int]],  # component -> bytes
-    acc: Accelerator,  # of this process
+    acc: Accelerator,
 ) -> Iterator[None]:
     "Turn running out of device memory into a `DeviceError` with the components and what to change"
     try:

@@ -90,7 +90,7 @@ class Recovery:
 
     def __init__(
         self,
-        state: DriverState,  # the run
+        state: DriverState,
         checkpoints: CheckpointManager,  # where a lost trainer goes on from
         weights: WeightSync,  # fills engines that were started again
     ):

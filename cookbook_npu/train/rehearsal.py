@@ -79,8 +79,8 @@ def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
 
 def varied_reward(
     text: str,  # what the policy wrote
-    label: Any,  # of the prompt
-    metadata: Mapping[str, Any],  # of the prompt
+    label: Any,
+    metadata: Mapping[str, Any],
 ) -> float:  # from 0 to 1
     "Differs from answer to answer: no answer of an untrained model is right, and equal rewards teach nothing"
     return zlib.crc32(text.encode()) % 8 / 7

@@ -63,7 +63,7 @@ def shard_requests(
 def environment_fault(
     what: str,  # how many groups it has cost
     group_id: str,  # one of them
-    failure: CallFailure,  # of its environment
+    failure: CallFailure,
 ) -> EnvironmentFault:  # to be raised
     "So many environments failed that nothing is left to go on with"
     return EnvironmentFault(
@@ -88,7 +88,7 @@ class RolloutManager:
 
     def __init__(
         self,
-        state: DriverState,  # the run
+        state: DriverState,
         recovery: Recovery,  # repeats the work of a lost engine
     ):
         self.state = state
@@ -106,8 +106,7 @@ class RolloutManager:
         return rollout
 
     def environment_metrics(
-        self,
-        samples: Sequence[Sample],  # of a step
+        self, samples: Sequence[Sample]
     ) -> dict[str, float]:  # env/*; empty: responses have one turn
         "How the episodes of a step went, and how many groups environments have cost since the last one"
         if self.state.episodes is None:
@@ -118,7 +117,7 @@ class RolloutManager:
     def record_failure(
         self,
         group_id: str,  # left out
-        failure: CallFailure,  # of an environment
+        failure: CallFailure,
     ) -> None:
         "A group less: an event, and a count"
         self.failed_groups += 1

@@ -29,7 +29,7 @@ from cookbook_npu.weights.transport import (
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #3e664a22
 def decided_cache(
-    config: RunConfig,  # the run
+    config: RunConfig,
     acc: Accelerator | None = None,  # of the engine; none: of this process
 ) -> int | None:  # bytes on each device; none: vLLM decides
     "The key/value cache of an engine: a number of the configuration and the kind of device"
@@ -41,7 +41,7 @@ def decided_cache(
 
 
 def make_engine(
-    config: RunConfig,  # the run
+    config: RunConfig,
     hf_path: str,  # Hugging Face folder with weights, configuration and tokenizer
     load_weights: bool = True,  # False: vLLM leaves them random until the first update
 ) -> Engine:  # awake, version 0
@@ -88,7 +88,7 @@ class RolloutWorker:
         self,
         rank: int,  # tensor-parallel rank in the engine
         world_size: int,  # devices of the engine
-        config: RunConfig,  # the run
+        config: RunConfig,
         hf_path: str,  # Hugging Face folder
         load_weights: bool = True,  # False: the first weights come with an update
     ):
@@ -147,10 +147,7 @@ class RolloutWorker:
         "Why this engine cannot open device memory of the trainer; awake or asleep"
         return try_handle(handles, self.acc)
 
-    def update_weights(
-        self,
-        manifest: Manifest,  # what the trainer wrote
-    ) -> int:  # tensors that were compared
+    def update_weights(self, manifest: Manifest) -> int:  # tensors that were compared
         """Load the weights of an update and compare.
 
         Raises `WeightUpdateError` when the engine holds anything else;

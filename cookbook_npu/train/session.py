@@ -64,15 +64,13 @@ from .warm_start import needs_warm_start, warm_folder
 from .workers import DEVICE_SHARE, start_workers
 
 # %% ../../nbs/train/15_session.ipynb #c20af7a7
-def device_name(
-    config: RunConfig,  # the run
-) -> str:  # e.g. "simulated NPU"
+def device_name(config: RunConfig) -> str:  # e.g. "simulated NPU"
     "What the devices of a run are called; says so when they are simulated"
     return {"laptop": "simulated NPU", "cuda": "GPU", "910b": "NPU"}[config.scale]
 
 
 def describe_device(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> dict[str, Any]:  # for stack.json: name, count, simulated, simulated memory
     "What the run's devices are"
     simulated = config.scale == "laptop"
@@ -87,7 +85,7 @@ def describe_device(
 
 # %% ../../nbs/train/15_session.ipynb #72403526
 def start_cluster(
-    config: RunConfig,  # the run
+    config: RunConfig,
     folder: RunFolder,  # logs of the workers go here
     devices: int | None = None,  # how many; none: those of the run
 ) -> Cluster:  # a context manager
@@ -135,9 +133,7 @@ class StartLines:
             print(f"  {self.said}", flush=True)
 
 
-def process_counts(
-    config: RunConfig,  # the run
-) -> str:  # e.g. "2 trainer ranks, 2 engines"
+def process_counts(config: RunConfig) -> str:  # e.g. "2 trainer ranks, 2 engines"
     "How many processes a run starts, for a person"
     ranks = config.trainer_devices
     engines = config.num_engines
@@ -146,10 +142,7 @@ def process_counts(
     return f"{ranks} trainer rank{'s' * (ranks > 1)}, {engines} engine{'s' * (engines > 1)}{of}"
 
 # %% ../../nbs/train/15_session.ipynb #acdedb6e
-def first_weights(
-    cluster: Cluster,  # reserved devices
-    config: RunConfig,  # the run
-) -> str:  # Hugging Face folder
+def first_weights(cluster: Cluster, config: RunConfig) -> str:  # Hugging Face folder
     "The folder that trainer and engines start from"
     if config.model.path:
         return config.model.path
@@ -181,7 +174,7 @@ def _warm_start(cluster: Cluster, config: RunConfig) -> None:
 
 # %% ../../nbs/train/15_session.ipynb #9644b5b1
 def load_data(
-    config: RunConfig,  # the run
+    config: RunConfig,
     hf_path: str,  # folder with the tokenizer
     episodes: EpisodeRunner | None = None,  # environments; none: responses have one turn
 ) -> tuple[PromptDataset, list[Prompt]]:  # training prompts, held-out prompts
@@ -198,7 +191,7 @@ def load_data(
 
 
 def start_episodes(
-    config: RunConfig,  # the run
+    config: RunConfig,
     hf_path: str,  # folder with the tokenizer
 ) -> EpisodeRunner | None:  # to be closed; none: responses have one turn
     "What answers the policy between its turns"
@@ -220,11 +213,7 @@ def start_episodes(
     )
 
 
-def tell_of_oracle(
-    episodes: EpisodeRunner,  # of the run
-    config: RunConfig,  # the run
-    folder: RunFolder,  # gets the event
-) -> None:
+def tell_of_oracle(episodes: EpisodeRunner, config: RunConfig, folder: RunFolder) -> None:
     "Say it when an environment has a tool that knows the label"
     if not episodes.oracle:
         return
@@ -324,8 +313,8 @@ def _while_waiting(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[
 
 
 def _start(
-    config: RunConfig,  # the run
-    folder: RunFolder,  # open for writing
+    config: RunConfig,
+    folder: RunFolder,
     checkpoint: Checkpoint | None,  # where to go on
     stop: StopRequest,  # listening
     stack: ExitStack,  # undoes what is started
@@ -388,7 +377,7 @@ def _start(
 
 @contextmanager
 def session(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> Iterator[Run]:  # started: engines awake with the first weights, trainer asleep
     """Start everything a run needs; stop all of it at the end of the block, whatever ends it.
 

@@ -39,7 +39,7 @@ from .state import DriverState
 
 # %% ../../nbs/train/07_train_step.ipynb #c86608e7
 def merge_sequences(
-    answers: Sequence[RowValues],  # of each rank
+    answers: Sequence[RowValues],
     count: int,  # sequences of the batch
 ) -> PerSequence:
     "Every sequence once, from whichever rank worked on it"
@@ -79,8 +79,8 @@ class ZeroAdvantageAlarm:
         self,
         step: int,  # number of the step
         share: float,  # of its samples that have no advantage
-        rewards: Sequence[float],  # of its samples
-        folder: RunFolder,  # gets the event
+        rewards: Sequence[float],
+        folder: RunFolder,
     ) -> None:
         "Count the step; say so once when there are too many"
         self.in_a_row = self.in_a_row + 1 if share == 1 else 0
@@ -100,8 +100,8 @@ TRAIN_TFLOPS = "perf/actor_train_tflops"  # the metric
 
 
 def training_flops(
-    d: Dimensions,  # the model
-    batch: Batch,  # of a step
+    d: Dimensions,
+    batch: Batch,
     frozen_tower: bool = False,  # model.freeze_vision_tower
 ) -> float:  # operations of all devices together
     "Matrix operations of the forward and backward pass over a batch, without recomputation"
@@ -113,7 +113,7 @@ def training_flops(
 
 # %% ../../nbs/train/07_train_step.ipynb #9c55baef
 def value_metrics(
-    batch: Batch,  # values and returns filled
+    batch: Batch,
 ) -> dict[str, float]:  # critic/explained_variance, value_mean, value_std, return_mean
     """How well the critic knew the returns of the tokens that carry loss; equal returns explain nothing
 
@@ -146,10 +146,7 @@ def _decoded(image: ImageInput) -> ImageInput:
 class TrainStep:
     "Makes a batch of graded samples and trains on it"
 
-    def __init__(
-        self,
-        state: DriverState,  # the run
-    ):
+    def __init__(self, state: DriverState):
         self.state = state
         self.no_signal = ZeroAdvantageAlarm()
         self.passes_compared = False  # the actor's log-probs were computed twice
@@ -158,7 +155,7 @@ class TrainStep:
     def prepare(
         self,
         step: int,  # number of the step
-        samples: list[Sample],  # its graded samples
+        samples: list[Sample],
     ) -> Batch:  # advantages (unless they need log-probs) and weights of the loss
         "What needs no trainer: write the samples down and make a batch of them"
         config = self.state.config
@@ -195,8 +192,8 @@ class TrainStep:
     def run(
         self,
         step: int,  # number of the step, trainer awake
-        batch: Batch,  # of the samples
-        samples: list[Sample],  # its graded samples
+        batch: Batch,
+        samples: list[Sample],
     ) -> dict[str, float]:  # training metrics, but those of `late_metrics`
         "Log-probs under reference and (where needed) actor, values of a critic, then every optimizer step"
         self.unmeasured = None  # of a step that was not finished
@@ -302,7 +299,7 @@ class TrainStep:
     def samples_saved_on_error(
         self,
         step: int,  # number of the step
-        samples: list[Sample],  # its graded samples
+        samples: list[Sample],
     ) -> Iterator[None]:
         "When something inside is not finite, its samples are in the run folder and an event says so"
         try:
@@ -336,10 +333,7 @@ class LogprobDiffAlarm:
         self.first: list[float] = []  # differences of the first steps
 
     @classmethod
-    def of(
-        cls,
-        train: TrainConfig,  # of a run
-    ) -> Self:
+    def of(cls, train: TrainConfig) -> Self:
         "The alarm that a run asks for"
         return cls(train.logprob_diff_factor, train.logprob_diff_alarm)
 
@@ -364,8 +358,8 @@ class LogprobDiffAlarm:
     def watch(
         self,
         step: int,  # number of the step
-        row: Mapping[str, float],  # its metrics
-        folder: RunFolder,  # gets the event
+        row: Mapping[str, float],
+        folder: RunFolder,
     ) -> None:
         "Record an event when engine and trainer disagree about the log-probs of the same tokens"
         diff = row.get(LOGPROB_DIFF)

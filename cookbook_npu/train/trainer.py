@@ -156,8 +156,8 @@ class MicroBatchRunner:
 
     def __init__(
         self,
-        config: RunConfig,  # the run
-        model: MegatronModel,  # the policy
+        config: RunConfig,
+        model: MegatronModel,
         memory: TrainerMemory,  # for messages
         layout: str = "thd",  # of micro-batches: thd or bshd
     ):
@@ -181,7 +181,7 @@ class MicroBatchRunner:
 
     def micro_batches(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         rows: Sequence[int],  # rows to work on
     ) -> list[list[int]]:  # rows of each micro-batch of this rank
         "This rank's share of some rows, cut by the token budget; raises `DataError` above the sequence limit"
@@ -205,7 +205,7 @@ class MicroBatchRunner:
 
     def forward(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         rows: Sequence[int],  # rows of the micro-batch
         grad: bool,  # whether a backward pass follows
     ) -> tuple[Tensor, Tensor]:  # logp_T, entropy_T
@@ -224,7 +224,7 @@ class MicroBatchRunner:
 
     def lay_out(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         rows: Sequence[int],  # rows of the micro-batch
     ) -> TokenBatch:  # on the host
         "What a model of this rank is given of a micro-batch"
@@ -241,8 +241,7 @@ class MicroBatchRunner:
         return ids._replace(positions=positions)
 
     def logprobs(
-        self,
-        batch: Batch,  # the whole batch
+        self, batch: Batch
     ) -> RowValues:  # log-probs of the response tokens; {} unless TP rank 0
         "Log-probs of every response token under the present weights"
         found: RowValues = {}
@@ -311,10 +310,10 @@ class MicroBatchRunner:
 
     def _loss(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         rows: Sequence[int],  # rows of the micro-batch
-        logp_T: Tensor,  # of this pass
-        entropy_T: Tensor,  # of this pass
+        logp_T: Tensor,
+        entropy_T: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:  # loss, weighted metric sums
         "Loss of a micro-batch; without rows zero, for the collectives of the backward pass"
         if not rows:
@@ -331,7 +330,7 @@ class GradientRunner(Protocol):
 
     def backward(
         self,
-        batch: Batch,  # complete
+        batch: Batch,
         rows: Sequence[int],  # rows of one optimizer step
     ) -> dict[str, float]:  # weighted metric sums of this rank's rows; {} unless TP rank 0
         "Add the gradient of some rows to the gradient buffers"
@@ -344,9 +343,9 @@ class OptimizerSteps:
     def __init__(
         self,
         rank: int,  # global rank
-        config: RunConfig,  # the run
+        config: RunConfig,
         runner: GradientRunner,  # computes gradients
-        optimizer: Optimizer,  # of its model
+        optimizer: Optimizer,
         offloader: MemoryOffloader,  # the first step makes tensors that will sleep
         rate_key: str = "optim.learning_rate",  # its learning rate, for messages
     ):
@@ -405,7 +404,7 @@ class OptimizerSteps:
 
     def _train_step(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         rows: Sequence[int],  # rows of the optimizer step
     ) -> dict[str, float] | None:  # metrics; none: the step was skipped, on all ranks
         "One optimizer step, if the values on all ranks are finite"
@@ -473,8 +472,8 @@ class SleepControl:
 
     def __init__(
         self,
-        config: RunConfig,  # the run
-        acc: Accelerator,  # of this process
+        config: RunConfig,
+        acc: Accelerator,
         memory: TrainerMemory,  # what sleeps
         offloader: MemoryOffloader,  # how it sleeps
         weight_bytes: int,  # of the whole model
@@ -572,7 +571,7 @@ class WeightWriter:
     def __init__(
         self,
         rank: int,  # global rank
-        config: RunConfig,  # the run
+        config: RunConfig,
         memory: TrainerMemory,  # of this rank; its policy is what is written
         weight_bytes: int,  # of the whole policy
     ):
@@ -748,8 +747,8 @@ class CheckpointWriter:
     def __init__(
         self,
         rank: int,  # global rank
-        model: MegatronModel,  # the policy
-        optimizer: Optimizer,  # its optimizer
+        model: MegatronModel,
+        optimizer: Optimizer,
         sleeping: SleepControl,  # knows whether the communicators are there
     ):
         self.rank = rank
@@ -812,7 +811,7 @@ class Trainer:
         self,
         rank: int,  # global rank
         world_size: int,  # ranks of the trainer
-        config: RunConfig,  # the run
+        config: RunConfig,
         hf_path: str,  # Hugging Face folder with the first weights
     ):
         self.rank = rank
@@ -842,7 +841,7 @@ class Trainer:
 
     def _build_model(
         self,
-        config: RunConfig,  # the run
+        config: RunConfig,
         hf_path: str,  # Hugging Face folder with the first weights
     ) -> None:
         "Process groups, model, optimizer"
@@ -858,11 +857,7 @@ class Trainer:
             self.optimizer = build_optimizer(self.model, config.optim, num_steps)
             self.held.optimizer = self.optimizer
 
-    def check_host_room(
-        self,
-        model: MegatronModel,  # whose optimizer comes next
-        config: RunConfig,  # the run
-    ) -> None:
+    def check_host_room(self, model: MegatronModel, config: RunConfig) -> None:
         "Raise `DeviceError` where the host cannot hold an offloaded optimizer"
         weights = model.module.parameters()
         parameters = sum(p.numel() for p in weights if p.requires_grad)
@@ -878,7 +873,7 @@ class Trainer:
 
     def logprobs(
         self,
-        batch: Batch,  # the whole batch
+        batch: Batch,
         policy: str = "actor",  # "actor" or "reference"
     ) -> RowValues:  # log-probs of the response tokens; {} unless TP rank 0
         "See `MicroBatchRunner.logprobs`; `policy` says under whose weights"

@@ -55,9 +55,7 @@ PROCEDURE_VERSION = {
 }  # family of the model -> version
 
 
-def demonstrated_task(
-    config: RunConfig,  # the run
-) -> str:  # name of a generated task
+def demonstrated_task(config: RunConfig) -> str:  # name of a generated task
     """What the demonstrations show: the run's own generated task.
 
     To a run on a file: drawings where the tiny model sees, else sums."""
@@ -67,17 +65,13 @@ def demonstrated_task(
     return "geometry" if config.model.tiny.family == "qwen3_vl" else "arithmetic"
 
 
-def shows_calculator(
-    config: RunConfig,  # the run
-) -> bool:
+def shows_calculator(config: RunConfig) -> bool:
     "Whether the demonstrations ask a calculator"
     calculator = config.rollout.environment == "calculator"
     return calculator and demonstrated_task(config) == "calculator"
 
 
-def shows_geo3k(
-    config: RunConfig,  # the run
-) -> bool:
+def shows_geo3k(config: RunConfig) -> bool:
     "Whether the demonstrations are about a picture and ask the tool of geo3k"
     task = demonstrated_task(config)
     return config.rollout.environment == "geo3k" and task in PICTURED
@@ -88,7 +82,7 @@ _OF_PICTURES = ("image_min_pixels", "image_max_pixels", "apply_chat_template")
 
 
 def warm_folder(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> Path:  # folder of the tiny model, warm-started if the configuration asks for it
     "Where the first weights of a run without a model folder are kept"
     settings = {
@@ -159,8 +153,8 @@ class _Numbered:
 
 def image_inputs(
     prompts: Sequence[Prompt],  # of the rows of a batch
-    ids_BT: Tensor,  # its token ids
-    image_token_id: int,  # the placeholder
+    ids_BT: Tensor,
+    image_token_id: int,
 ) -> dict[str, Tensor]:  # keywords of the model
     "The pictures of a batch, row by row"
     images = [image for prompt in prompts for image in prompt.images]
@@ -174,9 +168,9 @@ def image_inputs(
 
 def picture_batches(
     config: RunConfig,  # task, batch size and seed
-    tokenizer: Any,  # of the model
+    tokenizer: Any,
     corrupt: float,  # share of demonstrations with a random answer
-    processor: ImageProcessor,  # of the model
+    processor: ImageProcessor,
 ) -> Batches:  # endless
     "Batches of demonstrations with pictures, each answer followed by the end token"
     only = {"prompt_data": demonstrated_task(config), "mixture": {}}
@@ -201,7 +195,7 @@ def picture_batches(
 
 def demonstration_batches(
     config: RunConfig,  # task, batch size and seed
-    tokenizer: Any,  # of the model
+    tokenizer: Any,
     corrupt: float,  # share of demonstrations with a random answer
 ) -> Batches:  # endless
     "Batches of demonstrations, each answer followed by the end token"
@@ -233,7 +227,7 @@ class CalculatorDemonstrations:
     def __init__(
         self,
         config: RunConfig,  # task, environment and seed
-        tokenizer: Any,  # of the model
+        tokenizer: Any,
         corrupt: float,  # share of demonstrations that ask or answer something else
     ):
         self.problems: Any = generated_task("calculator", config.data.task).train
@@ -286,9 +280,9 @@ class Geo3kDemonstrations:
     def __init__(
         self,
         config: RunConfig,  # task, environment and seed
-        tokenizer: Any,  # of the model
+        tokenizer: Any,
         corrupt: float,  # share of demonstrations that say other digits
-        processor: ImageProcessor,  # of the model
+        processor: ImageProcessor,
     ):
         task = demonstrated_task(config)
         only = {"prompt_data": task, "mixture": {}, "blank_images": False}
@@ -358,7 +352,7 @@ def warm_learning_rate(
 
 def next_token_loss(
     model: torch.nn.Module,  # on its device
-    ids_BT: Tensor,  # token ids
+    ids_BT: Tensor,
     labels_BT: Tensor,  # the same, IGNORE where no loss is taken
     images: Mapping[str, Tensor] = MappingProxyType({}),  # what the model takes of pictures
 ) -> Tensor:  # scalar, with gradient
@@ -405,7 +399,7 @@ class WarmStart:
         self,
         rank: int,  # 0
         world_size: int,  # 1
-        config: RunConfig,  # the run
+        config: RunConfig,
     ):
         self.config = config
         self.device = accelerator().device(0)
@@ -476,7 +470,7 @@ class WarmStart:
 
 # %% ../../nbs/train/14_warm_start.ipynb #acbf40fe
 def needs_warm_start(
-    config: RunConfig,  # the run
+    config: RunConfig,
 ) -> bool:  # whether `WarmStart` must run before the workers
     "Whether the first weights are still to be made"
     return config.model.path is None and not (warm_folder(config) / "config.json").is_file()

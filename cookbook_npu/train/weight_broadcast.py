@@ -65,20 +65,14 @@ def wait_for_members(
 class WeightBroadcast:
     "Brings what the trainer wrote to machines that have no trainer rank"
 
-    def __init__(
-        self,
-        state: DriverState,  # the run
-    ):
+    def __init__(self, state: DriverState):
         self.state = state
         self.store: Any = None  # none: no broadcast was needed yet
         self.group: UpdateGroup | None = None  # none: to be made
         self.members: list[WorkerGroup] = []  # of the group: the trainer, then receivers
         self.count = 0  # groups so far
 
-    def machine_of(
-        self,
-        number: int,  # of an engine
-    ) -> str:
+    def machine_of(self, number: int) -> str:
         "Where an engine lives"
         workers = self.state.workers
         return workers.cluster.slots[workers.engine_slots(number)[0]].node_id
@@ -101,7 +95,7 @@ class WeightBroadcast:
     def deliver(
         self,
         numbers: Sequence[int],  # engines that can take weights
-        manifest: Manifest,  # what the trainer wrote
+        manifest: Manifest,
         mark_lost: Callable[[int, RoleError], None],  # treats an engine as lost
     ) -> tuple[list[int], Manifest]:  # engines left, and where buckets are
         """Bring the buckets to every machine of these engines.

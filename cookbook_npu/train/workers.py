@@ -30,9 +30,7 @@ TRAINER_CONTROL = ("broadcast_weights",)
 RESTART_ENV: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}
 
 
-def trainer_class(
-    config: RunConfig,  # the run
-) -> str:  # module:name, imported by the worker
+def trainer_class(config: RunConfig) -> str:  # module:name, imported by the worker
     "Which class a trainer rank is of"
     if config.has_critic:
         return "cookbook_npu.train.critic:PPOTrainer"
@@ -40,7 +38,7 @@ def trainer_class(
 
 
 def machine_share(
-    cluster: Cluster,  # reserved devices
+    cluster: Cluster,
     config: RunConfig,
     slot: int,  # number of a device in the cluster
 ) -> MachineShare:
@@ -52,8 +50,8 @@ def machine_share(
 
 
 def start_trainer(
-    cluster: Cluster,  # reserved devices
-    config: RunConfig,  # the run
+    cluster: Cluster,
+    config: RunConfig,
     hf_path: str,  # first weights
     extra_env: Mapping[str, str | None] = MappingProxyType({}),  # further variables
 ) -> WorkerGroup:  # trainer ranks, awake
@@ -76,7 +74,7 @@ def start_trainer(
 
 
 def slots_of_engine(
-    config: RunConfig,  # the run
+    config: RunConfig,
     number: int,  # which engine
 ) -> range:  # numbers of its devices in the cluster
     "The devices of an engine"
@@ -86,8 +84,8 @@ def slots_of_engine(
 
 
 def start_engine(
-    cluster: Cluster,  # reserved devices
-    config: RunConfig,  # the run
+    cluster: Cluster,
+    config: RunConfig,
     hf_path: str,  # first weights
     number: int,  # which engine
     extra_env: Mapping[str, str | None] = MappingProxyType({}),  # further variables
@@ -225,8 +223,8 @@ def start_groups(
 
 
 def start_workers(
-    cluster: Cluster,  # reserved devices
-    config: RunConfig,  # the run
+    cluster: Cluster,
+    config: RunConfig,
     hf_path: str,  # first weights
 ) -> Workers:  # the trainer awake, the engines asleep; a context manager
     "Start all worker groups in the planned order; when one cannot start, the others are ended"

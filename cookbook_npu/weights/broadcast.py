@@ -42,10 +42,7 @@ class UpdateGroup:
         store = dist.TCPStore(self.host, self.port, timeout=STORE_TIMEOUT)
         return self.part_of(store)
 
-    def part_of(
-        self,
-        store: dist.Store,  # of the driver
-    ) -> dist.Store:
+    def part_of(self, store: dist.Store) -> dist.Store:
         "This group's part of a store"
         return dist.PrefixStore(f"weight_update_{self.number}", store)
 
@@ -117,7 +114,7 @@ class GroupMember:
         self,
         group: UpdateGroup,  # where to meet
         rank: int,  # of this process; 0 sends
-        acc: Accelerator,  # of this process
+        acc: Accelerator,
     ):
         self.update_group = group
         self.device = acc.device(0)
@@ -204,9 +201,7 @@ class GroupMember:
         dist.destroy_process_group(self.process_group)
 
 # %% ../../nbs/weights/03_broadcast.ipynb #23620aec
-def bucket_sizes(
-    manifest: Manifest,  # what the trainer wrote
-) -> list[int]:  # bytes of each bucket
+def bucket_sizes(manifest: Manifest) -> list[int]:  # bytes of each bucket
     "How large the buckets are"
     sizes = [0] * len(manifest.buckets)
     for entry in manifest.entries:
@@ -217,7 +212,7 @@ def bucket_sizes(
 
 def send_buckets(
     member: GroupMember,  # rank 0 of its group
-    manifest: Manifest,  # what was written
+    manifest: Manifest,
     blocks: Mapping[int, torch.Tensor],  # bucket -> flat uint8, on the host
 ) -> None:
     "Broadcast what was written"
@@ -227,7 +222,7 @@ def send_buckets(
 
 def receive_buckets(
     member: GroupMember,  # any other rank
-    manifest: Manifest,  # what the trainer wrote
+    manifest: Manifest,
     shared: SharedMemory,  # of this machine
 ) -> list[dict[str, str]]:  # of each bucket: where it is on this machine
     "Receive all buckets and lay them down for the engines of this machine"
@@ -243,17 +238,14 @@ def receive_buckets(
 class BroadcastEnd:
     "A process that takes part in broadcasts: the member that it is now"
 
-    def __init__(
-        self,
-        acc: Accelerator,  # of this process
-    ):
+    def __init__(self, acc: Accelerator):
         self.acc = acc
         self.member: GroupMember | None = None  # none: not in a group yet
 
     def join(
         self,
         group: UpdateGroup,  # to be a member of
-        rank: int,  # in it
+        rank: int,
     ) -> GroupMember:
         "The member of a group; that of an earlier group leaves it"
         if self.member is not None and self.member.update_group == group:

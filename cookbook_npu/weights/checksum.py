@@ -16,7 +16,7 @@ from ..errors import ConfigError
 
 # %% ../../nbs/weights/00_checksum.ipynb #380a18dd
 def bit_words(
-    tensor: Tensor,  # any real tensor
+    tensor: Tensor,
 ) -> tuple[Tensor, Tensor]:  # int64: whole words (a view where possible), the rest (0 or 1)
     "The bit pattern of `tensor` as flat 64-bit words"
     if tensor.is_complex():
@@ -79,7 +79,7 @@ class BlockSums:
         self,
         longest: int,  # words of the longest block
         most: int,  # words that are multiplied together
-        device: torch.device,  # of the words
+        device: torch.device,
     ):
         self.weights_C = position_weights(longest, device)
         # none: nothing is multiplied apart
@@ -88,10 +88,7 @@ class BlockSums:
             # one for all products: new memory costs more than they do
             self.products = torch.empty(most, dtype=torch.int64, device=device)
 
-    def of_rows(
-        self,
-        blocks_KC: Tensor,  # words of some blocks
-    ) -> Tensor:  # sums_K, modulo 2**64
+    def of_rows(self, blocks_KC: Tensor) -> Tensor:  # sums_K, modulo 2**64
         "The weighted sum of each row"
         weights_C = self.weights_C[: blocks_KC.shape[1]]
         if self.products is None:
@@ -179,9 +176,7 @@ PROBE_WORDS = 1 << 17  # 1 MiB
 _on_host: dict[torch.device, str] = {}  # device -> why the host computes; "": it does not
 
 
-def why_on_host(
-    device: torch.device,  # of the tensors
-) -> str:  # "": the device computes them
+def why_on_host(device: torch.device) -> str:  # "": the device computes them
     "Why checksums of a device's tensors are computed on the host; compares both once in a process"
     if device.type != "cpu" and device not in _on_host:
         words = position_weights(PROBE_WORDS, torch.device("cpu"))

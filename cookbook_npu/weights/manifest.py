@@ -116,7 +116,7 @@ def fill_buckets(
 # %% ../../nbs/weights/01_manifest.ipynb #6be9c6b6
 def in_checksum_sample(
     position: int,  # of the tensor among all
-    version: int,  # of the update
+    version: int,
     every: int,  # compare every n-th; 1: all
 ) -> bool:
     "Whether a tensor is compared in this update"
@@ -125,7 +125,7 @@ def in_checksum_sample(
 # %% ../../nbs/weights/01_manifest.ipynb #750060e3
 def _compared(
     bucket: Sequence[tuple[str, torch.Tensor]],  # tensors of the bucket, by HF name
-    version: int,  # of the update
+    version: int,
     every: int,  # compare every n-th tensor
     first: int,  # position of the first tensor among all
 ) -> dict[str, int]:  # name -> checksum
@@ -143,7 +143,7 @@ def pack_bucket(
     bucket: Sequence[tuple[str, torch.Tensor]],  # tensors of the bucket, by HF name
     index: int,  # of the bucket in the manifest
     block: torch.Tensor,  # flat uint8, large enough
-    version: int,  # of the update
+    version: int,
     every: int,  # compare every n-th tensor
     first: int,  # position of the first tensor among all
 ) -> list[Entry]:  # where each tensor lies

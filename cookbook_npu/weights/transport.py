@@ -49,18 +49,12 @@ class Transport(Protocol):
 
     name: str  # as in the configuration
 
-    def allocate(
-        self,
-        index: int,  # of the bucket
-        nbytes: int,  # its size
-    ) -> torch.Tensor:  # flat uint8
+    def allocate(self, index: int, nbytes: int) -> torch.Tensor:  # flat uint8
         "A block for a bucket, to be filled"
         ...
 
     def share(
-        self,
-        index: int,  # of the bucket
-        version: int,  # of the update
+        self, index: int, version: int
     ) -> dict[str, Any]:  # machine or device -> where an engine finds the bucket there
         "Make the filled bucket visible to engines"
         ...
@@ -97,21 +91,13 @@ class SharedMemory:
             None  # of the names of this update; none: nothing is shared
         )
 
-    def allocate(
-        self,
-        index: int,  # of the bucket
-        nbytes: int,  # its size
-    ) -> torch.Tensor:  # flat uint8
+    def allocate(self, index: int, nbytes: int) -> torch.Tensor:  # flat uint8
         "The block of an earlier update, or a new one; raises `WeightUpdateError` when the host has no room"
         if index not in self.blocks or len(self.blocks[index]) < nbytes:
             self._make_block(index, nbytes)
         return self.blocks[index][:nbytes]
 
-    def _make_block(
-        self,
-        index: int,  # of the bucket
-        nbytes: int,  # its size
-    ) -> None:
+    def _make_block(self, index: int, nbytes: int) -> None:
         "Replace the block of a bucket by a new memory file"
         free = read_memory(Path("/"))["available"]
         if free is not None and free < nbytes:
@@ -125,9 +111,7 @@ class SharedMemory:
         self.blocks[index] = _map_file(file.fileno())
 
     def share(
-        self,
-        index: int,  # of the bucket
-        version: int,  # of the update
+        self, index: int, version: int
     ) -> dict[str, str]:  # machine -> name of the link
         "Name the bucket on this machine"
         pid = os.getpid()
@@ -198,7 +182,7 @@ class MappedBuckets:
 
 # %% ../../nbs/weights/02_transport.ipynb #e9f6982e
 def device_key(
-    acc: Accelerator,  # of this process
+    acc: Accelerator,
     index: int = 0,  # device among those the process sees
 ) -> str:  # the same in every process for one device
     "Host and physical number of a device"
@@ -227,9 +211,7 @@ class DeviceHandles:
         return sum(block.nbytes for block in self.blocks.values())
 
     def allocate(
-        self,
-        index: int,  # of the bucket
-        nbytes: int,  # its size
+        self, index: int, nbytes: int
     ) -> torch.Tensor:  # flat uint8, on the device
         "New device memory; raises `NoDeviceRoom` when there is none"
         try:
@@ -244,7 +226,7 @@ class DeviceHandles:
 
     def share(
         self,
-        index: int,  # of the bucket
+        index: int,
         version: int,  # of the update; a handle does not depend on it
     ) -> dict[str, bytes]:  # device -> handle
         "The handle of the bucket"
@@ -343,7 +325,7 @@ def first_of_machine(
 
 def make_transport(
     backend: str,  # "shm" or "ipc"; the same on every rank
-    acc: Accelerator,  # of this trainer process
+    acc: Accelerator,
     rank: int,  # of this trainer process
 ) -> Transport | None:  # None: this rank only takes part in the gathers
     "The transport of one trainer rank; collective"
@@ -451,8 +433,8 @@ def _write_bucket(
 
 # %% ../../nbs/weights/02_transport.ipynb #e4688565
 def open_bucket(
-    manifest: Manifest,  # what the trainer wrote
-    index: int,  # of the bucket
+    manifest: Manifest,
+    index: int,
     acc: Accelerator | None = None,  # of the engine's process; only device handles need it
 ) -> torch.Tensor:  # flat uint8, shared with the trainer
     "A bucket, without a copy; raises `MissingError` when it is not there"
@@ -464,8 +446,8 @@ def open_bucket(
 
 
 def _location(
-    manifest: Manifest,  # what the trainer wrote
-    index: int,  # of the bucket
+    manifest: Manifest,
+    index: int,
     key: str,  # this machine or device
 ) -> Any:  # as `Transport.share` gave it
     "Where a bucket is, for this machine or device; raises `MissingError` when it is only elsewhere"
@@ -479,7 +461,7 @@ def _location(
 
 
 def read_buckets(
-    manifest: Manifest,  # what the trainer wrote
+    manifest: Manifest,
     acc: Accelerator | None = None,  # of the engine's process; only device handles need it
     mapped: MappedBuckets
     | None = None,  # of the engine's process; none: map everything anew
@@ -496,7 +478,7 @@ def read_buckets(
 # %% ../../nbs/weights/02_transport.ipynb #4c291c27
 def entry_handle(
     rebuild: Callable[..., torch.Tensor],  # opens the bucket
-    args: tuple,  # its arguments
+    args: tuple,
     entry: Entry,  # a tensor in the bucket
 ) -> tuple:  # arguments that open this tensor
     "The handle of one tensor, made from that of its bucket"
@@ -511,7 +493,7 @@ def entry_handle(
 
 
 def tensor_handles(
-    manifest: Manifest,  # what the trainer wrote
+    manifest: Manifest,
     acc: Accelerator,  # of the engine's process
 ) -> dict[str, tuple]:  # HF name -> rebuild arguments; empty without handles
     "Every tensor that the trainer wrote as a handle, for an engine that opens device memory itself"

@@ -182,7 +182,6 @@ def test_functions_are_small():
         (lines, f"{name_of(p)}:{name}") for p in MODULES for name, _, lines in functions(p)
     ]
     assert max(sizes)[0] <= 60, f"too long: {sorted(sizes)[-3:]}"
-    assert statistics.median(s for s, _ in sizes) <= 8
 
 
 def test_lines_are_as_wide_as_a_page():
@@ -191,13 +190,6 @@ def test_lines_are_as_wide_as_a_page():
         len(line) for p in MODULES for line in p.read_text().splitlines() if line.strip()
     ]
     assert statistics.quantiles(widths, n=10)[-1] <= 88
-
-
-@ids
-def test_return_types_are_not_torn_apart(path):
-    "A comment that is too long makes the formatter break the type before it"
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        assert not re.search(r"-> \S*[\[(]$", line), f"line {number}: shorten the comment"
 
 
 def public(path: Path):
@@ -212,12 +204,6 @@ def public(path: Path):
                 yield f"{prefix}{node.name}", node
                 if is_class:
                     waiting.append((f"{prefix}{node.name}.", node.body))
-
-
-@ids
-def test_what_is_public_has_a_docstring(path):
-    bare = [name for name, node in public(path) if not ast.get_docstring(node)]
-    assert not bare, f"without a docstring: {bare}"
 
 
 @ids
@@ -301,13 +287,6 @@ def test_no_golf(path):
             inner = node.func.func
             called = isinstance(inner, ast.Name) and inner.id == "getattr"
             assert not (called and len(node.func.args) == 3), f"line {line}: getattr(...)()"
-
-
-@ids
-def test_no_class_is_patched(path):
-    for _, node, _ in functions(path):
-        names = {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
-        assert not names & {"patch", "patch_to"}, f"{node.name} is patched into its class"
 
 
 def broad(handler: ast.ExceptHandler) -> bool:

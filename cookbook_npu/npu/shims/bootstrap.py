@@ -61,7 +61,7 @@ class ImportBlocker(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(
         self,
-        role: str,  # of the process
+        role: str,
         packages: tuple[str, ...],  # top-level names
     ) -> None:
         self.role = role
@@ -70,18 +70,15 @@ class ImportBlocker(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self,
         fullname: str,  # what is imported
-        path: Sequence[str] | None,  # unused
-        target: ModuleType | None = None,  # unused
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:  # none: somebody else's business
         "Claim the packages"
         if fullname in self.packages:
             return importlib.machinery.ModuleSpec(fullname, self)
         return None
 
-    def create_module(
-        self,
-        spec: importlib.machinery.ModuleSpec,  # of the package
-    ) -> ModuleType:  # never
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:  # never
         "Refuse the import"
         raise ForbiddenImportError(
             f"{spec.name} was imported in a {self.role} process",
@@ -89,16 +86,11 @@ class ImportBlocker(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             "give each a process (a role) of its own.",
         )
 
-    def exec_module(
-        self,
-        module: ModuleType,  # unused
-    ) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         "Never reached"
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #cb4366dd
-def forbid_imports(
-    role: ProcessRole,  # of this process
-) -> None:
+def forbid_imports(role: ProcessRole) -> None:
     "Raise when something that `role` excludes is in this process already, and keep it out from now on"
     loaded = [name for name in FORBIDDEN_IMPORTS[role] if name in sys.modules]
     if loaded:

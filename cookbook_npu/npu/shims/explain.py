@@ -37,7 +37,7 @@ def _cells(notebook: Path) -> list[tuple[str, str]]:
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #e1501716
 def notebook_sections(
-    notebook: Path,  # a notebook
+    notebook: Path,
 ) -> Iterator[tuple[str, list[tuple[str, str]]]]:  # (heading, [(cell kind, source)])
     "The notebook cut at its `##` headings; what stands above the first belongs to the title"
     heading = ""
@@ -52,7 +52,7 @@ def notebook_sections(
 
 
 def shim_sections(
-    notebook: Path,  # a notebook
+    notebook: Path,
 ) -> dict[str, list[tuple[str, str]]]:  # name of each record -> the cells of its section
     "The records of a notebook"
     found = {}
@@ -65,7 +65,7 @@ def shim_sections(
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #0c9c0414
 def explain_shim(
-    name: str,  # of a shim
+    name: str,
     folder: Path | None = None,  # of notebooks; none: this subpackage's
 ) -> str:  # markdown, code between fences
     "The notebook section of a shim, with the file it comes from; raises `ShimError` naming the nearest shim"

@@ -360,7 +360,7 @@ class FusedRMSNormGated(torch.nn.Module):
     def forward(
         self,
         x: Tensor,  # [..., hidden_size]
-        gate: Tensor,  # like x
+        gate: Tensor,
     ) -> Tensor:  # like x
         "Normalise, then gate"
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
@@ -399,9 +399,7 @@ def rule_for_transformers(
     )
 
 
-def use_in_transformers(
-    model_type: str,  # of a configuration
-) -> bool:  # whether this module's rule is used
+def use_in_transformers(model_type: str) -> bool:  # whether this module's rule is used
     "Let a Qwen3.5 of transformers that is built from now on use this rule, where fla is missing"
     if model_type != "qwen3_5" or importable("fla"):
         return False

@@ -112,7 +112,7 @@ TRITON_MODULES = (
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #1375918a
 def load_module_file(
     name: str,  # dotted name it will have
-    file: Path,  # its source
+    file: Path,
 ) -> ModuleType:  # the module
     "Execute a module from its file, without importing its parents"
     spec = importlib.util.spec_from_file_location(name, file)

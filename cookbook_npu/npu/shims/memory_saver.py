@@ -59,18 +59,14 @@ def package_folder() -> Path | None:  # none: not installed
 
 
 def saver_libraries(
-    folder: Path,  # of the package
-    hook: HookMode,  # for which mode
+    folder: Path, hook: HookMode
 ) -> list[Path]:  # in the package, then beside it
     "The libraries of a mode, in both places where they may lie"
     pattern = f"{STEMS[hook]}*.so"
     return sorted(folder.glob(pattern)) + sorted(folder.parent.glob(pattern))
 
 # %% ../../../nbs/npu/shims/09_memory_saver.ipynb #82559385
-def saver_library(
-    folder: Path,  # of the package
-    hook: HookMode,  # for which mode
-) -> Path:  # of the library
+def saver_library(folder: Path, hook: HookMode) -> Path:  # of the library
     "The one library of a mode; raises `ShimError` when there is none, or more than one"
     found = saver_libraries(folder, hook)
     if len(found) == 1:
@@ -98,8 +94,8 @@ def saver_build(
 
 # %% ../../../nbs/npu/shims/09_memory_saver.ipynb #db996d22
 def saver_environment(
-    hook: HookMode,  # which mode
-    folder: Path,  # of the package
+    hook: HookMode,
+    folder: Path,
     backup: bool = True,  # copy to the host what is paused
 ) -> dict[str, str | None]:  # variables of the trainer role; None leaves one out
     "What a trainer process needs in its environment from its start on"
@@ -188,7 +184,7 @@ _REMEDY = "Install its NPU build (sgl-kernel-npu), or set placement.sleep to off
 
 
 def required_environment(
-    environ: Mapping[str, str],  # of the driver
+    environ: Mapping[str, str],
     folder: Path | None = None,  # of the package; none: look for it
 ) -> dict[str, str | None]:  # variables of the trainer role
     "The environment of a trainer that sleeps by torch_memory_saver; raises `ConfigError` where it cannot"

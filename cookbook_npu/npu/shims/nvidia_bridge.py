@@ -88,7 +88,7 @@ PARALLELISM = {  # (module, name in Megatron) -> how its weight is split
 
 
 def bound_name(
-    module: str,  # of Megatron
+    module: str,
     name: str,  # of a class there
 ) -> str:  # the class's own name; "" where there is none
     "What the class that Megatron uses under a name is really called"
@@ -147,7 +147,7 @@ LAYER_NAMES_SHIM = registry.register(
 def detected_parallelism(
     parameter: str,  # Megatron's name of a weight
     kind: str,  # class name of its layer
-    **fields: Any,  # of the layer
+    **fields: Any,
 ) -> str:  # column, row or replicated; "" where upstream cannot tell
     "What AutoMapping makes of a layer"
     mapping = object.__new__(_auto_mapping())
@@ -333,7 +333,7 @@ def _vl_block() -> Any:
 
 
 def list_arguments(
-    source: str,  # of a module
+    source: str,
 ) -> int:  # calls of a checkpoint function that pass the deepstack list as one argument
     "How often a module hands the deepstack features to a recomputation as a list"
     count = 0
@@ -416,7 +416,7 @@ def narrow_forwards() -> list[tuple[Any, str]]:  # class, argument to leave out
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #22645874
 def without_argument(
-    forward: Callable,  # of a class
+    forward: Callable,
     argument: str,  # that it does not take
 ) -> Callable:  # the same, ignoring it
     "Leave one keyword out"
@@ -573,7 +573,7 @@ EMPTY_TASKS_SHIM = registry.register(
 
 # %% ../../../nbs/npu/shims/05_nvidia_bridge.ipynb #4a46ae79
 def matches(
-    task: Any,  # a conversion task
+    task: Any,
     patterns: Iterable[str],  # as for `fnmatch`
 ) -> bool:
     "Whether a task's weight is one of those that may be skipped"

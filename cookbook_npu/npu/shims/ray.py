@@ -90,9 +90,7 @@ def check_environment(
     return found
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #b5a72b6c
-def reads_noset(
-    name: str,  # of a variable
-) -> bool:  # Ray leaves the visible devices alone when it is set
+def reads_noset(name: str) -> bool:  # Ray leaves the visible devices alone when it is set
     "Whether the installed Ray reads this variable"
     npu = importlib.import_module("ray._private.accelerators.npu")
     return npu.NOSET_ASCEND_RT_VISIBLE_DEVICES_ENV_VAR == name
@@ -129,7 +127,7 @@ def install_adapter() -> list[ShimState]:  # what became of the three records
 
 # %% ../../../nbs/npu/shims/06_ray.ipynb #fda749c3
 def _translation(
-    function: Callable,  # of Ray
+    function: Callable,
     change: Callable[
         [tuple, dict], tuple[tuple, dict]
     ],  # of (positional, keyword) arguments

@@ -68,7 +68,7 @@ class MonkeyPatch:
         self,
         owner: Any,  # module, class or object
         name: str,  # attribute
-        value: Any,  # its new value
+        value: Any,
     ) -> None:
         "Replace an attribute"
         self._apply(self._attribute_change(owner, name, value))
@@ -76,8 +76,8 @@ class MonkeyPatch:
     def setitem(
         self,
         table: MutableMapping,  # any mapping
-        key: Any,  # its key
-        value: Any,  # the new value
+        key: Any,
+        value: Any,
     ) -> None:
         "Replace an item of a mapping"
         self._apply(self._item_change(table, key, value))
@@ -85,7 +85,7 @@ class MonkeyPatch:
     def delitem(
         self,
         table: MutableMapping,  # any mapping
-        key: Any,  # its key
+        key: Any,
     ) -> None:
         "Remove an item of a mapping"
         self._apply(self._item_change(table, key, _ABSENT))
@@ -144,8 +144,7 @@ class MonkeyPatch:
         return sorted(set(foreign))
 
     def holds(
-        self,
-        change: _Change,  # one of the changes
+        self, change: _Change
     ) -> bool:  # whether the place still has what we put there
         "Whether a change is still in place (only the last change of a place has to be)"
         last = [c for c in self.changes if c.where == change.where][-1]
@@ -186,7 +185,7 @@ class MonkeyPatch:
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #94d555c5
 def expect_parameters(
-    function: Callable,  # the target
+    function: Callable,
     parameters: str,  # its parameter names in order, separated by blanks
 ) -> None:
     "Refuse with `ShimError` unless `function` has exactly these parameters"
@@ -246,8 +245,8 @@ def inside(
 
 def arguments_inside(
     function: Any,  # what stands in the place
-    *args: Any,  # of a call
-    **kwargs: Any,  # of a call
+    *args: Any,
+    **kwargs: Any,
 ) -> dict[str, Any]:  # by the original's names; empty where no wrapper of ours is there
     "What the original would be called with; it is not called"
     wrapper = innermost_wrapper(function)
@@ -331,10 +330,7 @@ def found_version(
 class ShimEntry:
     "A record, what it changed in this process, and what became of it"
 
-    def __init__(
-        self,
-        shim: Shim,  # the record
-    ) -> None:
+    def __init__(self, shim: Shim) -> None:
         self.shim = shim
         self.patch = MonkeyPatch()
         self.order = 0  # its place in the order of applying; 0: never applied
@@ -407,10 +403,7 @@ class Registry:
             raise ShimError(f"there is no shim {name!r}", nearest(name, self.entries))
         return self.entries[name]
 
-    def register(
-        self,
-        shim: Shim,  # the record
-    ) -> Shim:  # the same record
+    def register(self, shim: Shim) -> Shim:  # the same record
         "Add a shim; adding the same name again replaces a record that was not applied"
         if shim.phase not in SHIM_PHASES:
             raise ShimError(
@@ -426,10 +419,7 @@ class Registry:
         self.entries[shim.name] = ShimEntry(shim)
         return shim
 
-    def apply(
-        self,
-        name: str,  # of the shim
-    ) -> ShimState:  # applied, not needed or refused
+    def apply(self, name: str) -> ShimState:  # applied, not needed or refused
         "Probe, apply and verify one shim"
         self._applications += 1
         return self[name].apply(self._applications)
@@ -463,7 +453,7 @@ class Registry:
 
     def undo(
         self,
-        name: str,  # of the shim
+        name: str,
         # what somebody else has put in a place since stays there, instead of a refusal
         keep_foreign: bool = False,
     ) -> ShimState:  # undone, or unchanged when it was not applied

@@ -515,7 +515,7 @@ def _replace(patch: MonkeyPatch, method: str, around: Callable) -> None:
 
 
 def _survives(
-    method: str,  # of NPUWorker
+    method: str,
     trial: Callable,  # fails as the original may
     worker: Any,  # a stub of a worker
 ) -> bool:

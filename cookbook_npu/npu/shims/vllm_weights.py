@@ -66,9 +66,7 @@ def _why_not_reload(worker: Any) -> str:
     return "its reload_weights takes no weights_iterator"
 
 
-def opens_npu_memory(
-    engine_class: type,  # a transfer engine
-) -> bool:  # it is vllm-ascend's
+def opens_npu_memory(engine_class: type) -> bool:  # it is vllm-ascend's
     "Whether an engine opens memory of an NPU, whatever name it is registered under"
     return any(kind.__module__ == IPC_MODULE for kind in engine_class.__mro__)
 

@@ -297,7 +297,7 @@ def npu_fusion_attention(
     pse: Tensor | None = None,  # added to the scores
     padding_mask: Tensor | None = None,  # reserved by the operator, unused
     atten_mask: Tensor | None = None,  # true where a query must not look
-    scale: float = 1.0,  # of the scores
+    scale: float = 1.0,
     keep_prob: float = 1.0,  # 1 - dropout
     pre_tockens: int = 2147483647,  # keys seen before it; modes 0 (with a mask) and 4
     next_tockens: int = 2147483647,  # keys seen after it; modes 0 (with a mask) and 4
@@ -343,15 +343,13 @@ def npu_fusion_attention(
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #87370b95
 def npu_format_cast(
-    input: Tensor,  # any
+    input: Tensor,
     acl_format: int,  # wanted format
 ) -> Tensor:  # the same tensor
     "Formats make no difference here"
     return input
 
 
-def get_npu_format(
-    input: Tensor,  # any
-) -> int:  # 2: ND
+def get_npu_format(input: Tensor) -> int:  # 2: ND
     "Format of a tensor"
     return 2

@@ -35,7 +35,7 @@ def create_hccl_backend(
     store: dist.Store,  # rendezvous of the group
     rank: int,  # this process in the group
     size: int,  # processes of the group
-    timeout: timedelta,  # of each collective
+    timeout: timedelta,
 ) -> dist.Backend:  # a C++ ProcessGroupHCCL
     "Make the hccl backend of one group; each of its communicators has a part of the store for itself"
     import simulated_npu

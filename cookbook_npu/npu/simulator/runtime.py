@@ -143,7 +143,7 @@ def get_device_capability(
 
 def can_device_access_peer(
     device: Any,  # from
-    peer_device: Any,  # to
+    peer_device: Any,
 ) -> bool:  # all of one machine can
     "Whether one device reads another's memory"
     return _index(device) != _index(peer_device)

@@ -26,9 +26,7 @@ _HIDDEN = "***"
 _LEAST = 6  # characters of a value that is looked for in text
 
 
-def is_secret(
-    name: str,  # of a variable
-) -> bool:
+def is_secret(name: str) -> bool:
     "Whether a variable's name says that its value is nobody else's business"
     return _SECRET.search(name) is not None
 
@@ -74,7 +72,7 @@ def newest(
 
 
 def read_end(
-    file: Path,  # a text file
+    file: Path,
     limit: int = _LONGEST,  # bytes
 ) -> str:
     "The end of a file"
@@ -103,7 +101,7 @@ def run_files(
 # %% ../../../nbs/npu/stack/05_bundle.ipynb #75a64b85
 def write_bundle(
     file: str | Path,  # to write; ends with .zip
-    report: Report,  # of the doctor
+    report: Report,
     root: str | Path = "runs",  # folder of the run folders
     run: CommandRunner = run_program,  # runs npu-smi
 ) -> list[str]:  # names of what is in it

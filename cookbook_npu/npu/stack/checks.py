@@ -45,7 +45,7 @@ class Need:
 
 
 def need_of(
-    config: RunConfig,  # a run
+    config: RunConfig,
     family: str,  # of its model; "": not known
     model_bytes: int,  # its weights in bfloat16
     per_machine: int = 8,  # devices of a machine
@@ -161,8 +161,8 @@ def check(
 
 # %% ../../../nbs/npu/stack/02_checks.ipynb #9bb397aa
 def ask(
-    name: str,  # a check
-    machine: Machine,  # the machine record
+    name: str,
+    machine: Machine,
     need: Need | None = None,  # the run; none: the largest recipe
 ) -> Finding:
     "The answer of one check; raises `MissingError` naming the nearest check"
@@ -176,8 +176,7 @@ def ask(
 
 
 def ask_all(
-    machine: Machine,  # the machine record
-    need: Need | None = None,  # the run
+    machine: Machine, need: Need | None = None
 ) -> list[Finding]:  # in the order in which the checks are written
     "The answers of all checks"
     return [ask(name, machine, need) for name in CHECKS]

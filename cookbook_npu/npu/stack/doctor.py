@@ -103,9 +103,7 @@ def examine(
 ORDER = ("fail", "warn", "unknown", "ok", "simulated")
 
 
-def describe_machine(
-    machine: Machine,  # its record
-) -> str:  # one line
+def describe_machine(machine: Machine) -> str:  # one line
     "What a machine is"
     devices = machine.visible
     kind = "no NPU"
@@ -116,9 +114,7 @@ def describe_machine(
     return f"{kind} ({machine.arch}); {', '.join(parts)}"
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #99337937
-def headline(
-    report: Report,  # of a machine
-) -> list[tuple[str, str]]:  # label, text
+def headline(report: Report) -> list[tuple[str, str]]:  # label, text
     "The nearest stack and the first mismatch"
     stack = report.stack
     if report.machine.simulated:
@@ -144,9 +140,7 @@ def headline(
     return lines
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #0849bc53
-def machine_lock(
-    machine: Machine,  # its record
-) -> dict[str, Any]:  # JSON content, for `read_lock`
+def machine_lock(machine: Machine) -> dict[str, Any]:  # JSON content, for `read_lock`
     "Driver, CANN and every package, as one lock"
     return make_lock(
         machine.packages,
@@ -158,7 +152,7 @@ def machine_lock(
 
 
 def show_changes(
-    before: Mapping[str, Any],  # a lock
+    before: Mapping[str, Any],
     after: Mapping[str, Any],  # another one
 ) -> str:  # a line for each difference
     "What changed between two locks, for a person"

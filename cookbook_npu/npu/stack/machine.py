@@ -258,7 +258,7 @@ class Space:
 
 def read_space(
     run: CommandRunner,  # runs df
-    path: str,  # a folder
+    path: str,
 ) -> Space | None:  # none: unknown
     "Size of the file system that holds a folder"
     code, text = run(["df", "-B1", "--output=size,avail", path])

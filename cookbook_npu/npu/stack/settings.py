@@ -41,7 +41,7 @@ def _settings(text: str) -> dict[str, str]:
 
 
 def expandable(
-    m: Machine,  # the machine record
+    m: Machine,
 ) -> str | None:  # the variable that switches expandable segments on; none: they are off
     "Whether this environment asks for expandable segments"
     for name in (NPU.alloc_env, "PYTORCH_ALLOC_CONF"):
@@ -217,7 +217,7 @@ ASCEND_DRIVER_PATH ASCEND_BUFFER_POOL ASCEND_CONNECT_TIMEOUT ASCEND_TRANSFER_TIM
 
 
 def misspelt(
-    name: str,  # a variable
+    name: str,
 ) -> str | None:  # the name it probably means; none: it is fine, or nothing is like it
     "A known name that differs in a letter or two"
     if name in KNOWN_VARIABLES or not name.startswith(("HC", "ASC", "P2P_")):
@@ -390,7 +390,7 @@ def _proxy(m: Machine, need: Need) -> CheckResult:
 
 # %% ../../../nbs/npu/stack/03_settings.ipynb #bd42b5a0
 def part_fix(
-    part: str,  # of the stack
+    part: str,
     versions: Mapping[str, str],  # part -> installed version
     commits: Mapping[str, str] | None = None,  # part -> git commit, where known
 ) -> str:  # a command

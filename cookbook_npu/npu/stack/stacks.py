@@ -510,7 +510,7 @@ def _driver_key(version: str) -> tuple[int, ...]:
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #a5ffff2d
 def mismatches(
-    stack: Stack,  # a known stack
+    stack: Stack,
     versions: Mapping[str, str],  # part -> installed version
     commits: Mapping[str, str] | None = None,  # part -> git commit, where known
 ) -> list[Mismatch]:  # in install order
@@ -575,9 +575,7 @@ def _build_vllm(version: str) -> str:
     )
 
 
-def install_lines(
-    stack: Stack,  # the recommended one
-) -> list[str]:  # commands, in order
+def install_lines(stack: Stack) -> list[str]:  # commands, in order
     "What to type in a new virtual environment, in the folder of this repository"
     v = stack.versions
     keep = f"-c {constraints_file(stack)}"
@@ -759,7 +757,7 @@ def _entries(lock: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def lock_changes(
-    before: Mapping[str, Any],  # a lock
+    before: Mapping[str, Any],
     after: Mapping[str, Any],  # another one
 ) -> dict[str, tuple[str | None, str | None]]:  # name -> (before, after); none: not there
     "What changed between two locks"

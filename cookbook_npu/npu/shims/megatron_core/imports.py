@@ -260,9 +260,7 @@ FLOAT_TYPES_SHIM = registry.register(
 FLAGGED_PACKAGES = ("transformer_engine", "apex")
 
 
-def _asks_for(
-    block: ast.Try,  # of a module
-) -> set[str]:  # top-level packages that its body imports
+def _asks_for(block: ast.Try) -> set[str]:  # top-level packages that its body imports
     "What the body of a `try` block imports"
     packages = set()
     for statement in block.body:

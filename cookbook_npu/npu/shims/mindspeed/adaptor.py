@@ -123,7 +123,7 @@ def signature(
 
 
 def differences(
-    first: str,  # a signature
+    first: str,
     second: str,  # another one
 ) -> list[str]:  # "name: first value, second value"
     "In what two signatures differ"
@@ -318,7 +318,7 @@ def _first_present() -> Adaptor:
 def find_adaptor(
     # of `ADAPTORS`, or "auto"; none: what COOKBOOK_ADAPTOR says, else "auto"
     name: str | None = None,
-    type_name: str = "npu",  # of the accelerator
+    type_name: str = "npu",
 ) -> Adaptor:  # not loaded yet
     "The adaptor for a process; raises `ConfigError` when the named one is unknown or missing"
     name = name or os.environ.get(ADAPTOR_ENV) or "auto"
@@ -363,7 +363,7 @@ def current() -> Adaptor:  # `none` before one was chosen
 
 
 def mark_not_needed(
-    shim: str,  # its name
+    shim: str,
     why: str,  # for the table
 ) -> None:
     "Make a registered shim unnecessary, unless it was applied already"

@@ -230,7 +230,7 @@ def _warn_copy() -> None:
 
 
 def ensure_contiguous_wrapper(
-    view: Callable[..., torch.Tensor],  # torch.Tensor.view
+    view: Callable[..., torch.Tensor],
 ) -> Callable[..., torch.Tensor]:  # the same, which copies where it must and says so
     "Tensor.view as MindSpeed wants it, without losing writes where a view is possible"
 

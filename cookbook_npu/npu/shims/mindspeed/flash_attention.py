@@ -135,7 +135,7 @@ def _set_fields(extra: dict[str, Any]) -> list[str]:  # "name=value"
 
 
 def without_fields(
-    forward: Callable[..., torch.Tensor],  # a method
+    forward: Callable[..., torch.Tensor],
     unknown: list[str],  # keywords it does not take
 ) -> Callable[..., torch.Tensor]:  # the method, which takes them when they are not set
     "Leave keywords out; raise `ShimError` when one that is no hint is set"
@@ -256,7 +256,7 @@ def _mask_needed() -> tuple[bool, str]:
 @contextmanager
 def temporary_attribute(
     owner: Any,  # an object
-    name: str,  # its attribute
+    name: str,
     value: Any,  # what it is in the block
 ) -> Iterator[None]:
     "Give an attribute another value inside the block"

@@ -75,7 +75,7 @@ def _wrap_helper(
 
 def _asked_of_torch(
     backend: str,  # of a group of this process alone
-    **options: Any,  # of the call
+    **options: Any,
 ) -> dict[str, Any]:  # arguments by name; empty where no wrapper is in place
     "What PyTorch's own helper would get"
     helper = dist.distributed_c10d._new_process_group_helper
@@ -223,9 +223,7 @@ def _silent() -> Iterator[None]:
         _log.disabled = before
 
 
-def _passes_over(
-    error: RuntimeError,  # of a connection
-) -> bool:
+def _passes_over(error: RuntimeError) -> bool:
     "Whether an eager connection that ends with this error is passed over"
     connect = getattr(hccl_class(), _EAGER)
     wrapper = innermost_wrapper(connect)
@@ -296,7 +294,7 @@ def is_alone() -> bool:  # no rendezvous in the environment
 
 def listening_socket(
     host: str,  # an address of this machine, or a name of it
-    port: int,  # a free port
+    port: int,
 ) -> socket.socket:  # bound
     "A socket on one interface; raises `DeviceError` when the address is not of this machine"
     try:

@@ -42,7 +42,7 @@ MASK_TYPES = (
 def allowed_SK(
     queries: int,  # S
     keys: int,  # K
-    mask_type: str,  # one of MASK_TYPES
+    mask_type: str,
     window: tuple[int, int] | None,  # keys to the left and right a query sees; -1: no limit
     device: torch.device,  # where the mask should live
 ) -> Tensor | None:  # [S, K], True where a query may look; None: everywhere
@@ -68,7 +68,7 @@ def allowed_SK(
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #65a31c1d
 def given_mask(
     mask: Tensor | tuple[Tensor, Tensor] | None,  # True: masked out
-    mask_type: str,  # one of MASK_TYPES
+    mask_type: str,
 ) -> Tensor | None:  # broadcastable to [B, 1, S, K], True where a query may look
     "The part of a mask that the caller supplies; purely causal types ignore it, as TE does"
     if mask is None or not ("padding" in mask_type or mask_type == "arbitrary"):
@@ -95,12 +95,12 @@ def _is_unbounded(window: tuple[int, int] | None, mask_type: str) -> bool:
 
 
 def attend(
-    q_BHSD: Tensor,  # queries
+    q_BHSD: Tensor,
     k_BGKD: Tensor,  # keys; G divides H
-    v_BGKD: Tensor,  # values
-    mask_type: str,  # one of MASK_TYPES
+    v_BGKD: Tensor,
+    mask_type: str,
     scale: float | None = None,  # None: 1/sqrt(D)
-    dropout: float = 0.0,  # of the probabilities
+    dropout: float = 0.0,
     # True where a query may look, broadcastable to [B, 1, S, K]
     mask: Tensor | None = None,
     window: tuple[int, int] | None = None,  # sliding window
@@ -135,7 +135,7 @@ def attend(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #b1e8c730
 def key_mask(
-    group: LengthGroup,  # of the keys
+    group: LengthGroup,
     mask_type: str,  # "padding..." types
 ) -> Tensor | None:  # [N, 1, 1, L] True where the key is real; None: no mask is needed
     "Hide padded keys from bidirectional queries; causal ones cannot see them anyway"
@@ -145,11 +145,11 @@ def key_mask(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #18a2940a
 def attend_packed(
-    q_THD: Tensor,  # packed queries
-    k_TGD: Tensor,  # packed keys
-    v_TGD: Tensor,  # packed values
-    plan: PackedPlan,  # of the row
-    mask_type: str,  # one of MASK_TYPES
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    plan: PackedPlan,
+    mask_type: str,
     **options: Any,  # scale, dropout, window of `attend`
 ) -> Tensor:  # [T, H, Dv]
     "Attention inside each packed sequence"
@@ -173,12 +173,12 @@ def sequence_slices(
 
 
 def attend_each(
-    q_THD: Tensor,  # packed queries
-    k_TGD: Tensor,  # packed keys
-    v_TGD: Tensor,  # packed values
-    query_slices: list[slice],  # of each sequence
-    key_slices: list[slice],  # of each sequence
-    mask_type: str,  # one of MASK_TYPES
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    query_slices: list[slice],
+    key_slices: list[slice],
+    mask_type: str,
     **options: Any,  # scale, dropout, window of `attend`
 ) -> Tensor:  # [T, H, Dv]
     "Attention of each query sequence over its key sequence"
@@ -299,9 +299,9 @@ class DotProductAttention(TransformerEngineBaseModule):
         num_attention_heads: int,  # H over all ranks
         kv_channels: int | tuple[int, int],  # D of keys and of values
         num_gqa_groups: int | None = None,  # G over all ranks; None: as many as heads
-        attention_dropout: float = 0.0,  # of the probabilities
+        attention_dropout: float = 0.0,
         qkv_format: str = "sbhd",  # layout: sbhd, bshd or thd
-        attn_mask_type: str = "causal",  # one of MASK_TYPES
+        attn_mask_type: str = "causal",
         window_size: tuple[int, int] | None = None,  # sliding window
         sequence_parallel: bool = False,  # kept
         tp_size: int = 1,  # tensor-parallel ranks
@@ -368,8 +368,8 @@ class DotProductAttention(TransformerEngineBaseModule):
     def forward(
         self,
         query_layer: Tensor,  # queries, in the layout qkv_format
-        key_layer: Tensor,  # keys
-        value_layer: Tensor,  # values
+        key_layer: Tensor,
+        value_layer: Tensor,
         attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,  # True: masked out
         qkv_format: str | None = None,  # default: the constructor's
         cu_seqlens_q: Tensor | None = None,  # borders of packed queries

@@ -40,7 +40,7 @@ def normalize(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #caf22d15
 def mark(
-    parameter: Tensor,  # of a layer
+    parameter: Tensor,
     **attributes: Any,  # what Megatron looks for on it
 ) -> None:
     "Set attributes on a parameter"
@@ -148,8 +148,8 @@ _dummies: dict[tuple, Tensor] = {}
 
 
 def get_dummy_wgrad(
-    shape: Sequence[int],  # of the weight
-    dtype: torch.dtype,  # of the gradient
+    shape: Sequence[int],
+    dtype: torch.dtype,
     zero: bool = False,  # clear it first
     device: Any = None,  # default: the current accelerator
 ) -> Tensor:  # shared by all weights of this shape
@@ -242,7 +242,7 @@ def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 
 def parallel_linear(
     x: Tensor,  # [S, B, I]
-    weight: Tensor,  # local shard
+    weight: Tensor,
     bias: Tensor | None,  # added before the reduction: not for rows
     mode: str | None = None,  # "column", "row" or None
     sequence_parallel: bool = False,  # whether x (column) or y (row) is a sequence shard
@@ -289,20 +289,14 @@ class TransformerEngineBaseModule(nn.Module):
         "The group that shares the matrix"
         self.tp_group = tp_group
 
-    def init_fp8_metadata(
-        self,
-        num_gemms: int = 1,  # unused
-    ) -> None:
+    def init_fp8_metadata(self, num_gemms: int = 1) -> None:
         "Nothing: there is no FP8 here"
 
     def get_extra_state(self) -> Tensor:
         "Nothing: an empty tensor, as TransformerEngine without FP8"
         return torch.empty(0, dtype=torch.uint8)
 
-    def set_extra_state(
-        self,
-        state: Any,  # unused
-    ) -> None:
+    def set_extra_state(self, state: Any) -> None:
         "Nothing is kept"
 
     def backward_dw(self) -> None:
@@ -310,7 +304,7 @@ class TransformerEngineBaseModule(nn.Module):
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #89f0a465
 def mark_parallel(
-    parameter: Tensor,  # of a linear layer
+    parameter: Tensor,
     dim: int,  # the dimension that is split
 ) -> None:
     "Megatron's attributes of a tensor-parallel parameter"
@@ -350,7 +344,7 @@ def _init_default(weight: Tensor) -> None:
 
 
 def init_weight(
-    weight: Tensor,  # to fill
+    weight: Tensor,
     init_method: Callable | None,  # in place; None: normal with standard deviation 0.023
     tracker: Callable | None,  # returns the random state tracker
     name: str | None,  # of its state; None: its default, which differs between TP ranks
@@ -453,7 +447,7 @@ class Linear(TransformerEngineBaseModule):
         self,
         inp: Tensor,  # [S, B, I]
         is_first_microbatch: bool | None = None,  # TE caches 8-bit weights with it; unused
-        fp8_output: bool = False,  # unused
+        fp8_output: bool = False,
     ) -> Any:  # y, or (y, bias)
         "y = x W^T + b"
         return self.project(inp)
@@ -490,7 +484,7 @@ class LayerNormLinear(Linear):
         self,
         in_features: int,  # I over all ranks
         out_features: int,  # O over all ranks
-        eps: float = 1e-5,  # of the norm
+        eps: float = 1e-5,
         sequence_parallel: bool = False,  # whether x is a sequence shard
         normalization: str = "LayerNorm",  # or "RMSNorm"
         zero_centered_gamma: bool = False,  # whether the scale is 1 + gamma
@@ -534,8 +528,8 @@ class LayerNormLinear(Linear):
     def forward(
         self,
         inp: Tensor,  # [S, B, I]
-        is_first_microbatch: bool | None = None,  # unused
-        fp8_output: bool = False,  # unused
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
     ) -> Any:  # y, then bias and the norm's output as asked for
         "y = norm(x) W^T + b"
         normed = normalize(
@@ -565,7 +559,7 @@ class GroupedLinear(TransformerEngineBaseModule):
         sequence_parallel: bool = False,  # kept for the attributes of parameters
         fuse_wgrad_accumulation: bool = False,  # accumulate into weight.main_grad
         tp_group: dist.ProcessGroup | None = None,  # tensor-parallel group
-        tp_size: int = 1,  # its size
+        tp_size: int = 1,
         get_rng_state_tracker: Callable | None = None,  # for the initialisation
         rng_tracker_name: str | None = None,  # state of the tracker
         init_method: Callable | None = None,  # fills a weight in place
@@ -622,7 +616,7 @@ class GroupedLinear(TransformerEngineBaseModule):
         self,
         inp: Tensor,  # [rows of expert 0, rows of expert 1, ...; I]
         m_splits: Sequence[int],  # rows of each expert
-        is_first_microbatch: bool | None = None,  # unused
+        is_first_microbatch: bool | None = None,
     ) -> Any:  # y, or (y, biases)
         "Each expert's rows through its own weight"
         rows = inp.view(-1, inp.shape[-1]).split(list(m_splits))
@@ -691,7 +685,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
         self,
         hidden_size: int,  # features in and out
         ffn_hidden_size: int,  # features between
-        eps: float = 1e-5,  # of the norm
+        eps: float = 1e-5,
         sequence_parallel: bool = False,  # whether x and y are sequence shards
         return_bias: bool = False,  # return the second bias instead of adding it
         activation: str = "gelu",  # key of ACTIVATIONS
@@ -769,7 +763,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
     def forward(
         self,
         inp: Tensor,  # [S, B, H]
-        is_first_microbatch: bool | None = None,  # unused
+        is_first_microbatch: bool | None = None,
     ) -> Any:  # y, or (y, bias)
         "fc2(activation(fc1(norm(x))))"
         self._hand_over()

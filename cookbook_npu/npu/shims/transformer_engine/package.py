@@ -133,10 +133,10 @@ def _replay(tracker: Any, states: dict[str, Any]) -> Iterator[None]:
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #2a329cfb
 def checkpoint(
     function: Callable,  # to recompute
-    *args: Any,  # its arguments
+    *args: Any,
     distribute_saved_activations: bool = False,  # refused: keep whole inputs
     get_rng_state_tracker: Callable | None = None,  # the tracker whose states it uses
-    tp_group: Any = None,  # unused
+    tp_group: Any = None,
     use_reentrant: bool | None = None,  # unused: never re-entrant
     **kwargs: Any,  # more arguments of the function
 ) -> Any:  # what the function returns
@@ -270,11 +270,7 @@ class FusedAdam(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.adam_w_mode = adam_w_mode
 
-    def initialize_state(
-        self,
-        param: Tensor,  # one of the parameters
-        store_param_remainders: bool = False,  # unused
-    ) -> None:
+    def initialize_state(self, param: Tensor, store_param_remainders: bool = False) -> None:
         "Zero moments for one parameter"
         for name in ("exp_avg", "exp_avg_sq"):
             self.state[param].setdefault(name, torch.zeros_like(param))
@@ -337,8 +333,8 @@ class FusedSGD(torch.optim.SGD):
 
 def multi_tensor_applier(
     op: Callable,  # one of the two below
-    noop_flag: Tensor,  # unused
-    tensor_lists: list[list[Tensor]],  # its operands
+    noop_flag: Tensor,
+    tensor_lists: list[list[Tensor]],
     *args: Any,  # more arguments
 ) -> Any:  # what the operation returns
     "Apply an operation to lists of tensors"
@@ -346,10 +342,10 @@ def multi_tensor_applier(
 
 
 def multi_tensor_scale(
-    chunk_size: int,  # unused
-    noop_flag: Tensor,  # unused
+    chunk_size: int,
+    noop_flag: Tensor,
     tensor_lists: list[list[Tensor]],  # sources, destinations
-    scale: float,  # the factor
+    scale: float,
 ) -> None:
     "second list = first list * scale; sources may be their own destinations"
     scaled: Any = torch._foreach_mul(tensor_lists[0], float(scale))
@@ -357,8 +353,8 @@ def multi_tensor_scale(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #78575210
 def multi_tensor_l2norm(
-    chunk_size: int,  # unused
-    noop_flag: Tensor,  # unused
+    chunk_size: int,
+    noop_flag: Tensor,
     tensor_lists: list[list[Tensor]],  # one list of operands
     per_tensor: bool = False,  # also the norm of each
 ) -> tuple[Tensor, Tensor | None]:  # [1]; [number of tensors] or None
@@ -376,7 +372,7 @@ def _rotate_half(x: Tensor, interleaved: bool) -> Tensor:
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #7b15f15a
 def packed_positions(
     tokens: int,  # length of the row
-    cu_seqlens: Tensor,  # borders
+    cu_seqlens: Tensor,
 ) -> Tensor:  # [T] position of every token in its sequence; 0 for tail padding
     "Positions that start again at every border"
     begin_N = cu_seqlens[:-1].long()
@@ -409,10 +405,10 @@ def apply_rotary_pos_emb(
     freqs: Tensor,  # [S, 1, 1, R] angles
     tensor_format: str = "sbhd",  # sbhd, bshd or thd
     interleaved: bool = False,  # pairs of neighbours instead of halves
-    fused: bool = False,  # unused
+    fused: bool = False,
     cu_seqlens: Tensor | None = None,  # borders, for thd
     cp_size: int = 1,  # context parallelism: one rank only
-    cp_rank: int = 0,  # unused
+    cp_rank: int = 0,
 ) -> Tensor:  # like t
     "Rotate queries or keys by their positions"
     if cp_size > 1:
@@ -507,7 +503,7 @@ class BasicLinear(FusibleOperation):
         tensor_parallel_mode: str | None = None,  # "column", "row" or None
         tensor_parallel_group: dist.ProcessGroup | None = None,  # None: one rank
         sequence_parallel: bool = False,  # whether x (column) or y (row) is a sequence shard
-        accumulate_into_main_grad: bool = False,  # of the weight
+        accumulate_into_main_grad: bool = False,
         **_: Any,  # options of fused kernels
     ) -> None:
         super().__init__()

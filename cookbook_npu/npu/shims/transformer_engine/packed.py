@@ -45,7 +45,7 @@ class PackedPlan:
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #81468b11
 def group_lengths(
-    lengths: Sequence[int],  # of the sequences
+    lengths: Sequence[int],
 ) -> list[list[int]]:  # sequence numbers, group by group
     "Sequences whose lengths differ by less than a factor of two share a group; equal lengths always do"
     groups: dict[int, list[int]] = {}
@@ -127,7 +127,7 @@ _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def cached_plan(
     tokens: int,  # length of the row
-    cu_seqlens: Tensor,  # borders
+    cu_seqlens: Tensor,
     cu_seqlens_padded: Tensor | None,  # the starts, when they were padded one by one
     device: torch.device,  # where the row lives
 ) -> PackedPlan:  # cached by the identity of the two tensors
@@ -145,8 +145,8 @@ def cached_plan(
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #77b3c5d0
 def pad_group(
     row: Tensor,  # [T, ...]
-    plan: PackedPlan,  # of the row
-    group: LengthGroup,  # one of its groups
+    plan: PackedPlan,
+    group: LengthGroup,
 ) -> Tensor:  # [N, L, ...]
     "The padded batch of one group"
     shape = (*group.index_NL.shape, *row.shape[1:])
