@@ -18,7 +18,7 @@ SIGNATURES = {
     "config_keys": "model=RunConfig, prefix=''",
     "load_config": "path",
     "override": "config, overrides",
-    "preset": "name",
+    "find_recipe": "name",
     "qwen3_4b_colocate": PRESET,
     "qwen3_5_9b_async": PRESET,
     "qwen3_5_9b_colocate": PRESET,
@@ -127,6 +127,6 @@ def test_import_is_light():
 
 
 def test_what_drives_a_run_needs_no_torch():
-    light = "RunConfig, load_config, override, preset, make_plan, check_machine"
+    light = "RunConfig, load_config, override, find_recipe, make_plan, check_machine"
     code = f"import sys; from cookbook_npu import {light}; print('torch' in sys.modules)"
     assert fresh(code)[0] == "False"

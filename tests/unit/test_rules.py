@@ -21,7 +21,7 @@ NOTEBOOKS = [
     p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
 ]
 DEVICE_SUBPACKAGES = ("npu",)
-LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.presets cookbook_npu.npu.device
+LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.recipes cookbook_npu.npu.device
 cookbook_npu.parameters cookbook_npu.stop cookbook_npu.scratch
 cookbook_npu.cli cookbook_npu.data.sample cookbook_npu.data.prompts cookbook_npu.data.tasks
 cookbook_npu.cluster.ray_cluster cookbook_npu.runs.folder cookbook_npu.npu.stack.stacks
@@ -30,8 +30,8 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
-SUBPACKAGES = """torchvision_ops lazy_imports errors config presets parameters heartbeat stop scratch
-fork_server preload npu cluster data rl weights model rollout runs plan train testing
+SUBPACKAGES = """errors npu targets config recipes torchvision_ops lazy_imports parameters
+heartbeat stop scratch fork_server preload cluster data rl weights model rollout runs plan train testing
 cli cookbook_npu""".split()
 
 
