@@ -73,8 +73,13 @@ __all__ = [
 ]
 
 
+_RENAMED = {"preset": "find_recipe"}  # refused with the new name, for one release
+
+
 def __getattr__(name: str) -> Any:
     "Import a public name when it is asked for (PEP 562)"
+    if name in _RENAMED:
+        raise AttributeError(f"cookbook_npu.{name} is now cookbook_npu.{_RENAMED[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "session":

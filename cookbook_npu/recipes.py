@@ -140,7 +140,6 @@ class Expected:
     metrics: Mapping[str, Mapping[int, float]]  # metric -> step -> value
     within: float  # tolerance on another machine
     minutes: str
-    scale: Scale = "laptop"
     hardware: str = "2 CPU cores, 2 simulated NPUs"
     conditions: str = "on an idle machine"
 
@@ -164,7 +163,7 @@ class Recipe:
     at: Mapping[str, Settings] = field(default_factory=dict)  # scale -> settings
     variants: tuple[Variant, ...] = ()
     reference: Reference | None = None
-    expected: Expected | None = None
+    expected: Mapping[str, Expected] = field(default_factory=dict)  # scale -> numbers
 
     def settings(self, scale: str) -> Settings:
         "Return everything the recipe sets at a scale: the target's, its own, those of the scale"
@@ -364,11 +363,13 @@ qwen3_4b_colocate = Recipe(
     },
     variants=(_FOUR_NPUS,),
     reference=_VIME_255,
-    expected=Expected(
-        metrics={"eval_accuracy": {0: 0.23, 40: 0.96}},
-        within=0.06,
-        minutes="0.5 in all, 0.2 in steps; warm start included",
-    ),
+    expected={
+        "laptop": Expected(
+            metrics={"eval_accuracy": {0: 0.23, 40: 0.96}},
+            within=0.06,
+            minutes="0.5 in all, 0.2 in steps; warm start included",
+        )
+    },
 )
 
 # %% ../nbs/02_recipes.ipynb #d011c433
@@ -401,11 +402,13 @@ qwen3_5_9b_colocate = Recipe(
     title="Qwen3.5-9B: colocated GRPO",
     base=_BATCH,
     at={"laptop": _TINY_HYBRID, "cuda": _TINY_HYBRID, "910b": _RELAX_9B},
-    expected=Expected(
-        metrics={"eval_accuracy": {0: 0.24, 10: 0.71, 40: 0.95}},
-        within=0.06,
-        minutes="0.7 in all, 0.3 in steps; warm start included",
-    ),
+    expected={
+        "laptop": Expected(
+            metrics={"eval_accuracy": {0: 0.24, 10: 0.71, 40: 0.95}},
+            within=0.06,
+            minutes="0.7 in all, 0.3 in steps; warm start included",
+        )
+    },
 )
 
 # %% ../nbs/02_recipes.ipynb #4c995151
@@ -440,12 +443,14 @@ qwen3_5_9b_async = Recipe(
             "train.keep_last": 1,
         },
     },
-    expected=Expected(
-        hardware="2 CPU cores, 4 simulated NPUs",
-        metrics={"eval_accuracy": {0: 0.24, 40: 0.95}},
-        within=0.06,
-        minutes="0.7 in all, 0.3 in steps; warm start included",
-    ),
+    expected={
+        "laptop": Expected(
+            hardware="2 CPU cores, 4 simulated NPUs",
+            metrics={"eval_accuracy": {0: 0.24, 40: 0.95}},
+            within=0.06,
+            minutes="0.7 in all, 0.3 in steps; warm start included",
+        )
+    },
 )
 
 # %% ../nbs/02_recipes.ipynb #492c8460
@@ -504,11 +509,13 @@ qwen3_vl_8b_grpo = Recipe(
     at={"laptop": _TINY_VISION, "cuda": _TINY_VISION, "910b": _GEO3K},
     variants=(_TURNS,),
     reference=_AREAL,
-    expected=Expected(
-        metrics={"eval_accuracy": {0: 0.38, 10: 0.95, 30: 0.95}},
-        within=0.06,
-        minutes="1.0 in all, 0.4 in steps; warm start included",
-    ),
+    expected={
+        "laptop": Expected(
+            metrics={"eval_accuracy": {0: 0.38, 10: 0.95, 30: 0.95}},
+            within=0.06,
+            minutes="1.0 in all, 0.4 in steps; warm start included",
+        )
+    },
 )
 
 # %% ../nbs/02_recipes.ipynb #137e3bfc
@@ -542,11 +549,13 @@ qwen3_vl_8b_ppo = Recipe(
     },
     variants=(_TURNS,),
     reference=_AREAL,
-    expected=Expected(
-        metrics={"eval_accuracy": {0: 0.26, 10: 0.83, 30: 0.85}},
-        within=0.06,
-        minutes="1.7 in all, 0.9 in steps; warm start included",
-    ),
+    expected={
+        "laptop": Expected(
+            metrics={"eval_accuracy": {0: 0.26, 10: 0.83, 30: 0.85}},
+            within=0.06,
+            minutes="1.7 in all, 0.9 in steps; warm start included",
+        )
+    },
 )
 
 # %% ../nbs/02_recipes.ipynb #39b7fad5

@@ -432,8 +432,8 @@ def compare_expected(
     "Compare a complete run with its recipe's expected numbers; raises `MissingError` or `DataError`"
     run, config, metrics = complete_run(path)
     recipe = RECIPES.get(config.recipe)
-    expected = recipe.expected if recipe else None
-    if recipe is None or expected is None or expected.scale != config.scale:
+    expected = recipe.expected.get(config.scale) if recipe else None
+    if recipe is None or expected is None:
         raise MissingError(
             f"{config.recipe} has no expected numbers at scale {config.scale}",
             "Compare it with a run of your own: cookbook-npu compare A B.",

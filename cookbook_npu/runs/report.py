@@ -213,8 +213,8 @@ def verdict(config: RunConfig, metrics: MetricColumns) -> Verdict:
     if done < config.num_steps:
         return Verdict("unknown", f"Not judged: {done} of {config.num_steps} steps.")
     recipe = RECIPES.get(config.recipe)
-    expected = recipe.expected if recipe else None
-    if recipe is None or expected is None or expected.scale != config.scale:
+    expected = recipe.expected.get(config.scale) if recipe else None
+    if recipe is None or expected is None:
         return Verdict(
             "unknown", f"Not judged: no numbers are expected of it at scale {config.scale}."
         )

@@ -168,10 +168,9 @@ def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict = {}
-    for text in code[
-        : 1 + next(i for i, text in enumerate(code) if "config = gentle" in text)
-    ]:
+    last = next(i for i, text in enumerate(code) if "config = gentle" in text)
+    for text in code[: 1 + last]:
         exec(text, names)
     config = names["config"]
     assert (config.num_steps, config.algorithm.advantage_estimator) == (5, "rloo")
-    assert config.recipe == "qwen3_4b_colocate"
+    assert config.recipe == "gentle"

@@ -22,7 +22,6 @@ from cookbook_npu.plan.dimensions import (
 from cookbook_npu.plan.memory import (
     micro_batch,
     planned_backend,
-    planned_capacity,
     trainer_state,
     training,
 )
@@ -107,7 +106,9 @@ def test_every_910b_preset_fits(recipe):
         p.nbytes <= plan.capacity for p in plan.phases
     )
     # what a driver says of a 910B of 64 GiB
-    backend, why = planned_backend(plan.config, planned_capacity(65_787_658_240))
+    backend, why = planned_backend(
+        plan.config, plan.config.target.engine_capacity(65_787_658_240)
+    )
     copies = [
         c for p in plan.phases for c in p.components if c.name == "copy of the weights"
     ]

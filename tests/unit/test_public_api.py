@@ -27,7 +27,7 @@ SIGNATURES = {
     "make_plan": "config, soc='Ascend910B1', check=True, mean_response=None",
     "check_machine": "config, environ=None, files=True",
     "session": "config",
-    "write_report": "folder, references=(), title='', panels=...",
+    "write_report": "folder, references=None, title='', panels=...",
     "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
     "kept_cache='recompute', simulated_latency=0.0",

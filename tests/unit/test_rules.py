@@ -112,6 +112,15 @@ def test_no_import_goes_up(path):
 
 
 @ids
+def test_only_targets_compare_the_scale(path):
+    "What depends on the scale is an attribute or a method of its `Target`"
+    if subpackage(name_of(path)) == "targets":
+        return
+    found = re.findall(r".*\bscale\s*(?:==|!=|in\s*[\(\[{]).*", path.read_text())
+    assert not found, f"{name_of(path)}: {found[0].strip()}"
+
+
+@ids
 def test_only_tests_and_notebooks_import_testing(path):
     if subpackage(name_of(path)) != "testing":
         assert not [m for m, _ in imported(path) if subpackage(m) == "testing"]
