@@ -483,7 +483,7 @@ def chapter_pages() -> dict[str, str]:
         )
     about = "Each notebook explains, defines and tests one module of the package."
     pages["modules/index.md"] = chapter("Modules", about, [*names, "base", "../nbs/99_cli"])
-    about = "What everything else stands on: errors, configuration, presets."
+    about = "What everything else stands on: errors, configuration, recipes."
     pages["modules/base.md"] = chapter(
         "Configuration and errors", about, ["../nbs/0*", "../nbs/1*"]
     )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cookbook_npu.data.graders import register_reward
     from cookbook_npu.plan.plan import make_plan
     from cookbook_npu.plan.preflight import check_machine
-    from cookbook_npu.presets import (
-        preset,
+    from cookbook_npu.recipes import (
+        find_recipe,
         qwen3_4b_colocate,
         qwen3_5_9b_async,
         qwen3_5_9b_colocate,
@@ -36,12 +36,12 @@ _HOMES = {  # name -> module
     "config_keys": "config",
     "load_config": "config",
     "override": "config",
-    "preset": "presets",
-    "qwen3_4b_colocate": "presets",
-    "qwen3_5_9b_async": "presets",
-    "qwen3_5_9b_colocate": "presets",
-    "qwen3_vl_8b_grpo": "presets",
-    "qwen3_vl_8b_ppo": "presets",
+    "find_recipe": "recipes",
+    "qwen3_4b_colocate": "recipes",
+    "qwen3_5_9b_async": "recipes",
+    "qwen3_5_9b_colocate": "recipes",
+    "qwen3_vl_8b_grpo": "recipes",
+    "qwen3_vl_8b_ppo": "recipes",
     "make_plan": "plan.plan",
     "check_machine": "plan.preflight",
     "session": "train.session",
@@ -58,10 +58,10 @@ __all__ = [
     "VllmEngine",
     "check_machine",
     "config_keys",
+    "find_recipe",
     "load_config",
     "make_plan",
     "override",
-    "preset",
     "qwen3_4b_colocate",
     "qwen3_5_9b_async",
     "qwen3_5_9b_colocate",
@@ -73,8 +73,13 @@ __all__ = [
 ]
 
 
+_RENAMED = {"preset": "find_recipe"}  # refused with the new name, for one release
+
+
 def __getattr__(name: str) -> Any:
     "Import a public name when it is asked for (PEP 562)"
+    if name in _RENAMED:
+        raise AttributeError(f"cookbook_npu.{name} is now cookbook_npu.{_RENAMED[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "session":

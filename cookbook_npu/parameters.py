@@ -20,7 +20,7 @@ from typing import Any
 
 from .config import RunConfig, config_keys
 from .errors import ConfigError, MissingError
-from .presets import PARAMETERS, PRESETS, preset
+from .recipes import PARAMETERS, RECIPES, find_recipe
 
 # %% ../nbs/07_parameters.ipynb #41f526f7
 _WORDS = {"none": None, "null": None, "true": True, "false": False}  # however written
@@ -352,10 +352,10 @@ def handed_on(
 
 def _recipe_values(config: RunConfig) -> dict[str, Any]:
     "What the recipe itself sets for this scale and data; of an unknown one the defaults"
-    if config.recipe not in PRESETS:
+    if config.recipe not in RECIPES:
         return {key.name: key.default for key in config_keys()}
     given = {"model": config.model.path, "prompt_data": config.data.prompt_data}
-    return dict(preset(config.recipe)(config.scale, **given).flat())
+    return dict(find_recipe(config.recipe)(config.scale, **given).flat())
 
 
 def settings_record(

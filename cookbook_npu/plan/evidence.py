@@ -37,7 +37,7 @@ from ..npu.stack.machine import Machine
 from .dimensions import PUBLISHED
 from .memory import memory_phases
 from .time import estimate, speeds_of
-from ..presets import PRESETS
+from ..recipes import RECIPES
 from ..runs.folder import RunFolder, read_lines, storage_errors, write_atomic
 from cookbook_npu.runs.metrics import (
     MetricColumns,
@@ -48,6 +48,7 @@ from cookbook_npu.runs.metrics import (
     metric_points,
     phase_means,
 )
+from ..targets.target import SCALES, find_target
 
 # %% ../../nbs/plan/08_evidence.ipynb #c181034e
 class PhaseTime(Config):
@@ -105,7 +106,7 @@ class Evidence(Config):
     @model_validator(mode="after")
     def _says_where(self) -> "Evidence":
         "Simulated numbers cannot pass for others"
-        if self.where.simulated != (self.scale == "laptop"):
+        if self.where.simulated != find_target(self.scale).simulated:
             raise ConfigError(
                 f"where.simulated is {self.where.simulated} at scale {self.scale!r}",
                 "Scale laptop runs on simulated NPUs, and no other does.",
@@ -115,7 +116,7 @@ class Evidence(Config):
                 f"where.device is {self.where.device!r} and where.simulated {self.where.simulated}",
                 "Call a simulated device 'simulated NPU'.",
             )
-        if self.scale == "910b":
+        if find_target(self.scale).has_soc:
             find_soc(self.where.device)
         return self
 
@@ -154,8 +155,8 @@ def known_words() -> frozenset[str]:
     words = {*SCORERS, *GENERATED, *FORMATS, *ENVIRONMENTS, *PUBLISHED}
     words |= {*_choices(RunConfig.model_json_schema())}
     words |= {*_strings([key.default for key in config_keys()])}
-    for recipe in PRESETS.values():
-        for scale in ("laptop", "cuda", "910b"):
+    for recipe in RECIPES.values():
+        for scale in SCALES:
             for data in ("arithmetic", "calculator", "countdown", "sorting"):
                 config = recipe(scale, model="Qwen3-4B", prompt_data=data)
                 words |= {*_strings(config.model_dump())}
@@ -353,7 +354,7 @@ def chip_of(
     soc: str | None,  # as given; none: not
 ) -> str | None:  # none: the scale has no chip of its own
     "Which NPU a run had; raises `ConfigError` when nobody says"
-    if config.scale != "910b":
+    if not config.target.has_soc:
         if soc:
             raise ConfigError(
                 f"--soc {soc} for a run at scale {config.scale!r}", "Leave it out."
@@ -385,9 +386,9 @@ def where_of(
         for name, text in stack.get("packages", {}).items()
         if (version := _version(text))
     }
-    name = {"laptop": "simulated NPU", "cuda": "GPU"}.get(config.scale, soc)
+    name = soc if config.target.has_soc else config.target.device_name
     commit = stack.get("git") or ""
-    on_npu = config.scale == "910b" and machine is not None
+    on_npu = config.target.has_soc and machine is not None
     return Where(
         simulated=bool(device.get("simulated")),
         device=name or "",
@@ -467,7 +468,7 @@ def make_evidence(
     written = time.localtime(os.path.getmtime(run.metrics_file))
     return Evidence(
         date=time.strftime("%Y-%m-%d", written),
-        recipe=config.recipe if config.recipe in PRESETS else HIDDEN,
+        recipe=config.recipe if config.recipe in RECIPES else HIDDEN,
         scale=config.scale,
         steps_done=steps,
         steps_planned=config.num_steps,

@@ -191,7 +191,7 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
 def _weights(config: RunConfig, soc: str) -> tuple[str, str]:
     "How new weights travel from the trainer to the engines after each step"
     wanted = config.placement.transfer_backend
-    collective = "nccl" if config.scale == "cuda" else "hccl"
+    collective = config.target.device.backend
     if wanted == "broadcast":
         method = f"a broadcast over {collective} to all engines, while the trainer goes on"
     elif config.placement.mode == "split":
@@ -266,7 +266,7 @@ class RunPlan:
 
     def memory_text(self) -> str:
         "Memory of each phase: a bar and its components, the largest first"
-        kind = "" if self.config.scale == "910b" else " (simulated NPU)"
+        kind = " (simulated NPU)" if self.config.target.simulated else ""
         lines = []
         where = ""
         for phase in self.phases:
@@ -279,7 +279,7 @@ class RunPlan:
             bar = _bar(phase.nbytes, self.capacity)
             lines.append(f"  {phase.name:15}{bar} {_bytes(phase.nbytes):>10}  {parts}")
         lines += [*self._cache_lines(), *self._host_lines()]
-        if self.config.scale == "910b":
+        if self.config.target.has_soc:
             lines.append(
                 "  fitted: in use on one reported machine, explained by nobody (nbs/plan/01_memory.ipynb)"
             )
@@ -368,7 +368,7 @@ class RunPlan:
     def warnings(self) -> list[str]:
         "Why the run cannot learn, or the plan be trusted; empty: nothing is known against it"
         found = learning_warnings(self.config)
-        if self.config.scale == "910b" and find_soc(self.soc).unverified:
+        if self.config.target.has_soc and find_soc(self.soc).unverified:
             found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
         return found
 
@@ -426,13 +426,13 @@ def make_plan(
     mean_response: float | None = None,  # tokens, for the schedule; none: an assumption
 ) -> RunPlan:
     "Plan a run; raises `DeviceError` for one that cannot fit"
-    if check and config.scale != "cuda":
+    if check and config.target.checks_memory:
         phases = check_fits(config, soc)
     else:
         phases = memory_phases(config, soc)
     capacity = capacity_of(config, soc)
     times = []
-    if config.scale == "910b":
+    if config.target.has_soc:
         times = estimate(config, speeds_of(soc), capacity=capacity)
     model = model_of(config)
     return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)

@@ -171,7 +171,7 @@ def role_environment(
         saver = required_environment(environ)
     own = _own(role, environ)
     chosen = _chosen(config, role, {*own, *saver})
-    if config.scale != "910b" and environ.get(REHEARSE_ENV) != "1":
+    if not config.target.has_soc and environ.get(REHEARSE_ENV) != "1":
         return saver | chosen
     share = share or planned_share(config, environ)
     return _defaults(config, role, environ, share) | own | saver | chosen

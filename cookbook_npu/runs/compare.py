@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import DataError, MissingError
-from ..presets import EXPECTED, preset
+from ..recipes import RECIPES
 from .folder import RunFolder, storage_errors
 from cookbook_npu.runs.metrics import (
     TIME_PREFIX,
@@ -405,7 +405,7 @@ def compare_runs(
     "Compare two complete runs; raises `DataError` when they cannot be"
     first, config, metrics = complete_run(a)
     second, other, others = complete_run(b)
-    if config.recipe != other.recipe or config.scale != other.scale:
+    if (config.recipe, config.scale) != (other.recipe, other.scale):
         raise DataError(
             f"A is {config.recipe} at {config.scale}, B is {other.recipe} at {other.scale}",
             "Compare runs of one recipe at one scale.",
@@ -431,13 +431,14 @@ def compare_expected(
 ) -> RunComparison:
     "Compare a complete run with its recipe's expected numbers; raises `MissingError` or `DataError`"
     run, config, metrics = complete_run(path)
-    expected = EXPECTED.get(config.recipe)
-    if expected is None or expected["scale"] != config.scale:
+    recipe = RECIPES.get(config.recipe)
+    expected = recipe.expected.get(config.scale) if recipe else None
+    if recipe is None or expected is None:
         raise MissingError(
             f"{config.recipe} has no expected numbers at scale {config.scale}",
             "Compare it with a run of your own: cookbook-npu compare A B.",
         )
-    measured = preset(config.recipe)(scale=config.scale)
+    measured = recipe(scale=config.scale)
     changed = config_differences(measured, config)
     if changed:
         named = [f"{key} was {before!r}, is {after!r}" for key, before, after in changed]
@@ -446,9 +447,9 @@ def compare_expected(
             "Compare it with a run of your own: cookbook-npu compare A B.",
         )
     found = []
-    for name, points in expected["metrics"].items():
-        found.append(_against(name, points, _points(metrics, name), expected["within"]))
-    source = f"expected: {expected['hardware']}, {expected['conditions']}"
+    for name, points in expected.metrics.items():
+        found.append(_against(name, points, _points(metrics, name), expected.within))
+    source = f"expected: {expected.hardware}, {expected.conditions}"
     return RunComparison(str(run.path), source, "another machine", metrics=found)
 
 

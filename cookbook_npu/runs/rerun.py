@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..errors import DataError
-from ..presets import parameters_of, run_command
+from ..recipes import parameters_of, run_command
 from .compare import Difference, complete_run, stack_differences
 from .folder import data_checksums, stack_record
 

@@ -23,7 +23,6 @@ from ..config import RunConfig, override
 from ..data.pass_at_k import eval_metrics
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, EnvironmentFault, MissingError, RewardError
-from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from cookbook_npu.plan.preflight import (
     check_engine,
     check_episodes,
@@ -106,19 +105,15 @@ def check_evaluation(config: RunConfig) -> None:
 # %% ../../nbs/train/20_evaluate.ipynb #ab4a4782
 def prepare_device(config: RunConfig) -> str:  # what the device is called
     "Make this process one that holds an engine; raises `DeviceError` without a device"
-    if config.scale == "laptop":
-        os.environ[SIMULATE_ENV] = "1"
-        os.environ[AUTOLOAD_ENV] = "0"
-        memory = config.placement.simulated_memory_bytes
-        os.environ["COOKBOOK_NPU_SIM_MEMORY"] = str(memory)
+    memory = config.placement.simulated_memory_bytes
+    os.environ |= config.target.device_env(memory)
     for name, value in role_environment(config, "rollout").items():
         if value is not None:
             os.environ[name] = value
     from cookbook_npu.npu.shims.bootstrap import bootstrap
-    from cookbook_npu.train.session import device_name
 
     bootstrap("rollout")
-    return device_name(config)
+    return config.target.device_name
 
 
 @contextmanager

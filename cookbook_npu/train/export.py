@@ -169,7 +169,7 @@ def model_card(
         lines += [
             f"- held-out accuracy {accuracy:.3f} at this step (the run's own evaluation)"
         ]
-    if config.scale == "laptop":
+    if config.target.simulated:
         lines += ["- made on simulated NPUs"]
     return "\n".join(lines) + "\n"
 

@@ -24,7 +24,7 @@ from ..errors import ConfigError, DeviceError, ShimError
 from ..npu.device import Accelerator
 from ..npu.shims import memory_saver
 from ..npu.shims.memory_saver import HookMode
-from ..plan.memory import engine_components, model_of, planned_capacity
+from ..plan.memory import engine_components, model_of
 from ..runs.metrics import format_bytes
 
 # %% ../../nbs/train/01_offload.ipynb #21c0f739
@@ -387,16 +387,14 @@ def engine_needs(
     capacity: int,  # memory of a device, bytes
 ) -> tuple[int, int]:  # bytes to load new weights, bytes to sample
     "Device memory that an awake engine takes, as planned; 0 where it takes none, or the model is unknown"
-    if config.scale == "laptop" and config.rollout.engine == "vllm":
+    if config.target.vllm_on_cpu and config.rollout.engine == "vllm":
         # it runs on the CPU there
         return 0, 0
     try:
         model = model_of(config)
     except ConfigError:
         return 0, 0
-    if config.scale == "910b":
-        # as the engine itself was told
-        capacity = planned_capacity(capacity)
+    capacity = config.target.engine_capacity(capacity)
     parts = [part.nbytes for part in engine_components(model, config, capacity)]
     return parts[0] + config.placement.bucket_bytes, sum(parts)
 

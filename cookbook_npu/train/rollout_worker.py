@@ -33,7 +33,7 @@ def decided_cache(
     acc: Accelerator | None = None,  # of the engine; none: of this process
 ) -> int | None:  # bytes on each device; none: vLLM decides
     "The key/value cache of an engine: a number of the configuration and the kind of device"
-    if config.scale != "910b":
+    if not config.target.has_soc:
         # nothing is planned there, so the device is not asked
         return None
     _, total = (acc or accelerator()).mem_get_info(0)

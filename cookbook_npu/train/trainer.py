@@ -58,7 +58,6 @@ from cookbook_npu.plan.memory import (
     HandleNeeds,
     host_optimizer_bytes,
     planned_backend,
-    planned_capacity,
 )
 from cookbook_npu.train.batch import (
     Batch,
@@ -592,7 +591,7 @@ class WeightWriter:
     def offer_handle(self) -> tuple[dict[str, bytes], str]:
         "A handle of this rank's device for an engine to try, or why there is none; every rank must call it"
         total = self.acc.mem_get_info(0)[1]
-        capacity = planned_capacity(total) if self.config.scale == "910b" else total
+        capacity = self.config.target.engine_capacity(total)
         try:
             _, why = planned_backend(self.config, capacity)
         except ConfigError:

@@ -18,7 +18,6 @@ from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
 from ..config import RunConfig
 from ..errors import EngineError, RoleError
-from ..plan.memory import engines_start_first
 from ..plan.roles import MachineShare, role_environment
 from .rollout_worker import CONTROL_METHODS, Engines
 
@@ -235,6 +234,6 @@ def start_workers(
     trainer, *groups = start_groups(
         partial(start_trainer, cluster, config, hf_path),
         engines,
-        engines_start_first(config),
+        config.target.engines_start_first,
     )
     return Workers(cluster, config, hf_path, trainer, Engines(groups))

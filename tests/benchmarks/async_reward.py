@@ -10,7 +10,7 @@ import random
 import tempfile
 from statistics import fmean
 
-from cookbook_npu.presets import qwen3_5_9b_async
+from cookbook_npu.recipes import qwen3_5_9b_async
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.train.session import session
 

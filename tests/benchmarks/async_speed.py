@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from cookbook_npu.plan.measured_schedule import MeasuredRun, measure_run
-from cookbook_npu.presets import qwen3_5_9b_async
+from cookbook_npu.recipes import qwen3_5_9b_async
 from cookbook_npu.train.session import session
 
 WARM = 3  # steps that are left out

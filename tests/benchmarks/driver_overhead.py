@@ -22,7 +22,7 @@ from pathlib import Path
 from options import option_parser
 
 from cookbook_npu.cluster.worker_group import RayFuture, RayWorkerGroup
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import append_line
 from cookbook_npu.train.session import session
 

@@ -145,7 +145,7 @@ def start_ours(task: Task) -> Any:
         torch.backends.mkldnn.set_flags(False)
     from cookbook_npu.cluster.worker_group import LocalWorkerGroup
     from cookbook_npu.config import override
-    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.runs.folder import RunFolder
     from cookbook_npu.runs.metrics import Spans, Tracker
     from cookbook_npu.runs.spans import SpanLog

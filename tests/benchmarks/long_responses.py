@@ -146,7 +146,7 @@ def open_trainer(task: Task) -> tuple[Any, Any]:
 
     torch.set_num_threads(1)
     from cookbook_npu.cluster.worker_group import LocalWorkerGroup
-    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.recipes import qwen3_4b_colocate
 
     config = qwen3_4b_colocate(
         model=task["folder"],

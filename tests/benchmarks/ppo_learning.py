@@ -18,7 +18,7 @@ import tempfile
 import time
 from statistics import fmean
 
-from cookbook_npu.presets import preset
+from cookbook_npu.recipes import find_recipe
 from cookbook_npu.rl.algorithms import algorithm_overrides
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.train.session import session
@@ -61,7 +61,7 @@ def train(root: str, args: argparse.Namespace) -> dict:
     }
     if args.warm_start is not None:
         overrides["warm_start.steps"] = args.warm_start
-    config = preset(args.recipe)(
+    config = find_recipe(args.recipe)(
         num_steps=args.steps,
         prompts_per_step=args.prompts,
         seed=args.seed,

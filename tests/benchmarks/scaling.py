@@ -115,7 +115,7 @@ def on_devices(task: Task) -> Point:
     "Processor time of the processes of a run, by role"
     import psutil
 
-    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.train.session import session
 
     overrides = {

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from options import option_parser
 
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.train.session import session
 
 FLOORS = {

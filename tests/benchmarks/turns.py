@@ -13,7 +13,7 @@ import time
 from statistics import fmean
 
 from cookbook_npu.config import RunConfig
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.metrics import load_metrics
 from cookbook_npu.train.session import session
 

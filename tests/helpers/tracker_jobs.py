@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from cookbook_npu.config import override
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder
 from cookbook_npu.runs.metrics import Tracker
 from cookbook_npu.runs.trackers import open_trackers

@@ -10,7 +10,7 @@ import pytest
 from whole_runs import check_turns, events, learned, parameters, rows, run, samples
 
 from cookbook_npu.config import save_config
-from cookbook_npu.presets import PRESETS, qwen3_4b_colocate
+from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ PICTURES = {
 def picture_run(root: Path, recipe: str, **more) -> list[dict]:
     "The steps of a small run with drawn triangles and turns; its samples"
     given = parameters(root, recipe, False, STEPS, **{**PICTURES, **more})
-    save_config(PRESETS[recipe](**given), root / f"{recipe}.json")
+    save_config(RECIPES[recipe](**given), root / f"{recipe}.json")
     run(root / f"{recipe}.json")
     trained = rows(root / recipe)
     assert len(trained) == STEPS
@@ -160,7 +160,7 @@ def test_vllm_sees_the_picture_of_a_prompt_and_one_of_an_observation(tmp_path):
         "model.tiny.num_layers": 2,
     }
     given = parameters(tmp_path, "seen", steps=1, **more)
-    save_config(PRESETS["qwen3_vl_8b_grpo"](**given), tmp_path / "seen.json")
+    save_config(RECIPES["qwen3_vl_8b_grpo"](**given), tmp_path / "seen.json")
     run(tmp_path / "seen.json")
     (row,) = rows(tmp_path / "seen")
     assert row["env/turns_mean"] > 1 and row["env/failed_groups"] == 0

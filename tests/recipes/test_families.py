@@ -9,7 +9,7 @@ from whole_runs import parameters, rows, run
 
 from cookbook_npu.config import save_config
 from cookbook_npu.data.tasks import build_tokenizer
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 
 pytestmark = pytest.mark.slow
 SHAPE = {"hidden_size": 32, "num_layers": 2, "ffn_size": 64, "init_std": 0.1}

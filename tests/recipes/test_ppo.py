@@ -7,7 +7,7 @@ import pytest
 from whole_runs import learned, parameters, rows, run
 
 from cookbook_npu.config import save_config
-from cookbook_npu.presets import PRESETS
+from cookbook_npu.recipes import RECIPES
 from cookbook_npu.rl.algorithms import algorithm_overrides
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def prepare(
         **more,
     }
     given = parameters(root, name, resume, steps, **overrides)
-    save_config(PRESETS[recipe](**given), root / f"{name}.json")
+    save_config(RECIPES[recipe](**given), root / f"{name}.json")
     return root / f"{name}.json"
 
 

@@ -19,7 +19,7 @@ from whole_runs import (
 )
 
 from cookbook_npu.config import save_config
-from cookbook_npu.presets import qwen3_4b_colocate, qwen3_5_9b_async
+from cookbook_npu.recipes import qwen3_4b_colocate, qwen3_5_9b_async
 
 pytestmark = pytest.mark.slow
 STEPS = 2

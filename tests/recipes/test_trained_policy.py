@@ -12,7 +12,7 @@ from whole_runs import rows
 
 from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder

@@ -19,7 +19,7 @@ from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.config import override
 from cookbook_npu.errors import ConfigError, RoleError, RoleTimeout
 from cookbook_npu.npu.stack.checks import read_range
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.train.workers import start_engine, start_trainer
 
 pytestmark = pytest.mark.slow

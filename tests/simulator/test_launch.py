@@ -35,7 +35,7 @@ from cookbook_npu.config import load_config
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.plan.plan import model_name
-from cookbook_npu.presets import PRESETS
+from cookbook_npu.recipes import RECIPES
 from cookbook_npu.rollout.vllm import no_vllm_on_cpu
 
 
@@ -128,7 +128,7 @@ SMALLER = {  # the first has DP 2 and two engines, the last one rank and one eng
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", PRESETS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_rehearsal(tmp_path, recipe):
     """Samples of the real batch size on simulated NPUs with the variables of the real roles: trainer and
     engines agree. COOKBOOK_REHEARSAL_DEVICES=8 takes the devices of the recipe itself, minutes each"""
@@ -146,7 +146,7 @@ def test_rehearsal(tmp_path, recipe):
     (row,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     config = load_config(folder / "config.json")
     given = {"model": model_name(recipe), "prompt_data": "(prompts)"}
-    real = PRESETS[recipe]("910b", **given, overrides=smaller)
+    real = RECIPES[recipe]("910b", **given, overrides=smaller)
     assert config.optim.cpu_offload == real.optim.cpu_offload
     assert config.model.dtype == real.model.dtype == "bfloat16"
     assert row["train_rollout_logprob_abs_diff"] < 0.02

@@ -229,7 +229,7 @@ def test_the_zoom_tool_goes_the_same_way(folder):
 def trainer_logprobs(rank: int, world_size: int, root: str) -> dict[int, list[float]]:
     "Log-probs of the trainer role, TP 2, for samples as the driver hands them over"
     from cookbook_npu.data.sample import ImageInput
-    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.train.batch import make_batch
     from cookbook_npu.train.trainer import Trainer
 

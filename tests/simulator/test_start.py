@@ -32,7 +32,7 @@ NOT_IN = {
 COMMAND = """
 from cookbook_npu import cli
 
-notebook = cli.find_recipe("qwen3_4b_colocate")
+notebook = cli.find_notebook("qwen3_4b_colocate")
 config = cli.resolve_run(notebook, {})
 cli.check_machine(config)
 import cookbook_npu.runs.kernel, cookbook_npu.runs.report

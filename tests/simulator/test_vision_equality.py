@@ -329,7 +329,7 @@ def as_batch(config, samples):
 
 def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
     "The trainer role: micro-batches with their images, an update, a checkpoint, an export"
-    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.train.trainer import Trainer
     from cookbook_npu.weights.transport import read_buckets
 

@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 from cookbook_npu.cli import app, main
-from cookbook_npu.presets import EXPECTED, qwen3_4b_colocate, qwen3_5_9b_async
+from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate, qwen3_5_9b_async
 from cookbook_npu.runs.compare import RULES, compare_metrics
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 
@@ -212,16 +212,16 @@ def test_expected_numbers(tmp_path, command):
     assert code == 2 and "seed was 0, is 3" in errors
 
 
-@pytest.mark.parametrize("recipe", EXPECTED)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_the_table_of_a_recipe_has_its_expected_numbers(recipe):
     "One source: what `--against expected` holds a run to is what the notebook promises"
-    expected = EXPECTED[recipe]
-    accuracy = expected["metrics"]["eval_accuracy"]
+    expected = RECIPES[recipe].expected["laptop"]
+    accuracy = expected.metrics["eval_accuracy"]
     steps = max(accuracy)
     text = (Path(ROOT) / "recipes" / f"{recipe}.ipynb").read_text()
-    row = f"| `{expected['scale']}` | {expected['hardware']} | {accuracy[0]:.2f} to {accuracy[steps]:.2f}"
+    row = f"| `laptop` | {expected.hardware} | {accuracy[0]:.2f} to {accuracy[steps]:.2f}"
     [line] = [line for line in text.splitlines() if row in line]
-    assert f"| {steps} | {expected['minutes']} | yes, {expected['conditions']} |" in line
+    assert f"| {steps} | {expected.minutes} | yes, {expected.conditions} |" in line
     for step in sorted(accuracy)[1:-1]:
         assert f"{accuracy[step]:.2f} after {step} steps" in line
 

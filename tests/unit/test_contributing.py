@@ -11,7 +11,7 @@ from places import ROOT
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app
-from cookbook_npu.presets import PRESETS
+from cookbook_npu.recipes import RECIPES
 
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 CHANGELOG = ROOT / ".docs" / "pages" / "changelog.md"
@@ -89,7 +89,7 @@ def test_the_changelog_is_of_this_version():
     versions = re.findall(r"^## (\d+\.\d+\.\d+)", text, re.M)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert versions[0] == project["version"]
-    assert all(f"`{name}`" in text for name in PRESETS)
+    assert all(f"`{name}`" in text for name in RECIPES)
 
 
 def test_github_finds_them():

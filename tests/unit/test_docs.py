@@ -23,7 +23,9 @@ import reference  # noqa: E402
 import stage  # noqa: E402
 
 from cookbook_npu.config import RunConfig  # noqa: E402
-from cookbook_npu.presets import EXPECTED  # noqa: E402
+from cookbook_npu.recipes import RECIPES  # noqa: E402
+
+# noqa: E402
 from cookbook_npu.runs.folder import RunFolder, append_line  # noqa: E402
 
 
@@ -152,14 +154,15 @@ def test_a_number_of_the_lab_log_stands_where_the_row_leads(row):
 
 
 def test_the_readme_says_what_recipes_reach():
-    "Its table is that of the presets"
+    "Its table is that of the recipes"
     readme = (ROOT / "README.md").read_text()
     rows = {re.search(r"\w+", row[0])[0]: row for row in rows_of(readme, 6)}
-    for name, expected in EXPECTED.items():
-        accuracy = expected["metrics"]["eval_accuracy"]
+    for name, recipe in RECIPES.items():
+        expected = recipe.expected["laptop"]
+        accuracy = expected.metrics["eval_accuracy"]
         first, last = accuracy[0], accuracy[max(accuracy)]
         shown = [f"{first:.2f} to {last:.2f}", str(max(accuracy))]
-        assert rows[name][2:5] == [*shown, expected["minutes"].split(",")[0].split()[0]]
+        assert rows[name][2:5] == [*shown, expected.minutes.split(",")[0].split()[0]]
 
 
 def test_the_curve_of_the_readme_is_of_a_run_as_expected():
@@ -169,10 +172,10 @@ def test_the_curve_of_the_readme_is_of_a_run_as_expected():
     points = [e for e in root.iterfind("{*}circle") if float(e.get("cy")) != 14]
     drawn = [(float(e.get("cx")), float(e.get("cy"))) for e in points]
     assert drawn == [curve.place(int(s), float(v), 40) for v, s in said]
-    expected = EXPECTED["qwen3_4b_colocate"]
-    for step, value in expected["metrics"]["eval_accuracy"].items():
+    expected = RECIPES["qwen3_4b_colocate"].expected["laptop"]
+    for step, value in expected.metrics["eval_accuracy"].items():
         (found,) = [float(v) for v, s in said if int(s) == step]
-        assert abs(found - value) <= expected["within"]
+        assert abs(found - value) <= expected.within
 
 
 def test_the_curve_is_drawn_from_the_files_of_a_run(tmp_path):

@@ -21,7 +21,7 @@ from cookbook_npu.plan.evidence import (
     make_evidence,
     write_evidence,
 )
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line, read_json, write_json
 
 sys.path.insert(0, str(ROOT / ".docs"))

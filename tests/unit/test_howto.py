@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cookbook_npu.cli import (
     app,
     check_machine,
-    find_recipe,
+    find_notebook,
     join_pairs,
     read_parameters,
     resolve_run,
@@ -24,7 +24,7 @@ from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.tasks import build_tokenizer
 from cookbook_npu.errors import CookbookError
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
 
 PAGES = Path(__file__).parents[2] / ".docs" / "pages" / "howto"
@@ -63,7 +63,7 @@ def check_run(words: list[str]) -> None:
     parameters = read_parameters(pairs)
     if "-f" in words:
         parameters = json.loads(Path(words[words.index("-f") + 1]).read_text()) | parameters
-    config = resolve_run(find_recipe(words[0]), parameters)
+    config = resolve_run(find_notebook(words[0]), parameters)
     check_machine(config)
     prompts = load_prompts(config.data, build_tokenizer())
     assert len(prompts.prompts) >= config.rollout.prompts_per_step
@@ -168,10 +168,9 @@ def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict = {}
-    for text in code[
-        : 1 + next(i for i, text in enumerate(code) if "config = gentle" in text)
-    ]:
+    last = next(i for i, text in enumerate(code) if "config = gentle" in text)
+    for text in code[: 1 + last]:
         exec(text, names)
     config = names["config"]
     assert (config.num_steps, config.algorithm.advantage_estimator) == (5, "rloo")
-    assert config.recipe == "qwen3_4b_colocate"
+    assert config.recipe == "gentle"

@@ -8,7 +8,7 @@ import pytest
 from hub_server import TOKEN, serve_hub
 
 from cookbook_npu.npu.device import free_port
-from cookbook_npu.presets import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 

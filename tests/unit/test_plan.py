@@ -22,13 +22,12 @@ from cookbook_npu.plan.dimensions import (
 from cookbook_npu.plan.memory import (
     micro_batch,
     planned_backend,
-    planned_capacity,
     trainer_state,
     training,
 )
 from cookbook_npu.plan.plan import make_plan, process_groups
 from cookbook_npu.plan.roles import architecture
-from cookbook_npu.presets import PRESETS
+from cookbook_npu.recipes import RECIPES
 from cookbook_npu.rl.algorithms import algorithm_overrides
 from cookbook_npu.testing.ranks import run_ranks
 
@@ -99,7 +98,7 @@ def test_operations_of_the_vision_tower_are_those_that_pytorch_counts():
     assert f"RESULT {6 * image_token_flops(vision)}" in done.stdout
 
 
-@pytest.mark.parametrize("recipe", sorted(PRESETS))
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_910b_preset_fits(recipe):
     "The copy of the weights included, where the transfer backend that a trainer chooses makes one"
     plan = make_plan(planned_config(recipe, "910b", {}))
@@ -107,7 +106,9 @@ def test_every_910b_preset_fits(recipe):
         p.nbytes <= plan.capacity for p in plan.phases
     )
     # what a driver says of a 910B of 64 GiB
-    backend, why = planned_backend(plan.config, planned_capacity(65_787_658_240))
+    backend, why = planned_backend(
+        plan.config, plan.config.target.engine_capacity(65_787_658_240)
+    )
     copies = [
         c for p in plan.phases for c in p.components if c.name == "copy of the weights"
     ]
@@ -128,9 +129,9 @@ def test_qwen3_4b_fits_four_devices():
         make_plan(planned_config("qwen3_4b_colocate", "910b", as_in_the_script))
 
 
-@pytest.mark.parametrize("recipe", sorted(PRESETS))
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_910b_preset_is_true_to_its_source(recipe):
-    "What each deviates from its source in is in the table of nbs/02_presets.ipynb"
+    "What each deviates from its source in is in the table of nbs/02_recipes.ipynb"
     config = planned_config(recipe, "910b", {})
     assert config.model.fused_kernels
     assert config.algorithm.kl_loss_coef or not config.algorithm.use_reference
@@ -210,7 +211,7 @@ with inherited_operators():
     print("RESULT", json.dumps(made))
 """
 ON_VLLM = sorted(
-    r for r in PRESETS if planned_config(r, "910b", {}).rollout.engine == "vllm"
+    r for r in RECIPES if planned_config(r, "910b", {}).rollout.engine == "vllm"
 )
 
 

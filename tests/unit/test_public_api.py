@@ -18,7 +18,7 @@ SIGNATURES = {
     "config_keys": "model=RunConfig, prefix=''",
     "load_config": "path",
     "override": "config, overrides",
-    "preset": "name",
+    "find_recipe": "name",
     "qwen3_4b_colocate": PRESET,
     "qwen3_5_9b_async": PRESET,
     "qwen3_5_9b_colocate": PRESET,
@@ -27,7 +27,7 @@ SIGNATURES = {
     "make_plan": "config, soc='Ascend910B1', check=True, mean_response=None",
     "check_machine": "config, environ=None, files=True",
     "session": "config",
-    "write_report": "folder, references=(), title='', panels=...",
+    "write_report": "folder, references=None, title='', panels=...",
     "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
     "kept_cache='recompute', simulated_latency=0.0",
@@ -127,6 +127,6 @@ def test_import_is_light():
 
 
 def test_what_drives_a_run_needs_no_torch():
-    light = "RunConfig, load_config, override, preset, make_plan, check_machine"
+    light = "RunConfig, load_config, override, find_recipe, make_plan, check_machine"
     code = f"import sys; from cookbook_npu import {light}; print('torch' in sys.modules)"
     assert fresh(code)[0] == "False"

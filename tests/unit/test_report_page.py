@@ -15,7 +15,7 @@ import pytest
 
 from cookbook_npu.config import RunConfig
 from cookbook_npu.data.tasks import generated_task
-from cookbook_npu.presets import qwen3_vl_8b_grpo
+from cookbook_npu.recipes import qwen3_vl_8b_grpo
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 from cookbook_npu.runs.listing import list_runs, runs_page
 from cookbook_npu.runs.report import write_report

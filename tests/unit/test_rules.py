@@ -21,7 +21,7 @@ NOTEBOOKS = [
     p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
 ]
 DEVICE_SUBPACKAGES = ("npu",)
-LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.presets cookbook_npu.npu.device
+LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.recipes cookbook_npu.npu.device
 cookbook_npu.parameters cookbook_npu.stop cookbook_npu.scratch
 cookbook_npu.cli cookbook_npu.data.sample cookbook_npu.data.prompts cookbook_npu.data.tasks
 cookbook_npu.cluster.ray_cluster cookbook_npu.runs.folder cookbook_npu.npu.stack.stacks
@@ -30,8 +30,8 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
-SUBPACKAGES = """torchvision_ops lazy_imports errors config presets parameters heartbeat stop scratch
-fork_server preload npu cluster data rl weights model rollout runs plan train testing
+SUBPACKAGES = """errors npu targets config recipes torchvision_ops lazy_imports parameters
+heartbeat stop scratch fork_server preload cluster data rl weights model rollout runs plan train testing
 cli cookbook_npu""".split()
 
 
@@ -109,6 +109,15 @@ def test_no_import_goes_up(path):
         assert other not in SUBPACKAGES or SUBPACKAGES.index(other) <= SUBPACKAGES.index(
             own
         ), f"{name_of(path)}:{line} imports {module}: {own} is before {other}"
+
+
+@ids
+def test_only_targets_compare_the_scale(path):
+    "What depends on the scale is an attribute or a method of its `Target`"
+    if subpackage(name_of(path)) == "targets":
+        return
+    found = re.findall(r".*\bscale\s*(?:==|!=|in\s*[\(\[{]).*", path.read_text())
+    assert not found, f"{name_of(path)}: {found[0].strip()}"
 
 
 @ids

@@ -17,9 +17,9 @@ import pytest
 from places import ROOT
 from typer.testing import CliRunner
 
-from cookbook_npu.cli import app, find_recipe
+from cookbook_npu.cli import app, find_notebook
 from cookbook_npu.config import RunConfig
-from cookbook_npu.presets import preset
+from cookbook_npu.recipes import find_recipe
 from cookbook_npu.runs.folder import RunFolder, append_line
 from cookbook_npu.stop import EXIT_STOPPED
 
@@ -225,7 +225,7 @@ def jupyter_parameters() -> dict:
 def test_papermill_takes_the_parameters(given, tmp_path, caplog):
     "None is unknown to the recipe, which papermill would only warn of"
     parameters = given()
-    recipe = find_recipe("qwen3_4b_colocate")
+    recipe = find_notebook("qwen3_4b_colocate")
     assert set(parameters) <= set(papermill.inspect_notebook(str(recipe)))
     out = tmp_path / "out.ipynb"
     papermill.execute_notebook(recipe, out, parameters, prepare_only=True)
@@ -235,7 +235,9 @@ def test_papermill_takes_the_parameters(given, tmp_path, caplog):
     read: dict = {}
     exec("".join(cell["source"]), read)
     assert {name: read[name] for name in parameters} == parameters
-    assert preset("qwen3_4b_colocate")(**parameters).num_steps == parameters["num_steps"]
+    assert (
+        find_recipe("qwen3_4b_colocate")(**parameters).num_steps == parameters["num_steps"]
+    )
 
 
 def test_airflow_reads_the_dag(tmp_path):
@@ -274,11 +276,11 @@ def test_the_job_of_modelarts_names_what_the_page_has():
     job = json.loads(files["job.json"])
     command = job["algorithm"]["command"]
     words = re.fullmatch(r"bash -ic 'cookbook-npu run (\S+) -f (\S+)'", command)
-    assert find_recipe(words[1])
+    assert find_notebook(words[1])
     folder = job["spec"]["volumes"][0]["nfs"]["local_path"]
     assert words[2] == f"{folder}/parameters.json"
     parameters = json.loads(files["parameters.json"])
-    config = preset(words[1])(**parameters)
+    config = find_recipe(words[1])(**parameters)
     assert config.scale == "910b" and config.output.root.startswith(folder)
     assert parameters["model"].startswith(folder)
 

@@ -34,7 +34,7 @@ from cookbook_npu.npu.stack.stacks import (
     install_lines,
     read_requirements,
 )
-from cookbook_npu.presets import PRESETS
+from cookbook_npu.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -405,10 +405,10 @@ from cookbook_npu.npu.stack.doctor import examine
 from cookbook_npu.npu.stack.machine import read_machine
 from cookbook_npu.plan.plan import make_plan, model_name
 from cookbook_npu.plan.roles import role_environment
-from cookbook_npu.presets import PRESETS
+from cookbook_npu.recipes import RECIPES
 
 assert sys.version_info[:2] == (3, 12)
-for name, build in PRESETS.items():
+for name, build in RECIPES.items():
     for scale in ("laptop", "910b"):
         given = {} if scale == "laptop" else {"model": model_name(name), "prompt_data": "d"}
         config = build(scale, **given)
@@ -420,7 +420,7 @@ for name, build in PRESETS.items():
             worker_env(role_environment(config, role), kind=role)
 assert examine(read_machine()).as_text()
 assert "torch" not in sys.modules
-print(len(PRESETS), "presets")
+print(len(RECIPES), "recipes")
 """
 
 
@@ -438,7 +438,7 @@ def python_312() -> str:
 
 @needs_index
 def test_the_part_without_torch_runs_on_python_312(python_312, tmp_path):
-    "Configuration, presets, plan and doctor, with the few packages that they import"
+    "Configuration, recipes, plan and doctor, with the few packages that they import"
     import uv
 
     command = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", python_312]
@@ -455,7 +455,7 @@ def test_the_part_without_torch_runs_on_python_312(python_312, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == f"{len(PRESETS)} presets\n"
+    assert done.stdout == f"{len(RECIPES)} recipes\n"
 
 
 # ---------------------------------------------------------------- conda
@@ -484,7 +484,7 @@ def test_the_table_of_support_names_what_exists():
     rows = re.findall(r'"\| (\w+) \| (vllm-ascend-[\d.]+) \| (\w+) \|(.*)\|\\n"', page)
     found = {row[:3] for row in rows}
     engines = ("vllm", "transformers")
-    assert found == {(r, s, e) for r in PRESETS for s in RUNNABLE_STACKS for e in engines}
+    assert found == {(r, s, e) for r in RECIPES for s in RUNNABLE_STACKS for e in engines}
     for *_, claims in rows:
         simulated, wheel, source, user = (text.strip() for text in claims.split("|"))
         for claim in (simulated, wheel, source):

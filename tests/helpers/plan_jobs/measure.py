@@ -12,7 +12,7 @@ SHAPE = {
 
 
 def config_of(overrides, world):
-    from cookbook_npu.presets import qwen3_4b_colocate
+    from cookbook_npu.recipes import qwen3_4b_colocate
 
     return qwen3_4b_colocate(overrides={"placement.devices": world} | SHAPE | overrides)
 
