@@ -504,7 +504,7 @@ def machine_need(
     per_machine: int = 8,  # devices of a machine
 ) -> Any:  # a Need of npu.stack.checks
     "What a run at a scale asks of the machine; a model and data need not be given"
-    from cookbook_npu.npu.stack.checks import Need, need_of
+    from cookbook_npu.npu.stack.checks import Need
     from cookbook_npu.plan.dimensions import total_parameters
     from cookbook_npu.plan.memory import model_of
 
@@ -512,7 +512,18 @@ def machine_need(
         return Need()
     config = planned_config(recipe or "qwen3_4b_colocate", scale, parameters)
     model = model_of(config)
-    return need_of(config, model.family, 2 * total_parameters(model), per_machine)
+    return Need(
+        devices=min(config.placement.devices, per_machine),
+        vllm=config.rollout.engine == "vllm",
+        enforce_eager=config.rollout.enforce_eager,
+        model_bytes=2 * total_parameters(model),
+        cpu_offload=config.optim.cpu_offload,
+        data=config.data_parallel,
+        reference=config.algorithm.use_reference,
+        critic=config.has_critic,
+        family=model.family,
+        nodes=-(-config.placement.devices // per_machine),
+    )
 
 
 def one_scale(

@@ -18,7 +18,12 @@ from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
-HAND_WRITTEN = ("npu/simulator/csrc", "runs/templates")
+HAND_WRITTEN = (
+    "npu/simulator/csrc",
+    "npu/stack/compatibility.toml",
+    "npu/stack/stacks",
+    "runs/templates",
+)
 
 
 def exported(folder: Path) -> Path:
@@ -31,8 +36,12 @@ def exported(folder: Path) -> Path:
     package.mkdir()
     shutil.copy(ROOT / "cookbook_npu" / "__init__.py", package)
     for part in HAND_WRITTEN:
-        if (ROOT / "cookbook_npu" / part).is_dir():
-            shutil.copytree(ROOT / "cookbook_npu" / part, package / part)
+        source = ROOT / "cookbook_npu" / part
+        (package / part).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, package / part)
+        elif source.is_file():
+            shutil.copy(source, package / part)
     subprocess.run(
         [sys.executable, "-c", "from nbdev.doclinks import nbdev_export; nbdev_export()"],
         cwd=folder,

@@ -71,7 +71,7 @@ from cookbook_npu.rollout.vllm_layers import (
     worker_checksums,
     worker_difference,
 )
-from ..torchvision_ops import inherited_operators
+from ..torchvision_ops import inspect_in_process
 from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
@@ -711,8 +711,9 @@ class VllmEngine(Engine):
         known = EngineArgs.__dataclass_fields__
         check_argument_names("rollout.engine_args", engine_args or {}, known)
         self.memory_identity = self._name_memory(tensor_parallel)
-        with inherited_operators():
-            self.llm: Any = LLM(**engine_settings(arguments, known))
+        if self.platform == "cpu":
+            inspect_in_process()
+        self.llm: Any = LLM(**engine_settings(arguments, known))
         VllmEngine.is_open = True
         check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
         if self.platform == "cpu":

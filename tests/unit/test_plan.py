@@ -72,12 +72,12 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
 
 FLOPS = """
 import json, sys
-from cookbook_npu.torchvision_ops import inherited_operators
-with inherited_operators():
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-    from transformers.models.qwen3_vl import Qwen3VLVisionModel
-    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+from cookbook_npu.torchvision_ops import install_finder
+install_finder()
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.qwen3_vl import Qwen3VLVisionModel
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 tower = Qwen3VLVisionModel._from_config(Qwen3VLVisionConfig(**json.loads(sys.argv[1])))
 with FlopCounterMode(display=False) as counter, torch.no_grad():
     tower(torch.zeros(24, 1536), grid_thw=torch.tensor([[1, 4, 6]]))
@@ -155,7 +155,8 @@ from cookbook_npu.cli import planned_config
 from cookbook_npu.plan.dimensions import PUBLISHED
 from cookbook_npu.plan.roles import vllm_arguments
 from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
-from cookbook_npu.torchvision_ops import inherited_operators
+from cookbook_npu.torchvision_ops import install_finder
+install_finder()
 prepare_environment("cpu")
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import registry
@@ -205,10 +206,9 @@ PASSED = {
         "additional_config": {"enable_sleep_mode_extra_cleanup": True, "weight_nz_mode": 0},
     },
 }
-with inherited_operators():
-    made = {recipe: accepted(recipe) for recipe in sys.argv[1:]}
-    made["passed on"] = accepted("qwen3_4b_colocate", **PASSED)
-    print("RESULT", json.dumps(made))
+made = {recipe: accepted(recipe) for recipe in sys.argv[1:]}
+made["passed on"] = accepted("qwen3_4b_colocate", **PASSED)
+print("RESULT", json.dumps(made))
 """
 ON_VLLM = sorted(
     r for r in RECIPES if planned_config(r, "910b", {}).rollout.engine == "vllm"

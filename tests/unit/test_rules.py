@@ -111,6 +111,16 @@ def test_no_import_goes_up(path):
         ), f"{name_of(path)}:{line} imports {module}: {own} is before {other}"
 
 
+def test_npu_imports_errors_alone():
+    "It could be a package of its own"
+    others = set()
+    for path in MODULES:
+        if subpackage(name_of(path)) == "npu":
+            others |= {subpackage(module) for module, _ in imported(path)}
+            others |= set(re.findall(r"cookbook_npu\.(\w+)\.", path.read_text()))
+    assert others <= {"npu", "errors"}, others
+
+
 @ids
 def test_only_targets_compare_the_scale(path):
     "What depends on the scale is an attribute or a method of its `Target`"

@@ -32,7 +32,6 @@ from cookbook_npu.npu.stack.stacks import (
     conflicts,
     constraints_file,
     install_lines,
-    read_requirements,
 )
 from cookbook_npu.recipes import RECIPES
 
@@ -192,7 +191,7 @@ def test_the_table_of_requirements_is_what_the_wheels_say(part, release):
         cuda = part == "vllm" and name == "torch"
         if name and not cuda and str(requirement.specifier):
             said[name] = requirement.specifier
-    written = read_requirements(REQUIRES[part, release])
+    written = REQUIRES[part, release]
     if "python" in written:
         said["python"] = SpecifierSet(metadata(part, files[-1])["Requires-Python"])
     said.pop("ray", None)  # vLLM's executor for several machines, which is not used

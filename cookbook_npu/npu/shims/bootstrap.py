@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-import cookbook_npu
+from ... import npu
 from ...errors import ConfigError, DeviceError, ShimError, nearest
 from ..device import SIMULATE_ENV, Accelerator, accelerator
 from ..role_variables import ROLE_VARIABLES
@@ -228,7 +228,7 @@ def report_of_fresh_process(
     """What the bootstrap of a worker does on this machine.
 
     Raises `DeviceError` when it has no device, `ShimError` with a failed process's output."""
-    root = Path(cookbook_npu.__file__).parents[1]
+    root = Path(npu.__file__).parents[2]
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     # -P: a folder of the working directory is no package, even with a package's name
     done = subprocess.run(

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import cookbook_npu
+from ... import npu
 from ...errors import MissingError, ShimError, nearest
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #d4c94a23
 def shims_folder() -> Path:
     "The folder of this subpackage's notebooks; raises `MissingError` outside a checkout"
-    package = Path(cookbook_npu.__file__).parent
+    package = Path(npu.__file__).parents[1]
     for root in (package.parent, *Path.cwd().parents, Path.cwd()):
         if (root / "nbs" / "npu" / "shims").is_dir():
             return root / "nbs" / "npu" / "shims"
