@@ -31,7 +31,7 @@ HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
 SUBPACKAGES = """torchvision_ops lazy_imports errors config presets parameters heartbeat stop scratch
-fork_server preload npu cluster data rl weights model rollout runs plan train testing
+fork_server preload npu cluster data rl weights model rollout runs plan train policy testing
 cli cookbook_npu""".split()
 
 
