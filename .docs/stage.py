@@ -27,6 +27,7 @@ EXECUTED = ROOT / "build" / "executed"
 # subpackage -> its title; the order is that of a reader, from what is run down to what it stands on
 SUBPACKAGES = {
     "train": "Training loop",
+    "policy": "The trained policy",
     "rl": "Reinforcement learning",
     "data": "Data and rewards",
     "rollout": "Rollout engines",

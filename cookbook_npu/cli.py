@@ -762,7 +762,7 @@ def _export(
     ] = False,
 ) -> None:
     "Write a run's trained policy as a Hugging Face folder that transformers and vLLM load."
-    from cookbook_npu.train.export import check_hub, export_policy, push_folder
+    from cookbook_npu.policy.export import check_hub, export_policy, push_folder
 
     if public and not push:
         raise ConfigError("--public without --push", "Give --push REPO, too.")
@@ -806,7 +806,7 @@ def _eval(
     as_json: _AsJson = False,
 ) -> None:
     "Evaluate a checkpoint with the run's graders, on one device: accuracy, pass@k."
-    from cookbook_npu.train.evaluate import EvalSettings, evaluate_run, evaluation_text
+    from cookbook_npu.policy.evaluate import EvalSettings, evaluate_run, evaluation_text
 
     settings = EvalSettings(
         data=data,
@@ -840,7 +840,7 @@ def _chat(
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
     "Talk to a run's trained policy: a line is a message, Ctrl-D ends."
-    from cookbook_npu.train.chat import ChatSettings, chat_with_run
+    from cookbook_npu.policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
     lines = None if sys.stdin.isatty() else sys.stdin

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from cookbook_npu.train.chat import ChatSettings, chat_with_run
-from cookbook_npu.train.evaluate import EvalSettings, evaluate_run
+from cookbook_npu.policy.chat import ChatSettings, chat_with_run
+from cookbook_npu.policy.evaluate import EvalSettings, evaluate_run
 
 
 def ask(rank: int, world_size: int, run: str, steps: list[int], lines: list[str]) -> dict:

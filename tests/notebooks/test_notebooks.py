@@ -45,10 +45,10 @@ WARM_UPS = {
     "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
     "testing/conformance": DEVICE,
-    "train/chat": DEVICE,
+    "policy/chat": DEVICE,
     "train/critic": TRAINER,
-    "train/evaluate": DEVICE,
-    "train/export": TRANSFORMERS,
+    "policy/evaluate": DEVICE,
+    "policy/export": TRANSFORMERS,
     "train/rollout_worker": DEVICE,
     "train/warm_start": DEVICE,
 }
