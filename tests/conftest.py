@@ -10,7 +10,7 @@ import pytest
 from places import HELPERS
 from whole_runs import configure, run
 
-from cookbook_npu.fork_server import make_folder
+from cookbook_npu.npu.simulator.fork_server import make_folder
 from cookbook_npu.scratch import (
     SESSION_PREFIX,
     make_scratch,

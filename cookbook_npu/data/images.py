@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .sample import ImageInput
 from .tasks import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 from ..errors import ConfigError, DataError, MissingError
+from ..torchvision_ops import install_finder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -246,6 +247,7 @@ def processor_class() -> Any:
     "transformers' image processor of Qwen2-VL and Qwen3-VL that works with PIL"
     import transformers
 
+    install_finder()
     name = "Qwen2VLImageProcessorPil"
     if not hasattr(transformers, name):  # before transformers 5.6 the plain name has it
         name = "Qwen2VLImageProcessor"

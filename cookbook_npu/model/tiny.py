@@ -18,6 +18,7 @@ from typing import Any
 
 from ..config import TinyConfig
 from ..errors import ConfigError, DataError, MissingError
+from ..torchvision_ops import install_finder
 
 # %% ../../nbs/model/00_tiny.ipynb #22c7fa6b
 ROPE_BASE = 1_000_000
@@ -212,6 +213,8 @@ def head_class(
 ) -> type:  # for example Qwen3ForCausalLM
     "The transformers class of the whole model, vision tower included, with its language head"
     import transformers
+
+    install_finder()
 
     name = type(config).__name__.removesuffix("Config")
     head = "ForCausalLM" if name == "Qwen3" else "ForConditionalGeneration"

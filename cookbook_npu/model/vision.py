@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..torchvision_ops import install_finder
 
 # %% ../../nbs/model/08_vision.ipynb #9fc07f12
 class GridOfImage(Protocol):
@@ -83,6 +84,7 @@ def _position_rule(
     "The class of transformers that knows the positions of a family"
     from transformers import AutoModel
 
+    install_finder()
     model: Any = AutoModel._model_mapping[kind]
     parameters = inspect.signature(model.get_rope_index).parameters
     return model, "mm_token_type_ids" in parameters

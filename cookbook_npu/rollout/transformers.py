@@ -37,6 +37,7 @@ from cookbook_npu.rollout.engine import (
     token_logprobs,
     uniforms,
 )
+from ..torchvision_ops import install_finder
 from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/01_transformers.ipynb #82c0874a
@@ -913,6 +914,8 @@ def model_class(
 ) -> type:  # the class that reads the folder
     "The transformers class that the folder's configuration names"
     import transformers
+
+    install_finder()
 
     name = (config.architectures or ["?"])[0]
     if not hasattr(transformers, name):

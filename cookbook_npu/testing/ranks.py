@@ -27,9 +27,9 @@ from types import ModuleType
 from typing import IO, Any
 
 from ..errors import ConfigError, RoleError, RoleTimeout
-from ..fork_server import ForkedProcess, fork_process
 from ..npu.device import free_port
 from ..npu.shims.bootstrap import PROCESS_ROLES
+from ..npu.simulator.fork_server import ForkedProcess, fork_process
 
 # %% ../../nbs/testing/01_ranks.ipynb #c77c8935
 def _load_file(path: str) -> ModuleType:
@@ -63,6 +63,7 @@ def import_target(
 # %% ../../nbs/testing/01_ranks.ipynb #c196db1e
 def _run_bootstrap(bootstrap: str | None) -> None:
     "What comes before the target"
+    import_target("cookbook_npu.torchvision_ops:install_finder")()
     if bootstrap is None:
         return
     if bootstrap == "simulator":
@@ -82,7 +83,8 @@ def warm_up_of(
     preload: Sequence[str] = (),  # modules that the target will import
 ) -> list[str] | None:  # for a fork server; none: its ranks are fresh interpreters
     "What can be done once for all ranks with this bootstrap"
-    first = ["torch", "cookbook_npu.testing.ranks"]
+    first = ["cookbook_npu.torchvision_ops:install_finder", "torch"]
+    first.append("cookbook_npu.testing.ranks")
     if bootstrap is None:
         return [*first, *preload]
     if bootstrap == "simulator":

@@ -36,7 +36,6 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.tasks import read_tokenizer
 from ..data.turns import TurnFormat
-from ..lazy_imports import without_garbage_collection
 from ..parameters import handed_on
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
@@ -55,6 +54,7 @@ from cookbook_npu.stop import (
     end_with_parent,
     resume_hint,
 )
+from ..torchvision_ops import install_finder
 from .async_loop import AsyncDriver
 from .checkpointing import open_folder
 from .loop import Driver
@@ -376,6 +376,7 @@ def session(
     Raises `RunStopped` when somebody asked for a stop.
     """
     check_machine(config)
+    install_finder()
     _end_quickly()
     if in_notebook():
         end_with_parent()
@@ -387,9 +388,7 @@ def session(
                 folder, checkpoint = open_folder(config)
                 path = folder.path
                 stack.enter_context(folder)
-                # a start is imports for the most part
-                with without_garbage_collection():
-                    run = _start(config, folder, checkpoint, stop, stack)
+                run = _start(config, folder, checkpoint, stop, stack)
                 # a search through what is imported takes as long as a step
                 gc.freeze()
                 stack.callback(gc.unfreeze)

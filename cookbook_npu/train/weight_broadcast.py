@@ -162,7 +162,7 @@ class WeightBroadcast:
             a is b for a, b in zip(members, self.members, strict=True)
         )
         if self.group is None or not same:
-            host = self.state.workers.cluster.driver_address()
+            host = self.state.workers.cluster.node.address()
             if self.store is None:
                 self.store = open_store(host)
             self.count += 1

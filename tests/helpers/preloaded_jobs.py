@@ -9,14 +9,15 @@ import sys
 import threading
 from contextlib import suppress
 
-from cookbook_npu.fork_server import fork_process
-from cookbook_npu.preload import SERVER_ENV, split_command
+from cookbook_npu.npu.simulator.fork_server import fork_process
+from cookbook_npu.npu.simulator.preload import SERVER_ENV, split_command
 
 QWEN = ["transformers.models.auto", "transformers.generation.utils"]
 QWEN += [
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen2.tokenization_qwen2",
 ]
+QWEN.insert(0, "cookbook_npu.torchvision_ops:install_finder")
 # What Ray imports. Not Ray itself: it reads its variables then, and they differ from process to process.
 FOR_RAY = ["requests", "jsonschema", "yaml", "google.protobuf.descriptor", "packaging"]
 # What Megatron and mcore-bridge import. Not these themselves: they come after a trainer's bootstrap.
@@ -54,8 +55,6 @@ def warm_up_of(argv: list[str]) -> list[str]:
 
 def without_preload(argv: list[str]) -> list[str]:
     "The command line of what Ray starts through `preload`, unless that is a fork of its own"
-    if argv[2].endswith(".py") and not argv[2].endswith("default_worker.py"):
-        return [argv[0], *argv[2:]]
     plain, command = split_command(argv[2:])
     return [argv[0], *command] if plain and SERVER_ENV not in os.environ else argv
 

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from cookbook_npu.preload import is_fork
+from cookbook_npu.npu.simulator.preload import is_fork
 
 
 class Role:

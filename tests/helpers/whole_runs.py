@@ -15,7 +15,7 @@ from preloaded_jobs import DRIVER
 from safetensors import safe_open
 
 from cookbook_npu.config import save_config
-from cookbook_npu.fork_server import fork_process
+from cookbook_npu.npu.simulator.fork_server import fork_process
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 HERE = Path(__file__).parent

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from places import HELPERS, ROOT
 
-from cookbook_npu.fork_server import fork_process
+from cookbook_npu.npu.simulator.fork_server import fork_process
 
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
 NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 
 LIGHT = ["nbdev.test", "execnb.shell", "fastcore.test", "pydantic", "notebook_jobs"]
 TORCH = ["torch", "numpy", *LIGHT]
-QWEN = ["transformers.models.auto", "transformers.generation.utils"]
+QWEN = ["cookbook_npu.torchvision_ops:install_finder"]
+QWEN += ["transformers.models.auto", "transformers.generation.utils"]
 QWEN += [
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen2.tokenization_qwen2",

@@ -21,12 +21,11 @@ ROLES = {
 }
 CPU_S = {"trainer": 5.0, "rollout": 4.0}
 COMPILER = ("torch._dynamo", "torch._inductor", "sympy", "triton")
-GRAMMAR = "rfc3987_syntax.syntax_helpers"
 NOT_IN = {
-    "command": ("torch", "transformers", "ray", "pandas", "matplotlib", GRAMMAR),
-    "driver": (*COMPILER, "peft", "pandas", "scipy", "matplotlib", "megatron", GRAMMAR),
-    "trainer": ("vllm", GRAMMAR),
-    "rollout": ("megatron", "mcore_bridge", "vllm", GRAMMAR),
+    "command": ("torch", "transformers", "ray", "pandas", "matplotlib"),
+    "driver": (*COMPILER, "peft", "pandas", "matplotlib", "megatron"),
+    "trainer": ("vllm",),
+    "rollout": ("megatron", "mcore_bridge", "vllm"),
 }
 
 COMMAND = """
@@ -115,7 +114,7 @@ def test_a_fork_and_the_process_that_stands_for_it_end_together(cluster):
     with start(cluster, None) as group:
         assert all(info["fork"] for info in group.call("process_info"))
         forks = [psutil.Process(pid) for pid in group.pids]
-        raylet = cluster.raylet
+        raylet = cluster.node.raylet
         assert raylet is not None
         before = {p.pid for p in raylet.children() if "preload" in " ".join(p.cmdline())}
         forks[0].kill()

@@ -30,8 +30,8 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
-SUBPACKAGES = """errors npu targets config recipes torchvision_ops lazy_imports parameters heartbeat
-stop scratch fork_server preload cluster data rl weights model rollout runs plan train policy testing
+SUBPACKAGES = """errors npu targets config recipes torchvision_ops parameters heartbeat stop scratch
+cluster data rl weights model rollout runs plan train policy testing
 cli cookbook_npu""".split()
 
 
@@ -379,3 +379,19 @@ print(took, [m for m in {HEAVY} if m in sys.modules])
     took, heavy = out.split(" ", 1)
     assert heavy.strip() == "[]", f"importing the light modules loads {heavy}"
     assert float(took) < 1.0
+
+
+def test_importing_the_package_changes_nothing_else():
+    code = """
+import os, signal, sys
+def state():
+    modules = {name for name in sys.modules if not name.startswith("cookbook_npu")}
+    return list(sys.meta_path), list(sys.path_hooks), dict(os.environ), modules
+import importlib, typing
+before = state()
+import cookbook_npu
+print(state() == before, cookbook_npu.__version__)
+"""
+    run = [sys.executable, "-c", code]
+    out = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert out.startswith("True "), out

@@ -26,6 +26,7 @@ from ..device import SIMULATE_ENV, Accelerator, accelerator
 from ..role_variables import ROLE_VARIABLES
 from .mindspeed import adaptor as adaptors
 from .registry import registry
+from ...torchvision_ops import install_finder
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #30cc5d07
 ProcessRole = Literal["trainer", "rollout", "plain"]
@@ -150,6 +151,7 @@ def bootstrap(
     if _role is not None:
         return registry.report()
     forbid_imports(role)
+    install_finder()
     load_device()
     if role == "trainer":
         _enter_trainer(adaptor)

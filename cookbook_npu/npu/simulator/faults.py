@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['FAULTS_ENV', 'COLLECTIVES', 'ROLE_ENV', 'out_of_memory', 'clear_faults', 'lose_device', 'fail_collective',
            'hang_collective', 'not_a_number', 'slow_down', 'wrong_products', 'stall', 'die', 'Fault', 'parse_faults',
-           'arm_from_environment', 'arm_at_call']
+           'arm_from_environment', 'arm_methods']
 
 # %% ../../../nbs/npu/simulator/07_faults.ipynb #00836465
+import functools
 import importlib
 import itertools
 import os
@@ -15,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -293,26 +293,38 @@ def _limited(
     return Fault(*call, method, int(nth))
 
 # %% ../../../nbs/npu/simulator/07_faults.ipynb #d410bf88
-_calls: Counter[str] = Counter()  # calls of the role so far
-
-
 def _faults_of_this_process() -> list[Fault]:
     text = os.environ.get(FAULTS_ENV, "")
     return parse_faults(text, os.environ.get("RANK"), os.environ.get(ROLE_ENV))
 
 
 def arm_from_environment() -> None:
-    "Arm what the variable asks of this process from the start; simulator.install() calls it"
+    "Arm the faults that are active from the start; `simulator.install` calls it"
     for fault in _faults_of_this_process():
         if not fault.method:
             fault.function(*fault.arguments)
 
 
-def arm_at_call(
-    method: str,  # of the role, about to be called
+def arm_methods(
+    role: Any,  # object of a worker process
 ) -> None:
-    "Arm what the variable asks of this process from this call on"
-    _calls[method] += 1
+    "Let the methods of a role arm the faults that wait for their calls"
+    if "simulated_npu" not in sys.modules:
+        return
     for fault in _faults_of_this_process():
-        if (fault.method, fault.nth) == (method, _calls[method]):
+        method = getattr(role, fault.method, None) if fault.method else None
+        if method is not None:
+            setattr(role, fault.method, _armed(method, fault))
+
+
+def _armed(method: Callable, fault: Fault) -> Callable:
+    "Return the method; its call number `fault.nth` arms the fault first"
+    calls = itertools.count(1)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == fault.nth:
             fault.function(*fault.arguments)
+        return method(*args, **kwargs)
+
+    return call
