@@ -1,14 +1,11 @@
 """RL post-training of Qwen3-family models on Ascend NPUs, as notebooks that run on a laptop first
 
-The names of a notebook user can be imported from here; each comes from its module when it is asked for,
-so that importing the package costs nothing. This is the one module of the package that no notebook writes.
+Each public name is imported from its module on first use, so importing the package is cheap and changes
+nothing in the process. No notebook exports this module.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from cookbook_npu.lazy_imports import import_lazily, without_garbage_collection
-from cookbook_npu.torchvision_ops import install_finder
 
 if TYPE_CHECKING:
     from cookbook_npu.config import RunConfig, config_keys, load_config, override
@@ -77,24 +74,19 @@ _RENAMED = {"preset": "find_recipe"}  # refused with the new name, for one relea
 
 
 def __getattr__(name: str) -> Any:
-    "Import a public name when it is asked for (PEP 562)"
+    "Import a public name on first use (PEP 562)"
     if name in _RENAMED:
         raise AttributeError(f"cookbook_npu.{name} is now cookbook_npu.{_RENAMED[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "session":
-        # a process that drives runs needs no device; torch would load torch_npu by itself
+        # a driver needs no device; torch would load torch_npu
         import_module(f"{__name__}.npu.device").import_torch_alone()
-    with without_garbage_collection():
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    "Public names, imported or not"
+    "Return all public names"
     return sorted({*globals(), *_HOMES})
-
-
-install_finder()
-import_lazily()
