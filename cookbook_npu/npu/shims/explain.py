@@ -58,8 +58,8 @@ def shim_sections(
     found = {}
     for _, cells in notebook_sections(notebook):
         for kind, source in cells:
-            if kind == "code" and source.startswith("#| export") and "Shim(" in source:
-                names = re.findall(r'\bname="(\w+\.\w+)"', source)
+            if kind == "code" and source.startswith("#| export") and "@registry" in source:
+                names = re.findall(r'^    name = "(\w+\.\w+)"', source, re.MULTILINE)
                 found |= dict.fromkeys(names, cells)
     return found
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LAYOUT', 'ADAPTOR_ENV', 'ADAPTORS', 'hidden_argv', 'kept_logging', 'held_locks', 'optimization_level',
            'runtime_arguments', 'signature', 'differences', 'false_flags', 'Adaptor', 'MindSpeed', 'MegatronAdaptor',
-           'find_adaptor', 'choose_adaptor', 'current', 'mark_not_needed']
+           'find_adaptor', 'choose_adaptor', 'current']
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #9aaf9254
 import importlib
@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -352,22 +351,13 @@ def choose_adaptor(
             f"this process has the adaptor {_current.name} and cannot change to {name}",
             "Use a fresh process.",
         )
+    why = f"{_current.name} brings its own"
     for shim in _current.brings:
-        mark_not_needed(shim, f"{_current.name} brings its own")
+        if shim in registry.shims and not registry[shim].is_applied:
+            registry[shim].needed = lambda: (False, why)
     return _current
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #565ab28d
-def current() -> Adaptor:  # `none` before one was chosen
-    "The adaptor of this process"
+def current() -> Adaptor:
+    "The adaptor of this process; `none` before one was chosen"
     return _current or Adaptor()
-
-
-def mark_not_needed(
-    shim: str,
-    why: str,  # for the table
-) -> None:
-    "Make a registered shim unnecessary, unless it was applied already"
-    if shim not in registry.entries or registry[shim].is_applied:
-        return
-    record = replace(registry[shim].shim, needed=lambda: (False, why))
-    registry.register(record)
