@@ -131,9 +131,7 @@ def records(rank: int, world_size: int) -> dict[str, tuple[str, bool, str]]:
 
     parallel_ready({"tensor_model_parallel_size": 1})
     names = [
-        n
-        for n, shim in registry.shims.items()
-        if n.startswith("mindspeed.") and shim.is_applied
+        n for n, shim in registry.items() if n.startswith("mindspeed.") and shim.is_applied
     ]
     result = {}
     for name in names:

@@ -406,33 +406,6 @@ def use_in_transformers(model_type: str) -> bool:  # whether this module's rule 
     vars(layer)["torch_chunk_gated_delta_rule"] = rule_for_transformers
     return True
 
-# %% ../../../nbs/npu/shims/03_fla.ipynb #324da6f5
-def _fla_modules() -> dict[str, dict[str, Any]]:
-    conv = dict(causal_conv1d=causal_conv1d)
-    rule = dict(
-        chunk_gated_delta_rule=chunk_gated_delta_rule,
-        fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule,
-    )
-    return {
-        "fla": dict(__version__="0.4.0"),
-        "fla.modules": dict(FusedRMSNormGated=FusedRMSNormGated),
-        "fla.modules.l2norm": dict(l2norm=l2norm),
-        "fla.modules.convolution": conv,
-        "fla.modules.conv": conv,
-        "fla.modules.conv.causal_conv1d": conv,
-        "fla.ops": {},
-        "fla.ops.gated_delta_rule": rule,
-    }
-
-
-def _causal_conv1d_modules() -> dict[str, dict[str, Any]]:
-    names = dict(
-        __version__="1.5.0",
-        causal_conv1d_fn=causal_conv1d_fn,
-        causal_conv1d_update=causal_conv1d_update,
-    )
-    return {"causal_conv1d": names}
-
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e3cdd29b
 # they look for the packages when they are imported
 _CONSUMERS = (
@@ -493,7 +466,21 @@ class FlaShim(_PackageShim):
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py"
 
     def modules(self) -> dict[str, dict[str, Any]]:
-        return _fla_modules()
+        conv = dict(causal_conv1d=causal_conv1d)
+        rule = dict(
+            chunk_gated_delta_rule=chunk_gated_delta_rule,
+            fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule,
+        )
+        return {
+            "fla": dict(__version__="0.4.0"),
+            "fla.modules": dict(FusedRMSNormGated=FusedRMSNormGated),
+            "fla.modules.l2norm": dict(l2norm=l2norm),
+            "fla.modules.convolution": conv,
+            "fla.modules.conv": conv,
+            "fla.modules.conv.causal_conv1d": conv,
+            "fla.ops": {},
+            "fla.ops.gated_delta_rule": rule,
+        }
 
     def keeps_borders(self) -> bool:
         ops = importlib.import_module("fla.ops.gated_delta_rule")
@@ -520,7 +507,12 @@ class ConvShim(_PackageShim):
     link = "https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen3_5/modeling_qwen3_5.py"
 
     def modules(self) -> dict[str, dict[str, Any]]:
-        return _causal_conv1d_modules()
+        names = dict(
+            __version__="1.5.0",
+            causal_conv1d_fn=causal_conv1d_fn,
+            causal_conv1d_update=causal_conv1d_update,
+        )
+        return {"causal_conv1d": names}
 
     def keeps_borders(self) -> bool:
         package = importlib.import_module("causal_conv1d")

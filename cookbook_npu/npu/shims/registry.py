@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ShimPhase', 'SHIM_PHASES', 'DISTRIBUTIONS', 'S', 'registry', 'MonkeyPatch', 'expect_parameters', 'wrap',
-           'innermost_wrapper', 'inside', 'arguments_inside', 'ShimState', 'found_version', 'Shim', 'Registry']
+           'innermost_wrapper', 'inside', 'arguments_inside', 'ShimState', 'found_version', 'Shim', 'ShimTable',
+           'Registry']
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #9dcbf77c
 import functools
@@ -91,6 +92,14 @@ class _Change:
             and mine.name == theirs.name
         )
 
+
+def _changes_since(before: list[tuple[Any, dict[str, Any]]]) -> Iterator[_Change]:
+    for owner, attributes in before:
+        for name, value in list(vars(owner).items()):
+            old = attributes.get(name, _ABSENT)
+            if old is not value:
+                yield _Change(_Attribute(owner, name), old, value)
+
 # %% ../../../nbs/npu/shims/00_registry.ipynb #522ebf70
 class MonkeyPatch:
     "The changes of one shim, in order"
@@ -116,26 +125,20 @@ class MonkeyPatch:
 
     @contextmanager
     def record(self, owners: Iterable[Any]) -> Iterator[None]:
-        "Record every attribute of the modules and classes `owners` that the block changes"
+        "Record the attributes of modules and classes that the block changes"
         before = [(owner, dict(vars(owner))) for owner in owners]
         yield
-        for owner, attributes in before:
-            for name, value in list(vars(owner).items()):
-                old = attributes.get(name, _ABSENT)
-                if old is not value:
-                    self.changes.append(_Change(_Attribute(owner, name), old, value))
+        self.changes += _changes_since(before)
 
     def undo(
         self,
-        keep_foreign: bool = False,  # keep values that were replaced since, instead of raising
-    ) -> list[str]:  # the places that were kept
-        "Restore everything, last change first; raise `ShimError` where a value was replaced since"
+        keep_foreign: bool = False,  # keep values that were replaced since; else `ShimError`
+    ) -> list[str]:
+        "Restore everything, last change first; return the places that were kept"
         foreign = [change for change in self.changes if not self.holds(change)]
         if foreign and not keep_foreign:
-            raise ShimError(
-                f"{foreign[0].place} was replaced again after the shim",
-                "Undo in the reverse order of applying.",
-            )
+            what = f"{foreign[0].place} was replaced again after the shim"
+            raise ShimError(what, "Undo in the reverse order of applying.")
         for change in reversed(self.changes):
             if change not in foreign:
                 change.place.put(change.old)
@@ -146,9 +149,12 @@ class MonkeyPatch:
         "Return whether the last change of the same place is still there"
         last = [other for other in self.changes if other.same_place(change)][-1]
         found = last.place.get()
-        if isinstance(found, str):  # os.environ makes a new string each time
-            return found == last.new
-        return found is last.new
+        # os.environ makes a new string each time
+        return found is last.new or (isinstance(found, str) and found == last.new)
+
+    def forget_dropped(self) -> None:
+        "Keep only the changes that are still in place"
+        self.changes = [change for change in self.changes if self.holds(change)]
 
     def _put(self, place: _Attribute, value: Any) -> None:
         self.changes.append(_Change(place, place.get(), value))
@@ -245,11 +251,15 @@ class ShimState:
     name: str
     target: str
     phase: str
+    reason: str
+    link: str
     state: _State = "not entered"
     detail: str = ""
     version: str = ""  # of the target's distribution; informative only
-    reason: str = ""
-    link: str = ""
+
+    def set(self, state: _State, detail: str) -> None:
+        self.state = state
+        self.detail = detail
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #d58b1bac
 DISTRIBUTIONS = {  # where the distribution's name differs from the package's
@@ -269,7 +279,7 @@ def found_version(target: str) -> str:
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #5fa7d84f
 class Shim:
-    "One repair of one project: a subclass says what it repairs, its instance holds the state of this process"
+    "One repair of one project; a subclass says what it repairs, its instance holds the state"
 
     name: str  # short, unique: project.what
     target: str  # dotted path of what is replaced
@@ -278,11 +288,9 @@ class Shim:
     phase: ShimPhase  # when it must be in place
 
     def __init__(self) -> None:
+        self.state = ShimState(self.name, self.target, self.phase, self.reason, self.link)
         self.patch = MonkeyPatch()
         self.order = 0  # position in the order of applying; 0: never applied
-        self.state = ShimState(
-            self.name, self.target, self.phase, reason=self.reason, link=self.link
-        )
 
     def needed(self) -> tuple[bool, str]:
         "Return whether the defect is present, and what was seen; `ShimError` for an unknown target"
@@ -308,66 +316,74 @@ class Shim:
                 self._install_if_needed(order)
         except ShimError as error:
             self.patch.undo()
-            self._set("refused", str(error))
+            self.state.set("refused", str(error))
         return self.state
 
     def undo(self, keep_foreign: bool = False) -> ShimState:
-        "Undo the shim, if it is applied; `keep_foreign` as in `MonkeyPatch.undo`"
+        "Undo the shim if it is applied; `keep_foreign` as in `MonkeyPatch.undo`"
         if self.is_applied:
-            kept = self.patch.undo(keep_foreign)
-            self._set(
-                "undone", f"replaced since, and kept: {', '.join(kept)}" if kept else ""
-            )
+            kept = ", ".join(self.patch.undo(keep_foreign))
+            self.state.set("undone", kept and f"replaced since, and kept: {kept}")
         return self.state
 
     def _install_if_needed(self, order: int) -> None:
         needed, seen = self.needed()
         if not needed:
-            self._set("not needed", seen)
-            return
-        self.patch.changes = [c for c in self.patch.changes if self.patch.holds(c)]
+            return self.state.set("not needed", seen)
         self.order = order
+        self.patch.forget_dropped()
         self.install(self.patch)
         if not self.verify():
-            raise ShimError(
-                f"shim {self.name} did not verify after it was applied", f"It saw: {seen}."
-            )
-        self._set(
-            "applied", f"again: it had been dropped; {seen}" if self.is_applied else seen
-        )
-
-    def _set(self, state: _State, detail: str) -> None:
-        self.state.state = state
-        self.state.detail = detail
+            raise ShimError(f"shim {self.name} does not verify", f"It saw: {seen}.")
+        again = "again: it had been dropped; " if self.is_applied else ""
+        self.state.set("applied", again + seen)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #6a6491e4
-S = TypeVar("S", bound=Shim)
-
-
 def _check_phase(phase: str, what: str) -> None:
     if phase not in SHIM_PHASES:
         raise ShimError(f"{what} the phase {phase!r}", nearest(phase, SHIM_PHASES))
 
 
-class Registry:
-    "The shims of this process, by name"
+S = TypeVar("S", bound=Shim)
 
-    def __init__(self) -> None:
-        self.shims: dict[str, Shim] = {}
-        self._applications = 0
 
-    def __getitem__(self, name: str) -> Shim:
-        if name not in self.shims:
-            raise ShimError(f"there is no shim {name!r}", nearest(name, self.shims))
-        return self.shims[name]
+class ShimTable(dict[str, Shim]):
+    "Shims by name, in order of registration"
+
+    def __missing__(self, name: str) -> Shim:
+        raise ShimError(f"there is no shim {name!r}", nearest(name, self))
 
     def register(self, shim: type[S]) -> type[S]:
         "Add a shim (class decorator), replacing one of the same name unless it is applied"
         _check_phase(shim.phase, f"shim {shim.name} names")
-        if shim.name in self.shims and self.shims[shim.name].is_applied:
+        if shim.name in self and self[shim.name].is_applied:
             raise ShimError(f"shim {shim.name} is applied already", "Undo it first.")
-        self.shims[shim.name] = shim()
+        self[shim.name] = shim()
         return shim
+
+    def applied(self) -> list[str]:
+        "Return the names of the applied shims, in the order in which they were last applied"
+        shims = sorted(self.values(), key=lambda shim: shim.order)
+        return [shim.name for shim in shims if shim.is_applied]
+
+    def report(self) -> list[dict[str, str]]:
+        "Return the state of every shim as plain data"
+        return [asdict(shim.state) for shim in self.values()]
+
+    def raise_refused(self) -> None:
+        "Raise one `ShimError` that names every refused shim"
+        states = [shim.state for shim in self.values()]
+        refused = [
+            f"shim {s.name} refused: {s.detail}" for s in states if s.state == "refused"
+        ]
+        if refused:
+            raise ShimError("; ".join(refused), "Run `cookbook-npu shims` for the table.")
+
+# %% ../../../nbs/npu/shims/00_registry.ipynb #c51c12a8
+class Registry(ShimTable):
+    "Applies and undoes the shims of this process"
+
+    _applications = 0
 
     def apply(self, name: str) -> ShimState:
         "Probe, apply and verify one shim"
@@ -382,22 +398,13 @@ class Registry:
         "Apply every shim of `phase`, and again those of earlier phases that were dropped"
         _check_phase(phase, "there is no")
         earlier = SHIM_PHASES[: SHIM_PHASES.index(phase)]
-        for name, shim in self.shims.items():
+        for name, shim in self.items():
             if shim.phase in earlier and shim.is_applied:
                 self.apply(name)
-        states = [self.apply(n) for n, shim in self.shims.items() if shim.phase == phase]
+        states = [self.apply(name) for name, shim in self.items() if shim.phase == phase]
         if strict:
             self.raise_refused()
         return states
-
-    def raise_refused(self) -> None:
-        "Raise one `ShimError` that names every refused shim"
-        states = [shim.state for shim in self.shims.values()]
-        refused = [
-            f"shim {s.name} refused: {s.detail}" for s in states if s.state == "refused"
-        ]
-        if refused:
-            raise ShimError("; ".join(refused), "Run `cookbook-npu shims` for the table.")
 
     def undo(self, name: str, keep_foreign: bool = False) -> ShimState:
         "Undo one shim, as `Shim.undo`"
@@ -407,15 +414,6 @@ class Registry:
         "Undo every shim, last applied first; values that were replaced since are kept"
         for name in reversed(self.applied()):
             self.undo(name, keep_foreign=True)
-
-    def applied(self) -> list[str]:
-        "Return the names of the applied shims, in the order in which they were last applied"
-        shims = sorted(self.shims.values(), key=lambda shim: shim.order)
-        return [shim.name for shim in shims if shim.is_applied]
-
-    def report(self) -> list[dict[str, str]]:
-        "Return the state of every shim as plain data, in order of registration"
-        return [asdict(shim.state) for shim in self.shims.values()]
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #f94f383f
 registry = Registry()

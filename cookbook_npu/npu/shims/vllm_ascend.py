@@ -530,7 +530,7 @@ def _wait_for_memory(original: Callable, worker: Any) -> Any:
         time.sleep(STARTUP_POLL)
         vars(worker).update(before)
 
-
+# %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #0cd34b8d
 @registry.register
 class StartupMemoryShim(Shim):
     name = "vllm_ascend.startup_memory"

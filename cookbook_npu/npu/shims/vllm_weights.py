@@ -65,7 +65,7 @@ def _why_not_reload(worker: Any) -> str:
             return ""
     return "its reload_weights takes no weights_iterator"
 
-
+# %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #2bdf6d94
 def opens_npu_memory(engine_class: type) -> bool:  # it is vllm-ascend's
     "Whether an engine opens memory of an NPU, whatever name it is registered under"
     return any(kind.__module__ == IPC_MODULE for kind in engine_class.__mro__)
@@ -79,7 +79,7 @@ def _packed(name: str, why: str | None) -> dict[str, str]:
         why = "what is received is never loaded"
     return {f"{name} packed": why}
 
-
+# %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #fe3af89d
 FRACTAL_NZ = 29  # torch_npu's number of the layout that only matrix kernels of an NPU read
 
 
@@ -101,7 +101,7 @@ def _why_not_load(worker: Any) -> str:
                 return f"{name} is in NZ format: set VLLM_ASCEND_ENABLE_NZ=0"
     return ""
 
-
+# %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #0dae1ecc
 def weight_update_methods(
     worker: Any,  # a vLLM worker
     engines: Iterable[str] = (),  # names of the registered transfer engines
@@ -224,7 +224,6 @@ def transfer_engine_class(
     "Our transfer engine, as a subclass of what this vLLM calls a transfer engine"
 
     def layers() -> Any:
-        "vLLM's module of layerwise reloads"
         return importlib.import_module("vllm.model_executor.model_loader.reload")
 
     class InProcessTransferEngine(base.WeightTransferEngine):
@@ -268,7 +267,7 @@ def transfer_engine_class(
 
     return InProcessTransferEngine
 
-
+# %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #21df0a9e
 def register_transfer_engine() -> dict[str, str] | None:
     """Tell vLLM of our transfer engine; its weight_transfer_config, or None where it takes
     none or only its own"""

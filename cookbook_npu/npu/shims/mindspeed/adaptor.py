@@ -147,7 +147,7 @@ def false_flags(
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #b18bd0a4
 class Adaptor:
-    "No adaptor: the stubs of this package are used. Also the interface of the others"
+    "No adaptor: the stubs of this package are used. The base class of the others"
 
     name: str = "none"
     brings: tuple[str, ...] = ()  # shims that are superfluous with it
@@ -157,22 +157,19 @@ class Adaptor:
     def __init__(self) -> None:
         self.applied = ""  # signature of the arguments in force; "" before the first
 
-    def present(self) -> tuple[bool, str]:  # (is it?, what was seen)
-        "Whether it can be imported, without importing it"
+    def present(self) -> tuple[bool, str]:
+        "Return whether it can be imported, and what was seen; imports nothing"
         return True, "nothing has to be installed"
 
     def load(self) -> None:
-        "Import it; before anything of Megatron"
+        "Import it, before anything of Megatron"
 
-    def arguments(
-        self,
-        values: Mapping[str, Any],  # of a model and its layout, in Megatron's names
-    ) -> dict[str, Any]:  # what `repatch` takes
-        "The runtime arguments for a model; none has none"
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        "Return the arguments of `repatch` for a model and its layout, given in Megatron's names"
         return {}
 
-    def verify(self) -> list[str]:  # flags that are False although the adaptor is loaded
-        "Raise unless the promised flag is True; list the others that are not"
+    def verify(self) -> list[str]:
+        "Raise unless the promised flag is True; return the other flags that are False"
         false = false_flags()
         if self.promised in false:
             raise ShimError(
@@ -181,11 +178,8 @@ class Adaptor:
             )
         return false
 
-    def repatch(
-        self,
-        arguments: Mapping[str, Any],  # of `arguments`
-    ) -> bool:  # whether anything was patched
-        "Put arguments in force, once per process; others afterwards are refused"
+    def repatch(self, arguments: Mapping[str, Any]) -> bool:
+        "Patch for these arguments; return False where they are in force, refuse other ones"
         new = signature(arguments)
         if new == self.applied:
             return False
@@ -199,11 +193,8 @@ class Adaptor:
         self.applied = new
         return True
 
-    def patch_again(
-        self,
-        arguments: dict[str, Any],  # of `arguments`
-    ) -> None:
-        "How this adaptor takes new arguments"
+    def patch_again(self, arguments: dict[str, Any]) -> None:
+        "Hand new arguments to the adaptor"
 
     def reset(self) -> None:
         "Forget the arguments in force, so that others can be"
@@ -241,20 +232,14 @@ class MindSpeed(Adaptor):
         with hidden_argv(), kept_logging():
             importlib.import_module("mindspeed.megatron_adaptor")
 
-    def arguments(
-        self,
-        values: Mapping[str, Any],  # of a model and its layout, in Megatron's names
-    ) -> dict[str, Any]:  # what `repatch` takes
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         "MindSpeed's own defaults, and what `values` says about them"
         with hidden_argv():
             module = importlib.import_module("mindspeed.args_utils")
             defaults = module.get_mindspeed_args(get_defaults=True)
         return runtime_arguments(vars(defaults), values)
 
-    def patch_again(
-        self,
-        arguments: dict[str, Any],  # of `arguments`
-    ) -> None:
+    def patch_again(self, arguments: dict[str, Any]) -> None:
         "Hand them to MindSpeed as a dictionary, which works with every version"
         with hidden_argv(), kept_logging():
             importlib.import_module("mindspeed.megatron_adaptor").repatch(arguments)
@@ -284,17 +269,11 @@ class MegatronAdaptor(MindSpeed):
         "Whether MindSpeed is installed, too"
         return _package_origin("mindspeed") is not None
 
-    def arguments(
-        self,
-        values: Mapping[str, Any],  # of a model and its layout, in Megatron's names
-    ) -> dict[str, Any]:  # what `repatch` takes
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         "MindSpeed's, where it is installed"
         return super().arguments(values) if self.has_mindspeed() else {}
 
-    def patch_again(
-        self,
-        arguments: dict[str, Any],  # of `arguments`
-    ) -> None:
+    def patch_again(self, arguments: dict[str, Any]) -> None:
         "Hand them to MindSpeed; the lower two take no arguments"
         if self.has_mindspeed():
             super().patch_again(arguments)
@@ -353,7 +332,7 @@ def choose_adaptor(
         )
     why = f"{_current.name} brings its own"
     for shim in _current.brings:
-        if shim in registry.shims and not registry[shim].is_applied:
+        if shim in registry and not registry[shim].is_applied:
             registry[shim].needed = lambda: (False, why)
     return _current
 

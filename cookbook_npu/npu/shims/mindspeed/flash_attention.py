@@ -291,25 +291,19 @@ class CausalMaskShim(Shim):
         ) -> torch.Tensor:
             "Attend, with the mask in the form that the kernel takes"
             rest = dict(attention_bias=attention_bias, packed_seq_params=packed_seq_params)
+            qkv = (query, key, value)
             if getattr(self, "context_parallel", False):
-                return original(
-                    self, query, key, value, attention_mask, attn_mask_type, **rest
-                )
-            mask_type = (
-                attn_mask_type if attn_mask_type is not None else self.attn_mask_type
-            )
-            mask, mode = kernel_mask(
-                mask_type.name,
-                attention_mask,
-                (query.shape[0], key.shape[0]),
-                lambda: masks.get_attention_mask(self.config),
-            )
+                return original(self, *qkv, attention_mask, attn_mask_type, **rest)
+            asked = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+            shape = (query.shape[0], key.shape[0])
+            compressed = functools.partial(masks.get_attention_mask, self.config)
+            mask, mode = kernel_mask(asked.name, attention_mask, shape, compressed)
             own = types.causal if mode == "causal" else types.no_mask
             with (
                 temporary_attribute(self.config, "attention_mask_type", mode),
                 temporary_attribute(self, "attn_mask_type", own),
             ):
-                return original(self, query, key, value, mask, attn_mask_type, **rest)
+                return original(self, *qkv, mask, attn_mask_type, **rest)
 
         patch.setattr(kind, "forward", forward)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -303,16 +304,10 @@ class DotProductAttention(TransformerEngineBaseModule):
         qkv_format: str = "sbhd",  # layout: sbhd, bshd or thd
         attn_mask_type: str = "causal",
         window_size: tuple[int, int] | None = None,  # sliding window
-        sequence_parallel: bool = False,  # kept
         tp_size: int = 1,  # tensor-parallel ranks
         get_rng_state_tracker: Callable | None = None,  # random states of dropout
-        tp_group: dist.ProcessGroup | None = None,  # kept
-        layer_number: int | None = None,  # kept
-        attention_type: str = "self",  # kept
+        tp_group: dist.ProcessGroup | None = None,
         cp_group: Any = None,  # context-parallel group: one rank only
-        cp_global_ranks: Any = None,  # kept
-        cp_stream: Any = None,  # kept
-        cp_comm_type: str = "p2p",  # kept
         softmax_scale: float | None = None,  # None: 1/sqrt(D)
         **_: Any,  # options of fused kernels
     ) -> None:
@@ -333,82 +328,78 @@ class DotProductAttention(TransformerEngineBaseModule):
         self.qkv_format = qkv_format
         self.attn_mask_type = attn_mask_type
         self.window_size = window_size
-        self.sequence_parallel = sequence_parallel
-        self.attention_type = attention_type
-        self.layer_number = layer_number
         self.get_rng_state_tracker = get_rng_state_tracker
-        self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+        self.set_context_parallel_group(cp_group)
 
     def set_context_parallel_group(
         self,
         cp_group: Any,  # a group, a list of groups or None
-        cp_global_ranks: Any = None,  # kept
-        cp_stream: Any = None,  # kept
-        cp_comm_type: str = "p2p",  # as in TE
+        cp_global_ranks: Any = None,
+        cp_stream: Any = None,
+        cp_comm_type: str = "p2p",
     ) -> None:
-        "Only a group of one rank is possible here"
+        "Refuse a group of more than one rank"
         groups = cp_group if isinstance(cp_group, list) else [cp_group]
         if any(group is not None and group.size() > 1 for group in groups):
             raise ShimError(
-                "context parallel attention was asked of the plain-torch TransformerEngine stub",
+                "context parallel attention is unsupported by the TransformerEngine stub",
                 "This trainer has no context parallelism: use MindSpeed or TransformerEngine for it.",
             )
-        self.cp_group = cp_group
-        self.cp_global_ranks = cp_global_ranks
-        self.cp_stream = cp_stream
-        self.cp_comm_type = cp_comm_type
 
-    def _dropout_state(self) -> Any:
-        "The random state of dropout differs between tensor-parallel ranks: each holds other heads"
-        drops = self.training and self.attention_dropout
-        if not drops or self.get_rng_state_tracker is None:
-            return nullcontext()
-        return self.get_rng_state_tracker().fork()
+# %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #287d1997
+def _dropout_state(module: DotProductAttention) -> Any:
+    "The random state of dropout, which differs between tensor-parallel ranks: each holds other heads"
+    drops = module.training and module.attention_dropout
+    if not drops or module.get_rng_state_tracker is None:
+        return nullcontext()
+    return module.get_rng_state_tracker().fork()
 
-    def forward(
-        self,
-        query_layer: Tensor,  # queries, in the layout qkv_format
-        key_layer: Tensor,
-        value_layer: Tensor,
-        attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,  # True: masked out
-        qkv_format: str | None = None,  # default: the constructor's
-        cu_seqlens_q: Tensor | None = None,  # borders of packed queries
-        cu_seqlens_kv: Tensor | None = None,  # borders of packed keys
-        cu_seqlens_q_padded: Tensor | None = None,  # starts, if padded one by one
-        cu_seqlens_kv_padded: Tensor | None = None,  # starts, if padded one by one
-        max_seqlen_q: int | None = None,  # unused: the borders tell
-        max_seqlen_kv: int | None = None,  # unused: the borders tell
-        attn_mask_type: str | None = None,  # default: the constructor's
-        window_size: tuple[int, int] | None = None,  # default: the constructor's
-        checkpoint_core_attention: bool = False,  # recompute in the backward pass
-        core_attention_bias_type: str = "no_bias",  # or post_scale_bias
-        core_attention_bias: Tensor | None = None,  # added to the scaled scores
-        **others: Any,  # must be None or a default
-    ) -> Tensor:  # heads and dimension joined
-        "Attention in TE's calling convention"
-        layout = qkv_format or self.qkv_format
-        mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
-        bias = core_attention_bias
-        _refuse_unsupported(layout, core_attention_bias_type, bias, others)
-        borders = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
-        options = dict(
-            scale=self.softmax_scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-            window=window_size or self.window_size,
-        )
 
-        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            "Attend"
-            if layout == "thd":
-                return _attend_thd(q, k, v, borders, mask_type, options)
-            mask = given_mask(attention_mask, mask_type)
-            return _attend_batched(q, k, v, layout, mask_type, mask, bias, options)
+@patch
+def forward(
+    self: DotProductAttention,
+    query_layer: Tensor,  # queries, in the layout qkv_format
+    key_layer: Tensor,
+    value_layer: Tensor,
+    attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,  # True: masked out
+    qkv_format: str | None = None,  # default: the constructor's
+    cu_seqlens_q: Tensor | None = None,  # borders of packed queries
+    cu_seqlens_kv: Tensor | None = None,  # borders of packed keys
+    cu_seqlens_q_padded: Tensor | None = None,  # starts, if padded one by one
+    cu_seqlens_kv_padded: Tensor | None = None,  # starts, if padded one by one
+    max_seqlen_q: int | None = None,  # unused: the borders tell
+    max_seqlen_kv: int | None = None,  # unused: the borders tell
+    attn_mask_type: str | None = None,  # default: the constructor's
+    window_size: tuple[int, int] | None = None,  # default: the constructor's
+    checkpoint_core_attention: bool = False,  # recompute in the backward pass
+    core_attention_bias_type: str = "no_bias",  # or post_scale_bias
+    core_attention_bias: Tensor | None = None,  # added to the scaled scores
+    **others: Any,  # must be None or a default
+) -> Tensor:  # heads and dimension joined
+    "Attention in TE's calling convention"
+    layout = qkv_format or self.qkv_format
+    mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
+    bias = core_attention_bias
+    _refuse_unsupported(layout, core_attention_bias_type, bias, others)
+    borders = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
+    options = dict(
+        scale=self.softmax_scale,
+        dropout=self.attention_dropout if self.training else 0.0,
+        window=window_size or self.window_size,
+    )
 
-        qkv = (query_layer, key_layer, value_layer)
-        with self._dropout_state():
-            if checkpoint_core_attention:
-                out = checkpoint(core, *qkv, use_reentrant=False)
-            else:
-                out = core(*qkv)
-        assert isinstance(out, Tensor)
-        return out.reshape(*out.shape[:-2], -1)
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        "Attend"
+        if layout == "thd":
+            return _attend_thd(q, k, v, borders, mask_type, options)
+        mask = given_mask(attention_mask, mask_type)
+        return _attend_batched(q, k, v, layout, mask_type, mask, bias, options)
+
+    qkv = (query_layer, key_layer, value_layer)
+    with _dropout_state(self):
+        if checkpoint_core_attention:
+            out = checkpoint(core, *qkv, use_reentrant=False)
+        else:
+            out = core(*qkv)
+    assert isinstance(out, Tensor)
+    return out.reshape(*out.shape[:-2], -1)
