@@ -19,12 +19,10 @@ from torch import Tensor
 from ...errors import ShimError
 from .registry import MonkeyPatch, Shim, registry
 from .transformer_engine.package import importable, make_package
-from cookbook_npu.npu.shims.transformer_engine.packed import (
-    LengthGroup,
-    cached_plan,
-    pack_groups,
-    pad_group,
-)
+from .transformer_engine.packed import LengthGroup, cached_plan
+
+# %% ../../../nbs/npu/shims/03_fla.ipynb #51f8ef1e
+from .transformer_engine.packed import pack_groups, pad_group
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #75202341
 def l2norm(

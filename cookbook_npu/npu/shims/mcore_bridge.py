@@ -24,23 +24,19 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import ShimError
-from cookbook_npu.npu.shims.megatron_core.built_model import (
-    WeakAttributes,
-    built_models,
-    built_modules,
-    tensor_parallel_size,
-)
+from .megatron_core.built_model import WeakAttributes, built_models
 from .megatron_core.imports import module_file
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    expect_parameters,
-    innermost_wrapper,
-    inside,
-    registry,
-    wrap,
-)
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
 from .transformer_engine.package import importable
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #a6d25a83
+from .registry import find_wrapper, inside, wrap
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #8a92502a
+from .megatron_core.built_model import built_modules
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #8e8a5a42
+from .megatron_core.built_model import tensor_parallel_size
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b87be44c
 class UnlaunchableKernel:
@@ -279,7 +275,7 @@ def _trial_net(gradient: torch.Tensor) -> nn.Module:
 def _sums_delta_nets() -> bool:
     "Whether the gradient of a gated delta net's norm is summed, after Megatron's own"
     function = getattr(_finalize(), _ALLREDUCE)
-    wrapper = innermost_wrapper(function)
+    wrapper = find_wrapper(function)
     if wrapper is None:
         return False
     gradient = torch.zeros(1)

@@ -22,15 +22,10 @@ from typing import Any, Literal
 
 from ...errors import ConfigError, ShimError
 from ..device import Accelerator
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    expect_parameters,
-    innermost_wrapper,
-    inside,
-    registry,
-    wrap,
-)
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
+
+# %% ../../../nbs/npu/shims/08_memory_saver.ipynb #cd36fc6e
+from .registry import find_wrapper, inside, wrap
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #de85b420
 ALLOC_ENVS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -353,7 +348,7 @@ class DisableEmptiesCacheShim(Shim):
 
     def verify(self) -> bool:
         "Whether the cache is emptied once, when the block has ended"
-        wrapper = innermost_wrapper(_saver_class().disable)
+        wrapper = find_wrapper(_saver_class().disable)
         if wrapper is None:
             return False
         emptied: list[str] = []

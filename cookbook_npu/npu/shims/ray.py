@@ -16,17 +16,10 @@ from typing import Any
 
 from ...errors import ConfigError, DeviceError, ShimError
 from ..device import CUDA, NPU, probe_cuda
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    ShimState,
-    arguments_inside,
-    expect_parameters,
-    innermost_wrapper,
-    inside,
-    registry,
-    wrap,
-)
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
+
+# %% ../../../nbs/npu/shims/05_ray.ipynb #652239a5
+from .registry import arguments_inside, find_wrapper, inside, wrap
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #79678bf1
 def device_ids(
@@ -113,17 +106,15 @@ def adapter_env(
     return given | {"worker_process_setup_hook": HOOK}
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #872109b7
-def install_adapter() -> list[ShimState]:  # what became of the three records
-    "Translate GPUs to NPUs in this process; raises `ShimError` when Ray is not as known"
-    shims = (NumGpusShim, GpuBundlesShim, GpuIdsShim)
-    states = [registry.apply(shim.name) for shim in shims]
-    refused = [f"{s.name}: {s.detail}" for s in states if s.state == "refused"]
-    if refused:
-        raise ShimError(
-            "; ".join(refused),
-            "Write resources={'NPU': n} in the code itself, or use another version of Ray.",
-        )
-    return states
+def install_adapter() -> None:
+    "Translate GPUs to NPUs in this process; raise `ShimError` for an unknown Ray"
+    for shim in (NumGpusShim, GpuBundlesShim, GpuIdsShim):
+        state = registry.apply(shim.name)
+        if state.state == "refused":
+            raise ShimError(
+                f"{state.name}: {state.detail}",
+                "Write resources={'NPU': n} in the code itself, or use another version of Ray.",
+            )
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #fda749c3
 def _translation(
@@ -317,7 +308,7 @@ class GpuIdsShim(Shim):
 
     def verify(self) -> bool:
         ray = importlib.import_module("ray")
-        wrapper = innermost_wrapper(_context().get_accelerator_ids)
+        wrapper = find_wrapper(_context().get_accelerator_ids)
         if wrapper is None:
             return False
         context = object.__new__(_context())

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ShimPhase', 'SHIM_PHASES', 'DISTRIBUTIONS', 'S', 'registry', 'MonkeyPatch', 'expect_parameters', 'wrap',
-           'innermost_wrapper', 'inside', 'arguments_inside', 'ShimState', 'found_version', 'Shim', 'ShimTable',
-           'Registry']
+           'find_wrapper', 'inside', 'arguments_inside', 'ShimState', 'found_version', 'Shim', 'ShimTable', 'Registry']
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #9dcbf77c
 import functools
@@ -192,7 +191,7 @@ def wrap(
     return wrapper
 
 
-def innermost_wrapper(function: Any) -> Callable | None:
+def find_wrapper(function: Any) -> Callable | None:
     "Return the last wrapper made by `wrap` on the way from a function to the original; None: there is none"
     found = None
     while function is not None:
@@ -217,7 +216,7 @@ def arguments_inside(function: Any, *args: Any, **kwargs: Any) -> dict[str, Any]
     """Return the arguments, by name, that a wrapped original would get; it is not called.
 
     Empty where `function` has no wrapper made by `wrap`."""
-    wrapper = innermost_wrapper(function)
+    wrapper = find_wrapper(function)
     if wrapper is None:
         return {}
     signature = inspect.signature(_wrapped[wrapper])

@@ -27,16 +27,10 @@ from types import CodeType, SimpleNamespace
 from typing import Any
 
 from ...errors import ShimError
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    arguments_inside,
-    expect_parameters,
-    innermost_wrapper,
-    inside,
-    registry,
-    wrap,
-)
+from .registry import MonkeyPatch, Shim, expect_parameters, registry
+
+# %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #6ec302d7
+from .registry import arguments_inside, find_wrapper, inside, wrap
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #f1757b8d
 def installed(
@@ -393,7 +387,7 @@ def repack(
 
 def reload_repacks() -> bool:
     "Whether `reload_weights` of this process repacks: a packed layer follows a weight that a trial writes"
-    wrapper = innermost_wrapper(_runner().reload_weights)
+    wrapper = find_wrapper(_runner().reload_weights)
     if wrapper is None:
         return False
     layer = _packed_layer()
@@ -505,7 +499,7 @@ def _survives(
 ) -> bool:
     "Whether the wrapped method comes back although what is inside failed"
     function = getattr(_npu_worker(), method)
-    wrapper = innermost_wrapper(function)
+    wrapper = find_wrapper(function)
     if wrapper is None:
         return False
     with inside(wrapper, trial):
@@ -669,7 +663,7 @@ class KvCacheBytesShim(Shim):
             model_runner=SimpleNamespace(profile_run=lambda: runs.append(True)),
         )
         function = _npu_worker().determine_available_memory
-        wrapper = innermost_wrapper(function)
+        wrapper = find_wrapper(function)
         if wrapper is None:
             return False
         with inside(wrapper, measured):

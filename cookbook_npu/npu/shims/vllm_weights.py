@@ -18,14 +18,10 @@ from typing import Any
 
 from ...errors import ShimError
 from .registry import registry
-from cookbook_npu.npu.shims.vllm_ascend import (
-    IPC_MODULE,
-    TiedHeadShim,
-    installed,
-    npu_ipc_module,
-    packed_loads,
-    repack,
-)
+from .vllm_ascend import IPC_MODULE, TiedHeadShim, installed
+
+# %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #bb9fc8e6
+from .vllm_ascend import npu_ipc_module, packed_loads, repack
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #6ec20e75
 # our transfer engine, by the name it is registered with vLLM

@@ -20,14 +20,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ....errors import ShimError
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    arguments_inside,
-    expect_parameters,
-    registry,
-    wrap,
-)
+from ..registry import MonkeyPatch, Shim, expect_parameters, registry
+
+# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #28186ac0
+from ..registry import arguments_inside, wrap
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #2e9bf352
 _models: list[weakref.ref] = []

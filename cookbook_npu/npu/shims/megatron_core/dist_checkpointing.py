@@ -26,12 +26,7 @@ from typing import Any
 import torch
 
 from ....errors import ConfigError, MissingError, ShimError, nearest
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    expect_parameters,
-    registry,
-)
+from ..registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #e2162e97
 ALLOWED_CLASSES = """argparse.Namespace io.BytesIO pathlib.PosixPath signal.Signals

@@ -24,16 +24,11 @@ from unittest.mock import NonCallableMock
 import torch
 
 from ....errors import ShimError
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    expect_parameters,
-    innermost_wrapper,
-    inside,
-    registry,
-    wrap,
-)
+from ..registry import MonkeyPatch, Shim, expect_parameters, registry
 from ..torch.device_api import npu_type
+
+# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #03ea6479
+from ..registry import find_wrapper, inside, wrap
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #1fb3aa8e
 def is_compiled(
@@ -437,7 +432,7 @@ def _assign_mode(mode: Any, value: str) -> None:
 def _mode_guarded() -> bool:
     "Whether an assignment in DYNAMIC_CONTEXT is ignored, and one elsewhere is not"
     mode = _saver_mode()
-    wrapper = innermost_wrapper(getattr(mode, "fset", None))
+    wrapper = find_wrapper(getattr(mode, "fset", None))
     if wrapper is None:
         return False
     heard: list[str] = []

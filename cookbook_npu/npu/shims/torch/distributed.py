@@ -21,16 +21,11 @@ import torch
 import torch.distributed as dist
 
 from ....errors import DeviceError, ShimError
-from cookbook_npu.npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    arguments_inside,
-    innermost_wrapper,
-    inside,
-    registry,
-    wrap,
-)
+from ..registry import MonkeyPatch, Shim, registry
 from .device_api import npu_type, redirected
+
+# %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #101c3ba4
+from ..registry import arguments_inside, find_wrapper, inside, wrap
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #cbe8d6f5
 def npu_backend(
@@ -210,7 +205,7 @@ def _silent() -> Iterator[None]:
 def _passes_over(error: RuntimeError) -> bool:
     "Whether an eager connection that ends with this error is passed over"
     connect = getattr(hccl_class(), _EAGER)
-    wrapper = innermost_wrapper(connect)
+    wrapper = find_wrapper(connect)
     if wrapper is None:
         return False
 

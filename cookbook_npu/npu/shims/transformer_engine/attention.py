@@ -20,13 +20,13 @@ from torch.utils.checkpoint import checkpoint
 
 from ....errors import ShimError, nearest
 from .linear import TransformerEngineBaseModule
-from cookbook_npu.npu.shims.transformer_engine.packed import (
-    LengthGroup,
-    PackedPlan,
-    cached_plan,
-    pack_groups,
-    pad_group,
-)
+from .packed import LengthGroup, PackedPlan
+
+# %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #39cb211c
+from .packed import cached_plan, pack_groups
+
+# %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #eb6954bc
+from .packed import pad_group
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #6d83ff30
 MASK_TYPES = (

@@ -427,7 +427,6 @@ def _layers() -> dict[str, Any]:
     return dict(
         Linear=te_linear.Linear,
         LayerNormLinear=te_linear.LayerNormLinear,
-        LayerNormMLP=te_linear.LayerNormMLP,
         GroupedLinear=te_linear.GroupedLinear,
         LayerNorm=te_linear.LayerNorm,
         RMSNorm=te_linear.RMSNorm,
