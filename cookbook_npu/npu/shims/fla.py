@@ -27,10 +27,10 @@ from .transformer_engine.packed import pack_groups, pad_group
 # %% ../../../nbs/npu/shims/03_fla.ipynb #75202341
 def l2norm(
     x: Tensor,  # [..., n]
-    eps: float = 1e-6,  # under the root
-    output_dtype: torch.dtype | None = None,  # default: that of x
-) -> Tensor:  # like x
-    "x / sqrt(sum x^2 + eps) over the last dimension"
+    eps: float = 1e-6,
+    output_dtype: torch.dtype | None = None,  # None: that of x
+) -> Tensor:
+    "Return x / sqrt(sum x^2 + eps) over the last dimension, shape as x"
     y = x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + eps)
     return y.to(output_dtype or x.dtype)
 
@@ -50,7 +50,7 @@ def solve_chunks(
     gamma: Tensor,  # [B, H, N, C] decay since the start of the chunk
     decay: Tensor,  # [B, H, N, C, C]
 ) -> tuple[Tensor, Tensor]:  # (I+A)^-1 beta V, (I+A)^-1 beta exp(gamma) K
-    "The part of U that does not depend on the state, and what the state is multiplied with"
+    "Return the part of U that does not depend on the state, and the factor of the state"
     A = ((k * beta[..., None]) @ k.transpose(-1, -2) * decay).tril(-1)
     right = torch.cat((v * beta[..., None], k * (beta * gamma.exp())[..., None]), -1)
     solved = torch.linalg.solve_triangular(A, right, upper=False, unitriangular=True)
@@ -145,11 +145,11 @@ def _packed_rule(
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #1fcc08c4
 def _refuse_options(options: dict[str, Any]) -> None:
-    "Raise for options of fla that are set and not here"
+    "Raise for options of fla that are set and unsupported"
     asked = sorted(name for name, value in options.items() if value not in (None, False))
     if asked:
         raise ShimError(
-            f"the gated delta rule stub has no {', '.join(asked)}",
+            f"the gated delta rule stub does not support {', '.join(asked)}",
             "Install flash-linear-attention for it.",
         )
 
@@ -205,7 +205,7 @@ def _convolve(
 def _activate(x: Tensor, activation: str | None) -> Tensor:
     if activation not in (None, "silu", "swish"):
         raise ShimError(
-            f"the convolution stub has no activation {activation!r}", "Use silu or none."
+            f"the convolution stub has no activation {activation!r}", "Use silu or None."
         )
     return x if activation is None else F.silu(x)
 
@@ -253,7 +253,7 @@ def causal_conv1d(
 def borders_of(
     seq_idx: Tensor,  # [1, T] sequence number of every token
 ) -> Tensor:  # cu_seqlens
-    "Where the sequence number changes"
+    "Return the borders: where the sequence number changes"
     row = seq_idx.reshape(-1)
     changes = (row[1:] != row[:-1]).nonzero().flatten() + 1
     return torch.cat((row.new_zeros(1), changes, row.new_tensor([len(row)]))).long()
@@ -273,7 +273,7 @@ def causal_conv1d_fn(
     "causal-conv1d's convolution"
     if return_final_states or final_states_out is not None:
         raise ShimError(
-            "the convolution stub returns no states here", "Use fla's interface."
+            "causal_conv1d_fn of the stub returns no states", "Use fla's interface."
         )
     borders = cu_seq_lens_q
     if borders is None and seq_idx is not None:
@@ -379,7 +379,7 @@ def rule_for_transformers(
     output_final_state: bool = False,  # whether to return the last state
     use_qk_l2norm_in_kernel: bool = False,  # normalise queries and keys first
     cu_seqlens: Tensor | None = None,  # borders of packed sequences
-    **_: Any,  # what transformers passes on and no kernel reads
+    **_: Any,  # unused
 ) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
     "The gated delta rule under the names of transformers"
     return chunk_gated_delta_rule(
@@ -396,8 +396,8 @@ def rule_for_transformers(
     )
 
 
-def use_in_transformers(model_type: str) -> bool:  # whether this module's rule is used
-    "Let a Qwen3.5 of transformers that is built from now on use this rule, where fla is missing"
+def use_in_transformers(model_type: str) -> bool:
+    "Let transformers' Qwen3.5 use this rule where fla is missing; return whether it does"
     if model_type != "qwen3_5" or importable("fla"):
         return False
     layer = importlib.import_module(_QWEN3_5)
@@ -405,7 +405,6 @@ def use_in_transformers(model_type: str) -> bool:  # whether this module's rule 
     return True
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e3cdd29b
-# they look for the packages when they are imported
 _CONSUMERS = (
     "megatron.core.ssm.gated_delta_net",
     "transformers.models.qwen3_5.modeling_qwen3_5",

@@ -46,7 +46,7 @@ STEMS: dict[HookMode, str] = {
 }
 
 
-def package_folder() -> Path | None:  # none: not installed
+def package_folder() -> Path | None:  # None: not installed
     "The folder of the installed torch_memory_saver, without importing it"
     spec = importlib.util.find_spec("torch_memory_saver")
     return Path(spec.origin).parent if spec and spec.origin else None
@@ -77,7 +77,7 @@ def saver_library(folder: Path, hook: HookMode) -> Path:  # of the library
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #7619e221
 def saver_build(
-    folder: Path | None,  # of the package; none: not installed
+    folder: Path | None,  # of the package; None: not installed
 ) -> str:  # "npu", "cuda" or ""
     "For which device the installed torch_memory_saver was made, read from its source"
     source = folder / "entrypoint.py" if folder else None
@@ -113,7 +113,7 @@ def saver_environment(
 class SaverMode:
     "How torch_memory_saver can work in a process"
 
-    hook: HookMode | None  # none: not at all
+    hook: HookMode | None  # None: not at all
     library: Path | None  # its library
     reason: str  # one sentence
 
@@ -153,8 +153,8 @@ def _raise_contradictions(env: Mapping[str, str], preloaded: Path | None) -> Non
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #1391e47d
 def saver_mode(
-    env: Mapping[str, str] | None = None,  # of the process; none: this one's
-    folder: Path | None = None,  # of the package; none: look for it
+    env: Mapping[str, str] | None = None,  # of the process; None: this one's
+    folder: Path | None = None,  # of the package; None: look for it
 ) -> SaverMode:  # what is possible
     """How the memory saver can work with this environment; raises `ShimError` where the
     environment contradicts itself"""
@@ -179,7 +179,7 @@ _REMEDY = "Install its NPU build (sgl-kernel-npu), or set placement.sleep to off
 
 def required_environment(
     environ: Mapping[str, str],
-    folder: Path | None = None,  # of the package; none: look for it
+    folder: Path | None = None,  # of the package; None: look for it
 ) -> dict[str, str | None]:  # variables of the trainer role
     "The environment of a trainer that sleeps by torch_memory_saver; raises `ConfigError` where it cannot"
     asked = "placement.sleep is 'torch_memory_saver', but "

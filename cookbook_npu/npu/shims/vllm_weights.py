@@ -34,7 +34,7 @@ _UPDATE_METHODS = ("start_weight_update", "update_weights", "finish_weight_updat
 
 def configured_engine(
     worker: Any,  # a vLLM worker
-) -> str | None:  # name of its transfer engine; none: it has none
+) -> str | None:  # name of its transfer engine; None: it has none
     "The transfer engine this worker was built with"
     if getattr(worker, "weight_transfer_engine", worker) is None:
         return None
@@ -149,7 +149,7 @@ def _config_takes(name: str) -> bool:
 
 def native_engine(
     device_type: str,  # of the platform: "npu", "cuda", "cpu"
-) -> str | None:  # none: this vLLM has none
+) -> str | None:  # None: this vLLM has none
     "The name under which the installed vLLM has its engine for memory of the same device"
     registered = transfer_engines()
     for name in NATIVE_TRANSFER_ENGINES.get(device_type, ()):
@@ -186,7 +186,6 @@ def reload_function(
     set_config = importlib.import_module("vllm.config").set_current_vllm_config
 
     def reload_weights(**kwargs: Any) -> None:
-        "Reload with vLLM's configuration set"
         with set_config(worker.vllm_config):
             worker.model_runner.reload_weights(**kwargs)
 
@@ -207,7 +206,6 @@ def load_weights_function(
     set_config = importlib.import_module("vllm.config").set_current_vllm_config
 
     def load_weights(weights: Iterable) -> None:
-        "Load with vLLM's configuration set"
         with set_config(worker.vllm_config):
             worker.model_runner.model.load_weights(iter(weights))
 
@@ -232,21 +230,17 @@ def transfer_engine_class(
             "Nothing to connect"
 
         def start_weight_update(self) -> None:
-            "Bring the layers back to the format of the checkpoint"
             layers().initialize_layerwise_reload(self.model)
 
         def finish_weight_update(self) -> None:
-            "Bring the layers into the format of the kernels"
             layers().finalize_layerwise_reload(self.model, self.model_config)
 
         def update_weights(self, update_info: dict) -> None:
-            "Load one chunk"
             self.receive_weights(update_info)
 
         def receive_weights(
             self, update_info: dict, load_weights: Callable | None = None
         ) -> None:
-            "Load one chunk, with the worker's function where it gives one"
             load = load_weights or self.model.load_weights
             load(update_info["weights"])
 
@@ -255,7 +249,6 @@ def transfer_engine_class(
 
         @staticmethod
         def trainer_send_weights(iterator: Iterable, trainer_args: Any) -> None:
-            "There is no sender"
             raise ShimError(
                 "the in-process transfer engine has no sender",
                 "Send weights with weights.transport.",
@@ -302,7 +295,6 @@ def update_function(
         )
 
     def update(weights: list) -> None:
-        "One weight update"
         _update_in_chunks(worker, weights, lambda chunk: {"weights": chunk})
 
     return update
@@ -337,7 +329,6 @@ def ipc_update_function(
     worker.init_weight_transfer_engine(init_info)
 
     def update(weights: list) -> None:
-        "One weight update"
         device = _device_name(worker)
         _update_in_chunks(worker, weights, lambda chunk: _handle_info(chunk, device))
 
@@ -347,7 +338,7 @@ def ipc_update_function(
 def transfer_config(
     weight_update_method: str,  # rollout.weight_update_method
     device_type: str,  # of the platform: "npu", "cuda", "cpu"
-) -> dict[str, str] | None:  # vLLM's weight_transfer_config; none: no engine can be used
+) -> dict[str, str] | None:  # vLLM's weight_transfer_config; None: no engine can be used
     """The transfer engine to build a worker with: ours, or the native one where it is
     asked for or ours is not taken"""
     name = native_engine(device_type)

@@ -127,7 +127,6 @@ class OptimizerStepShim(Shim):
 
         @functools.wraps(original)
         def state_dict(self: Any) -> dict[str, Any]:
-            "The state, without a step that is None"
             state = original(self)
             for group in state["optimizer"]["param_groups"]:
                 if group.get("step", 0) is None:
@@ -167,13 +166,13 @@ def wrapped_groups() -> list[str]:  # names
 def _unwraps() -> bool:
     "Whether `P2POp` gets the group that is inside a wrapper"
     known = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    trial = MonkeyPatch()
-    trial.setitem(dist.distributed_c10d._world.pg_map, known, ("trial", None))
+    probe = MonkeyPatch()
+    probe.setitem(dist.distributed_c10d._world.pg_map, known, ("probe", None))
     try:
         around = SimpleNamespace(group=known)
         asked = arguments_inside(dist.P2POp.__init__, None, None, None, 0, around)
     finally:
-        trial.undo()
+        probe.undo()
     return asked.get("group") is known
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #7e918993
@@ -208,7 +207,6 @@ class P2pShim(Shim):
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            "Make the operation of the real group"
             original(operation, op, tensor, peer, real_group(group), *args, **kwargs)
 
         patch.setattr(dist.P2POp, "__init__", wrap(dist.P2POp.__init__, unwrapped))

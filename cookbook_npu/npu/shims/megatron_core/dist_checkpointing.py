@@ -96,7 +96,7 @@ class SafeGlobalsShim(Shim):
         if not isinstance(getattr(unpickler, "_marked_safe_globals_set", None), set):
             raise ShimError(
                 "torch keeps its allow-list elsewhere",
-                "Upstream changed it: look whether the shim is still right.",
+                "Upstream changed it: check whether the shim is still correct.",
             )
         # what torch.serialization.add_safe_globals does, so that it can be undone
         patch.add_to_set(unpickler, "_marked_safe_globals_set", set(_missing_classes()))
@@ -138,7 +138,6 @@ class SafeObjectsShim(Shim):
 
         @functools.wraps(original)
         def load_bytes(self: Any, read_item: Any, value: io.BytesIO) -> None:
-            "Load with the safe unpickler first; it raises for what is not allowed"
             start = value.tell()
             torch.load(value, weights_only=True)
             value.seek(start)
@@ -220,7 +219,6 @@ class SafeMetadataShim(Shim):
 
         @functools.wraps(original)
         def read_metadata(self: Any, *args: Any, **kwargs: Any) -> Any:
-            "Read with the safe unpickler first; it raises for what is not allowed"
             rank = kwargs.get("rank")
             name = ".metadata" if rank is None else f"__{rank}.metadata"
             with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as file:
@@ -317,7 +315,6 @@ def load_partial(
     check_patterns(differing, wanted, may_differ)
 
     def is_skipped(value: Any) -> bool:
-        "Whether a part of the state holds a tensor that differs"
         return any(leaf.key in differing for leaf in _leaves(value))
 
     skipped, rest = tools.extract_matching_values(sharded_state_dict, is_skipped)
@@ -367,7 +364,7 @@ class CheckpointWriterShim(Shim):
         if not hasattr(getattr(module, "mp", None), "get_context"):
             raise ShimError(
                 f"{module.__name__} has no multiprocessing module `mp`",
-                "Upstream changed it: look whether the shim is still right.",
+                "Upstream changed it: check whether the shim is still correct.",
             )
         process = module.mp.get_context("fork").Process
         forks = process is not threading.Thread

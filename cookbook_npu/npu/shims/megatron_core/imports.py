@@ -121,7 +121,7 @@ class FuserShim(Shim):
         if not hasattr(jit, "jit_fuser"):
             raise ShimError(
                 "megatron.core.jit has no jit_fuser",
-                "Look whether the shim is still right.",
+                "Check whether the shim is still correct.",
             )
         count = sum(is_compiled(value) for _, _, value in held_values("megatron"))
         compiles = jit.jit_fuser(identity_decorator) is not identity_decorator
@@ -170,7 +170,6 @@ class SwigluShim(Shim):
             def apply(
                 input: torch.Tensor, fp8_input_store: bool, cpu_offload_input: bool
             ) -> torch.Tensor:
-                "As the `apply` of Megatron's function"
                 if fp8_input_store or cpu_offload_input:
                     return original.apply(input, fp8_input_store, cpu_offload_input)
                 return sys.modules["torch_npu"].npu_swiglu(input)
@@ -199,7 +198,7 @@ def _float_modules() -> list[types.ModuleType]:
     if missing:
         raise ShimError(
             f"{', '.join(missing)} is no tuple",
-            "Upstream changed it: look whether the shim is still right.",
+            "Upstream changed it: check whether the shim is still correct.",
         )
     return found
 
@@ -483,7 +482,7 @@ class SaverModeShim(Shim):
         if not isinstance(mode, property) or mode.fset is None:
             raise ShimError(
                 f"{kind.__name__}.hook_mode is no property that can be set",
-                "Look whether the shim is still right.",
+                "Check whether the shim is still correct.",
             )
         setter = wrap(mode.fset, _set_mode)
         patch.setattr(kind, "hook_mode", property(mode.fget, setter, doc=mode.__doc__))
@@ -554,14 +553,12 @@ class RngShim(Shim):
         def _get_cuda_rng_state(
             device: Any = "cuda", clone: bool = False, graph_safe: bool = False
         ) -> torch.Tensor:
-            "The state of the NPU's generator"
             state = npu.get_rng_state(_device_index(device))
             return state.clone() if clone else state
 
         def _set_cuda_rng_state(
             new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False
         ) -> None:
-            "Restore the state of the NPU's generator"
             npu.set_rng_state(new_state, _device_index(device))
 
         patch.setattr(_rng_module(), "_get_cuda_rng_state", _get_cuda_rng_state)
@@ -616,7 +613,6 @@ class TorchNormShim(Shim):
 
         @functools.wraps(original)
         def __new__(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-            "A norm without sequence parallelism whose parameters are marked for it"
             sequence_parallel = config.sequence_parallel
             config.sequence_parallel = False
             try:

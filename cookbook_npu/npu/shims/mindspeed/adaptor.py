@@ -294,7 +294,7 @@ def _first_present() -> Adaptor:
 
 
 def find_adaptor(
-    # of `ADAPTORS`, or "auto"; none: what COOKBOOK_ADAPTOR says, else "auto"
+    # of `ADAPTORS`, or "auto"; None: what COOKBOOK_ADAPTOR says, else "auto"
     name: str | None = None,
     type_name: str = "npu",
 ) -> Adaptor:  # not loaded yet

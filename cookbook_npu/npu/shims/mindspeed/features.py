@@ -147,7 +147,6 @@ def torch_all_reduce_double_dtype_bypass_wrapper(
 
     @functools.wraps(all_reduce)
     def wrapper(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        "Sum over the ranks, float64 as float32"
         if tensor.dtype != torch.float64:
             return all_reduce(tensor, *args, **kwargs)
         single = tensor.float()
@@ -221,7 +220,6 @@ def ensure_contiguous_wrapper(
 
     @functools.wraps(view)
     def wrapper(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        "A view where one is possible, else a copy"
         if tensor.is_contiguous():
             return view(tensor, *args, **kwargs)
         try:
@@ -354,7 +352,6 @@ class ArgumentConflictsShim(Shim):
 
         @functools.wraps(original)
         def register_features_args(cls: type, parser: argparse.ArgumentParser) -> None:
-            "Register; the last definition of an option wins"
             kept = parser.conflict_handler
             parser.conflict_handler = "resolve"
             try:
@@ -476,7 +473,6 @@ def passing_cp_group(
         mscale: float = 1.0,
         cp_group: Any = None,
     ) -> torch.Tensor:
-        "Rotate, with cp_group handed on"
         if cu_seqlens is None:
             return original(t, freqs, config, mscale=mscale, cp_group=cp_group)
         if not cp_group:
@@ -627,7 +623,6 @@ def zero_centered(
 
     @functools.wraps(original)
     def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
-        "Normalise with the scale as configured"
         if not getattr(self.config, "layernorm_zero_centered_gamma", False):
             return original(self, x)
         eps = getattr(self, "eps", None)

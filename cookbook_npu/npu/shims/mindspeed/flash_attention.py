@@ -52,7 +52,6 @@ def record_kernel_calls() -> Iterator[list[dict[str, Any]]]:  # the keywords of 
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor]:
-        "Note the call"
         calls.append(kwargs)
         return (query,)
 
@@ -142,7 +141,6 @@ def without_fields(
 
     @functools.wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        "Leave fields out that are not set, refuse those that are"
         extra = {name: kwargs.pop(name, None) for name in unknown}
         is_set = _set_fields(extra)
         if is_set:
@@ -289,7 +287,6 @@ class CausalMaskShim(Shim):
             attention_bias: Any = None,
             packed_seq_params: Any = None,
         ) -> torch.Tensor:
-            "Attend, with the mask in the form that the kernel takes"
             rest = dict(attention_bias=attention_bias, packed_seq_params=packed_seq_params)
             qkv = (query, key, value)
             if getattr(self, "context_parallel", False):
@@ -335,7 +332,6 @@ def with_sequence_ends(
         cu_seqlens_kv: torch.Tensor | list[int] | None = None,
         attn_mask_type: str = "causal",
     ) -> torch.Tensor:
-        "Attend, with the ends of the sequences"
         borders = (cu_seqlens_q, cu_seqlens_kv)
         if qkv_format == "thd":
             borders = tuple(border[1:] for border in borders if border is not None)

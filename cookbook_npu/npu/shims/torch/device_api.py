@@ -140,7 +140,6 @@ class TensorTypesShim(Shim):
         def type(
             self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any
         ) -> Any:
-            "The name of a tensor's type with cuda for npu, or a conversion"
             if dtype is None:
                 return cuda_name(original(self))
             if isinstance(dtype, str):
@@ -174,7 +173,6 @@ class CapabilityShim(Shim):
         original = torch.cuda.get_device_capability
 
         def get_device_capability(device: Any = None) -> tuple[int, int]:
-            "What the redirection answers, or a capability"
             return original(device) or CAPABILITY
 
         patch.setattr(torch.cuda, "get_device_capability", get_device_capability)
@@ -200,7 +198,6 @@ def _for_npu(decorator: Callable) -> Callable:
 
     @functools.wraps(decorator)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        "Decorate for the NPU"
         if kwargs.get("device_type") == "cuda":
             kwargs["device_type"] = npu_type()
         return decorator(*args, **kwargs)
@@ -261,7 +258,7 @@ class CompileShim(Shim):
         if first != "model":
             raise ShimError(
                 f"torch.compile's first parameter is {first!r}, not 'model'",
-                "Look whether the shim is still right.",
+                "Check whether the shim is still correct.",
             )
         return torch.compile is not uncompiled, "Inductor generates no code for the NPU"
 
@@ -350,13 +347,12 @@ class LoadPathShim(Shim):
 
         @functools.wraps(original)
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            "Load from a path, in which nothing is rewritten"
             return original(Path(f) if isinstance(f, str) else f, *args, **kwargs)
 
         patch.setattr(torch, "load", load)
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #52ab87f6
-def find_host_empty_cache() -> Callable[[], None] | None:  # none: PyTorch has none
+def find_host_empty_cache() -> Callable[[], None] | None:  # None: PyTorch has none
     "The function of this process that gives cached pinned host memory back to the system"
     found = None
     if npu_type():
@@ -424,7 +420,6 @@ class UnsignedViewsShim(Shim):
 
         @functools.wraps(original)
         def view(self: torch.Tensor, *shape: Any, **kwargs: Any) -> torch.Tensor:
-            "View unsigned integers as signed ones"
             if shape and type(shape[0]) is torch.dtype and self.device.type == npu:
                 return original(self, SIGNED_DTYPES.get(shape[0], shape[0]))
             return original(self, *shape, **kwargs)

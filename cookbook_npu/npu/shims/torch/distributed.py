@@ -44,7 +44,7 @@ def _group_helper() -> Callable:
         raise ShimError(
             "torch.distributed.distributed_c10d._new_process_group_helper has the parameters "
             f"({' '.join(names)})",
-            "Upstream changed it: look whether the shim is still right.",
+            "Upstream changed it: check whether the shim is still correct.",
         )
     return found
 
@@ -57,7 +57,6 @@ def _wrap_helper(
     signature = inspect.signature(_group_helper())
 
     def changed(helper: Callable, *args: Any, **kwargs: Any) -> Any:
-        "Call the helper with changed arguments"
         if "pg_options" in kwargs and "pg_options" not in signature.parameters:
             kwargs["backend_options"] = kwargs.pop("pg_options")
         bound = signature.bind(*args, **kwargs)
@@ -74,7 +73,7 @@ def _asked_of_torch(
 ) -> dict[str, Any]:  # arguments by name; empty where no wrapper is in place
     "What PyTorch's own helper would get"
     helper = dist.distributed_c10d._new_process_group_helper
-    return arguments_inside(helper, 1, 0, [], backend, None, "trial", **options)
+    return arguments_inside(helper, 1, 0, [], backend, None, "probe", **options)
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #61366f02
 def _translate_backend(arguments: dict[str, Any]) -> None:
@@ -193,7 +192,7 @@ _EAGER = "eager_connect_single_device"
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    "A trial is not logged"
+    "A probe is not logged"
     before = _log.disabled
     _log.disabled = True
     try:
@@ -210,7 +209,6 @@ def _passes_over(error: RuntimeError) -> bool:
         return False
 
     def fail(backend: Any, device: Any) -> None:
-        "Fail as a connection may"
         raise error
 
     with inside(wrapper, fail), _silent():
@@ -243,8 +241,8 @@ class EagerConnectShim(Shim):
         patch.setattr(hccl_class(), _EAGER, connects_later(getattr(hccl_class(), _EAGER)))
 
     def verify(self) -> bool:
-        full = torch.OutOfMemoryError("a trial")
-        return _passes_over(RuntimeError("a trial")) and not _passes_over(full)
+        full = torch.OutOfMemoryError("a probe")
+        return _passes_over(RuntimeError("a probe")) and not _passes_over(full)
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #c691dc1f
 def bare_host(

@@ -77,7 +77,7 @@ def _refuse_destroyed(group: dist.ProcessGroup, what: str) -> None:
     "Raise `DeviceError` for a destroyed group"
     if group not in _destroyed:
         return
-    # torch knows the ranks of every group but that of a trial
+    # torch knows the ranks of every group but that of a probe
     ranks = list(dist.distributed_c10d._world.pg_group_ranks.get(group, {}))
     raise DeviceError(
         f"{what} on group {group.group_name} (ranks {ranks}), whose communicator is destroyed "
@@ -95,7 +95,6 @@ def guarded(
 
     @functools.wraps(original)
     def method(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        "Refuse for a destroyed group, else call"
         if any(is_on_device(value, npu) for value in (*args, *kwargs.values())):
             _refuse_destroyed(self, original.__name__)
             if counts:
@@ -118,7 +117,6 @@ def _guarded_operation(original: Callable) -> Callable:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        "Refuse for a destroyed group, else make the operation"
         if is_on_device(tensor, npu_type()):
             _refuse_destroyed(group or dist.distributed_c10d._get_default_group(), "P2POp")
         original(self, op, tensor, peer, group, *args, **kwargs)
@@ -140,15 +138,15 @@ def _refuses(
     return False
 
 
-class _TrialGroup(dist.ProcessGroup):
+class _ProbeGroup(dist.ProcessGroup):
     "A group without backends, which torch does not know"
 
-    group_name = "trial"  # pyright: ignore[reportAssignmentType]
+    group_name = "probe"  # pyright: ignore[reportAssignmentType]
 
 
 def _is_guarded() -> bool:
     "Whether every collective and `P2POp` refuse a destroyed group"
-    group = _TrialGroup(0, 1)  # pyright: ignore[reportCallIssue]
+    group = _ProbeGroup(0, 1)  # pyright: ignore[reportCallIssue]
     device = torch.device(npu_type())
     _destroyed.add(group)
     for name in (*GROUP_COLLECTIVES, *POINT_TO_POINT):
@@ -213,7 +211,7 @@ def _require_guard() -> None:
 
 
 def destroy_process_groups(
-    groups: Iterable[dist.ProcessGroup] | None = None,  # none: `device_groups()`
+    groups: Iterable[dist.ProcessGroup] | None = None,  # None: `device_groups()`
 ) -> list[str]:  # names of those destroyed now
     """Wait for the device, then free the communicators of the groups, the same on all ranks.
 
@@ -306,7 +304,7 @@ def _failed_checks(groups: list[dist.ProcessGroup]) -> list[str]:
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #01bbc711
 def reload_process_groups(
-    groups: Iterable[dist.ProcessGroup] | None = None,  # none: all destroyed ones
+    groups: Iterable[dist.ProcessGroup] | None = None,  # None: all destroyed ones
     attempts: int = 3,  # at most
     pause_s: float = 5.0,  # before the second attempt; twice as long before the third
     timeout_s: float = 600.0,  # to wait for the other ranks

@@ -389,7 +389,6 @@ def forward(
     )
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        "Attend"
         if layout == "thd":
             return _attend_thd(q, k, v, borders, mask_type, options)
         mask = given_mask(attention_mask, mask_type)

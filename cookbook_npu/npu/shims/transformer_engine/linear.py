@@ -397,7 +397,9 @@ class _ParallelModule(TransformerEngineBaseModule):
 
     def add_parameters(self, suffix: str) -> None:
         "Create `weight` and, where there is one, `bias` under names that end in `suffix`"
-        shapes = {"weight": (self.out_features, self.in_features)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight": (self.out_features, self.in_features)
+        }
         if self.use_bias:
             shapes["bias"] = (self.out_features,)
         for name, shape in shapes.items():
