@@ -32,18 +32,18 @@ from . import linear as te_linear
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #8ccf9e1c
 def _rng_device() -> Any:
-    "The module that holds the random state of the current accelerator; the host's where there is none"
+    "The torch module with the random state of the current accelerator, else of the host"
     found = torch.accelerator.current_accelerator()
     if found and torch.accelerator.device_count():
         return torch.get_device_module(found.type)
     return torch
 
 
-_trackers: dict[str, Any] = {}  # all states TE knows of, by name
+_trackers: dict[str, Any] = {}  # states of all trackers, by name
 
 
-def get_all_rng_states() -> dict[str, Tensor]:  # by name
-    "The states that trackers hold"
+def get_all_rng_states() -> dict[str, Tensor]:
+    "Return the states of all trackers, by name"
     return dict(_trackers)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #5471bf13
@@ -107,7 +107,7 @@ _recomputing = False
 
 @contextmanager
 def _replay(tracker: Any, states: dict[str, Any]) -> Iterator[None]:
-    "Inside: the states the first run started from; after: what they were before"
+    "Use the states of the first run inside the block"
     global _recomputing
     now = tracker.get_states()
     tracker.set_states(copy.copy(states))
@@ -120,19 +120,19 @@ def _replay(tracker: Any, states: dict[str, Any]) -> Iterator[None]:
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #2a329cfb
 def checkpoint(
-    function: Callable,  # to recompute
+    function: Callable,
     *args: Any,
-    distribute_saved_activations: bool = False,  # refused: keep whole inputs
-    get_rng_state_tracker: Callable | None = None,  # the tracker whose states it uses
+    distribute_saved_activations: bool = False,  # unsupported
+    get_rng_state_tracker: Callable | None = None,
     tp_group: Any = None,
-    use_reentrant: bool | None = None,  # unused: never re-entrant
-    **kwargs: Any,  # more arguments of the function
-) -> Any:  # what the function returns
-    "Run `function`, keep only its inputs, run it again for the gradient"
+    use_reentrant: bool | None = None,  # unused
+    **kwargs: Any,  # of the function
+) -> Any:
+    "Run `function` without keeping activations, and again for the gradient"
     if distribute_saved_activations:
         raise ShimError(
-            "distribute_saved_activations was asked of the TransformerEngine stub",
-            "Switch it off.",
+            "the TransformerEngine stub does not support distribute_saved_activations",
+            "Disable it.",
         )
     if get_rng_state_tracker is None:
         return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
@@ -140,7 +140,6 @@ def checkpoint(
     states = copy.copy(tracker.get_states())
 
     def contexts() -> tuple[Any, Any]:
-        "Nothing for the first run; the random states again for the second"
         return nullcontext(), _replay(tracker, states)
 
     return torch_checkpoint(
@@ -149,19 +148,19 @@ def checkpoint(
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #585500dc
 def is_recomputing() -> bool:
-    "Whether a checkpointed block is being computed again"
+    "Return whether a checkpointed block is being recomputed"
     return _recomputing
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #cd129f31
 @contextmanager
 def no_fp8(
-    enabled: bool = False,  # must stay so
-    **_: Any,  # recipe, group, ...
+    enabled: bool = False,  # True is refused
+    **_: Any,
 ) -> Iterator[None]:
     "Stub of `fp8_autocast` and `fp8_model_init`"
     if enabled:
         raise ShimError(
-            "8-bit arithmetic was asked of the plain-torch TransformerEngine stub",
+            "the TransformerEngine stub does not support 8-bit arithmetic",
             "Train in bfloat16 or float32.",
         )
     yield
@@ -172,26 +171,23 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def is_fp8_enabled() -> bool:
-        "Never: NPUs of this generation have no FP8"
         return False
 
     @staticmethod
     def is_fp8_calibration() -> bool:
-        "Never"
         return False
 
     @staticmethod
     def get_fp8_recipe() -> None:
-        "None"
         return None
 
     @staticmethod
     def reset() -> None:
-        "Nothing to forget"
+        "A no-op"
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #5f77214f
 class FP8Format(enum.Enum):
-    "Names of 8-bit formats; TE calls the class `Format`"
+    "Stub of TE's `Format`"
 
     E4M3 = "E4M3"
     E5M2 = "E5M2"
@@ -239,8 +235,8 @@ class FusedAdam(torch.optim.Optimizer):
         asked = [name for name in names if refused.get(name)]
         if asked:
             raise ShimError(
-                f"FusedAdam stub has no {', '.join(asked)}",
-                "Switch the precision-aware optimizer off.",
+                f"the FusedAdam stub does not support {', '.join(asked)}",
+                "Disable the precision-aware optimizer.",
             )
         defaults = dict(
             lr=lr,
@@ -314,12 +310,12 @@ class FusedSGD(torch.optim.SGD):
 
 
 def multi_tensor_applier(
-    op: Callable,  # one of the two below
+    op: Callable,
     noop_flag: Tensor,
     tensor_lists: list[list[Tensor]],
-    *args: Any,  # more arguments
-) -> Any:  # what the operation returns
-    "Apply an operation to lists of tensors"
+    *args: Any,
+) -> Any:
+    "Apply one of the operations below to lists of tensors"
     return op(0, noop_flag, tensor_lists, *args)
 
 
@@ -329,7 +325,7 @@ def multi_tensor_scale(
     tensor_lists: list[list[Tensor]],  # sources, destinations
     scale: float,
 ) -> None:
-    "second list = first list * scale; sources may be their own destinations"
+    "Set the second list to the first list * scale; both may be the same"
     scaled: Any = torch._foreach_mul(tensor_lists[0], float(scale))
     torch._foreach_copy_(tensor_lists[1], scaled)
 
@@ -339,8 +335,8 @@ def multi_tensor_l2norm(
     noop_flag: Tensor,
     tensor_lists: list[list[Tensor]],  # one list of operands
     per_tensor: bool = False,  # also the norm of each
-) -> tuple[Tensor, Tensor | None]:  # [1]; [number of tensors] or None
-    "L2 norm over all tensors, on their device; with `per_tensor` of each as well"
+) -> tuple[Tensor, Tensor | None]:
+    "Return the L2 norm over all tensors, shape [1], and the norm of each or None"
     norms = torch.stack([n.float() for n in torch._foreach_norm(tensor_lists[0])])
     return norms.norm().view(1), norms if per_tensor else None
 
@@ -355,8 +351,8 @@ def _rotate_half(x: Tensor, interleaved: bool) -> Tensor:
 def packed_positions(
     tokens: int,  # length of the row
     cu_seqlens: Tensor,
-) -> Tensor:  # [T] position of every token in its sequence; 0 for tail padding
-    "Positions that start again at every border"
+) -> Tensor:
+    "Return the position of every token in its sequence, shape [T]; 0 for tail padding"
     begin_N = cu_seqlens[:-1].long()
     end_N = cu_seqlens[1:].long()
     position_T = torch.arange(tokens, device=cu_seqlens.device)
@@ -376,8 +372,7 @@ def _token_angles(
         return freqs[: t.shape[0]]
     if cu_seqlens is None:
         raise ShimError(
-            "rotary embedding of a packed row got no cu_seqlens",
-            "Pass the borders of the sequences.",
+            "rotary embedding of a packed row got no cu_seqlens", "Pass cu_seqlens."
         )
     return freqs[packed_positions(t.shape[0], cu_seqlens)].squeeze(1)
 
@@ -386,16 +381,16 @@ def apply_rotary_pos_emb(
     t: Tensor,  # [S, B, H, D], [B, S, H, D] or [T, H, D]
     freqs: Tensor,  # [S, 1, 1, R] angles
     tensor_format: str = "sbhd",  # sbhd, bshd or thd
-    interleaved: bool = False,  # pairs of neighbours instead of halves
+    interleaved: bool = False,  # rotate neighbouring channels instead of halves
     fused: bool = False,
     cu_seqlens: Tensor | None = None,  # borders, for thd
     cp_size: int = 1,  # context parallelism: one rank only
     cp_rank: int = 0,
-) -> Tensor:  # like t
-    "Rotate queries or keys by their positions"
+) -> Tensor:
+    "Rotate queries or keys by their positions; shape as t"
     if cp_size > 1:
         raise ShimError(
-            "rotary embedding with context parallelism was asked of the TransformerEngine stub",
+            "the TransformerEngine stub has no rotary embedding with context parallelism",
             "This trainer has no context parallelism: use MindSpeed or TransformerEngine for it.",
         )
     angle = _token_angles(freqs, t, tensor_format, cu_seqlens).float()
@@ -410,17 +405,17 @@ class SplitAlongDim:
 
     @staticmethod
     def apply(
-        mixed: Tensor,  # of any shape
-        split_dim: int,  # along which it is split
-        sections: int | list[int],  # as `torch.split` takes them
+        mixed: Tensor,
+        split_dim: int,
+        sections: int | list[int],  # as in `torch.split`
         squeeze: bool = False,  # drop the dimension of each part
-    ) -> tuple[Tensor, ...]:  # the parts
-        "Split a tensor; views, not copies"
+    ) -> tuple[Tensor, ...]:
+        "Return views of the parts"
         parts = torch.split(mixed, sections, dim=split_dim)
         return tuple(p.squeeze(split_dim) for p in parts) if squeeze else parts
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #d26e5056
-TE_VERSION = "2.2.0"  # of the interface this stub implements, see the top
+TE_VERSION = "2.2.0"  # of the implemented interface
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #268a6078
 def _layers() -> dict[str, Any]:
@@ -455,8 +450,8 @@ def _optimizers() -> dict[str, Any]:
     )
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #e6457800
-def te_modules() -> dict[str, dict[str, Any]]:  # dotted module name -> its attributes
-    "The modules of the stub and what they hold; parents come before children"
+def te_modules() -> dict[str, dict[str, Any]]:
+    "Return the attributes of the stub's modules by dotted name, parents first"
     te = "transformer_engine"
     pt = "transformer_engine.pytorch"
     layers = _layers()
@@ -479,7 +474,7 @@ def te_modules() -> dict[str, dict[str, Any]]:  # dotted module name -> its attr
             **fp8,
             **base,
             "checkpoint": checkpoint,
-            # mcore-bridge asks for it at each weight that it exports
+            # mcore-bridge reads it when it exports a weight
             "Float8BlockwiseQTensor": QuantizedTensor,
         },
         f"{pt}.fp8": {
@@ -502,8 +497,8 @@ def te_modules() -> dict[str, dict[str, Any]]:  # dotted module name -> its attr
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #171102b8
 def make_package(
     tree: dict[str, dict[str, Any]],  # dotted module name -> attributes; parents first
-) -> dict[str, ModuleType]:  # by dotted name, linked to each other
-    "Module objects for a tree of names"
+) -> dict[str, ModuleType]:
+    "Return linked module objects by dotted name"
     modules: dict[str, ModuleType] = {}
     for name, attributes in tree.items():
         module = ModuleType(name, "A stub registered by cookbook_npu")
@@ -518,8 +513,8 @@ def make_package(
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #6b4ec955
 def importable(
     package: str,  # top-level name
-) -> bool:  # a real one, not a stub of ours
-    "Whether a package could be imported, without importing it; a mere folder of that name is none"
+) -> bool:
+    "Return whether a package other than our stub can be imported; a folder without code does not count"
     loaded = sys.modules.get(package)
     if loaded is not None:
         return not getattr(loaded, "__stub__", False)
@@ -532,7 +527,7 @@ class TeShim(Shim):
     name = "transformer_engine.stub"
     target = "transformer_engine"
     reason = (
-        "megatron-core's layer specs and mcore-bridge's models are made of TransformerEngine layers; "
+        "megatron-core's layer specs and mcore-bridge's models use TransformerEngine layers; "
         "it is a CUDA library, so without a stub neither can be imported"
     )
     link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/extensions/transformer_engine.py"
@@ -540,7 +535,7 @@ class TeShim(Shim):
 
     def needed(self) -> tuple[bool, str]:
         if importable("transformer_engine"):
-            return False, "a transformer_engine package is there"
+            return False, "transformer_engine is installed"
         if any(name.startswith("megatron.") for name in sys.modules):
             raise ShimError(
                 "megatron was imported before the TransformerEngine stub",
