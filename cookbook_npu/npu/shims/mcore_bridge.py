@@ -76,7 +76,6 @@ class _Triton(ModuleType):
     heuristics = autotune
 
     def Config(self, *_: Any, **__: Any) -> None:
-        "A choice of `autotune`, which looks at none"
         return None
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #35431e61
@@ -163,8 +162,8 @@ def _rope_module() -> Any:
 
 def rope_for_transformers_5(
     original: Callable,  # mcore-bridge's function
-) -> Callable:  # the same, for configurations of transformers 4 and 5
-    "Give the initialiser a view of the configuration that has what it reads"
+) -> Callable:
+    "Wrap the initialiser to read configurations of transformers 4 and 5"
 
     def _compute_default_rope_parameters(
         config: Any = None, device: Any = None, seq_len: Any = None

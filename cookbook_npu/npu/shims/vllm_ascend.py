@@ -71,12 +71,8 @@ def mapped_libraries(
     return sorted({f[5] for f in fields if len(f) == 6 and part in f[5]})
 
 
-def _is_stripped(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _STRIPPED)
-
-
 def _stripped(env: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in env if _is_stripped(name))
+    return sorted(name for name in env if any(fnmatchcase(name, p) for p in _STRIPPED))
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #f0266a1a
 @registry.register
@@ -220,7 +216,7 @@ class SamplerLogprobsShim(Shim):
             original(self, logprobs_mode=logprobs_mode)
             self.topk_topp_sampler.logprobs_mode = logprobs_mode
 
-        # inspect reads the signature of what is wrapped
+        # else inspect reads the signature of the original
         vars(__init__)["__signature__"] = inspect.signature(__init__, follow_wrapped=False)
         patch.setattr(_sampler(), "__init__", __init__)
 

@@ -74,7 +74,7 @@ class SafeGlobalsShim(Shim):
     target = "megatron.core.safe_globals.SAFE_GLOBALS"
     reason = (
         "megatron-core 0.15.3 saves classes that it does not allow to load, "
-        "so projects switch weights_only off for everything"
+        "so projects disable weights_only for everything"
     )
     link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.15.3/megatron/core/safe_globals.py"
     phase = "after_megatron"
@@ -167,16 +167,13 @@ megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan
 megatron.core.dist_checkpointing.strategies.resharding.TensorReformulationMetadata""".split()
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #71645c29
-def _is_dtype(module: str, name: str) -> bool:
-    return module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-
-
 class MetadataUnpickler(pickle.Unpickler):
     "Unpickles the metadata of a distributed checkpoint and refuses every other class"
 
     def find_class(self, module: str, name: str) -> Any:
         "Return a class of METADATA_CLASSES or a dtype of torch"
-        if f"{module}.{name}" in METADATA_CLASSES or _is_dtype(module, name):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or f"{module}.{name}" in METADATA_CLASSES:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(
             f"the metadata of a checkpoint names {module}.{name}, which is not allowed"
@@ -269,13 +266,9 @@ def find_differences(
     return absent, reshaped
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #c37f8aba
-def _matches_any(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-
-
 def check_patterns(
     differing: set[str],  # keys that cannot be loaded
-    wanted: set[str],  # all keys asked for
+    wanted: set[str],  # all keys of the model
     may_differ: tuple[str, ...],  # patterns as in file names
 ) -> None:
     "Raise for a differing key that matches no pattern, and for a pattern that matches no key"
@@ -284,7 +277,8 @@ def check_patterns(
             raise ConfigError(
                 f"no key of the model matches {pattern!r}", nearest(pattern, wanted)
             )
-    unlisted = sorted(key for key in differing if not _matches_any(key, may_differ))
+    listed = [key for pattern in may_differ for key in fnmatch.filter(differing, pattern)]
+    unlisted = sorted(differing.difference(listed))
     if unlisted:
         more = f" and {len(unlisted) - 5} more" if len(unlisted) > 5 else ""
         raise MissingError(

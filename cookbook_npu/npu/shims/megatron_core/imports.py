@@ -264,16 +264,12 @@ def _sets_flags(block: ast.Try) -> list[str]:
     return flags
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #4b7aef40
-def _false_flags(module: types.ModuleType) -> set[str]:
-    names = vars(module).items()
-    return {name for name, value in names if name.startswith("HAVE_") and value is False}
-
-
 def failed_try_blocks(
     module: types.ModuleType,
 ) -> list[ast.Try]:
     "Return the `try` blocks of a module that missed a package which is loaded now"
-    false = _false_flags(module)
+    names = vars(module).items()
+    false = {n for n, value in names if n.startswith("HAVE_") and value is False}
     if not false:
         return []
     present = {name for name in FLAGGED_PACKAGES if sys.modules.get(name) is not None}
@@ -325,7 +321,7 @@ class FlagsShim(Shim):
     name = "megatron.frozen_flags"
     target = "megatron.core.models.gpt.gpt_layer_specs.HAVE_TE"
     reason = (
-        "modules imported before TransformerEngine was registered keep HAVE_TE False and lack "
+        "modules imported before TransformerEngine was registered keep HAVE_TE False and miss "
         "TESpecProvider: the first layer spec fails with a NameError"
     )
     link = "https://github.com/THUDM/slime/pull/1750"
@@ -361,11 +357,6 @@ def findable(
         return sys.modules[name] is not None
     return importlib.util.find_spec(name) is not None
 
-
-def _is_registered(name: str) -> bool:
-    "Whether a package was registered in sys.modules by a program: it has no file"
-    return getattr(sys.modules.get(name), "__file__", "") is None
-
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #9a770496
 @registry.register
 class ApexShim(Shim):
@@ -383,7 +374,9 @@ class ApexShim(Shim):
             return False, "this process has no NPU"
         if not findable("apex"):
             return False, "no apex can be imported"
-        if _is_registered("apex") or findable(APEX_KERNELS[0]):
+        # a registered package has no file
+        is_registered = getattr(sys.modules.get("apex"), "__file__", "") is None
+        if is_registered or findable(APEX_KERNELS[0]):
             return False, "apex has its kernels"
         missing = [name for name in APEX_KERNELS if not findable(name)]
         return True, f"apex can be imported, {' and '.join(missing)} cannot"

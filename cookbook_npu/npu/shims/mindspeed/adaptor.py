@@ -277,11 +277,6 @@ ADAPTORS: dict[str, type[Adaptor]] = {
 }
 
 
-def _first_present() -> Adaptor:
-    adaptors = [kind() for kind in ADAPTORS.values()]
-    return next(adaptor for adaptor in adaptors if adaptor.present()[0])
-
-
 def find_adaptor(
     name: str
     | None = None,  # key of `ADAPTORS` or "auto"; None: COOKBOOK_ADAPTOR, else "auto"
@@ -293,7 +288,10 @@ def find_adaptor(
     if name not in known:
         raise ConfigError(f"adaptor {name!r} is unknown", nearest(name, known))
     if name == "auto":
-        return _first_present() if type_name == "npu" else Adaptor()
+        adaptors = (
+            [kind() for kind in ADAPTORS.values()] if type_name == "npu" else [Adaptor()]
+        )
+        return next(adaptor for adaptor in adaptors if adaptor.present()[0])
     adaptor = ADAPTORS[name]()
     found, seen = adaptor.present()
     if not found:

@@ -160,13 +160,6 @@ def torch_all_reduce_double_dtype_bypass_wrapper(
 _ALL_REDUCE = "torch_all_reduce_double_dtype_bypass_wrapper"
 
 
-def _double(
-    tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
-) -> None:
-    "A sum over two ranks with equal tensors"
-    tensor.mul_(2)
-
-
 @registry.register
 class AllReduceShim(Shim):
     name = "mindspeed.all_reduce"
@@ -182,7 +175,11 @@ class AllReduceShim(Shim):
         module = mindspeed_module(PATCHES)
         if not hasattr(module, _ALL_REDUCE):
             return nothing_to_probe(f"{PATCHES}.torch_all_reduce_...")
-        all_reduce = getattr(module, _ALL_REDUCE)(_double)
+
+        def double(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+            tensor.mul_(2)  # the sum over two ranks with equal tensors
+
+        all_reduce = getattr(module, _ALL_REDUCE)(double)
         x = torch.ones((), dtype=torch.float64)
         all_reduce(x)
         seen = f"a sum of 2 in float64 is {x.item():g}"
@@ -268,14 +265,6 @@ def has_npu_triton() -> bool:
         return False
     return importlib.util.find_spec("triton.backends.ascend") is not None
 
-
-def _is_stub(name: str) -> bool:
-    return getattr(sys.modules.get(f"mindspeed.{name}"), "__stub__", False)
-
-
-def _needs_triton(name: str) -> bool:
-    return not _is_stub(name) and importlib.util.find_spec(f"mindspeed.{name}") is not None
-
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #ab78da53
 @registry.register
 class MindspeedTritonShim(Shim):
@@ -293,7 +282,11 @@ class MindspeedTritonShim(Shim):
             return nothing_to_probe("ops.triton")
         if has_npu_triton():
             return False, "triton has an NPU backend"
-        count = sum(_needs_triton(name) for name in KERNELS)
+        names = [f"mindspeed.{name}" for name in KERNELS]
+        stubs = [n for n in names if getattr(sys.modules.get(n), "__stub__", False)]
+        count = sum(
+            importlib.util.find_spec(n) is not None for n in names if n not in stubs
+        )
         return (
             count > 0,
             f"{count} modules need a Triton with an NPU backend, which is not installed",

@@ -72,10 +72,6 @@ def _helper_arguments(backend: str, **options: Any) -> dict[str, Any]:
     helper = dist.distributed_c10d._new_process_group_helper
     return arguments_inside(helper, 1, 0, [], backend, None, "probe", **options)
 
-# %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #61366f02
-def _translate_backend(arguments: dict[str, Any]) -> None:
-    arguments["backend"] = npu_backend(arguments["backend"])
-
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #116aba52
 @registry.register
 class NewGroupShim(Shim):
@@ -97,7 +93,10 @@ class NewGroupShim(Shim):
         return True, "private helpers request nccl, which this build does not have"
 
     def install(self, patch: MonkeyPatch) -> None:
-        _wrap_helper(patch, _translate_backend)
+        def translate(arguments: dict[str, Any]) -> None:
+            arguments["backend"] = npu_backend(arguments["backend"])
+
+        _wrap_helper(patch, translate)
 
     def verify(self) -> bool:
         arguments = _helper_arguments(dist.Backend("nccl"), pg_options=None)

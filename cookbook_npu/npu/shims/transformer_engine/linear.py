@@ -326,10 +326,6 @@ def local_features(
     return in_features, out_features
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #a5fc4c75
-def _init_default(weight: Tensor) -> None:
-    nn.init.normal_(weight, 0.0, 0.023)  # TE's default
-
-
 def init_weight(
     weight: Tensor,
     init_method: Callable | None,  # in place; None: normal with standard deviation 0.023
@@ -343,7 +339,10 @@ def init_weight(
     if tracker is not None:
         fork = tracker().fork(name) if name else tracker().fork()
     with fork, torch.no_grad():
-        (init_method or _init_default)(weight)
+        if init_method:
+            init_method(weight)
+        else:
+            nn.init.normal_(weight, 0.0, 0.023)  # TE's default
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #b7425f60
 class _ParallelModule(TransformerEngineBaseModule):
