@@ -73,15 +73,15 @@ def verifies_originals(
     shim: str,  # name of an applied shim
 ) -> bool:  # its verify() cannot fail
     "Whether `verify()` is content with the originals in their places; afterwards the shim is back"
-    entry = registry[shim]
-    changes = [change for change in entry.patch.changes if entry.patch.holds(change)]
+    patch = registry[shim].patch
+    changes = [change for change in patch.changes if patch.holds(change)]
     for change in reversed(changes):
-        change.put(look_alike(change.old, change.new))
+        change.place.put(look_alike(change.old, change.new))
     try:
-        return entry.shim.verify()
+        return registry[shim].verify()
     finally:
         for change in changes:
-            change.put(change.new)
+            change.place.put(change.new)
 
 # %% ../../nbs/testing/03_proof.ipynb #01bb8b1a
 def proof_in_rank(

@@ -102,7 +102,7 @@ def disturb(trainer):
     reload = process_groups.reload_process_groups
     process_groups.reload_process_groups = partial(reload, attempts=1)
     faults.fail_collective("all_reduce")
-    fails(trainer.wake, "could not be made again in 1 attempts")
+    fails(trainer.wake, "could not be reloaded in 1 attempts")
     assert not trainer.offloader.asleep
     assert process_groups.total_communicator_bytes() == 0
     faults.clear_faults()

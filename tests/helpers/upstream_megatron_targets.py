@@ -37,14 +37,14 @@ def fuser(rank, world_size):
     from cookbook_npu.npu.shims.transformer_engine import package as transformer_engine
 
     registry.undo("torch.compile")
-    registry.apply(transformer_engine.TE_SHIM.name)
+    registry.apply(transformer_engine.TeShim.name)
     core = Path(importlib.import_module("megatron.core").__file__).parent
     for name in DECORATED:
         if core.joinpath(*name.split(".")).with_suffix(".py").is_file():
             importlib.import_module(f"megatron.core.{name}")
     answer = {
         "before": held_compiled(),
-        "state": registry.apply(megatron.FUSER_SHIM.name).state,
+        "state": registry.apply(megatron.FuserShim.name).state,
         "with": held_compiled(),
     }
     swiglu = importlib.import_module("megatron.core.fusions.fused_bias_swiglu").swiglu
@@ -52,9 +52,9 @@ def fuser(rank, world_size):
     answer["closures"] = sys.modules[
         "megatron.core.transformer.moe.experts"
     ].jit_fuser.__name__
-    registry.undo(megatron.FUSER_SHIM.name)
+    registry.undo(megatron.FuserShim.name)
     return answer | {
-        "needed_again": megatron.FUSER_SHIM.needed()[0],
+        "needed_again": registry[megatron.FuserShim.name].needed()[0],
         "without": held_compiled(),
     }
 

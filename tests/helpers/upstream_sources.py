@@ -18,7 +18,6 @@ CHECKOUTS = (  # all that tests ask for
     "MindSpeed@core_r0.16.0",
     "MindSpeed@dev",
     "MindSpeed@fc63de5c",
-    "Megatron-Bridge@main",
     "sgl-kernel-npu@main",
     "slime@v0.2.2",
     "vllm-ascend@main",

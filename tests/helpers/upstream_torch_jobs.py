@@ -34,7 +34,7 @@ def load(path):
 def slime_private_group(rank, world_size, checkout):
     from cookbook_npu.npu.shims.torch import distributed
 
-    assert registry.apply(distributed.NEW_GROUP_SHIM.name).state == "applied"
+    assert registry.apply(distributed.NewGroupShim.name).state == "applied"
     foreign = load(f"{checkout}/slime/utils/distributed_utils.py")
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", timeout=timedelta(seconds=60))
@@ -87,7 +87,7 @@ def checkpoint_records(rank, world_size):
 
     states = {name: registry.apply(name) for name in SAFE}
     first = {name: (state.state, state.detail) for name, state in states.items()}
-    verified = all(registry[name].shim.verify() for name in SAFE)
+    verified = all(registry[name].verify() for name in SAFE)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
 

@@ -131,15 +131,13 @@ def records(rank: int, world_size: int) -> dict[str, tuple[str, bool, str]]:
 
     parallel_ready({"tensor_model_parallel_size": 1})
     names = [
-        n
-        for n, e in registry.entries.items()
-        if n.startswith("mindspeed.") and e.state.state == "applied"
+        n for n, shim in registry.items() if n.startswith("mindspeed.") and shim.is_applied
     ]
     result = {}
     for name in names:
         with contextlib.redirect_stdout(None):
             registry.undo(name)
-            asked = registry[name].shim.needed()[0]
+            asked = registry[name].needed()[0]
             state = registry.apply(name)
         result[name] = (state.state, asked, state.detail)
     return result

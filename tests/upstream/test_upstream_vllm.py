@@ -58,7 +58,7 @@ def test_weights_by_handle(version):
         )
         assert found["without"] == "check() returned False"
         assert (
-            found["paths"]["npu_ipc packed"] == "what is received is never loaded"
+            found["paths"]["npu_ipc packed"] == "received weights are never loaded"
             and found["paths"]["npu_ipc"] == ""
         )
     else:
@@ -141,7 +141,7 @@ def test_installed_vllm():
     )
     assert report["vllm.dummy_batch"] == (
         "not needed",
-        "the loops of the engine ask whether it sleeps",
+        "the loops of the engine read is_sleeping",
     )
     assert report["vllm.tied_head"] == ("applied", "a packed head keeps its old values")
     assert {

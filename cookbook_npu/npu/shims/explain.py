@@ -19,13 +19,13 @@ from ...errors import MissingError, ShimError, nearest
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #d4c94a23
 def shims_folder() -> Path:
-    "The folder of this subpackage's notebooks; raises `MissingError` outside a checkout"
+    "Return the folder of this subpackage's notebooks; raise `MissingError` outside a checkout"
     package = Path(npu.__file__).parents[1]
     for root in (package.parent, *Path.cwd().parents, Path.cwd()):
         if (root / "nbs" / "npu" / "shims").is_dir():
             return root / "nbs" / "npu" / "shims"
     raise MissingError(
-        f"no folder nbs/npu/shims beside {package}",
+        f"no folder nbs/npu/shims next to {package}",
         "Work in a checkout of the cookbook, or read its documentation site.",
     )
 
@@ -39,7 +39,7 @@ def _cells(notebook: Path) -> list[tuple[str, str]]:
 def notebook_sections(
     notebook: Path,
 ) -> Iterator[tuple[str, list[tuple[str, str]]]]:  # (heading, [(cell kind, source)])
-    "The notebook cut at its `##` headings; what stands above the first belongs to the title"
+    "Yield the sections of a notebook, split at its `##` headings; the first one is the title's"
     heading = ""
     cells = []
     for kind, source in _cells(notebook):
@@ -53,22 +53,22 @@ def notebook_sections(
 
 def shim_sections(
     notebook: Path,
-) -> dict[str, list[tuple[str, str]]]:  # name of each record -> the cells of its section
-    "The records of a notebook"
+) -> dict[str, list[tuple[str, str]]]:
+    "Return the cells of the section of each shim in a notebook, by the shim's name"
     found = {}
     for _, cells in notebook_sections(notebook):
         for kind, source in cells:
-            if kind == "code" and source.startswith("#| export") and "Shim(" in source:
-                names = re.findall(r'\bname="(\w+\.\w+)"', source)
+            if kind == "code" and source.startswith("#| export") and "@registry" in source:
+                names = re.findall(r'^    name = "(\w+\.\w+)"', source, re.MULTILINE)
                 found |= dict.fromkeys(names, cells)
     return found
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #0c9c0414
 def explain_shim(
     name: str,
-    folder: Path | None = None,  # of notebooks; none: this subpackage's
-) -> str:  # markdown, code between fences
-    "The notebook section of a shim, with the file it comes from; raises `ShimError` naming the nearest shim"
+    folder: Path | None = None,  # of notebooks; None: this subpackage's
+) -> str:
+    "Return the notebook section of a shim as markdown, with the name of its file"
     folder = folder or shims_folder()
     known = {}
     for path in sorted(folder.rglob("*.ipynb")):
@@ -87,22 +87,22 @@ def explain_shim(
 # %% ../../../nbs/npu/shims/02_explain.ipynb #cb579e30
 def refused_shims(
     report: Iterable[Mapping[str, str]],  # of `Registry.report`
-) -> list[str]:  # names
-    "The shims that met something they do not know"
+) -> list[str]:
+    "Return the names of the refused shims"
     return [row["name"] for row in report if row["state"] == "refused"]
 
 
 STATES = {
-    "refused": "met what it does not know; the worker stops",
-    "applied": "the defect was there",
-    "not needed": "the defect is not there",
-    "not entered": "what it repairs is not used by such a process",
-    "undone": "taken back",
+    "refused": "unknown target; the worker stops",
+    "applied": "the defect is present and repaired",
+    "not needed": "the defect is not present",
+    "not entered": "this kind of process does not use the target",
+    "undone": "undone after it was applied",
 }
 
 
 def _shim_lines(row: Mapping[str, str], width: int) -> list[str]:
-    "One shim: state, name and version found; below them reason and what was seen"
+    "The lines of one shim: state, name and version, then reason and what was seen"
     texts = [row["reason"]]
     if row["detail"]:
         texts.append(f"seen: {row['detail']}")
@@ -123,9 +123,9 @@ def _shim_lines(row: Mapping[str, str], width: int) -> list[str]:
 # %% ../../../nbs/npu/shims/02_explain.ipynb #00fdaa0f
 def report_table(
     report: Iterable[Mapping[str, str]],  # of `Registry.report`
-    width: int | None = None,  # of the terminal, characters; none: as wide as it is
-) -> str:  # lines of text
-    "The report for a person, refused shims first; targets and links of the others are in `--json`"
+    width: int | None = None,  # characters; None: the terminal's
+) -> str:
+    "Return the report as text, refused shims first"
     width = width or shutil.get_terminal_size().columns
     rows = sorted(report, key=lambda row: row["state"] != "refused")
     lines = []
@@ -136,5 +136,5 @@ def report_table(
     for state, meaning in STATES.items():
         if counted[state]:
             lines.append(f"{counted[state]:3} {state}: {meaning}")
-    lines.append("all of one: cookbook-npu shims --explain NAME; all in full: --json")
+    lines.append("one shim: cookbook-npu shims --explain NAME; all details: --json")
     return "\n".join(lines)

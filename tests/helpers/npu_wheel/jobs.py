@@ -240,7 +240,7 @@ def report(rank, world_size):
     first = registry.report()
     again = {}
     for name in ("torch.tensor_type_names", "torch.device_capability", "torch.compile"):
-        shim = registry[name].shim
+        shim = registry[name]
         undone = registry.undo(name).state, shim.verify()
         again[name] = (*undone, registry.apply(name).state, shim.verify())
     return first, again

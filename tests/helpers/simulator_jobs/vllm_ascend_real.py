@@ -161,13 +161,13 @@ def cycle(name: str, check) -> dict:
     "Probe, apply, verify, use, undo, and what the defect looks like"
     from cookbook_npu.npu.shims.registry import registry
 
-    entry = registry[name]
-    needed, seen = entry.shim.needed()
+    shim = registry[name]
+    needed, seen = shim.needed()
     if not needed:
         return {"state": "not needed", "seen": seen}
     state = registry.apply(name)
     assert state.state == "applied", state
-    assert entry.shim.verify() and check() is True
+    assert shim.verify() and check() is True
     assert registry.apply(name).state == "applied"
     assert registry.undo(name).state == "undone"
     try:
@@ -323,7 +323,7 @@ def ipc_record(rank, world_size, checkout):
         fake("vllm_ascend")
         return {
             "state": "not needed",
-            "seen": vllm.PACKED_NPU_IPC_SHIM.needed()[1],
+            "seen": vllm.PackedNpuIpcShim().needed()[1],
             "paths": {},
         }
     module = load_ipc_engine(folder)
