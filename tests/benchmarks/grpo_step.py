@@ -118,7 +118,7 @@ class Rewards:
         from cookbook_npu.data.rewards import Counts, FailingLabels
 
         self.counts = Counts()
-        self.labels = FailingLabels(limit=3)
+        self.labels = FailingLabels()
 
     def grade(self, samples: list) -> list[Any]:
         from cookbook_npu.data.rewards import Grade
