@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from .expressions import evaluate_expression
 from .sample import Prompt
-from .tasks import evaluate_expression
 from cookbook_npu.data.tool_calls import (
     ToolCall,
     ToolCallError,

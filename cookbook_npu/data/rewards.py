@@ -13,10 +13,8 @@ import json
 import math
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from threading import Lock, Thread
@@ -356,33 +354,46 @@ class CallGrader:
                 self.ledger.give_up(job, stopped.limit)
 
 # %% ../../nbs/data/07_rewards.ipynb #b717d94d
-def _run_threads(
-    work: Callable[[GradingProcess], None],
+class _FirstError:
+    "Takes any error inside a with block, and keeps the first"
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.error = self.error or error
+        return True
+
+
+def _in_threads(
+    work: Callable[[GradingProcess, list[int]], None],
+    calls: list[list[int]],  # the second argument of `work`
     processes: list[GradingProcess],
-    stop: Callable[[], object],  # ends `work` in all threads
 ) -> None:
-    "Run `work` on each process in its own thread; raises the first error after all have ended"
-    errors: list[BaseException] = []
+    "Make calls in one thread per process; raises the first error when all threads have ended"
+    waiting = iter(calls)
+    first = _FirstError()
 
-    def guarded(process: GradingProcess) -> None:
-        try:
-            work(process)
-        except BaseException as e:
-            errors.append(e)
-            stop()
+    def serve(process: GradingProcess) -> None:
+        for call in waiting:
+            if first.error is not None:
+                return
+            with first:
+                work(process, call)
 
-    threads = [Thread(target=guarded, args=(p,), daemon=True) for p in processes]
+    threads = [Thread(target=serve, args=(p,), daemon=True) for p in processes]
     for thread in threads:
         thread.start()
     for thread in threads:
-        try:
+        with first:
             thread.join()
-        except BaseException as e:  # an interrupt
-            errors.append(e)
-            stop()
-            thread.join()
-    if errors:
-        raise errors[0]
+        thread.join()  # again, after an interrupt
+    if first.error is not None:
+        raise first.error
 
 
 def _close_all(processes: list[GradingProcess]) -> None:
@@ -450,15 +461,13 @@ class GradingPool(GradingProcesses):
             )
         scores: list[Score | None] = [job.killed for job in jobs]
         places = [i for i, job in enumerate(jobs) if not self.ledger.is_ungradable(job)]
-        calls = iter(self._calls(places, jobs))
 
-        def work(process: GradingProcess) -> None:
-            for call in calls:
-                found = self._grader.grade(process, [jobs[i] for i in call])
-                for i, score in zip(call, found, strict=True):
-                    scores[i] = score
+        def work(process: GradingProcess, call: list[int]) -> None:
+            found = self._grader.grade(process, [jobs[i] for i in call])
+            for i, score in zip(call, found, strict=True):
+                scores[i] = score
 
-        _run_threads(work, self.processes, partial(deque, calls, 0))
+        _in_threads(work, self._calls(places, jobs), self.processes)
         return scores
 
     def _calls(self, places: list[int], jobs: Sequence[GradingJob]) -> list[list[int]]:

@@ -83,7 +83,7 @@ class Conversation:
         "The conversation in tokens"
         from cookbook_npu.data.images import expand_placeholders
         from cookbook_npu.data.prompts import render_prompt
-        from cookbook_npu.data.tasks import IMAGE_PAD
+        from cookbook_npu.data.tokenizer import IMAGE_PAD
 
         pictured = bool(self.images)
         place = "the conversation"

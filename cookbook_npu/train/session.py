@@ -34,7 +34,7 @@ from cookbook_npu.data.prompts import (
 )
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
-from ..data.tasks import read_tokenizer
+from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
 from ..lazy_imports import without_garbage_collection
 from ..npu.device import CUDA, NPU

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import RewardConfig
+from cookbook_npu.data.expressions import evaluate_expression, numbers_in
 from cookbook_npu.data.graders import (
     dapo,
     exact,
@@ -29,7 +30,6 @@ from cookbook_npu.data.graders import (
 )
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.tasks import evaluate_expression, numbers_in
 from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
