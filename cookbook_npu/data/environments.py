@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from .expressions import evaluate_expression
 from .sample import Prompt
-from .tasks import evaluate_expression
 from cookbook_npu.data.tool_calls import (
     ToolCall,
     ToolCallError,
@@ -298,7 +298,7 @@ ENVIRONMENTS: dict[str, type[Environment] | str] = {
     "calculator": Calculator,
     "geo3k": "cookbook_npu.data.geometry:Geo3k",
     "zoom": "cookbook_npu.data.geometry:Zoom",
-    "verifiers": "cookbook_npu.data.verifiers:VerifiersEnvironment",
+    "verifiers": "cookbook_npu.data.prime_verifiers:VerifiersEnvironment",
 }
 
 # %% ../../nbs/data/10_environments.ipynb #b7d11ad5

@@ -24,7 +24,7 @@ from cookbook_npu.data.environments import (
 )
 from .graders import SCORERS
 from .images import LazyImage, read_image
-from .rewards import GradingJob, VerifierPool, check_label
+from .rewards import GradingJob, GradingPool, check_label
 from .sample import ImageInput, Prompt
 from .tool_calls import without_reasoning
 from ..errors import ConfigError, DataError
@@ -44,7 +44,7 @@ class AnswerGrader:
     def __init__(self) -> None:
         self.users = 0
         self._lock = threading.Lock()
-        self._pool: VerifierPool | None = None  # none: nobody has needed it
+        self._pool: GradingPool | None = None  # none: nobody has needed it
 
     def attach(self) -> None:
         "One more environment uses it"
@@ -77,11 +77,11 @@ class AnswerGrader:
             )
         return 0.0 if score is None else score.value
 
-    def _opened(self) -> VerifierPool:
+    def _opened(self) -> GradingPool:
         "The pool, started"
         if self._pool is None:
             limits = RewardConfig(workers=1, timeout_s=GRADING_S)
-            self._pool = VerifierPool(limits, {"math": {}})
+            self._pool = GradingPool(limits, {"math": {}})
             self._pool.open()
         return self._pool
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
-from .tasks import evaluate_expression, numbers_in
+from .expressions import evaluate_expression, numbers_in
 from ..errors import ConfigError, DataError, nearest
 
 # %% ../../nbs/data/05_graders.ipynb #f1b85b5e

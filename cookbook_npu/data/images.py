@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .sample import ImageInput
-from .tasks import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
+from .tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 from ..errors import ConfigError, DataError, MissingError
 from ..torchvision_ops import install_finder
 

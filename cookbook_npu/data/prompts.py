@@ -41,12 +41,7 @@ from cookbook_npu.data.images import (
     with_image_parts,
 )
 from .sample import ImageInput, Prompt
-from cookbook_npu.data.tasks import (
-    GENERATED,
-    Problem,
-    Puzzle,
-    generated_task,
-)
+from .tasks import GENERATED, Problem, Puzzle, generated_task
 from ..errors import ConfigError, DataError
 
 if TYPE_CHECKING:

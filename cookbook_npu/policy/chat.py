@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ..config import RunConfig, override
 from ..errors import CookbookError, DataError
 from ..plan.preflight import check_engine
-from ..runs.folder import RunFolder
 from .evaluate import policy_engine, prepare_device
 from .export import chosen_checkpoint, policy_folder
+from ..runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from cookbook_npu.data.sample import ImageInput
@@ -83,7 +83,7 @@ class Conversation:
         "The conversation in tokens"
         from cookbook_npu.data.images import expand_placeholders
         from cookbook_npu.data.prompts import render_prompt
-        from cookbook_npu.data.tasks import IMAGE_PAD
+        from cookbook_npu.data.tokenizer import IMAGE_PAD
 
         pictured = bool(self.images)
         place = "the conversation"

@@ -30,8 +30,8 @@ from cookbook_npu.plan.preflight import (
     check_scorers,
 )
 from ..plan.roles import role_environment
-from ..runs.folder import RunFolder, storage_errors, write_json
 from .export import chosen_checkpoint, evaluated_at, policy_folder
+from ..runs.folder import RunFolder, storage_errors, write_json
 
 if TYPE_CHECKING:
     from cookbook_npu.data.sample import Prompt, Sample

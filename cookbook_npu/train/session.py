@@ -34,7 +34,7 @@ from cookbook_npu.data.prompts import (
 )
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
-from ..data.tasks import read_tokenizer
+from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
 from ..parameters import handed_on
 from ..plan.plan import NOT_EVALUATED

@@ -29,14 +29,8 @@ from ..data.geometry import Geo3k
 from ..data.images import ImageProcessor
 from ..data.prompts import image_processor, load_prompts
 from ..data.sample import Prompt
-from cookbook_npu.data.tasks import (
-    GENERATED,
-    IMAGE_PAD,
-    PICTURED,
-    build_tokenizer,
-    demonstrations,
-    generated_task,
-)
+from ..data.tasks import GENERATED, PICTURED, demonstrations, generated_task
+from ..data.tokenizer import IMAGE_PAD, build_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError
 from ..heartbeat import report_progress

@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
 def tiny_engine():
     """An engine that never stops early."""
     from cookbook_npu.config import TinyConfig
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.transformers import TransformersEngine
 

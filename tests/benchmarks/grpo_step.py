@@ -118,7 +118,7 @@ class Rewards:
         from cookbook_npu.data.rewards import Counts, FailingLabels
 
         self.counts = Counts()
-        self.labels = FailingLabels(limit=3)
+        self.labels = FailingLabels()
 
     def grade(self, samples: list) -> list[Any]:
         from cookbook_npu.data.rewards import Grade
@@ -523,7 +523,7 @@ def build(size: dict[str, Any], folder: Path) -> Path:
     from transformers.utils import logging
 
     from cookbook_npu.config import TinyConfig
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import hf_config, random_model
 
     logging.disable_progress_bar()

@@ -108,7 +108,7 @@ def rate(
 def main() -> None:
     "Measure and print"
     parser = option_parser(__doc__)
-    parser.add_argument("--workers", type=int, default=2, help="verifier processes")
+    parser.add_argument("--workers", type=int, default=2, help="grading processes")
     parser.add_argument("--answers", type=int, default=2000, help="answers of each kind")
     parser.add_argument("--data", help="a GSM8K JSONL file")
     args = parser.parse_args()

@@ -28,7 +28,7 @@ def folder_of(where: str, tensors: dict, q: dict[str, int]) -> Path:
     from safetensors.torch import save_file
     from transformers import Qwen3Config
 
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
 
     folder = Path(where, "model")
     build_tokenizer().save_pretrained(folder)

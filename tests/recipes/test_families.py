@@ -8,7 +8,7 @@ import pytest
 from whole_runs import parameters, rows, run
 
 from cookbook_npu.config import save_config
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import policy_jobs
 import pytest
 from whole_runs import rows
 
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.rollout.vllm import missing_reason

@@ -7,7 +7,7 @@ import torch
 from places import FIXTURES, HELPERS, ROOT
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
 from cookbook_npu.testing.ranks import run_ranks

@@ -39,7 +39,7 @@ def run_checks(
     import torch
 
     torch.set_num_threads(1)
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.testing.conformance import Case, sharpen_model
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cookbook_npu.cli import app
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder

@@ -39,7 +39,7 @@ import cookbook_npu.runs.kernel, cookbook_npu.runs.report
 DRIVER = """
 from cookbook_npu import make_plan, qwen3_4b_colocate, session, write_report
 from cookbook_npu.cluster.ray_cluster import import_ray
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.train.session import load_data
 
 config = qwen3_4b_colocate()

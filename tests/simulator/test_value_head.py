@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def test_a_critic_over_two_ranks_equals_transformers(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     hf_path = build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0)

@@ -404,7 +404,7 @@ def both_layouts(rank: int, world_size: int, root: str) -> dict:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[dict]:
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     root = tmp_path_factory.mktemp("models")

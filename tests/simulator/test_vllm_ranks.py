@@ -62,7 +62,7 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
 
     torch.set_num_threads(1)
     from cookbook_npu.config import SamplingConfig
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.engine import SamplingParams, text_requests

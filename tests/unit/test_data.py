@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.datasets import read_jsonl
+from cookbook_npu.data.expressions import evaluate_expression, numbers_in
 from cookbook_npu.data.prompts import load_prompts, load_source
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tasks import (
@@ -16,10 +17,8 @@ from cookbook_npu.data.tasks import (
     LEVELS,
     ArithmeticTask,
     PuzzleTask,
-    build_tokenizer,
-    evaluate_expression,
-    numbers_in,
 )
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)

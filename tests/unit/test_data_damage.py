@@ -11,7 +11,7 @@ import pytest
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.datasets import read_path
 from cookbook_npu.data.prompts import load_prompts
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import DataError
 
 GOOD = b'{"prompt": "1+1=", "label": "2"}\n'

@@ -16,7 +16,7 @@ from cookbook_npu.config import DataConfig
 from cookbook_npu.data.pass_at_k import pass_at_k, pass_curve, tally
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import MissingError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)

@@ -22,7 +22,7 @@ from cookbook_npu.cli import (
 )
 from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line

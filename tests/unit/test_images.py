@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.images import ImageProcessor, processor_class
 from cookbook_npu.data.prompts import image_processor, load_source
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import DataError
 from cookbook_npu.testing.conformance import PICTURE_KINDS, encoded_picture, many_pictures
 from cookbook_npu.torchvision_ops import install_finder

@@ -348,7 +348,7 @@ def test_memory_of_two_ranks_within_a_tenth(overrides, tmp_path):
     "TP 2 divides what the plan says it divides, DP 2 shares the optimizer"
     from plan_jobs.measure import config_of
 
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     config = config_of(overrides, 2)

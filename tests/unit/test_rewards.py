@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cookbook_npu.config import RewardConfig
+from cookbook_npu.data.expressions import evaluate_expression, numbers_in
 from cookbook_npu.data.graders import (
     dapo,
     exact,
@@ -29,7 +30,6 @@ from cookbook_npu.data.graders import (
 )
 from cookbook_npu.data.rewards import Counts, RewardPool
 from cookbook_npu.data.sample import Sample
-from cookbook_npu.data.tasks import evaluate_expression, numbers_in
 from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
@@ -127,7 +127,7 @@ pool = RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=600))
 pool.open()
 threading.Thread(target=pool.score, args=([sample(HANGS)] * 2,), daemon=True).start()
 time.sleep(1)
-print(*[w.process.pid for w in pool.workers], flush=True)
+print(*[p.process.pid for p in pool.processes], flush=True)
 {end}
 """
 
@@ -163,18 +163,18 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
     thread = threading.Thread(target=pool.open)
     thread.start()
     thread.join()
-    pids = [w.process.pid for w in pool.workers]
+    pids = [p.process.pid for p in pool.processes]
     time.sleep(0.5)
     try:
         assert pool.score([sample(r"\boxed{2+2}")]) == [1.0]
-        assert [w.process.pid for w in pool.workers] == pids
+        assert [p.process.pid for p in pool.processes] == pids
         assert pool.counts == Counts(graded=1)
     finally:
         pool.close()
 
 
 def test_a_worker_killed_between_two_calls_is_replaced(pool):
-    os.kill(pool.workers[0].process.pid, signal.SIGKILL)
+    os.kill(pool.processes[0].process.pid, signal.SIGKILL)
     time.sleep(0.2)
     assert pool.score([sample(r"\boxed{2+2}")] * 6).count(1.0) >= 5
     assert pool.score([sample(r"\boxed{2+2}")] * 6) == [1.0] * 6
@@ -183,7 +183,7 @@ def test_a_worker_killed_between_two_calls_is_replaced(pool):
 def test_a_pool_that_is_dropped_without_close_leaves_nothing():
     pool = RewardPool(RewardConfig(scorers={"math": 1.0}, workers=1))
     pool.open()
-    pid = pool.workers[0].process.pid
+    pid = pool.processes[0].process.pid
     del pool
     assert not alive(pid)
 

@@ -22,7 +22,7 @@ NOTEBOOKS = [
 ]
 DEVICE_SUBPACKAGES = ("npu",)
 LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.recipes cookbook_npu.npu.device
-cookbook_npu.parameters cookbook_npu.stop cookbook_npu.scratch
+cookbook_npu.parameters cookbook_npu.stop cookbook_npu.scratch cookbook_npu.data.tokenizer
 cookbook_npu.cli cookbook_npu.data.sample cookbook_npu.data.prompts cookbook_npu.data.tasks
 cookbook_npu.cluster.ray_cluster cookbook_npu.runs.folder cookbook_npu.npu.stack.stacks
 cookbook_npu.npu.stack.machine cookbook_npu.npu.stack.checks cookbook_npu.npu.stack.settings

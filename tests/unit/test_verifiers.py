@@ -12,11 +12,11 @@ from verifiers_package import Unavailable, interpreter, variables
 
 from cookbook_npu.config import DataConfig
 from cookbook_npu.data.environments import find_environment
+from cookbook_npu.data.prime_verifiers import VerifiersEnvironment, write_verifiers_prompts
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.sample import Sample, Turn
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
-from cookbook_npu.data.verifiers import VerifiersEnvironment, write_verifiers_prompts
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.rollout.engine import Request
 from cookbook_npu.rollout.episodes import BegunLength, EpisodeRunner

@@ -11,7 +11,7 @@ import upstream_sources
 from places import HELPERS
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import ShimError
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.memory_saver import (

@@ -359,7 +359,7 @@ def test_fused_kernels_and_nothing_that_comes_back(tmp_path):
     "Of one micro-batch of the bridge's Qwen3 on the installed megatron-core"
     from kernel_checks import check_kernels
 
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)

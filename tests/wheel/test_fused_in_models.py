@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_norm_gate_and_attention_is_fused_and_nothing_comes_back(lane, tmp_path):
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
 
     shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)

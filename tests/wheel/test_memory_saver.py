@@ -9,7 +9,7 @@ from npu_wheel.saver import build_saver
 from upstream_sources import checkout
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.data.tasks import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.memory_saver import saver_environment
 

@@ -37,7 +37,7 @@ def ranks(
 def tiny(folder: str, family: str = "qwen3", seeds: int = 2) -> list[str]:
     "Tiny models of a family; those in float32 with sharpened weights"
     from cookbook_npu.config import TinyConfig
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.testing.conformance import sharpen_model
 

@@ -541,7 +541,7 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     from vllm import _custom_ops
 
     from cookbook_npu.config import SamplingConfig, TinyConfig
-    from cookbook_npu.data.tasks import build_tokenizer
+    from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
