@@ -39,7 +39,7 @@ from ..data.turns import TurnFormat
 from ..parameters import handed_on
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
-from ..rollout.episodes import BegunLength, EpisodeRunner
+from ..rollout.episodes import EpisodeRunner, InitialPromptLength
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
 from ..runs.live import NotebookView, format_duration, in_notebook, live_view
@@ -173,7 +173,7 @@ def load_data(
     "Read and tokenize the prompts of a run"
     tokenizer = read_tokenizer(hf_path)
     processor = image_processor(hf_path, config.data)
-    begun = None if episodes is None else BegunLength(episodes)
+    begun = None if episodes is None else InitialPromptLength(episodes)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor, begun)
     print(prompts.source, flush=True)
     held_out = eval_prompts(config.data, tokenizer, processor, begun)
@@ -207,7 +207,7 @@ def start_episodes(
 
 def tell_of_oracle(episodes: EpisodeRunner, config: RunConfig, folder: RunFolder) -> None:
     "Say it when an environment has a tool that knows the label"
-    if not episodes.oracle:
+    if not episodes.environments.oracle:
         return
     environment = config.rollout.environment
     text = (

@@ -67,9 +67,9 @@ def build(engine: str, folder: Path):
 
 
 def time_hooks(engine, seconds: dict[str, float], clock: Callable[[], float]) -> None:
-    """Time the two hooks of an engine's weight update: loading, and the checksums of what it holds."""
-    load = engine._load_weights
-    sums = engine._weight_checksums
+    """Time the two parts of an engine's weight update: loading, and the checksums of what it holds."""
+    load = engine.weights.load
+    sums = engine.weights.checksums
 
     def timed(name, work):
         def call(*args):
@@ -81,8 +81,8 @@ def time_hooks(engine, seconds: dict[str, float], clock: Callable[[], float]) ->
 
         return call
 
-    engine._load_weights = timed("load", load)
-    engine._weight_checksums = timed("engine checksums", sums)
+    engine.weights.load = timed("load", load)
+    engine.weights.checksums = timed("engine checksums", sums)
 
 
 def pack_seconds(tensors: dict, clock: Callable[[], float]) -> float:

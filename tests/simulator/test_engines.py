@@ -217,9 +217,9 @@ def one_seed_for_a_batch(case) -> None:
         )
 
     seeded = ask(0)
-    case.engine.request_seeds = False
+    case.engine.decoder.request_seeds = False
     first, again, other = ask(0), ask(0), ask(1)
-    case.engine.request_seeds = True
+    case.engine.decoder.request_seeds = True
     require(first == again, "the same requests gave other responses")
     require(first not in (other, seeded), "the seeds make no difference")
     require(len(set(map(tuple, first[:3]))) == 3, f"three samples of a prompt: {first[:3]}")

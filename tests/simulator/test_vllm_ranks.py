@@ -125,7 +125,7 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
         sampled = {n: checksum(t) for n, t in old.items() if n == DOWN}
         results["nothing, sampled"] = update(old, sampled)
     results["recovered"] = update(new, some)
-    engine.request_seeds = False
+    engine.decoder.request_seeds = False
     results["tokens of one generator"] = [tokens(), tokens()]
     engine.close()
     return results

@@ -91,14 +91,14 @@ def test_kinds_and_sizes_of_the_many_pictures():
         with source.open() as image:
             opened[source.reference.split()[1]] = image
     assert opened["CMYK"].mode == "CMYK" and opened["palette"].mode == "P"
-    assert "transparency" in opened["clear"].info
-    assert opened["moving"].n_frames == 2
-    assert opened["turned"].getexif()[0x0112] == 6
+    assert "transparency" in opened["transparent"].info
+    assert opened["animated"].n_frames == 2
+    assert opened["rotated"].getexif()[0x0112] == 6
 
 
 @pytest.mark.parametrize("kind", PICTURE_KINDS)
 def test_every_kind_is_what_transformers_makes_of_the_upright_picture(tmp_path, kind):
-    "60 x 100 pixels as stored: a turned one is seen lying"
+    "60 x 100 stored pixels; EXIF rotates one kind to 100 x 60"
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
     content = encoded_picture(kind, 60, 100, seed=0)
     (tmp_path / "one").write_bytes(content)
@@ -111,9 +111,9 @@ def test_every_kind_is_what_transformers_makes_of_the_upright_picture(tmp_path, 
     (shown,) = read.prompts[0].images
     with Image.open(io.BytesIO(content)) as image:
         upright = ImageOps.exif_transpose(image)
-        size = (100, 60) if kind == "turned" else (60, 100)
+        size = (100, 60) if kind == "rotated" else (60, 100)
         assert upright.size == size
-        if kind == "clear":
+        if kind == "transparent":
             white = Image.new("RGBA", upright.size, "white")
             upright = Image.alpha_composite(white, upright.convert("RGBA"))
         want = processor_class()(**SETTINGS)([upright.convert("RGB")], return_tensors="np")

@@ -1,7 +1,6 @@
 """What an environment says has no part in the loss, whichever algorithm is chosen."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from cookbook_npu.data.sample import Sample, Turn, check_sample
 from cookbook_npu.data.turns import with_observation
 from cookbook_npu.errors import DataError
 from cookbook_npu.rl.algorithms import ALGORITHMS
-from cookbook_npu.rollout.engine import Engine, Request, RequestState, SamplingParams
+from cookbook_npu.rollout.engine import Request, RequestState, SamplingParams, make_sample
 from cookbook_npu.train.batch import (
     complete_batch,
     compute_loss,
@@ -116,8 +115,7 @@ def test_an_observation_is_marked_and_stays_so_when_the_policy_goes_on():
     request = Request(group_id="g1", index=0, prompt_ids=[1, 2], seed=0, partial=told)
     state = RequestState(request, SamplingParams(max_response_tokens=16), number=0)
     state.add(5, -0.5, 4)
-    engine = SimpleNamespace(tokens=0, tokenizer=None)
-    sample = Engine._make_sample(engine, state)
+    sample = make_sample(state)
     assert sample.loss_mask == [1, 1, 1, 1, 0, 0, 0, 1]
     assert [turn.role for turn in sample.turns] == ["policy", "observation", "policy"]
     check_sample(sample)

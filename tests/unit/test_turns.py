@@ -13,7 +13,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import DataError
 from cookbook_npu.rollout.engine import Request
-from cookbook_npu.rollout.episodes import BegunLength, EpisodeRunner
+from cookbook_npu.rollout.episodes import EpisodeRunner, InitialPromptLength
 
 TEMPLATES = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "qwen3_training")
 CONVERSATIONS = 500  # over all templates
@@ -169,7 +169,7 @@ def test_the_filter_of_prompts_counts_the_schema_of_a_tool(tmp_path):
     questions = ["1+1=", "1+" * 100 + "1=", "2+2="]
     config = prompt_file(tmp_path, questions)
     runner, turns = with_calculator(0)
-    tools = runner.make().tools
+    tools = runner.environments.make().tools
     shown = [
         len(turns.prompt_ids([{"role": "user", "content": q}], tools)) for q in questions
     ]
@@ -180,7 +180,9 @@ def test_the_filter_of_prompts_counts_the_schema_of_a_tool(tmp_path):
     runner, turns = with_calculator(limit)
     plain = load_prompts(config, turns.tokenizer)
     assert len(plain) == 3, "without an environment every prompt is short enough"
-    prompts = load_prompts(config, turns.tokenizer, begun_tokens=BegunLength(runner))
+    prompts = load_prompts(
+        config, turns.tokenizer, begun_tokens=InitialPromptLength(runner)
+    )
     assert [p.text.count("+") for p in prompts.prompts] == [1, 1]
     assert "1 longer than" in prompts.source and "environment adds" in prompts.source
     requests = [
@@ -208,7 +210,7 @@ def test_generated_problems_that_are_too_long_with_the_tool_end_a_run_at_once():
     )
     load_prompts(config, turns.tokenizer)
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
-        load_prompts(config, turns.tokenizer, begun_tokens=BegunLength(runner))
+        load_prompts(config, turns.tokenizer, begun_tokens=InitialPromptLength(runner))
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
-        eval_prompts(config, turns.tokenizer, begun_tokens=BegunLength(runner))
+        eval_prompts(config, turns.tokenizer, begun_tokens=InitialPromptLength(runner))
     runner.close()

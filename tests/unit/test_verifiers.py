@@ -19,7 +19,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.rollout.engine import Request
-from cookbook_npu.rollout.episodes import BegunLength, EpisodeRunner
+from cookbook_npu.rollout.episodes import EpisodeRunner, InitialPromptLength
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ class Played:
         self.turns = TurnFormat(tokenizer, chat=True)
         make = find_environment("verifiers", given)
         self.runner = EpisodeRunner(make, self.turns, max_turns=4, **limits)
-        assert not self.runner.oracle  # made: the process is there for what follows
+        assert not self.runner.environments.oracle  # starts the process
         file = folder / "prompts.jsonl"
         write_verifiers_prompts(file, name, arguments, python)
         read = {"prompt_data": str(file), "record_format": "plain", "shuffle": False}
@@ -214,7 +214,7 @@ def test_an_environment_that_fails_or_forgets_costs_its_group(start):
 def test_the_filter_counts_the_tools_of_verifiers(start):
     "The questions as a file say nothing of the tool; the environment does"
     played = start(CLASSIC, "sums", {"kind": "tools"}, max_prompt_tokens=4000)
-    length = BegunLength(played.runner)
+    length = InitialPromptLength(played.runner)
     prompt = played.prompts[0]
     shown = length(prompt)
     (sample,) = played.play({"2+3=": ["5"]})[0].values()

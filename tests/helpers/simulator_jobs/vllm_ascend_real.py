@@ -576,27 +576,27 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     old = answers()
     load_weights(other)
     new = answers()
-    names = engine.weights._ask(
+    names = engine.weights.call(
         lambda worker: [n for n, _ in worker.model_runner.model.named_parameters()]
     )
     found = {"old": old, "new": new, "parameters": names}
     for version, checkout in checkouts.items():
-        engine.weights._ask(give_real_sleep, checkout)
+        engine.weights.call(give_real_sleep, checkout)
         seen = found[version] = {}
         for method in ("reload_weights", "update_weights"):
             engine.weights.method = method
             engine.sleep(2)
-            seen["asleep"] = engine.weights._ask(with_nan)
+            seen["asleep"] = engine.weights.call(with_nan)
             engine.wake(["weights"])
-            seen["awake without weights"] = engine.weights._ask(with_nan)
+            seen["awake without weights"] = engine.weights.call(with_nan)
             load_weights(folder)
             engine.wake(["kv_cache"])
             seen[method] = answers()
-            seen[f"{method} nan"] = engine.weights._ask(with_nan)
+            seen[f"{method} nan"] = engine.weights.call(with_nan)
             load_weights(other)
         engine.sleep(1)
         engine.wake()
         seen["level 1"] = answers()
-        seen["level 1 nan"] = engine.weights._ask(with_nan)
+        seen["level 1 nan"] = engine.weights.call(with_nan)
     engine.close()
     return found
