@@ -36,6 +36,7 @@ SUBPACKAGES = {
     "runs": "During and after a run",
     "plan": "Before a run",
     "cluster": "Cluster",
+    "targets": "Targets: laptop, cuda, npu910b",
     "testing": "Testing",
 }
 SHIMS = "torch transformer_engine megatron_core mindspeed".split()
