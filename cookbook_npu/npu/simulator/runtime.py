@@ -33,7 +33,6 @@ import simulated_npu as _device
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #fdf0e40c
 def _index(device: Any = None) -> int:
-    "Index of what the caller means"
     if device is None:
         return _device.current_device()
     if isinstance(device, int):
@@ -44,41 +43,34 @@ def _index(device: Any = None) -> int:
     return _device.current_device() if device.index is None else device.index
 
 
-def is_available() -> bool:  # at least one device is visible
-    "Whether there is an NPU"
+def is_available() -> bool:
     return _device.device_count() > 0
 
 
-def device_count() -> int:  # of the visible ones
-    "Number of NPUs"
+def device_count() -> int:  # visible devices
     return _device.device_count()
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #f688f2cc
-def current_device() -> int:  # index
-    "The NPU that `device='npu'` means"
+def current_device() -> int:
     return _device.current_device()
 
 
-def set_device(
-    device: Any,  # index, name or torch.device
-) -> None:
-    "Make a device the current one of this thread"
+def set_device(device: Any) -> None:
+    "Set the current device of this thread"
     _device.set_device(_index(device))
 
 
-def synchronize(
-    device: Any = None,  # none: the current one
-) -> None:
-    "Wait for a device; all work is done already, so this only notices a lost one"
+def synchronize(device: Any = None) -> None:
+    "Raise if the device is lost; there is no work to wait for"
     _device.check_device(_index(device))
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #36ab3c7b
 class device:
-    "Context manager: another current device inside"
+    "Context manager that changes the current device"
 
     def __init__(
         self,
-        device: Any,  # index, name or torch.device; none: change nothing
+        device: Any,  # None: no change
     ):
         self.idx = -1 if device is None else _index(device)
 
@@ -91,11 +83,11 @@ class device:
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #16f6b38e
 class device_of(device):
-    "Context manager: the device of a tensor is the current one inside"
+    "Context manager that makes the device of a tensor the current one"
 
     def __init__(
         self,
-        obj: Any,  # tensor or storage; anything else changes nothing
+        obj: Any,  # tensor or storage; other objects: no change
     ):
         super().__init__(obj.get_device() if getattr(obj, "is_npu", False) else None)
 
@@ -107,18 +99,13 @@ DeviceProperties = namedtuple(
 )
 
 
-def get_device_name(
-    device: Any = None,  # none: the current one
-) -> str:  # says that it is simulated
-    "Name of a device"
+def get_device_name(device: Any = None) -> str:
     _index(device)
     return "Ascend910B1 (simulated)"
 
 
-def get_device_properties(
-    device: Any = None,  # none: the current one
-) -> DeviceProperties:  # memory as simulated, cores as a 910B1 has them
-    "Properties of a device"
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    "Return the simulated memory and the cores of a 910B1"
     return DeviceProperties(
         name=get_device_name(device),
         total_memory=_device.memory_info(_index(device))[1],
@@ -132,33 +119,29 @@ def get_device_properties(
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #8e9857ad
 def get_device_capability(
-    device: Any = None,  # no difference here
-) -> tuple[int, int] | None:  # (major, minor)
-    "What TORCH_NPU_DEVICE_CAPABILITY says, as major.minor"
+    device: Any = None,  # ignored
+) -> tuple[int, int] | None:
+    "Return (major, minor) from TORCH_NPU_DEVICE_CAPABILITY; None: not set"
     parts = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", "").split(".")
     if len(parts) != 2 or not all(map(str.isdigit, parts)):
         return None
     return int(parts[0]), int(parts[1])
 
 
-def can_device_access_peer(
-    device: Any,  # from
-    peer_device: Any,
-) -> bool:  # all of one machine can
-    "Whether one device reads another's memory"
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    "Return whether the devices differ: all devices of a machine can access each other"
     return _index(device) != _index(peer_device)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #5376bb07
 def init() -> None:
-    "Nothing to do"
+    "No-op"
 
 
-def is_initialized() -> bool:  # always
-    "Whether the device is ready"
+def is_initialized() -> bool:
     return True
 
 
-# torch.utils.checkpoint looks here: without it dropout differs when a layer is recomputed.
+# torch.utils.checkpoint reads it: without it, dropout differs in recomputed layers
 _initialized = True
 
 
@@ -175,19 +158,18 @@ def _lazy_call(callback: Callable[[], Any], **kwargs: Any) -> None:
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #5328deba
 def is_bf16_supported(
-    including_emulation: bool = True,  # no difference here
-) -> bool:  # always
-    "Whether bfloat16 works"
+    including_emulation: bool = True,  # ignored
+) -> bool:
     return True
 
 
-def get_amp_supported_dtype() -> list[torch.dtype]:  # asked by torch.autocast
-    "Types that autocast may use"
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    "Return the dtypes that torch.autocast may use"
     return [torch.float16, torch.bfloat16, torch.float32]
 
 
-def is_current_stream_capturing() -> bool:  # there are no graphs
-    "Whether a graph is being captured"
+def is_current_stream_capturing() -> bool:
+    "Return False: graphs are unsupported"
     return False
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #948925b0
@@ -197,12 +179,12 @@ class _StreamType(type):
 
 
 class Stream(metaclass=_StreamType):
-    "torch.npu.Stream: makes a torch.Stream of an npu device"
+    "torch.npu.Stream: creates a torch.Stream of an npu device"
 
     def __new__(
         cls,
-        device: Any = None,  # none: the current one
-        priority: int = 0,  # no difference here
+        device: Any = None,
+        priority: int = 0,  # ignored
         **kwargs: Any,  # stream_id, device_index, device_type: an existing stream
     ) -> torch.Stream:
         if "stream_id" in kwargs:
@@ -216,14 +198,14 @@ class _EventType(type):
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #8627abe4
 class Event(metaclass=_EventType):
-    "torch.npu.Event: makes a torch.Event of an npu device"
+    "torch.npu.Event: creates a torch.Event of an npu device"
 
     def __new__(
         cls,
-        enable_timing: bool = False,  # needed for elapsed_time
-        blocking: bool = False,  # no difference here
-        interprocess: bool = False,  # not supported by torch.Event
-        external: bool = False,  # no difference here
+        enable_timing: bool = False,
+        blocking: bool = False,  # ignored
+        interprocess: bool = False,  # unsupported by torch.Event
+        external: bool = False,  # ignored
     ) -> torch.Event:
         return torch.Event(
             device="npu",
@@ -233,17 +215,11 @@ class Event(metaclass=_EventType):
         )
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #f6cb699c
-def current_stream(
-    device: Any = None,  # none: the current one
-) -> torch.Stream:  # of this thread
-    "The stream that work goes to"
+def current_stream(device: Any = None) -> torch.Stream:  # of this thread
     return torch.accelerator.current_stream(torch.device("npu", _index(device)))
 
 
-def default_stream(
-    device: Any = None,  # none: the current one
-) -> torch.Stream:  # id 0
-    "The stream of a device that exists from the start"
+def default_stream(device: Any = None) -> torch.Stream:  # id 0
     return torch.Stream(
         stream_id=0,
         device_index=_index(device),
@@ -252,19 +228,19 @@ def default_stream(
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4ad470f3
 def set_stream(
-    stream: torch.Stream | None,  # none: change nothing
+    stream: torch.Stream | None,  # None: no change
 ) -> None:
-    "Make a stream (and its device) current"
+    "Set the current stream and its device"
     if stream is not None:
         torch.accelerator.set_stream(stream)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #1a8dd82a
 class StreamContext:
-    "Context manager: another current stream inside"
+    "Context manager that changes the current stream"
 
     def __init__(
         self,
-        stream: torch.Stream | None,  # none: change nothing
+        stream: torch.Stream | None,  # None: no change
     ):
         self.stream = stream
 
@@ -285,9 +261,8 @@ class StreamContext:
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0adee2a4
 def stream(
-    stream: torch.Stream | None,  # none: change nothing
-) -> StreamContext:  # context manager
-    "Work inside goes to this stream"
+    stream: torch.Stream | None,  # None: no change
+) -> StreamContext:
     return StreamContext(stream)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #267c53a5
@@ -295,31 +270,25 @@ def _stat(name: str, device: Any) -> int:
     return _device.memory_stats(_index(device))[name]
 
 
-def memory_allocated(
-    device: Any = None,  # none: the current one
-) -> int:  # bytes
-    "What this process's tensors hold"
+def memory_allocated(device: Any = None) -> int:  # bytes in tensors of this process
     return _stat("allocated", device)
 
 
 def max_memory_allocated(
-    device: Any = None,  # none: the current one
-) -> int:  # bytes
-    "The most since the last reset_peak_memory_stats"
+    device: Any = None,
+) -> int:  # bytes, since the last reset_peak_memory_stats
     return _stat("peak_allocated", device)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #9e18776e
 def memory_reserved(
-    device: Any = None,  # none: the current one
-) -> int:  # bytes
-    "What this process has taken from the device: tensors and cache"
+    device: Any = None,
+) -> int:  # bytes in tensors and cache of this process
     return _stat("reserved", device)
 
 
 def max_memory_reserved(
-    device: Any = None,  # none: the current one
-) -> int:  # bytes
-    "The most since the last reset_peak_memory_stats"
+    device: Any = None,
+) -> int:  # bytes, since the last reset_peak_memory_stats
     return _stat("peak_reserved", device)
 
 
@@ -328,11 +297,9 @@ max_memory_cached = max_memory_reserved
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #20f48953
 def mem_get_info(
-    device: Any = None,  # none: the current one
-) -> tuple[int, int]:  # (free, total) bytes
-    """Memory of a device as the device sees it: every process of the session counts.
-
-    Raises `RuntimeError`, as torch_npu does, before this process has used a device."""
+    device: Any = None,
+) -> tuple[int, int]:  # (free, total) bytes, over all processes of the session
+    "Raises `RuntimeError`, as torch_npu does, before this process has used a device"
     if not _device.devices_used():
         raise RuntimeError(
             "GetDeviceMemories: the NPU function aclrtGetMemInfo returned error code 107002. "
@@ -342,21 +309,15 @@ def mem_get_info(
 
 
 def empty_cache() -> None:
-    "Give reserved memory that no tensor holds back to the devices"
+    "Return cached memory to the devices"
     _device.empty_cache()
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #3a893481
-def reset_peak_memory_stats(
-    device: Any = None,  # none: the current one
-) -> None:
-    "Start the peaks again"
+def reset_peak_memory_stats(device: Any = None) -> None:
     _device.reset_peak(_index(device))
 
 
-def reset_accumulated_memory_stats(
-    device: Any = None,  # none: the current one
-) -> None:
-    "Start the counts of allocations, frees and failures again"
+def reset_accumulated_memory_stats(device: Any = None) -> None:
     _device.reset_accumulated(_index(device))
 
 
@@ -365,27 +326,23 @@ reset_max_memory_cached = reset_peak_memory_stats
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0684a7ae
 def set_per_process_memory_fraction(
-    fraction: float,  # 0 to 1, of the capacity
-    device: Any = None,  # none: the current one
+    fraction: float,  # 0 to 1
+    device: Any = None,
 ) -> None:
-    "Limit what this process may reserve"
+    "Limit the memory that this process may reserve to a fraction of the capacity"
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction {fraction} is not between 0 and 1")
     _device.set_memory_fraction(_index(device), fraction)
 
 
-def set_capacity(
-    total: int,  # bytes
-    device: Any = None,  # none: the current one
-) -> None:
-    "Only on the simulated NPU: another capacity for a device, in this process"
+def set_capacity(total: int, device: Any = None) -> None:
+    "Change the capacity of a device for this process; only on the simulated NPU"
     _device.set_memory_total(_index(device), total)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #60d0f070
 def memory_stats(
-    device: Any = None,  # none: the current one
+    device: Any = None,
 ) -> OrderedDict[str, int]:  # the keys that programs read
-    "Counters in torch's naming"
     s = _device.memory_stats(_index(device))
     stats = OrderedDict()
     for kind in ("allocated", "active", "requested", "reserved"):
@@ -405,30 +362,27 @@ def memory_stats(
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #f3117e4f
 def memory_summary(
-    device: Any = None,  # none: the current one
-    abbreviated: bool = False,  # no difference here
+    device: Any = None,
+    abbreviated: bool = False,  # ignored
 ) -> str:  # one line per counter
-    "The counters as text"
     lines = [f"simulated NPU {_index(device)}"]
     for name, value in memory_stats(device).items():
         lines.append(f"{name:40s} {value:>16,}")
     return "\n".join(lines)
 
 
-def memory_snapshot(
-    *args: Any,  # no difference here
-) -> list[dict]:  # always empty
-    "Blocks are not recorded"
+def memory_snapshot(*args: Any) -> list[dict]:
+    "Return nothing: blocks are not recorded"
     return []
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #314936d2
 def host_empty_cache() -> None:
-    "Give cached pinned blocks back to the system"
+    "Return cached pinned blocks to the system"
     _device.host_empty_cache()
 
 
 def host_memory_stats_as_nested_dict() -> dict[str, dict[str, int]]:  # bytes
-    "Counters of pinned host memory: active_bytes (tensors) and allocated_bytes (and the cache)"
+    "Return pinned host memory: active_bytes (tensors) and allocated_bytes (with the cache)"
     s = _device.host_memory_stats()
     return {
         f"{kind}_bytes": {"current": s[kind], "peak": s[f"peak_{kind}"]}
@@ -437,7 +391,6 @@ def host_memory_stats_as_nested_dict() -> dict[str, dict[str, int]]:  # bytes
 
 
 def host_memory_stats() -> OrderedDict[str, int]:  # bytes
-    "The same with dotted names"
     stats = OrderedDict()
     for kind, values in host_memory_stats_as_nested_dict().items():
         for name, value in values.items():
@@ -446,16 +399,15 @@ def host_memory_stats() -> OrderedDict[str, int]:  # bytes
 
 
 def reset_peak_host_memory_stats() -> None:
-    "Start the peaks of pinned host memory again"
     _device.host_reset_peak()
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0f0a8bbe
 def ipc_collect() -> None:
-    "Collect nothing: exported memory is free as soon as its owner lets go (see `npu.simulator.handles`)"
+    "No-op: exported memory is freed with its owner (see `npu.simulator.handles`)"
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4cae6bba
 class _Generators:
-    "torch.npu.default_generators: made when asked for"
+    "torch.npu.default_generators, created on access"
 
     def __getitem__(self, index: int) -> torch.Generator:
         if not 0 <= index < len(self):
@@ -472,60 +424,42 @@ class _Generators:
 default_generators = _Generators()
 
 
-def manual_seed(
-    seed: int,  # any integer
-) -> None:
-    "Seed the current device"
+def manual_seed(seed: int) -> None:
     default_generators[current_device()].manual_seed(int(seed))
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #149ff2d5
-def manual_seed_all(
-    seed: int,  # any integer
-) -> None:
-    "Seed every device"
+def manual_seed_all(seed: int) -> None:
     for generator in default_generators:
         generator.manual_seed(int(seed))
 
 
-def seed() -> int:  # the new seed
-    "Seed the current device from the system"
+def seed() -> int:
+    "Seed the current device with a random seed, and return it"
     return default_generators[current_device()].seed()
 
 
 def seed_all() -> None:
-    "Seed every device from the system, alike"
+    "Seed all devices with one random seed"
     manual_seed_all(seed())
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #e05fddf6
 def initial_seed() -> int:  # of the current device
-    "The seed in use"
     return default_generators[current_device()].initial_seed()
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #633ecea8
-def get_rng_state(
-    device: Any = "npu",  # index, name or torch.device
-) -> torch.Tensor:  # a CPU tensor of bytes
-    "State of a device's generator"
+def get_rng_state(device: Any = "npu") -> torch.Tensor:  # uint8, on the CPU
     return default_generators[_index(device)].get_state()
 
 
-def set_rng_state(
-    new_state: torch.Tensor,  # from get_rng_state
-    device: Any = "npu",  # index, name or torch.device
-) -> None:
-    "Continue from a state"
+def set_rng_state(new_state: torch.Tensor, device: Any = "npu") -> None:
     default_generators[_index(device)].set_state(new_state.cpu())
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #ba92bc39
 def get_rng_state_all() -> list[torch.Tensor]:  # one per device
-    "States of all devices"
     return [get_rng_state(i) for i in range(device_count())]
 
 
-def set_rng_state_all(
-    new_states: list[torch.Tensor],  # one per device
-) -> None:
-    "Continue all devices"
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 

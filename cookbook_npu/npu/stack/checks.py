@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CheckState', 'CheckResult', 'CHECKS', 'IDLE_MB', 'RAY_PORTS', 'Need', 'machine_size', 'Check', 'Finding', 'check',
-           'ok', 'warn', 'fail', 'unknown', 'ask', 'read_range']
+           'ok', 'warn', 'fail', 'unknown', 'run_check', 'read_range']
 
 # %% ../../../nbs/npu/stack/02_checks.ipynb #779a9498
 import re
@@ -58,7 +58,7 @@ class Check:
 
     name: str
     links: tuple[str, ...]
-    ask: Callable[[Machine, Need], CheckResult]
+    function: Callable[[Machine, Need], CheckResult]
     hardware: bool  # checks hardware or drivers, which a simulated NPU does not have
 
 
@@ -86,12 +86,10 @@ def check(
         link if "://" in link else github + link.replace("#", "/issues/") for link in links
     ]
 
-    def register(
-        ask: Callable[[Machine, Need], CheckResult],
-    ) -> Callable[[Machine, Need], CheckResult]:
-        name = ask.__name__.strip("_").replace("_", "-")
-        CHECKS[name] = Check(name, tuple(urls), ask, hardware)
-        return ask
+    def register(function: Callable) -> Callable:
+        name = function.__name__.strip("_").replace("_", "-")
+        CHECKS[name] = Check(name, tuple(urls), function, hardware)
+        return function
 
     return register
 
@@ -116,7 +114,7 @@ def unknown(saw: str) -> CheckResult:
     return "unknown", saw, ""
 
 
-def ask(
+def run_check(
     name: str,
     machine: Machine,
     need: Need | None = None,  # None: the largest recipe
@@ -124,10 +122,10 @@ def ask(
     "Run one check; raises `MissingError` with the nearest name"
     if name not in CHECKS:
         raise MissingError(f"there is no check {name!r}", nearest(name, CHECKS))
-    asked = CHECKS[name]
-    if asked.hardware and machine.simulated:
-        return Finding(name, "simulated", "the NPU is simulated", "", asked.links)
-    return Finding(name, *asked.ask(machine, need or Need()), asked.links)
+    found = CHECKS[name]
+    if found.hardware and machine.simulated:
+        return Finding(name, "simulated", "the NPU is simulated", "", found.links)
+    return Finding(name, *found.function(machine, need or Need()), found.links)
 
 # %% ../../../nbs/npu/stack/02_checks.ipynb #5c008465
 _DCMI = {

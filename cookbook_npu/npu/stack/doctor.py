@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import settings, stacks  # noqa: F401 (settings registers checks)
-from .checks import CHECKS, Finding, Need, ask
+from .checks import CHECKS, Finding, Need, run_check
 from .machine import Machine
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #e237d894
@@ -77,7 +77,7 @@ def examine(
     need: Need | None = None,  # None: that of the largest recipe
 ) -> Report:
     "Compare a machine with the known stacks and run every check"
-    findings = tuple(ask(name, machine, need) for name in CHECKS)
+    findings = tuple(run_check(name, machine, need) for name in CHECKS)
     found = (machine.devices, machine.nodes, machine.cann, machine.version("torch_npu"))
     if machine.simulated or not any(found):
         return Report(machine, None, (), findings)
