@@ -71,7 +71,7 @@ from cookbook_npu.rollout.vllm_layers import (
     worker_checksums,
     worker_difference,
 )
-from ..torchvision_ops import inspect_in_process
+from ..torchvision_ops import declare_operators, inspect_in_process
 from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
@@ -773,6 +773,7 @@ class VllmEngine(Engine):
             import torch._dynamo
 
             torch._dynamo.config.disable = True
+            declare_operators()
         enter_rollout()
         from vllm import LLM
         from vllm.engine.arg_utils import EngineArgs
