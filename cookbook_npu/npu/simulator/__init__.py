@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEMORY_ENV', 'SESSION_ENV', 'DEFAULT_MEMORY', 'visible_ids', 'memory_bytes', 'session_file', 'remove_dead_sessions',
-           'remove_session', 'is_installed', 'install', 'reset_devices', 'register_acl']
+           'remove_session', 'is_installed', 'install', 'reset_devices']
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #6aa089a2
 import contextlib
@@ -60,11 +60,6 @@ def session_file(session: str) -> Path:
         )
     return _session_folder() / f"{_session_prefix()}{session}"
 
-
-def _own_session_file() -> Path | None:
-    session = os.environ.get(SESSION_ENV)
-    return session_file(session) if session else None
-
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #25f5f825
 def _is_in_use(table: IO[bytes]) -> bool:
     "Return whether a process holds the shared lock on an open file (csrc/ledger.cpp)"
@@ -99,14 +94,6 @@ _EXTENSION = "simulated_npu"
 def is_installed() -> bool:
     "Return whether this process has the simulated NPU"
     return bool(getattr(sys.modules.get("torch_npu"), "__simulated__", False))
-
-
-def _refuse_a_real_one() -> None:
-    if "torch_npu" in sys.modules:
-        raise DeviceError(
-            "the real torch_npu is already imported in this process",
-            f"Install the simulator in a fresh process, with {AUTOLOAD_ENV}=0 in its environment.",
-        )
 
 # %% ../../../nbs/npu/simulator/00_simulator.ipynb #3cec26bb
 def _load_extension(path: Path) -> ModuleType:
@@ -150,10 +137,11 @@ def _configure(extension: Any) -> None:
             f"{NPU.visible_env}={chosen!r} leaves no simulated NPU visible",
             "Name at least one device.",
         )
-    table = _own_session_file()
-    if table:
+    session = os.environ.get(SESSION_ENV)
+    table = str(session_file(session)) if session else ""
+    if session:
         remove_dead_sessions()
-    extension.configure(tuple(ids), memory_bytes(), str(table or ""))
+    extension.configure(tuple(ids), memory_bytes(), table)
     _configured_in = os.getpid()
     from cookbook_npu.npu.simulator import faults
 
@@ -166,7 +154,11 @@ def install() -> None:
     Idempotent, but in a fork it reads the environment again.
     """
     if not is_installed():
-        _refuse_a_real_one()
+        if "torch_npu" in sys.modules:
+            raise DeviceError(
+                "the real torch_npu is already imported in this process",
+                f"Install the simulator in a fresh process, with {AUTOLOAD_ENV}=0.",
+            )
         from cookbook_npu.npu.simulator import toolchain
 
         _register(toolchain.build_simulator())
@@ -179,10 +171,3 @@ def reset_devices() -> None:
     "Return the devices to the unused state; raises while a tensor is in their memory"
     extension: Any = sys.modules[_EXTENSION]
     extension.reset_devices()
-
-# %% ../../../nbs/npu/simulator/00_simulator.ipynb #e8f2e60a
-def register_acl() -> None:
-    "Make `import acl` count simulated NPUs in this process, for Ray; loads no PyTorch"
-    from cookbook_npu.npu.simulator import stubs
-
-    stubs.register_acl_stub()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SOC_NAME', 'ACL_STUB', 'TORCH_NPU_STUBS', 'StubFinder', 'fill_acl', 'fill_torch_npu', 'fill_nothing',
-           'fill_reductions', 'fill_transfer_to_npu', 'make_mstx', 'fill_torchair', 'fill_torchair_ge',
-           'register_acl_stub', 'register_stubs']
+           'fill_reductions', 'fill_transfer_to_npu', 'make_mstx', 'fill_torchair', 'fill_torchair_ge', 'register_acl',
+           'register_stubs']
 
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #73344a7f
 import importlib
@@ -154,7 +154,7 @@ def _add_stubs(names: dict[str, str]) -> None:
         sys.meta_path.insert(0, StubFinder(names))
 
 
-def register_acl_stub() -> None:
+def register_acl() -> None:
     "Make `import acl` return the stub in this process, unless the real one is installed"
     if "acl" not in sys.modules and importlib.util.find_spec("acl") is None:
         _add_stubs(ACL_STUB)
@@ -186,6 +186,6 @@ def register_stubs() -> None:
     importlib.import_module("torch_npu")
     npu.mstx = make_mstx()
     sys.modules.update(_submodules(npu))
-    register_acl_stub()
+    register_acl()
     hccl.register_hccl()
     handles.register_handles()
