@@ -164,7 +164,7 @@ def _check_mask(
     if sparse_mode in (2, 3, 4) and found != _COMPRESSED:
         raise ConfigError(
             f"sparse_mode {sparse_mode} got an atten_mask of shape {found}",
-            "Use the compressed mask, 2048 x 2048.",
+            "It takes the compressed mask, 2048 x 2048.",
         )
     full = [(B, N, S, K), (B, 1, S, K), (1, 1, S, K), (S, K)]
     optional = sparse_mode == 0 and mask is None
