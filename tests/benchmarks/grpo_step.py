@@ -387,8 +387,9 @@ def work(name: str, task_file: Path, result_file: Path) -> None:
     "One side in its own process"
     import torch
 
-    import cookbook_npu  # noqa: F401  TRL imports torchvision, whose CUDA build needs its finder here
+    from cookbook_npu.torchvision_ops import install_finder
 
+    install_finder()  # TRL imports torchvision
     torch.save(WORK[name](json.loads(task_file.read_text())), result_file)
 
 

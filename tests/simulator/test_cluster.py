@@ -292,8 +292,8 @@ def test_a_killed_driver_takes_its_workers_with_it():
 
 COUNTED = """
 import sys
-from cookbook_npu.npu import simulator
-simulator.register_acl()
+from cookbook_npu.npu.simulator.stubs import register_acl
+register_acl()
 from ray._private.accelerators.npu import NPUAcceleratorManager as npu
 count = npu.get_current_node_num_accelerators()
 print(count, npu.get_current_node_accelerator_type(), "torch" in sys.modules)

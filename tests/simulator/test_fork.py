@@ -63,7 +63,8 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 torch.npu.set_device(0)
-print(torch.npu.mem_get_info()[0] >> 20, simulator._own_session_file().exists())
+table = simulator.session_file(os.environ["COOKBOOK_NPU_SIM_SESSION"])
+print(torch.npu.mem_get_info()[0] >> 20, table.exists())
 """
 
 

@@ -11,7 +11,7 @@ from places import FIXTURES
 
 from cookbook_npu.cli import machine_need
 from cookbook_npu.npu.device import find_soc
-from cookbook_npu.npu.stack.checks import ask, machine_size
+from cookbook_npu.npu.stack.checks import diagnose, machine_size
 from cookbook_npu.npu.stack.doctor import examine
 from cookbook_npu.npu.stack.machine import Machine, read_machine
 from cookbook_npu.npu.stack.stacks import (
@@ -265,7 +265,7 @@ def test_host_memory_counts_every_copy(recipe, reference, gigabytes, tmp_path):
     healthy = recorded("910b1_recommended", tmp_path)
     for available, state in ((1.01, "ok"), (0.99, "fail")):
         memory = {**healthy.memory, "available": int(need.host_bytes * available)}
-        found = ask("host-memory", replace(healthy, memory=memory), need)
+        found = diagnose("host-memory", replace(healthy, memory=memory), need)
         assert found.state == state, found
 
 
