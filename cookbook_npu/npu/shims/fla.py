@@ -167,11 +167,11 @@ def chunk_gated_delta_rule(
     beta: Tensor,  # [B, T, H] write strength
     scale: float | None = None,  # default: 1/sqrt(K)
     initial_state: Tensor | None = None,  # [B, H, K, V]; packed: [sequences, H, K, V]
-    output_final_state: bool = False,  # whether to return the last state
-    use_qk_l2norm_in_kernel: bool = False,  # normalise q and k first
-    cu_seqlens: Tensor | None = None,  # borders of packed sequences
-    chunk_size: int = 64,  # tokens per chunk
-    **options: Any,  # fla's other options; must be unset
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
     "The gated delta rule over a batch or a packed row"
     _refuse_options(options)
@@ -228,10 +228,10 @@ def causal_conv1d(
     bias: Tensor | None = None,  # [D]
     residual: Tensor | None = None,  # added to the result
     initial_state: Tensor | None = None,  # [B, D, W]: the tokens before
-    output_final_state: bool = False,  # whether to return the last tokens
+    output_final_state: bool = False,
     activation: str | None = None,  # silu, swish or none
-    cu_seqlens: Tensor | None = None,  # borders of packed sequences
-    **_: Any,  # kernel choices
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, Tensor | None]:  # [B, T, D], [B, D, W]
     "fla's short convolution"
     if cu_seqlens is not None and (initial_state is not None or output_final_state):
@@ -268,7 +268,7 @@ def causal_conv1d_fn(
     return_final_states: bool = False,  # refused
     final_states_out: Tensor | None = None,  # refused
     activation: str | None = None,  # silu, swish or none
-    cu_seq_lens_q: Tensor | None = None,  # borders of a packed row
+    cu_seq_lens_q: Tensor | None = None,
 ) -> Tensor:  # [B, D, T]
     "causal-conv1d's convolution"
     if return_final_states or final_states_out is not None:
@@ -295,7 +295,7 @@ def causal_conv1d_update(
     weight: Tensor,  # [D, W]
     bias: Tensor | None = None,  # [D]
     activation: str | None = None,  # silu, swish or none
-) -> Tensor:  # like x
+) -> Tensor:
     "One step of decoding"
     new = x[..., None] if x.dim() == 2 else x
     past = torch.cat((conv_state, new), -1)
@@ -314,10 +314,10 @@ def fused_recurrent_gated_delta_rule(
     beta: Tensor,  # [B, T, H] write strength
     scale: float | None = None,  # default: 1/sqrt(K)
     initial_state: Tensor | None = None,  # [B, H, K, V]; packed: [sequences, H, K, V]
-    output_final_state: bool = False,  # whether to return the last state
-    use_qk_l2norm_in_kernel: bool = False,  # normalise q and k first
-    cu_seqlens: Tensor | None = None,  # borders of packed sequences
-    **options: Any,  # fla's other options; must be unset
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
     "The gated delta rule, for few tokens at a time"
     return chunk_gated_delta_rule(
@@ -340,12 +340,12 @@ class FusedRMSNormGated(torch.nn.Module):
 
     def __init__(
         self,
-        hidden_size: int,  # features
-        eps: float = 1e-5,  # added to the mean square
+        hidden_size: int,
+        eps: float = 1e-5,
         activation: str = "swish",  # of the gate: swish or sigmoid
         device: Any = None,  # None: the default
         dtype: Any = None,  # None: the default
-        **_: Any,  # kernel choices
+        **_: Any,
     ) -> None:
         super().__init__()
         self.eps = eps
@@ -354,11 +354,7 @@ class FusedRMSNormGated(torch.nn.Module):
             torch.ones(hidden_size, device=device, dtype=dtype)
         )
 
-    def forward(
-        self,
-        x: Tensor,  # [..., hidden_size]
-        gate: Tensor,
-    ) -> Tensor:  # like x
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         "Normalise, then gate"
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
         activate = torch.sigmoid if self.activation == "sigmoid" else F.silu
@@ -374,12 +370,12 @@ def rule_for_transformers(
     value: Tensor,  # [B, T, H, V]
     g: Tensor,  # [B, T, H] log decay
     beta: Tensor,  # [B, T, H] write strength
-    chunk_size: int = 64,  # tokens per chunk
+    chunk_size: int = 64,
     initial_state: Tensor | None = None,  # [B, H, K, V]
-    output_final_state: bool = False,  # whether to return the last state
-    use_qk_l2norm_in_kernel: bool = False,  # normalise queries and keys first
-    cu_seqlens: Tensor | None = None,  # borders of packed sequences
-    **_: Any,  # unused
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, Tensor | None]:  # [B, T, H, V], last state
     "The gated delta rule under the names of transformers"
     return chunk_gated_delta_rule(
