@@ -342,10 +342,12 @@ _QWEN3_5 = "transformers.models.qwen3_5.modeling_qwen3_5"
 _OPTIONS = tuple(inspect.signature(chunk_gated_delta_rule).parameters)
 
 
-def rule_for_transformers(*qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+def rule_for_transformers(
+    q: Tensor, k: Tensor, v: Tensor, **options: Any
+) -> tuple[Tensor, Tensor | None]:
     "The gated delta rule without the options of transformers that no kernel reads"
-    known = {name: value for name, value in options.items() if name in _OPTIONS}
-    return chunk_gated_delta_rule(*qkv, **known)
+    known: Any = {name: value for name, value in options.items() if name in _OPTIONS}
+    return chunk_gated_delta_rule(q, k, v, **known)
 
 
 def use_in_transformers(model_type: str) -> bool:
