@@ -2032,8 +2032,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                  'cookbook_npu/npu/shims/fla.py'),
                                             'cookbook_npu.npu.shims.fla.chunk_gated_delta_rule': ( 'npu/shims/fla.html#chunk_gated_delta_rule',
                                                                                                    'cookbook_npu/npu/shims/fla.py'),
-                                            'cookbook_npu.npu.shims.fla.fused_recurrent_gated_delta_rule': ( 'npu/shims/fla.html#fused_recurrent_gated_delta_rule',
-                                                                                                             'cookbook_npu/npu/shims/fla.py'),
                                             'cookbook_npu.npu.shims.fla.l2norm': ( 'npu/shims/fla.html#l2norm',
                                                                                    'cookbook_npu/npu/shims/fla.py'),
                                             'cookbook_npu.npu.shims.fla.rule_for_transformers': ( 'npu/shims/fla.html#rule_for_transformers',

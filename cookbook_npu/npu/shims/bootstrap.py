@@ -60,19 +60,12 @@ class ForbiddenImportError(ShimError, ImportError):
 class ImportBlocker(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     "An importer that refuses some packages"
 
-    def __init__(
-        self,
-        role: str,
-        packages: tuple[str, ...],  # top-level names
-    ) -> None:
+    def __init__(self, role: str, packages: tuple[str, ...]) -> None:
         self.role = role
         self.packages = packages
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in self.packages:
             return importlib.machinery.ModuleSpec(fullname, self)
@@ -173,7 +166,7 @@ def _enter_trainer(adaptor: str | None) -> None:
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #1d0a710a
 def parallel_ready(
     values: Mapping[str, Any],  # settings and layout of the model, in Megatron's names
-) -> list[dict[str, str]]:  # state of every shim
+) -> list[dict[str, str]]:
     """Let the adaptor patch for these values and enter `after_repatch`.
 
     Call it before the model's configuration is built."""
@@ -187,7 +180,7 @@ def parallel_ready(
 
 def model_ready(
     *models: Any,  # Megatron modules, on their device
-) -> list[dict[str, str]]:  # state of every shim
+) -> list[dict[str, str]]:
     "Enter `after_model` with the models of this process, and verify all shims again"
     if _role == "trainer":
         module = importlib.import_module("cookbook_npu.npu.shims.megatron_core.built_model")
@@ -196,9 +189,7 @@ def model_ready(
     return registry.report()
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #ab09056a
-def report_or_refusals(
-    role: ProcessRole = "trainer",
-) -> list[dict[str, str]]:
+def report_or_refusals(role: ProcessRole = "trainer") -> list[dict[str, str]]:
     "Bootstrap this process and return the report, refusals included"
     try:
         return bootstrap(role)
@@ -221,9 +212,7 @@ print(json.dumps(report))
 NO_DEVICE = 3  # exit code of the fresh process: it has no accelerator
 
 
-def report_of_fresh_process(
-    role: ProcessRole = "trainer",
-) -> list[dict[str, str]]:
+def report_of_fresh_process(role: ProcessRole = "trainer") -> list[dict[str, str]]:
     """Bootstrap a fresh process and return its report.
 
     Raises `DeviceError` when it has no device, `ShimError` with the output of a failed process."""

@@ -51,9 +51,7 @@ def notebook_sections(
     yield heading, cells
 
 
-def shim_sections(
-    notebook: Path,
-) -> dict[str, list[tuple[str, str]]]:
+def shim_sections(notebook: Path) -> dict[str, list[tuple[str, str]]]:
     "Return the cells of the section of each shim in a notebook, by the shim's name"
     found = {}
     for _, cells in notebook_sections(notebook):
@@ -85,9 +83,7 @@ def explain_shim(
     return "\n\n".join(parts)
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #cb579e30
-def refused_shims(
-    report: Iterable[Mapping[str, str]],  # of `Registry.report`
-) -> list[str]:
+def refused_shims(report: Iterable[Mapping[str, str]]) -> list[str]:
     "Return the names of the refused shims"
     return [row["name"] for row in report if row["state"] == "refused"]
 
@@ -122,7 +118,7 @@ def _shim_lines(row: Mapping[str, str], width: int) -> list[str]:
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #00fdaa0f
 def report_table(
-    report: Iterable[Mapping[str, str]],  # of `Registry.report`
+    report: Iterable[Mapping[str, str]],
     width: int | None = None,  # characters; None: the terminal's
 ) -> str:
     "Return the report as text, refused shims first"

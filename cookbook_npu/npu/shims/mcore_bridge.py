@@ -102,10 +102,7 @@ TRITON_MODULES = (
 )
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #1375918a
-def load_module_file(
-    name: str,  # dotted name it will have
-    file: Path,
-) -> ModuleType:  # the module
+def load_module_file(name: str, file: Path) -> ModuleType:
     "Execute a module from its file, without importing its parents"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -160,9 +157,7 @@ def _rope_module() -> Any:
     return sys.modules.get("mcore_bridge.model.rope")
 
 
-def rope_for_transformers_5(
-    original: Callable,  # mcore-bridge's function
-) -> Callable:
+def rope_for_transformers_5(original: Callable) -> Callable:
     "Wrap the initialiser to read configurations of transformers 4 and 5"
 
     def _compute_default_rope_parameters(
@@ -344,10 +339,7 @@ def split_towers() -> list[Any]:
 class SummedFeatures:
     "A vision tower, the gradients of whose deepstack features are summed over tensor-parallel ranks"
 
-    def __init__(
-        self,
-        visual: Any,  # the tower of transformers
-    ) -> None:
+    def __init__(self, visual: Any) -> None:
         self.visual = visual
         self.dtype = visual.dtype
 

@@ -32,9 +32,7 @@ ALLOC_ENVS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
 
-def expandable_segments(
-    env: Mapping[str, str],
-) -> list[str]:
+def expandable_segments(env: Mapping[str, str]) -> list[str]:
     "Return the names of the variables that enable expandable segments"
     return [name for name in ALLOC_ENVS if _EXPANDABLE.search(env.get(name, ""))]
 
@@ -177,7 +175,7 @@ _REMEDY = "Install its NPU build (sgl-kernel-npu), or set placement.sleep to off
 def required_environment(
     environ: Mapping[str, str],
     folder: Path | None = None,  # of the package; None: the installed one
-) -> dict[str, str | None]:  # variables of the trainer role
+) -> dict[str, str | None]:
     "Return the environment of a trainer that sleeps this way; raise `ConfigError` where it cannot"
     asked = "placement.sleep is 'torch_memory_saver', but "
     folder = folder or package_folder()
@@ -208,10 +206,10 @@ REMEDIES: dict[HookMode, str] = {
 
 
 def check_pause(
-    saver: Any,  # torch_memory_saver's object: region, pause, resume
-    accelerator: Accelerator,  # the device, loaded
-    hook: HookMode = "region",  # how the saver works in this process
-    mib: int = 64,  # size of the allocation
+    saver: Any,
+    accelerator: Accelerator,
+    hook: HookMode = "region",
+    mib: int = 64,
 ) -> int:  # bytes that the pause freed
     """Allocate, pause, measure, resume, compare; raise `ShimError` unless memory was freed
     and restored with its contents"""

@@ -31,9 +31,7 @@ def device_ids(
     return sorted(int(i) for i in ids)
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #d2985351
-def visible_value(
-    devices: Iterable[int],  # numbers on the machine, in any order
-) -> str:
+def visible_value(devices: Iterable[int]) -> str:
     "Return the value of the visible-devices variable"
     wanted = list(devices)
     if len(set(wanted)) != len(wanted):
@@ -69,9 +67,7 @@ def check_environment(
 HOOK = "cookbook_npu.npu.shims.ray.install_adapter"
 
 
-def adapter_env(
-    runtime_env: Mapping[str, Any] | None = None,  # to extend
-) -> dict[str, Any]:
+def adapter_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
     "Return the `runtime_env` of `ray.init` in which every worker translates GPUs to NPUs"
     given = dict(runtime_env or {})
     hook = given.get("worker_process_setup_hook", HOOK)
@@ -95,8 +91,7 @@ def install_adapter() -> None:
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #fda749c3
 def _translation(
-    function: Callable,
-    change: Callable[[tuple, dict], tuple[tuple, dict]],
+    function: Callable, change: Callable[[tuple, dict], tuple[tuple, dict]]
 ) -> Callable:
     "Wrap a function; `change` maps its positional and keyword arguments"
 
@@ -114,9 +109,7 @@ def _needed_without_cuda(seen: str) -> tuple[bool, str]:
     return True, seen
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #66f58f5e
-def npu_options(
-    options: Mapping[str, Any],  # of a Ray task or actor
-) -> dict[str, Any]:
+def npu_options(options: Mapping[str, Any]) -> dict[str, Any]:
     "Return the options with `num_gpus` moved to the resource NPU; `ShimError` if both are set"
     share = options.get("num_gpus")
     if not share:
@@ -172,9 +165,7 @@ class NumGpusShim(Shim):
         return True
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #862c3bf5
-def npu_bundles(
-    bundles: Iterable[Mapping[str, float]],  # of a placement group
-) -> list[dict[str, float]]:
+def npu_bundles(bundles: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
     "Return the bundles with NPU in place of GPU"
     npu = {CUDA.resource: NPU.resource}
     return [{npu.get(name, name): n for name, n in b.items()} for b in bundles]

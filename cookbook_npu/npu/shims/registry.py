@@ -156,8 +156,9 @@ class MonkeyPatch:
         self.changes = [change for change in self.changes if self.holds(change)]
 
     def _put(self, place: _Attribute, value: Any) -> None:
-        self.changes.append(_Change(place, place.get(), value))
+        change = _Change(place, place.get(), value)
         place.put(value)
+        self.changes.append(change)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #94d555c5
 def expect_parameters(
@@ -340,7 +341,7 @@ class Shim:
 # %% ../../../nbs/npu/shims/00_registry.ipynb #6a6491e4
 def _check_phase(phase: str, what: str) -> None:
     if phase not in SHIM_PHASES:
-        raise ShimError(f"{what} the phase {phase!r}", nearest(phase, SHIM_PHASES))
+        raise ShimError(f"{what} phase {phase!r}", nearest(phase, SHIM_PHASES))
 
 
 S = TypeVar("S", bound=Shim)
@@ -354,7 +355,7 @@ class ShimTable(dict[str, Shim]):
 
     def register(self, shim: type[S]) -> type[S]:
         "Add a shim (class decorator), replacing one of the same name unless it is applied"
-        _check_phase(shim.phase, f"shim {shim.name} names")
+        _check_phase(shim.phase, f"shim {shim.name} names the unknown")
         if shim.name in self and self[shim.name].is_applied:
             raise ShimError(f"shim {shim.name} is applied already", "Undo it first.")
         self[shim.name] = shim()

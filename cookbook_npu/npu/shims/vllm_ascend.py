@@ -33,9 +33,7 @@ from .registry import MonkeyPatch, Shim, expect_parameters, registry
 from .registry import arguments_inside, find_wrapper, inside, wrap
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #f1757b8d
-def installed(
-    package: str,  # top-level name
-) -> bool:
+def installed(package: str) -> bool:
     "Return whether a package is or can be imported, without importing it"
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
@@ -48,10 +46,7 @@ def _text_constants(code: CodeType) -> Iterator[str]:
             yield from _text_constants(constant)
 
 
-def contains_text(
-    function: Callable,  # possibly wrapped by decorators
-    text: str,  # part of a message
-) -> bool:
+def contains_text(function: Callable, text: str) -> bool:
     "Return whether the code of a function contains a text"
     code = inspect.unwrap(function).__code__
     return any(text in constant for constant in _text_constants(code))
@@ -60,10 +55,7 @@ def contains_text(
 _STRIPPED = ("LD_PRELOAD", "TMS_*")  # of a rollout process
 
 
-def mapped_libraries(
-    part: str,  # of a file name
-    maps: Path = Path("/proc/self/maps"),  # what this process has loaded
-) -> list[str]:
+def mapped_libraries(part: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
     "Return the paths of loaded libraries that contain `part`"
     if not maps.is_file():
         return []
@@ -243,7 +235,7 @@ def _core() -> Any:
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #2d79557a
 def wake_up(
-    self: Any,  # vLLM's EngineCore
+    self: Any,
     tags: list[str] | None = None,  # "weights", "kv_cache", "scheduling"; None: all
 ) -> bool:
     "EngineCore.wake_up that resumes the scheduler when everything is resident; returns whether it is"
@@ -368,9 +360,7 @@ def _runner() -> Any:
     return importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #1895b9cd
-def repack(
-    model: Any,  # a vLLM model
-) -> None:
+def repack(model: Any) -> None:
     "Rebuild the packed copies of layers that keep their weight"
     for module in model.modules():
         if hasattr(module, "cpu_linear") and module.weight.numel():
@@ -425,18 +415,14 @@ class TiedHeadShim(Shim):
         return reload_repacks()
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #b91e6a40
-def compute_plainly(
-    layer: Any,  # a vLLM layer
-) -> None:
+def compute_plainly(layer: Any) -> None:
     "Let a layer compute with its weight, as vLLM does without oneDNN"
     import torch
 
     layer.cpu_linear = torch.nn.functional.linear
 
 
-def drop_unused_packs(
-    model: Any,  # a vLLM model on a CPU
-) -> list[str]:
+def drop_unused_packs(model: Any) -> list[str]:
     "Drop the packed copies of embeddings that are no head, also for later reloads; return their names"
     path = "vllm.model_executor.layers.vocab_parallel_embedding"
     embedding = importlib.import_module(path).VocabParallelEmbedding
@@ -482,11 +468,7 @@ def _replace(patch: MonkeyPatch, method: str, around: Callable) -> None:
     patch.setattr(_npu_worker(), method, wrap(getattr(_npu_worker(), method), around))
 
 
-def _survives(
-    method: str,
-    failure: Callable,  # fails as the original may
-    worker: Any,  # a stub of a worker
-) -> bool:
+def _survives(method: str, failure: Callable, worker: Any) -> bool:
     "Return whether the wrapped method returns although the original fails"
     function = getattr(_npu_worker(), method)
     wrapper = find_wrapper(function)
@@ -716,9 +698,7 @@ class SleepMemoryShim(Shim):
 IPC_MODULE = "vllm_ascend.distributed.weight_transfer.npu_ipc_engine"
 
 
-def packed_loads(
-    module: Any,  # of the npu_ipc engine
-) -> bool:
+def packed_loads(module: Any) -> bool:
     "Return whether packed weights are loaded; tested with stubs of engine, buffer and model"
     receive = module.NPUIPCWeightTransferEngine.receive_weights
     loaded = []

@@ -31,9 +31,7 @@ NATIVE_NAMES = ("npu_ipc", "ipc")
 _UPDATE_METHODS = ("start_weight_update", "update_weights", "finish_weight_update")
 
 
-def configured_engine(
-    worker: Any,  # a vLLM worker
-) -> str | None:
+def configured_engine(worker: Any) -> str | None:
     "Return the name of the transfer engine that a worker was built with, if any"
     if getattr(worker, "weight_transfer_engine", worker) is None:
         return None
@@ -98,8 +96,8 @@ def _why_not_load(worker: Any) -> str:
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #0dae1ecc
 def weight_update_methods(
-    worker: Any,  # a vLLM worker
-    engines: Iterable[str] = (),  # names of the registered transfer engines
+    worker: Any,
+    engines: Iterable[str] = (),
 ) -> dict[str, str]:  # method -> "" when it can be used, else the reason
     "Return the weight update methods of a worker"
     methods = {
@@ -161,9 +159,7 @@ def native_engine(
     return None
 
 
-def start_arguments(
-    worker: Any,  # a vLLM worker with start_weight_update
-) -> dict[str, Any]:
+def start_arguments(worker: Any) -> dict[str, Any]:
     "Return the keyword arguments of `start_weight_update` for weights in checkpoint format"
     if "is_checkpoint_format" in inspect.signature(worker.start_weight_update).parameters:
         return {"is_checkpoint_format": True}
@@ -171,7 +167,7 @@ def start_arguments(
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #9961af32
 def reload_function(
-    worker: Any,  # a vLLM worker
+    worker: Any,
 ) -> Callable[..., None]:  # takes weights_iterator=
     """Return `reload_weights` of a worker or of its model runner; raise `ShimError` when it
     accepts no new weights"""
@@ -193,7 +189,7 @@ def reload_function(
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #d575f816
 def load_weights_function(
-    worker: Any,  # a vLLM worker
+    worker: Any,
 ) -> Callable[[Iterable], None]:  # takes (name, tensor) pairs
     """Return `load_weights` of the worker's model; raise `ShimError` when its layers keep
     their weights in another form"""
@@ -212,9 +208,7 @@ def load_weights_function(
     return load_weights
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #c79be540
-def transfer_engine_class(
-    base: Any,  # the module vllm.distributed.weight_transfer.base
-) -> type:
+def transfer_engine_class(base: Any) -> type:
     "Return our transfer engine, a subclass of vLLM's"
 
     def layers() -> Any:
@@ -336,7 +330,7 @@ def ipc_update_function(
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #26d63108
 def transfer_config(
-    weight_update_method: str,  # rollout.weight_update_method
+    weight_update_method: str,
     device_type: str,  # of the platform: "npu", "cuda", "cpu"
 ) -> dict[str, str] | None:  # None: no engine can be used
     """Return vLLM's weight_transfer_config: our engine, or the native one where it is

@@ -61,10 +61,7 @@ def tensor_parallel_size() -> int:
 class WeakAttributes(MutableMapping):
     "The attributes of a weakly held parameter or module"
 
-    def __init__(
-        self,
-        owner: Any,
-    ) -> None:
+    def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)
         self.set_here: dict[str, Any] = {}
 

@@ -49,9 +49,7 @@ def allowed_classes() -> list[Any]:
     return found
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #fd85a0d4
-def refuses_unlisted(
-    load: Callable[[io.BytesIO], Any],  # reads a saved object
-) -> bool:
+def refuses_unlisted(load: Callable[[io.BytesIO], Any]) -> bool:
     "Return whether a function that loads refuses a class that is not on the allow-list"
     saved = io.BytesIO()
     torch.save(Fraction(1, 2), saved)
@@ -251,8 +249,7 @@ def _has_other_shape(leaf: Any, shape: Any) -> bool:
 
 
 def find_differences(
-    wanted: dict[str, Any],  # sharded state dict
-    available: dict[str, Any],  # of dist_checkpointing.serialization.load_sharded_metadata
+    wanted: dict[str, Any], available: dict[str, Any]
 ) -> tuple[set[str], set[str]]:
     "Return the keys that a checkpoint does not have, and those with another shape"
     shapes = {leaf.key: getattr(leaf, "global_shape", None) for leaf in available.values()}
@@ -267,9 +264,7 @@ def find_differences(
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #c37f8aba
 def check_patterns(
-    differing: set[str],  # keys that cannot be loaded
-    wanted: set[str],  # all keys of the model
-    may_differ: tuple[str, ...],  # patterns as in file names
+    differing: set[str], wanted: set[str], may_differ: tuple[str, ...]
 ) -> None:
     "Raise for a differing key that matches no pattern, and for a pattern that matches no key"
     for pattern in may_differ:
@@ -288,10 +283,10 @@ def check_patterns(
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #f22437a3
 def load_partial(
-    sharded_state_dict: dict[str, Any],  # of the model, with its present values
-    folder: str | Path,  # a torch_dist checkpoint
+    sharded_state_dict: dict[str, Any],
+    folder: str | Path,
     may_differ: tuple[str, ...] = (),  # patterns of keys that may be absent or reshaped
-    **options: Any,  # of dist_checkpointing.load
+    **options: Any,
 ) -> PartialLoad:
     "Load a checkpoint of megatron-core except for the keys that may differ and do"
     package = "megatron.core.dist_checkpointing"
@@ -313,9 +308,7 @@ def load_partial(
     return PartialLoad(state, sorted(absent), sorted(reshaped))
 
 # %% ../../../../nbs/npu/shims/megatron_core/02_dist_checkpointing.ipynb #0be63c0b
-def thread_context(
-    method: str | None = None,  # unused
-) -> SimpleNamespace:
+def thread_context(method: str | None = None) -> SimpleNamespace:
     "Return a context of `multiprocessing` with threads instead of processes"
     return SimpleNamespace(
         Process=threading.Thread,

@@ -40,9 +40,7 @@ def is_compiled(value: Any) -> bool:
     )
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #80ee2c9f
-def loaded_modules(
-    package: str,  # dotted name
-) -> list[types.ModuleType]:
+def loaded_modules(package: str) -> list[types.ModuleType]:
     "Return a package and its submodules, as far as loaded"
     found = []
     for name, module in list(sys.modules.items()):
@@ -79,18 +77,12 @@ def held_values(
                     yield value, attribute, held
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #2faadb8b
-def identity_decorator(
-    function: Callable,
-) -> Callable:
+def identity_decorator(function: Callable) -> Callable:
     "The replacement of the fuser: returns the function unchanged"
     return function
 
 
-def unfuse(
-    patch: MonkeyPatch,
-    package: str = "megatron",
-    fuser: str = "jit_fuser",  # name of the decorator
-) -> None:
+def unfuse(patch: MonkeyPatch, package: str = "megatron", fuser: str = "jit_fuser") -> None:
     "Restore the original functions and disable the decorator"
     for owner, name, value in list(held_values(package)):
         if name == fuser and value is not identity_decorator:
@@ -264,9 +256,7 @@ def _sets_flags(block: ast.Try) -> list[str]:
     return flags
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #4b7aef40
-def failed_try_blocks(
-    module: types.ModuleType,
-) -> list[ast.Try]:
+def failed_try_blocks(module: types.ModuleType) -> list[ast.Try]:
     "Return the `try` blocks of a module that missed a package which is loaded now"
     names = vars(module).items()
     false = {n for n, value in names if n.startswith("HAVE_") and value is False}
@@ -281,10 +271,7 @@ def failed_try_blocks(
     return found
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #de53181b
-def rerun_try_block(
-    module: types.ModuleType,
-    block: ast.Try,  # one of its `try` blocks
-) -> dict[str, Any]:
+def rerun_try_block(module: types.ModuleType, block: ast.Try) -> dict[str, Any]:
     "Execute the body of a `try` block again and return the new names; empty if it still fails"
     names = dict(vars(module))
     code = compile(ast.Module(block.body, []), module.__file__ or module.__name__, "exec")
@@ -349,9 +336,7 @@ class FlagsShim(Shim):
 APEX_KERNELS = ("amp_C", "fused_layer_norm_cuda")  # the compiled half of apex
 
 
-def findable(
-    name: str,  # top-level package
-) -> bool:
+def findable(name: str) -> bool:
     "Return whether a package is loaded or can be found, without importing it"
     if name in sys.modules:
         return sys.modules[name] is not None
@@ -393,9 +378,7 @@ class ApexShim(Shim):
 DYNAMIC_CONTEXT = "megatron.core.inference.contexts.dynamic_context"
 
 
-def module_file(
-    name: str,  # dotted
-) -> Path | None:
+def module_file(name: str) -> Path | None:
     "Return the source file of a module of an installed package, without importing it"
     package, *inner = name.split(".")
     spec = importlib.util.find_spec(package)

@@ -93,7 +93,7 @@ def _chosen(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def runtime_arguments(
-    defaults: Mapping[str, Any],  # MindSpeed's own, by name
+    defaults: Mapping[str, Any],
     values: Mapping[str, Any],  # of a model and its layout, in Megatron's names
 ) -> dict[str, Any]:
     "Return MindSpeed's arguments for one model, as plain data"
@@ -112,9 +112,7 @@ def runtime_arguments(
     return arguments
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #346f4fc0
-def signature(
-    arguments: Mapping[str, Any],  # of `runtime_arguments`
-) -> str:
+def signature(arguments: Mapping[str, Any]) -> str:
     "Return the arguments as JSON that does not depend on their order"
     return json.dumps(dict(arguments), sort_keys=True, default=str)
 
@@ -127,9 +125,7 @@ def differences(first: str, second: str) -> list[str]:
     return [f"{name}: {a.get(name)!r}, {b.get(name)!r}" for name in changed]
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #9974acb0
-def false_flags(
-    package: str = "megatron",
-) -> list[str]:
+def false_flags(package: str = "megatron") -> list[str]:
     'Return the flags "module.HAVE_..." of loaded modules that are False'
     found = []
     for module_name, module in list(sys.modules.items()):
@@ -305,9 +301,7 @@ def find_adaptor(
 _current: Adaptor | None = None  # of this process, once chosen
 
 
-def choose_adaptor(
-    name: str | None = None,  # as in `find_adaptor`
-) -> Adaptor:
+def choose_adaptor(name: str | None = None) -> Adaptor:
     "Choose the adaptor of this process and mark the shims that it makes superfluous as not needed"
     global _current
     if _current is None:

@@ -34,9 +34,7 @@ from ..torch.device_api import uncompiled
 PATCHES = "core.megatron_basic.requirements_basic"
 
 
-def mindspeed_module(
-    name: str,  # dotted, below mindspeed
-) -> Any:
+def mindspeed_module(name: str) -> Any:
     "Import a module of MindSpeed; None: another adaptor, or no such module"
     if not isinstance(current(), MindSpeed):
         return None
@@ -48,19 +46,14 @@ def mindspeed_module(
         return None
 
 
-def nothing_to_probe(
-    name: str,  # as in `mindspeed_module`
-) -> tuple[bool, str]:
+def nothing_to_probe(name: str) -> tuple[bool, str]:
     "Return the result of a probe where MindSpeed or one of its modules is missing"
     if isinstance(current(), MindSpeed):
         return False, f"this MindSpeed has no {name}"
     return False, "the adaptor of this process is not MindSpeed"
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #4c313911
-def hasattr_without_import(
-    value: Any,  # usually a module
-    name: str,
-) -> bool:
+def hasattr_without_import(value: Any, name: str) -> bool:
     "`hasattr` that does not trigger imports of a lazy module"
     if not isinstance(value, ModuleType):
         return hasattr(value, name)
@@ -139,7 +132,7 @@ class MindspeedCompileShim(Shim):
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #757da72f
 def torch_all_reduce_double_dtype_bypass_wrapper(
-    all_reduce: Callable[..., Any],  # torch.distributed.all_reduce
+    all_reduce: Callable[..., Any],
 ) -> Callable[..., Any]:
     "Wrap all_reduce to sum float64 as float32; MindSpeed recognises a wrapper by the end of its name"
 
@@ -432,7 +425,7 @@ def _from_mindspeed(value: Any) -> bool:
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #e2bdd023
 def replace_everywhere(
     patch: MonkeyPatch,
-    name: str,  # attribute
+    name: str,
     old: Any,
     make: Callable[[Any], Any],  # returns the new value
 ) -> None:
@@ -447,9 +440,7 @@ def replace_everywhere(
         patch.setattr(module, name, for_mindspeed if is_source else for_others)
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #123ddecc
-def passing_cp_group(
-    original: Callable[..., torch.Tensor],  # MindSpeed's
-) -> Callable[..., torch.Tensor]:
+def passing_cp_group(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     "Wrap the rotary embedding to pass `cp_group` on for packed sequences"
 
     @functools.wraps(original)
@@ -595,7 +586,7 @@ def _wrong_norms() -> list[tuple[type, str]]:
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #686e1592
 def _rms_norm(
     x: torch.Tensor, scale: torch.Tensor, eps: float, fused: bool
-) -> torch.Tensor:  # the shape and type of x
+) -> torch.Tensor:
     if fused:
         return importlib.import_module("torch_npu").npu_rms_norm(x, scale, epsilon=eps)[0]
     upcast = x.float()
@@ -604,8 +595,7 @@ def _rms_norm(
 
 
 def zero_centered(
-    original: Callable[..., torch.Tensor],  # a method that normalises
-    weight: str,  # name of the scale
+    original: Callable[..., torch.Tensor], weight: str
 ) -> Callable[..., torch.Tensor]:
     "Wrap a norm of MindSpeed to follow layernorm_zero_centered_gamma"
 

@@ -83,10 +83,7 @@ _CONFIG = dict(
 
 
 def kernel_arguments(
-    kind: Any,  # MindSpeed's attention class
-    mask_type: str,  # of `AttnMaskType`
-    mask: torch.Tensor | None,
-    packed: Any = None,  # PackedSeqParams
+    kind: Any, mask_type: str, mask: torch.Tensor | None, packed: Any = None
 ) -> dict[str, Any]:
     "Call the attention for two tokens on the host; return the keyword arguments of its kernel"
     attn_mask_type = _mask_types()[mask_type]
@@ -116,9 +113,7 @@ def _parent_with_forward(kind: Any) -> Any:
     return next(c for c in kind.__mro__[1:] if "forward" in vars(c))
 
 
-def unknown_fields(
-    kind: Any,  # MindSpeed's attention class
-) -> list[str]:
+def unknown_fields(kind: Any) -> list[str]:
     "Return the fields of PackedSeqParams that the forward method of its parent does not accept"
     fields = {field.name for field in dataclasses.fields(_packed_params())}
     taken = inspect.signature(_parent_with_forward(kind).forward).parameters
@@ -210,7 +205,7 @@ def full_mask(
 
 
 def kernel_mask(
-    mask_type: str,  # name of `AttnMaskType`
+    mask_type: str,
     mask: torch.Tensor | None,
     shape: tuple[int, int],  # queries, keys
     compressed: Callable[[], torch.Tensor],  # returns MindSpeed's cached mask
@@ -237,11 +232,7 @@ def _wrong_masks(kind: Any) -> list[str]:
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #0ff621aa
 @contextmanager
-def temporary_attribute(
-    owner: Any,
-    name: str,
-    value: Any,
-) -> Iterator[None]:
+def temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     "Set an attribute inside the block"
     kept = getattr(owner, name)
     setattr(owner, name, value)
@@ -314,9 +305,7 @@ _BACKEND_PARAMETERS = (
 )
 
 
-def with_sequence_ends(
-    forward: Callable[..., torch.Tensor],  # of MindSpeed's FlashAttention
-) -> Callable[..., torch.Tensor]:
+def with_sequence_ends(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     "Wrap a method to omit the leading 0 of the borders of packed sequences"
 
     @functools.wraps(forward)

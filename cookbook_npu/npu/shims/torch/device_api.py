@@ -108,9 +108,7 @@ def simulated_cuda() -> None:
     registry.enter("device")
 
 # %% ../../../../nbs/npu/shims/torch/00_device_api.ipynb #95630bee
-def cuda_name(
-    name: str,  # of Tensor.type()
-) -> str:
+def cuda_name(name: str) -> str:
     "Return the type name of a CUDA tensor"
     return name.replace("torch.npu.", "torch.cuda.")
 

@@ -103,9 +103,7 @@ class NewGroupShim(Shim):
         return arguments.get("backend") == "hccl"
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #ed02a2db
-def _backend_devices(
-    backend: str,
-) -> Iterable[str]:
+def _backend_devices(backend: str) -> Iterable[str]:
     "The device types of a backend"
     # its constructor is annotated to return a str
     parsed = cast(dist.Backend, dist.Backend(backend))
@@ -241,9 +239,7 @@ class EagerConnectShim(Shim):
         return _ignores(RuntimeError("a probe")) and not _ignores(full)
 
 # %% ../../../../nbs/npu/shims/torch/01_distributed.ipynb #c691dc1f
-def bare_host(
-    host: str,  # a name or an address
-) -> str:
+def bare_host(host: str) -> str:
     "Return a host without the brackets of an IPv6 URL"
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
@@ -271,10 +267,7 @@ def is_alone() -> bool:
     return "RANK" not in os.environ or "MASTER_PORT" not in os.environ
 
 
-def listening_socket(
-    host: str,  # address or name of this machine
-    port: int,
-) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     "Bind a socket to one interface; raise `DeviceError` for a foreign address or a used port"
     try:
         family, kind, *_, address = socket.getaddrinfo(

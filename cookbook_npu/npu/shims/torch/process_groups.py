@@ -46,7 +46,7 @@ def device_groups() -> list[dist.ProcessGroup]:
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #637afbb4
 def is_on_device(
     value: Any,  # an argument of a collective: a tensor, a list of tensors, options, a device
-    npu: str,  # device type of the NPU
+    npu: str,
 ) -> bool:
     "Return whether an argument selects the backend of the device"
     if isinstance(value, (list, tuple)):
@@ -66,9 +66,7 @@ _destroyed: WeakSet = WeakSet()
 _used: WeakSet = WeakSet()
 
 
-def group_state(
-    group: dist.ProcessGroup,
-) -> GroupState:
+def group_state(group: dist.ProcessGroup) -> GroupState:
     "Return whether the device backend of a group is active or destroyed"
     return "destroyed" if group in _destroyed else "active"
 
@@ -87,8 +85,8 @@ def _refuse_destroyed(group: dist.ProcessGroup, what: str) -> None:
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #8c42e716
 def guarded(
-    original: Callable,  # method of ProcessGroup
-    npu: str,  # device type of the NPU
+    original: Callable,
+    npu: str,
     counts: bool,  # whether it creates the communicator of the whole group
 ) -> Callable:
     "Wrap a method to refuse destroyed groups"
@@ -125,7 +123,7 @@ def _guarded_operation(original: Callable) -> Callable:
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #8c4fb88d
 def _refuses(
-    function: Callable,  # of torch.distributed
+    function: Callable,
     *args: Any,  # with a destroyed group
 ) -> bool:
     "Whether the guard refuses; torch refuses a device in place of a tensor"
@@ -242,9 +240,7 @@ def total_communicator_bytes() -> int:
     return len(in_use) * communicator_bytes() if in_use else 0
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #02db0951
-def check_communicator(
-    group: dist.ProcessGroup,
-) -> None:
+def check_communicator(group: dist.ProcessGroup) -> None:
     "Raise `DeviceError` unless a sum over an active group counts its ranks"
     one = torch.ones(1, device=npu_type())
     dist.all_reduce(one, group=group)

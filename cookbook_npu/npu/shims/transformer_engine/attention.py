@@ -41,8 +41,8 @@ MASK_TYPES = (
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #927e9c88
 def allowed_SK(
-    queries: int,  # S
-    keys: int,  # K
+    queries: int,
+    keys: int,
     mask_type: str,
     window: tuple[int, int] | None,  # visible keys to the left and right; -1: no limit
     device: torch.device,
@@ -97,14 +97,14 @@ def _is_unbounded(window: tuple[int, int] | None, mask_type: str) -> bool:
 
 def attend(
     q_BHSD: Tensor,
-    k_BGKD: Tensor,  # keys; G divides H
+    k_BGKD: Tensor,
     v_BGKD: Tensor,
     mask_type: str,
     scale: float | None = None,  # None: 1/sqrt(D)
     dropout: float = 0.0,
     mask: Tensor | None = None,  # True: visible; broadcastable to [B, 1, S, K]
-    window: tuple[int, int] | None = None,  # sliding window
-    bias: Tensor | None = None,  # added to the scaled scores
+    window: tuple[int, int] | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     "Return softmax attention, shape [B, H, S, Dv]"
     queries = q_BHSD.shape[-2]
@@ -150,7 +150,7 @@ def attend_packed(
     v_TGD: Tensor,
     plan: PackedPlan,
     mask_type: str,
-    **options: Any,  # scale, dropout, window of `attend`
+    **options: Any,
 ) -> Tensor:
     "Return attention within each packed sequence, shape [T, H, Dv]"
     outs = []
@@ -161,10 +161,7 @@ def attend_packed(
     return pack_groups(outs, plan)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #ff268712
-def sequence_slices(
-    cu_seqlens: list[int],
-    starts: list[int],
-) -> list[slice]:
+def sequence_slices(cu_seqlens: list[int], starts: list[int]) -> list[slice]:
     "Return the slice of each sequence of a row"
     slices = []
     for i, start in enumerate(starts):
@@ -179,7 +176,7 @@ def attend_each(
     query_slices: list[slice],
     key_slices: list[slice],
     mask_type: str,
-    **options: Any,  # scale, dropout, window of `attend`
+    **options: Any,
 ) -> Tensor:
     "Return attention of each query sequence over its key sequence, shape [T, H, Dv]"
     out = q_THD.new_zeros(*q_THD.shape[:2], v_TGD.shape[-1])
@@ -302,13 +299,13 @@ class DotProductAttention(TransformerEngineBaseModule):
         attention_dropout: float = 0.0,
         qkv_format: str = "sbhd",  # layout: sbhd, bshd or thd
         attn_mask_type: str = "causal",
-        window_size: tuple[int, int] | None = None,  # sliding window
-        tp_size: int = 1,  # tensor-parallel ranks
-        get_rng_state_tracker: Callable | None = None,  # random states of dropout
+        window_size: tuple[int, int] | None = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable | None = None,
         tp_group: dist.ProcessGroup | None = None,
         cp_group: Any = None,  # context-parallel group: one rank only
         softmax_scale: float | None = None,  # None: 1/sqrt(D)
-        **_: Any,  # options of fused kernels
+        **_: Any,
     ) -> None:
         super().__init__()
         self.num_attention_heads = num_attention_heads
@@ -357,23 +354,23 @@ def _dropout_state(module: DotProductAttention) -> Any:
 @patch
 def forward(
     self: DotProductAttention,
-    query_layer: Tensor,  # queries, in the layout qkv_format
+    query_layer: Tensor,
     key_layer: Tensor,
     value_layer: Tensor,
     attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,  # True: masked out
     qkv_format: str | None = None,  # None: the constructor's
-    cu_seqlens_q: Tensor | None = None,  # borders of packed queries
-    cu_seqlens_kv: Tensor | None = None,  # borders of packed keys
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
     cu_seqlens_q_padded: Tensor | None = None,  # starts, if padded in the row
     cu_seqlens_kv_padded: Tensor | None = None,
-    max_seqlen_q: int | None = None,  # unused
-    max_seqlen_kv: int | None = None,  # unused
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
     attn_mask_type: str | None = None,  # None: the constructor's
     window_size: tuple[int, int] | None = None,  # None: the constructor's
-    checkpoint_core_attention: bool = False,  # recompute in the backward pass
+    checkpoint_core_attention: bool = False,
     core_attention_bias_type: str = "no_bias",  # or post_scale_bias
-    core_attention_bias: Tensor | None = None,  # added to the scaled scores
-    **others: Any,  # must be None or a default
+    core_attention_bias: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
     "Attention in TE's calling convention; heads and dimension are joined"
     layout = qkv_format or self.qkv_format

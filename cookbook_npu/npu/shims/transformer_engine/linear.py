@@ -26,8 +26,8 @@ def normalize(
     weight: Tensor,  # gamma, [n]
     bias: Tensor | None,  # beta, [n]; RMSNorm has none
     kind: str,  # "RMSNorm" or "LayerNorm"
-    eps: float,  # added to the mean square or the variance
-    zero_centered_gamma: bool,  # whether the scale is 1 + gamma
+    eps: float,
+    zero_centered_gamma: bool,
 ) -> Tensor:
     "Normalise the last dimension in float32; shape and dtype as x"
     scale = weight.float() + 1 if zero_centered_gamma else weight.float()
@@ -38,10 +38,7 @@ def normalize(
     return F.layer_norm(x.float(), shape, scale, shift, eps).to(x.dtype)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #caf22d15
-def mark(
-    parameter: Tensor,
-    **attributes: Any,
-) -> None:
+def mark(parameter: Tensor, **attributes: Any) -> None:
     "Set attributes on a parameter"
     for name, value in attributes.items():
         setattr(parameter, name, value)
@@ -65,14 +62,14 @@ class _Norm(nn.Module):
     def __init__(
         self,
         hidden_size: int | Sequence[int] | None = None,  # of the last dimensions
-        eps: float = 1e-5,  # added to the mean square or the variance
+        eps: float = 1e-5,
         sequence_parallel: bool | None = None,  # whether x is a sequence shard
         params_dtype: torch.dtype | None = None,  # None: torch's default
-        zero_centered_gamma: bool = False,  # whether the scale is 1 + gamma
+        zero_centered_gamma: bool = False,
         device: Any = None,  # None: the current accelerator
         normalized_shape: int | Sequence[int] | None = None,  # another name of hidden_size
         dtype: torch.dtype | None = None,  # another name of params_dtype
-        **_: Any,  # options of fused kernels
+        **_: Any,
     ) -> None:
         super().__init__()
         self.eps = eps
@@ -118,7 +115,7 @@ class LayerNorm(_Norm):
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #cae6533d
 def gather_sequence(
     x: Tensor,  # [S/p, ...]
-    group: dist.ProcessGroup,  # the tensor-parallel group
+    group: dist.ProcessGroup,
 ) -> Tensor:
     "Concatenate the sequence shards of all ranks, shape [S, ...]"
     full = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
@@ -129,7 +126,7 @@ def gather_sequence(
 def reduce_async(
     x: Tensor,  # [S, ...], a partial sum
     scatter: bool,  # return this rank's shard [S/p, ...] of the sum
-    group: dist.ProcessGroup,  # the tensor-parallel group
+    group: dist.ProcessGroup,
 ) -> tuple[Tensor, Any]:
     "Start a sum over the ranks; return its result and the `Work` to wait for"
     if not scatter:
@@ -145,7 +142,7 @@ _dummies: dict[tuple, Tensor] = {}
 def get_dummy_wgrad(
     shape: Sequence[int],
     dtype: torch.dtype,
-    zero: bool = False,  # clear it first
+    zero: bool = False,
     device: Any = None,  # None: the current accelerator
 ) -> Tensor:
     "Return a dummy gradient, shared by all weights of this shape"
@@ -242,7 +239,7 @@ def parallel_linear(
     mode: str | None = None,  # "column", "row" or None
     sequence_parallel: bool = False,  # whether x (column) or y (row) is a sequence shard
     group: dist.ProcessGroup | None = None,  # tensor-parallel group; None: one rank
-    fuse: bool = False,  # accumulate into weight.main_grad
+    fuse: bool = False,
 ) -> Tensor:
     "Return y = x weight^T + bias, shape [S, B, O], with the collectives of its parallel mode"
     dtype = _compute_dtype(x, weight)
@@ -294,10 +291,7 @@ class TransformerEngineBaseModule(nn.Module):
         "A no-op: weight gradients are never delayed"
 
 # %% ../../../../nbs/npu/shims/transformer_engine/01_linear.ipynb #89f0a465
-def mark_parallel(
-    parameter: Tensor,
-    dim: int,  # the dimension that is split
-) -> None:
+def mark_parallel(parameter: Tensor, dim: int) -> None:
     "Set Megatron's attributes of a tensor-parallel parameter"
     mark(parameter, tensor_model_parallel=True, partition_dim=dim, partition_stride=1)
 
@@ -313,10 +307,10 @@ def divide_features(features: int, ranks: int, what: str) -> int:
 
 
 def local_features(
-    in_features: int,  # over all ranks
-    out_features: int,  # over all ranks
+    in_features: int,
+    out_features: int,
     mode: str | None,  # "column", "row" or None
-    ranks: int,  # tensor-parallel ranks
+    ranks: int,
 ) -> tuple[int, int]:
     "Return the input and output features of one rank"
     if mode == "row":
@@ -355,16 +349,16 @@ class _ParallelModule(TransformerEngineBaseModule):
         tp_group: dist.ProcessGroup | None,
         tp_size: int,
         sequence_parallel: bool = False,  # whether x (column) or y (row) is a sequence shard
-        fuse_wgrad_accumulation: bool = False,  # accumulate into weight.main_grad
-        get_rng_state_tracker: Callable | None = None,  # for the initialisation
-        rng_tracker_name: str | None = None,  # state of the tracker
+        fuse_wgrad_accumulation: bool = False,
+        get_rng_state_tracker: Callable | None = None,
+        rng_tracker_name: str | None = None,
         init_method: Callable | None = None,  # fills a weight in place
         bias: bool = True,
         return_bias: bool = False,  # return the bias instead of adding it
         params_dtype: torch.dtype | None = None,  # None: torch's default
         parallel_mode: str | None = None,  # "column", "row" or None
         device: Any = None,  # None: the current accelerator
-        **_: Any,  # options of fused kernels
+        **_: Any,
     ) -> None:
         super().__init__()
         self.tp_group = tp_group
@@ -416,8 +410,8 @@ class Linear(_ParallelModule):
         out_features: int,  # O over all ranks
         tp_group: dist.ProcessGroup | None = None,  # tensor-parallel group; None: one rank
         tp_size: int = 1,  # its size, where no group is given
-        ub_name: str | None = None,  # kept, unused
-        **options: Any,  # of `_ParallelModule`
+        ub_name: str | None = None,
+        **options: Any,
     ) -> None:
         size = tp_size if tp_group is None else tp_group.size()
         super().__init__(in_features, out_features, tp_group, size, **options)
@@ -468,9 +462,9 @@ class LayerNormLinear(Linear):
         out_features: int,  # O over all ranks
         eps: float = 1e-5,
         normalization: str = "LayerNorm",  # or "RMSNorm"
-        zero_centered_gamma: bool = False,  # whether the scale is 1 + gamma
+        zero_centered_gamma: bool = False,
         return_layernorm_output: bool = False,  # return norm(x) as well
-        **options: Any,  # of `Linear`
+        **options: Any,
     ) -> None:
         super().__init__(in_features, out_features, **options)
         if normalization not in ("LayerNorm", "RMSNorm"):
@@ -523,7 +517,7 @@ class GroupedLinear(_ParallelModule):
         out_features: int,  # O over all ranks
         tp_group: dist.ProcessGroup | None = None,
         tp_size: int = 1,
-        **options: Any,  # of `_ParallelModule`
+        **options: Any,
     ) -> None:
         super().__init__(in_features, out_features, tp_group, tp_size, **options)
         self.num_gemms = num_gemms

@@ -125,8 +125,8 @@ def checkpoint(
     distribute_saved_activations: bool = False,  # unsupported
     get_rng_state_tracker: Callable | None = None,
     tp_group: Any = None,
-    use_reentrant: bool | None = None,  # unused
-    **kwargs: Any,  # of the function
+    use_reentrant: bool | None = None,
+    **kwargs: Any,
 ) -> Any:
     "Run `function` without keeping activations, and again for the gradient"
     if distribute_saved_activations:
@@ -225,10 +225,10 @@ class FusedAdam(torch.optim.Optimizer):
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        adam_w_mode: bool = True,  # decoupled weight decay
-        weight_decay: float = 0.0,  # lambda
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
         amsgrad: bool = False,  # refused
-        **others: Any,  # TE's precision-aware options: refused
+        **others: Any,
     ) -> None:
         refused = {"amsgrad": amsgrad} | others
         names = ("capturable", "master_weights", "use_decoupled_grad", "amsgrad")
@@ -254,11 +254,7 @@ class FusedAdam(torch.optim.Optimizer):
             self.state[param].setdefault(name, torch.zeros_like(param))
 
     @torch.no_grad()
-    def step(
-        self,
-        closure: Callable | None = None,
-        **_: Any,  # TE's scaler arguments; unused
-    ) -> Any:
+    def step(self, closure: Callable | None = None, **_: Any) -> Any:
         "Update all groups once; return the loss of `closure`"
         loss = closure() if closure is not None else None
         for group in self.param_groups:
@@ -310,10 +306,7 @@ class FusedSGD(torch.optim.SGD):
 
 
 def multi_tensor_applier(
-    op: Callable,
-    noop_flag: Tensor,
-    tensor_lists: list[list[Tensor]],
-    *args: Any,
+    op: Callable, noop_flag: Tensor, tensor_lists: list[list[Tensor]], *args: Any
 ) -> Any:
     "Apply one of the operations below to lists of tensors"
     return op(0, noop_flag, tensor_lists, *args)
@@ -333,8 +326,8 @@ def multi_tensor_scale(
 def multi_tensor_l2norm(
     chunk_size: int,
     noop_flag: Tensor,
-    tensor_lists: list[list[Tensor]],  # one list of operands
-    per_tensor: bool = False,  # also the norm of each
+    tensor_lists: list[list[Tensor]],
+    per_tensor: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     "Return the L2 norm over all tensors, shape [1], and the norm of each or None"
     norms = torch.stack([n.float() for n in torch._foreach_norm(tensor_lists[0])])
@@ -348,10 +341,7 @@ def _rotate_half(x: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((-second, first), -1)
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #7b15f15a
-def packed_positions(
-    tokens: int,  # length of the row
-    cu_seqlens: Tensor,
-) -> Tensor:
+def packed_positions(tokens: int, cu_seqlens: Tensor) -> Tensor:
     "Return the position of every token in its sequence, shape [T]; 0 for tail padding"
     begin_N = cu_seqlens[:-1].long()
     end_N = cu_seqlens[1:].long()
@@ -383,7 +373,7 @@ def apply_rotary_pos_emb(
     tensor_format: str = "sbhd",  # sbhd, bshd or thd
     interleaved: bool = False,  # rotate neighbouring channels instead of halves
     fused: bool = False,
-    cu_seqlens: Tensor | None = None,  # borders, for thd
+    cu_seqlens: Tensor | None = None,
     cp_size: int = 1,  # context parallelism: one rank only
     cp_rank: int = 0,
 ) -> Tensor:
@@ -407,7 +397,7 @@ class SplitAlongDim:
     def apply(
         mixed: Tensor,
         split_dim: int,
-        sections: int | list[int],  # as in `torch.split`
+        sections: int | list[int],
         squeeze: bool = False,  # drop the dimension of each part
     ) -> tuple[Tensor, ...]:
         "Return views of the parts"
@@ -511,9 +501,7 @@ def make_package(
     return modules
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #6b4ec955
-def importable(
-    package: str,  # top-level name
-) -> bool:
+def importable(package: str) -> bool:
     "Return whether a package other than our stub can be imported; a folder without code does not count"
     loaded = sys.modules.get(package)
     if loaded is not None:

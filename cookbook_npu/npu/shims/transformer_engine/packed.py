@@ -41,9 +41,7 @@ class PackedPlan:
     gap_T: Tensor | None  # tokens that belong to no sequence, if any
 
 # %% ../../../../nbs/npu/shims/transformer_engine/00_packed.ipynb #81468b11
-def group_lengths(
-    lengths: Sequence[int],
-) -> list[list[int]]:
+def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
     "Group sequence numbers by length, to the next power of two; empty sequences are dropped"
     groups: dict[int, list[int]] = {}
     for number, length in enumerate(lengths):
@@ -100,7 +98,7 @@ def plan_packed(
     cu_seqlens: Sequence[int],
     cu_seqlens_padded: Sequence[int]
     | None,  # the starts, if sequences were padded in the row
-    device: torch.device,  # of the indices
+    device: torch.device,
 ) -> PackedPlan:
     "Plan a packed row; raise `ShimError` for borders that do not fit it"
     starts = list(cu_seqlens_padded or cu_seqlens)[:-1]
@@ -122,10 +120,7 @@ _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def cached_plan(
-    tokens: int,  # length of the row
-    cu_seqlens: Tensor,
-    cu_seqlens_padded: Tensor | None,
-    device: torch.device,  # of the row
+    tokens: int, cu_seqlens: Tensor, cu_seqlens_padded: Tensor | None, device: torch.device
 ) -> PackedPlan:
     "Return the plan of a packed row, cached by the identity of the two tensors"
     padded_version = None if cu_seqlens_padded is None else cu_seqlens_padded._version
