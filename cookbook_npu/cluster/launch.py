@@ -375,7 +375,7 @@ def wait_for_devices(
 
 # %% ../../nbs/cluster/03_launch.ipynb #670b444e
 class Children:
-    "Processes of a job, each in a session of its own; their output goes to the log"
+    "Processes of a job, each in its own session; their output goes to the log"
 
     def __init__(
         self,
@@ -397,6 +397,14 @@ class Children:
             end_process(self.started.pop())
 
 
+_WAIT_FOR_DEVICES = """
+import sys
+from cookbook_npu.cluster.launch import wait_for_devices
+wait_for_devices(sys.argv[1], int(sys.argv[2]))
+"""
+_TERMINATED = 128 + signal.SIGTERM
+
+
 def start_head(
     children: Children,
     node: Node,
@@ -416,14 +424,6 @@ def start_head(
             print(f"{e} Trying again.", flush=True)
 
 # %% ../../nbs/cluster/03_launch.ipynb #3a250a43
-_WAIT_FOR_DEVICES = """
-import sys
-from cookbook_npu.cluster.launch import wait_for_devices
-wait_for_devices(sys.argv[1], int(sys.argv[2]))
-"""
-_TERMINATED = 128 + signal.SIGTERM
-
-
 class Supervisor:
     "Runs a job in this process"
 
@@ -444,9 +444,10 @@ class Supervisor:
 
     def run(self) -> int:
         "Run the job and clean up; return its exit code"
-        folder = None if self.record["address"] else session_folder()
+        folder = None
         code = 1
         try:
+            folder = None if self.record["address"] else session_folder()
             code = self._run(folder)
         except SystemExit as e:
             code = int(e.code or 0)
@@ -465,7 +466,7 @@ class Supervisor:
         if folder:
             address = start_head(self.children, node, folder)
         if self.record["nodes"] > 1:
-            # a process of its own: Ray ends a driver that outlives its cluster
+            # a separate process: Ray ends a driver that outlives its cluster
             devices = str(self.record["nodes"] * node.devices)
             words = [sys.executable, "-c", _WAIT_FOR_DEVICES, address, devices]
             if code := self.children.start(words).wait():
