@@ -291,14 +291,20 @@ def submit_command(
     environ: Mapping[str, str],
     follow: bool = True,  # print the log and wait for the end
 ) -> list[str]:
-    "Return the command that submits a job to its server"
+    "Return the command that submits a job; raises `ConfigError` for words that a shell changes"
     record = job.record()
+    for word in record["run"]:
+        if shlex.quote(word) != word:
+            raise ConfigError(
+                f"{word!r} would be changed by a shell on the cluster",
+                "Rename the file or folder.",
+            )
     runtime_env = json.dumps({"env_vars": submitted_env(environ)})
     words = ["job", "submit", "--address", record["address"]]
     words += ["--submission-id", record["submission"]]
     words += ["--runtime-env-json", runtime_env]
     words += [] if follow else ["--no-wait"]
-    return _ray_command(*words, "--", *map(shlex.quote, record["run"]))
+    return _ray_command(*words, "--", *record["run"])
 
 
 def submit_job(

@@ -267,6 +267,7 @@ class WorkerActor:
             self.has_log = True
         rank = int(env["RANK"])
         world_size = int(env["WORLD_SIZE"])
+        gc.disable()  # imports leave almost no garbage
         with _errors_logged(self.has_log):
             install_finder()
             if bootstrap:
@@ -278,6 +279,7 @@ class WorkerActor:
         # Megatron collects garbage at each save: a third of a second with the objects of imports
         gc.collect()
         gc.freeze()
+        gc.enable()
         if bootstrap:
             print(_ready_line(), flush=True)
 
