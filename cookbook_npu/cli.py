@@ -1036,7 +1036,6 @@ def job_parameters(
     return result
 
 # %% ../nbs/99_cli.ipynb #f46a80f5
-_OF_JOBS = "Of a job that was launched"
 _Recipe = Annotated[
     str,
     typer.Argument(
@@ -1067,21 +1066,8 @@ _Rehearse = Annotated[
     bool, typer.Option(help="One step of the full layout on simulated NPUs, here and now.")
 ]
 _Detach = Annotated[bool, typer.Option(help="Do not follow the log.")]
-_Attach = Annotated[
-    bool, typer.Option(help="As cookbook-npu attach.", rich_help_panel=_OF_JOBS)
-]
-_Stop = Annotated[
-    bool, typer.Option(help="As cookbook-npu stop.", rich_help_panel=_OF_JOBS)
-]
-_Status = Annotated[
-    bool, typer.Option(help="As cookbook-npu jobs ID.", rich_help_panel=_OF_JOBS)
-]
 _Resume = Annotated[
-    bool,
-    typer.Option(
-        help="Go on with the job of this id, which ended before its run did.",
-        rich_help_panel=_OF_JOBS,
-    ),
+    bool, typer.Option(help="Resume the job of this id, which ended before its run.")
 ]
 
 
@@ -1105,22 +1091,13 @@ def _launch(
     runs: _Runs = Path("runs"),
     rehearse: _Rehearse = False,
     detach: _Detach = False,
-    attach: _Attach = False,
-    stop: _Stop = False,
-    status: _Status = False,
     resume: _Resume = False,
     restart: _Restart = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
     from cookbook_npu.cluster import launch
 
-    if attach:
-        follow_job(launch.find_job(runs, recipe))
-    elif stop:
-        end_job(launch.find_job(runs, recipe))
-    elif status:
-        typer.echo(launch.job_state(launch.find_job(runs, recipe)))
-    elif resume:
+    if resume:
         start_job(resume_job(launch.find_job(runs, recipe), restart), detach)
     else:
         given = gather_parameters(file, parameter)
@@ -1153,7 +1130,7 @@ def _jobs(
     ] = None,
     runs: _Runs = Path("runs"),
 ) -> None:
-    "List launched jobs: running, succeeded, failed, stopped, or lost."
+    "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
     from cookbook_npu.cluster import launch
 
     if job_id:
@@ -1281,8 +1258,12 @@ def start_job(
     if record["nodes"] > 1 and not record["address"]:
         node = launch.Node(**record["node"])
         typer.echo(launch.join_instructions(node, record["nodes"]))
+    typer.echo(f"job {job.id}")
+    if job.server:
+        typer.echo(launch.server_commands(job))
+        raise typer.Exit(launch.submit_job(job, follow=not detach))
     launch.launch_job(job)
-    typer.echo(f"job {job.id}\nlog {job.server or job.log}")
+    typer.echo(f"log {job.log}")
     if not detach:
         follow_job(job)
 
@@ -1304,9 +1285,7 @@ def follow_job(
         )
         raise typer.Exit(130) from None
     code = job.exit_code()
-    if code is None:
-        code = launch.EXIT_CODES.get(launch.job_state(job), 1)
-    raise typer.Exit(code)
+    raise typer.Exit(1 if code is None else code)
 
 
 def show_rehearsal(

@@ -470,10 +470,7 @@ class RayNode:
         if self.raylet is not None and not _is_alive(self.raylet):
             raise _ray_has_ended("this machine", f"process {self.raylet.pid}")
 
-    def check_machines(
-        self,
-        slots: Sequence[DeviceSlot],
-    ) -> None:
+    def check_machines(self, slots: Sequence[DeviceSlot]) -> None:
         "Raise `DeviceError` if Ray has ended on a machine of a cluster that this process started"
         if not self.owned:
             return  # another machine may replace the lost one

@@ -388,9 +388,12 @@ def session(
                 folder, checkpoint = open_folder(config)
                 path = folder.path
                 stack.enter_context(folder)
+                gc.disable()  # a start is mostly imports
+                stack.callback(gc.enable)
                 run = _start(config, folder, checkpoint, stop, stack)
                 # a search through what is imported takes as long as a step
                 gc.freeze()
+                gc.enable()
                 stack.callback(gc.unfreeze)
                 yield run
             finally:

@@ -233,7 +233,7 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     person.idle()
     stopped = re.search(r"RunStopped: stopped at step (\d) of 3; .*", person.outputs())
     assert stopped and int(stopped[1]) < 3
-    assert "go on with: cookbook-npu run --resume" in stopped[0]
+    assert "resume with: cookbook-npu run --resume" in stopped[0]
     assert "(ended early)" in person.outputs() and "Traceback" not in person.outputs()
     person.show("(ended early)")
     person.take_picture("curves")

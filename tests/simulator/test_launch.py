@@ -22,8 +22,8 @@ from cookbook_npu.cluster.launch import (
     prepare_relaunch,
     ray_head_command,
     ray_worker_command,
-    started_at,
     stop_job,
+    submit_job,
     wait_for_head,
 )
 from cookbook_npu.cluster.ray_cluster import (
@@ -32,7 +32,7 @@ from cookbook_npu.cluster.ray_cluster import (
     session_folder,
 )
 from cookbook_npu.config import load_config
-from cookbook_npu.errors import RoleError
+from cookbook_npu.errors import ConfigError
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.plan.plan import model_name
 from cookbook_npu.recipes import RECIPES
@@ -67,8 +67,7 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
                     )
     finally:
         assert other is not None, text[-3000:]
-        end_process(other.pid, started_at(other.pid))
-        other.wait()
+        end_process(other)
     assert "NPUs 4.0" in text, text[-2000:] + (tmp_path / "other.log").read_text()[-2000:]
     assert (job.exit_code(), job_state(job)) == (0, "succeeded")
     processes = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True)
@@ -82,8 +81,8 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
     "COOKBOOK_JOB_SERVER" not in os.environ,
     reason="COOKBOOK_JOB_SERVER=1 and `pip install cookbook-npu[jobs]`",
 )
-def test_a_job_server(tmp_path, monkeypatch):
-    "Submitted, followed, refused the second time, stopped, launched again under its id"
+def test_a_job_server(tmp_path, monkeypatch, capfd):
+    "Submitted and followed; refused the second time; stopped with Ray's command and launched again"
     for name, value in (RAY_ENV | address_env("127.0.0.1")).items():
         monkeypatch.setenv(name, value)
     ensure_token()
@@ -91,6 +90,11 @@ def test_a_job_server(tmp_path, monkeypatch):
     folder = session_folder()
     dashboard_port = free_port()
     url = f"http://127.0.0.1:{dashboard_port}"
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job"]
+
+    def ask(job, verb):
+        return [*ray, verb, "--address", url, job.id]
+
     words = ray_head_command(node, folder, dashboard=True)
     words += ["--dashboard-port", str(dashboard_port)]
     with open(tmp_path / "ray.log", "wb") as log:
@@ -99,19 +103,20 @@ def test_a_job_server(tmp_path, monkeypatch):
         wait_for_head(folder, head)
         words = ["printenv", "RAY_ADDRESS", "HCCL_BUFFSIZE"]
         job = make_job(tmp_path, "test-910b", words, url, node)
-        launch_job(job, {"HCCL_BUFFSIZE": "200"})
-        assert f"127.0.0.1:{node.port}\n200\n" in "".join(follow_log(job))
-        assert job_state(job) == "succeeded"
-        with pytest.raises(RoleError, match="already exists"):
-            launch_job(job)
-        other = launch_job(make_job(tmp_path, "test-910b", ["sleep", "300"], url, node))
-        assert stop_job(other)
-        assert job_state(other) == "stopped"
-        launch_job(prepare_relaunch(other, ["echo", "going-on"]))
-        assert "going-on" in "".join(follow_log(other))
-        assert job_state(other) == "succeeded"
+        assert submit_job(job, environ={"HCCL_BUFFSIZE": "200"}) == 0
+        assert f"127.0.0.1:{node.port}\n200\n" in capfd.readouterr().out
+        assert submit_job(job)
+        assert "already exists" in capfd.readouterr().err
+        other = make_job(tmp_path, "test-910b", ["sleep", "300"], url, node)
+        assert submit_job(other, follow=False) == 0
+        with pytest.raises(ConfigError, match=f"ray job stop --address {url} {other.id}"):
+            stop_job(other)
+        subprocess.run(ask(other, "stop"), check=True)
+        assert "stopped" in subprocess.check_output(ask(other, "status"), text=True)
+        assert submit_job(prepare_relaunch(other, ["echo", "going-on"])) == 0
+        assert "going-on\n" in capfd.readouterr().out
     finally:
-        end_process(head.pid, started_at(head.pid))
+        end_process(head)
         remove_session_folder(folder)
 
 

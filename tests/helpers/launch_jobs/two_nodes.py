@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 
 from cookbook_npu.cluster import launch
-from cookbook_npu.cluster.launch import Node, end_process, started_at
+from cookbook_npu.cluster.launch import Node, end_process
 from cookbook_npu.cluster.ray_cluster import (
     Cluster,
     ensure_token,
@@ -43,13 +43,12 @@ def start(words, folder, up, attempts=3):
             process = subprocess.Popen(
                 words, stdout=log, stderr=log, start_new_session=True
             )
-        since = started_at(process.pid)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             if up():
-                return process, since
+                return process
             time.sleep(0.3)
-        end_process(process.pid, since)
+        end_process(process)
     raise AssertionError(
         f"a node did not come up in {attempts} attempts: {' '.join(words[3:])}"
     )
@@ -95,9 +94,9 @@ def begin(head, folder, running):
 
 def lose_node(running):
     "Kill the node that was started last; its id"
-    process, since = running.pop()
+    process = running.pop()
     before = alive()
-    end_process(process.pid, since, grace=1)
+    end_process(process, grace=1)
     return gone(before)
 
 
@@ -146,8 +145,8 @@ def on_two_nodes(story, devices: int):
     running = []
 
     def end_all():
-        for process, since in reversed(running):
-            end_process(process.pid, since)
+        for process in reversed(running):
+            end_process(process)
 
     with ExitStack() as undo:
         undo.callback(remove_session_folder, folder)
@@ -157,13 +156,7 @@ def on_two_nodes(story, devices: int):
         try:
             return story(Node(host, devices, free_port()), folder, running)
         except BaseException:
-            print(
-                (folder / "ray.log").read_text()[-3000:],
-                launch.ray_log_errors(folder),
-                sep="\n",
-                file=sys.stderr,
-                flush=True,
-            )
+            print((folder / "ray.log").read_text()[-3000:], file=sys.stderr, flush=True)
             raise
 
 
