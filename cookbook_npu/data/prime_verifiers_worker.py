@@ -255,12 +255,9 @@ class Worker:
                 rollout.task.cancel()
 
     async def turn(
-        self,
-        slot: int,
-        session: str | None,  # of the client that asks
-        body: Mapping[str, Any],  # of the request
-    ) -> dict[str, Any]:  # the message
-        "Ask the driver for a turn of the policy; raises `RolloutError` when there is none"
+        self, slot: int, session: str | None, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        "The policy's turn for a request; raises `RolloutError` when there is none"
         rollout = self.slots[slot] if slot < len(self.slots) else None
         if rollout is None or rollout.number not in self.active:
             raise RolloutError("this rollout has ended")
