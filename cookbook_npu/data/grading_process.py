@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
@@ -283,6 +283,23 @@ class _Started:
         os.close(self._lifeline)
 
 # %% ../../nbs/data/06_grading_process.ipynb #3ef0ab67
+def _read_modes(process: _Started, scorers: Iterable[str]) -> dict[str, CallMode]:
+    "The first line of a process, when its scorers are loaded"
+    try:
+        return process.read_line(START_LIMIT_S)
+    except TimeoutError:
+        raise RoleTimeout(
+            f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
+            f"{process.stderr_tail()}",
+            "Check the load of the machine.",
+        ) from None
+    except EOFError:
+        raise ConfigError(
+            f"the scorers {', '.join(scorers)} cannot be loaded: {process.stderr_tail()}",
+            "Check reward.scorers.",
+        ) from None
+
+# %% ../../nbs/data/06_grading_process.ipynb #5b1af5ac
 class GradingProcess:
     "A grading process that is replaced when it has to be killed; for one thread at a time"
 
@@ -299,22 +316,8 @@ class GradingProcess:
 
     def wait_ready(self) -> dict[str, CallMode]:  # how each scorer is called
         "Wait until the scorers are loaded"
-        if self._modes:
-            return self._modes
-        try:
-            self._modes = self.process.read_line(START_LIMIT_S)
-        except TimeoutError:
-            raise RoleTimeout(
-                f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
-                f"{self.process.stderr_tail()}",
-                "Is the machine overloaded?",
-            ) from None
-        except EOFError:
-            raise ConfigError(
-                f"the scorers {', '.join(self.scorers)} cannot be loaded: "
-                f"{self.process.stderr_tail()}",
-                "Check reward.scorers.",
-            ) from None
+        if not self._modes:
+            self._modes = _read_modes(self.process, self.scorers)
         return self._modes
 
     def grade(

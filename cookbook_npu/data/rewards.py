@@ -65,7 +65,7 @@ class Score:
     value: float  # before its weight
     right: bool | None = None  # whether the answer is correct; None: unknown to this scorer
 
-
+# %% ../../nbs/data/07_rewards.ipynb #9ef0b0e1
 @dataclass(frozen=True)
 class GradingJob:
     "One text for one scorer"
