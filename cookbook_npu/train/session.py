@@ -266,7 +266,7 @@ def _done_before(folder: RunFolder, checkpoint: Checkpoint | None) -> list[dict[
     "Records of the steps that a resumed run keeps"
     if checkpoint is None:
         return []
-    records = read_steps(folder.metrics_file, folder.path.parent)
+    records = read_steps(folder.metrics_file)
     return [record for record in records if record["step"] <= checkpoint.step]
 
 
