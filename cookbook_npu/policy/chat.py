@@ -192,8 +192,15 @@ def chat_with_run(
         if settings.system is not None and not template:
             note("--system is ignored: there is no chat template")
         with make_engine(config, str(hf_path)) as engine:
-            system, seed = settings.system, settings.seed
-            chat = Chat(engine, sampling, tokenizer, processor, template, system, seed)
+            chat = Chat(
+                engine,
+                sampling,
+                tokenizer,
+                processor,
+                template,
+                settings.system,
+                settings.seed,
+            )
             failed = converse(chat, typed_lines() if lines is None else lines, write)
     if failed and lines is not None:
         raise SystemExit(1)
