@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cookbook_npu.config import RunConfig, config_keys, load_config, override
-    from cookbook_npu.data.graders import register_reward
-    from cookbook_npu.plan.plan import make_plan
-    from cookbook_npu.plan.preflight import check_machine
-    from cookbook_npu.recipes import (
+    from .config import RunConfig, config_keys, load_config, override
+    from .data.graders import register_reward
+    from .plan.plan import make_plan
+    from .plan.preflight import check_machine
+    from .recipes import (
         find_recipe,
         qwen3_4b_colocate,
         qwen3_5_9b_async,
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         qwen3_vl_8b_grpo,
         qwen3_vl_8b_ppo,
     )
-    from cookbook_npu.rollout.transformers import TransformersEngine
-    from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.runs.report import write_report
-    from cookbook_npu.train.session import session
-    from cookbook_npu.train.trainer import Trainer
+    from .rollout.transformers import TransformersEngine
+    from .rollout.vllm import VllmEngine
+    from .runs.report import write_report
+    from .train.session import session
+    from .train.trainer import Trainer
 
 __version__ = "0.1.0"
 

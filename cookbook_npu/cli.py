@@ -30,7 +30,7 @@ import typer
 import cookbook_npu
 from .cluster.ray_cluster import preload_workers
 from .config import RunConfig, config_keys
-from cookbook_npu.errors import (
+from .errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -38,7 +38,7 @@ from cookbook_npu.errors import (
     nearest,
 )
 from .npu.device import NPU, SIMULATE_ENV, free_port
-from cookbook_npu.parameters import (
+from .parameters import (
     Given,
     gather_parameters,
     handing_on,
@@ -108,7 +108,7 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
     """Return the run's folder; adds its name to `parameters` where none is given
 
     Raises `RunLocked` or `ConfigError` when the folder is taken."""
-    from cookbook_npu.runs.folder import lock_folder
+    from .runs.folder import lock_folder
 
     check_names(notebook, parameters)
     scale = parameters.get("scale") or "laptop"
@@ -134,7 +134,7 @@ def resume_parameters(
     folder: Path,  # run folder to go on with
 ) -> tuple[str, dict[str, Any]]:  # recipe, and parameters of the same configuration
     "What to run again in order to resume a run"
-    from cookbook_npu.runs.folder import RunFolder
+    from .runs.folder import RunFolder
 
     config = RunFolder.open(folder).config()
     parameters = parameters_of(config)
@@ -152,8 +152,8 @@ def print_progress(
     steps: int | None,  # steps of the run
 ) -> Iterator[None]:
     "Print each step of a run that another process writes, until the block ends"
-    from cookbook_npu.runs.live import Follower
-    from cookbook_npu.runs.metrics import step_line
+    from .runs.live import Follower
+    from .runs.metrics import step_line
 
     follower = Follower(folder / "metrics.jsonl")
     follower.new()  # of a run that is resumed: its steps so far
@@ -186,7 +186,7 @@ def execute(
     steps: int | None = None,  # steps of the run, for the progress lines
 ) -> None:
     "Run a recipe with papermill; its printed lines appear on the terminal"
-    from cookbook_npu.runs.kernel import growing_notebook, run_notebook
+    from .runs.kernel import growing_notebook, run_notebook
 
     target = find_target(parameters.get("scale") or "laptop")
     if target.simulated and "RAY_ADDRESS" not in os.environ:
@@ -358,7 +358,7 @@ def print_result(
     seconds: float,  # wall time of the whole run, s
 ) -> None:
     "The result table and where to look"
-    from cookbook_npu.runs.report import result_text, run_result
+    from .runs.report import result_text, run_result
 
     rows = [*run_result(folder), ("wall time, start-up included", f"{seconds:.0f} s")]
     typer.echo(f"\n{result_text(rows)}")
@@ -370,8 +370,8 @@ def refuse_empty_result(
     folder: Path,  # run folder
 ) -> None:
     "Exit with 1 when a run that reached its end has learned nothing from its rewards"
-    from cookbook_npu.runs.metrics import load_metrics
-    from cookbook_npu.runs.report import learned_nothing
+    from .runs.metrics import load_metrics
+    from .runs.report import learned_nothing
 
     if learned_nothing(load_metrics(folder)):
         exit_with(
@@ -443,7 +443,7 @@ def _shims(
     as_json: _AsJson = False,
 ) -> None:
     "Show every NPU adaptation and what became of it in a fresh process."
-    from cookbook_npu.npu.shims import explain as explanations
+    from .npu.shims import explain as explanations
 
     if explain:
         typer.echo(explanations.explain_shim(explain))
@@ -460,8 +460,8 @@ def _shims(
 
 def _shim_report(role: str, simulate: bool | None) -> list[dict[str, str]]:
     "The report of a fresh process; on this machine's NPU where it has one and nobody says otherwise"
-    from cookbook_npu.npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
-    from cookbook_npu.npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
+    from .npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
+    from .npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
     if role not in PROCESS_ROLES:
         known = ", ".join(PROCESS_ROLES)
@@ -481,7 +481,7 @@ def planned_config(
     parameters: Mapping[str, Any],  # parameters of the recipe
 ) -> RunConfig:  # with the recipe's model where none was given
     "The configuration of a run that is only looked at"
-    from cookbook_npu.plan.plan import model_name
+    from .plan.plan import model_name
 
     build = find_recipe(recipe)
     known = list(inspect.signature(build).parameters)
@@ -504,9 +504,9 @@ def machine_need(
     per_machine: int = 8,  # devices of a machine
 ) -> Any:  # a Need of npu.stack.checks
     "What a run at a scale asks of the machine; a model and data need not be given"
-    from cookbook_npu.npu.stack.checks import Need
-    from cookbook_npu.plan.dimensions import total_parameters
-    from cookbook_npu.plan.memory import model_of
+    from .npu.stack.checks import Need
+    from .plan.dimensions import total_parameters
+    from .plan.memory import model_of
 
     if recipe is None and not find_target(scale).simulated:
         return Need()
@@ -573,10 +573,10 @@ def _doctor(
     runs: _Runs = Path("runs"),
 ) -> None:
     "Look at this machine: nearest known stack, first mismatch, every check. Exits with 1 on a failure."
-    from cookbook_npu.npu.stack.checks import machine_size
-    from cookbook_npu.npu.stack.doctor import examine, machine_lock, show_changes
-    from cookbook_npu.npu.stack.machine import read_machine
-    from cookbook_npu.npu.stack.stacks import read_lock
+    from .npu.stack.checks import machine_size
+    from .npu.stack.doctor import examine, machine_lock, show_changes
+    from .npu.stack.machine import read_machine
+    from .npu.stack.stacks import read_lock
 
     parameters = read_parameters(parameter)
     scale = one_scale(scale, parameters)
@@ -593,7 +593,7 @@ def _doctor(
         changes = show_changes(before, machine_lock(machine))
         typer.echo(f"\n{changes}")
     if bundle:
-        from cookbook_npu.npu.stack.bundle import write_bundle
+        from .npu.stack.bundle import write_bundle
 
         names = write_bundle(bundle, report, runs)
         typer.echo(f"\n{bundle}: {', '.join(names)}", err=as_json)
@@ -640,7 +640,7 @@ def _plan(
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, arguments, memory and time of a run; an error when it cannot fit."
-    from cookbook_npu.plan.plan import make_plan
+    from .plan.plan import make_plan
 
     given = gather_parameters(file, parameter)
     parameters = given.as_parameters()
@@ -675,7 +675,7 @@ def _schedule(
     ] = 3,
 ) -> None:
     "Show what other depths, staleness bounds and engine counts would do to a run, from its own times."
-    from cookbook_npu.plan.measured_schedule import measure_run, measured_schedule_text
+    from .plan.measured_schedule import measure_run, measured_schedule_text
 
     typer.echo(measured_schedule_text(measure_run(run, skip)))
 
@@ -688,7 +688,7 @@ def _report(
     run: Annotated[Path, typer.Argument(help="Run folder; also of a run that died.")],
 ) -> None:
     "Make the report of a run again, from its folder alone."
-    from cookbook_npu.runs.report import write_report
+    from .runs.report import write_report
 
     typer.echo(f"report: {write_report(run)}")
 
@@ -719,8 +719,8 @@ def _evidence(
     ] = "",
 ) -> None:
     "Write what a run measured, beside the plan's prediction, into a small file that names nobody."
-    from cookbook_npu.npu.stack.machine import read_machine
-    from cookbook_npu.plan import evidence
+    from .npu.stack.machine import read_machine
+    from .plan import evidence
 
     if run.is_file():
         typer.echo(evidence.evidence_text(evidence.check_evidence(run)))
@@ -762,7 +762,7 @@ def _export(
     ] = False,
 ) -> None:
     "Write a run's trained policy as a Hugging Face folder that transformers and vLLM load."
-    from cookbook_npu.policy.export import check_hub, export_policy, push_folder
+    from .policy.export import check_hub, export_policy, push_folder
 
     if public and not push:
         raise ConfigError("--public without --push", "Give --push REPO, too.")
@@ -806,7 +806,7 @@ def _eval(
     as_json: _AsJson = False,
 ) -> None:
     "Evaluate a checkpoint with the run's graders, on one device: accuracy, pass@k."
-    from cookbook_npu.policy.evaluate import EvalSettings, evaluate_run, evaluation_text
+    from .policy.evaluate import EvalSettings, evaluate_run, evaluation_text
 
     settings = EvalSettings(
         data=data,
@@ -840,7 +840,7 @@ def _chat(
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
     "Talk to a run's trained policy: a line is a message, Ctrl-D ends."
-    from cookbook_npu.policy.chat import ChatSettings, chat_with_run
+    from .policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
     lines = None if sys.stdin.isatty() else sys.stdin
@@ -864,7 +864,7 @@ def recipe_summary(
 )
 def _recipes() -> None:
     "List the recipes and what each one is."
-    from cookbook_npu.recipes import RECIPES
+    from .recipes import RECIPES
 
     for name in RECIPES:
         title, about = recipe_summary(find_notebook(name))
@@ -901,7 +901,7 @@ def _list_runs(
     ] = None,
 ) -> None:
     "List runs: how far they came, whether they go on, how the reward went; remove old ones."
-    from cookbook_npu.runs import listing
+    from .runs import listing
 
     lines = listing.list_runs(root)
     if not lines:
@@ -928,7 +928,7 @@ def compared(
     against: str | None,  # "expected": both are held against the recipe's numbers
 ) -> list[Any]:  # results, as `runs.compare` has them
     "The comparisons that were asked for; raises `ConfigError` when there is none"
-    from cookbook_npu.runs.compare import compare_expected, compare_runs
+    from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, _AGAINST):
         raise ConfigError(f"--against is {against!r}", f"Give --against {_AGAINST}.")
@@ -948,7 +948,7 @@ def show_comparison(
     page: Path | None,  # HTML file to write, of the first result
 ) -> int:  # exit code: 0 the same, 1 different
     "Print comparisons and write the page"
-    from cookbook_npu.runs.compare import comparison_text, write_comparison
+    from .runs.compare import comparison_text, write_comparison
 
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
@@ -993,7 +993,7 @@ def _rerun(
     ] = False,
 ) -> None:
     "Make a run again: same recipe, parameters, seeds and data. Compares the two and exits as compare does."
-    from cookbook_npu.runs.rerun import prepare_rerun, rerun_text
+    from .runs.rerun import prepare_rerun, rerun_text
 
     rerun = prepare_rerun(run)
     typer.echo(rerun_text(rerun))
@@ -1095,7 +1095,7 @@ def _launch(
     restart: _Restart = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up what it started."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     if resume:
         start_job(resume_job(launch.find_job(runs, recipe), restart), detach)
@@ -1131,7 +1131,7 @@ def _jobs(
     runs: _Runs = Path("runs"),
 ) -> None:
     "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     if job_id:
         typer.echo(launch.job_state(launch.find_job(runs, job_id)))
@@ -1149,7 +1149,7 @@ def _jobs(
 @app.command("attach", epilog="Example: cookbook-npu attach ID")
 def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
     "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     follow_job(launch.find_job(runs, job_id))
 
@@ -1157,7 +1157,7 @@ def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
 @app.command("stop", epilog="Example: cookbook-npu stop ID")
 def _stop_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
     "Stop a job after its step, with a checkpoint; twice: at once."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     end_job(launch.find_job(runs, job_id))
 
@@ -1166,7 +1166,7 @@ def end_job(
     job: Any,  # a Job of cluster.launch
 ) -> None:
     "Stop a job, wait until it has ended, and say so"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     if launch.is_running(job):
         typer.echo("it stops after its step; the same command again: at once")
@@ -1205,7 +1205,7 @@ def new_job(
     nodes: int,  # machines of the run
 ) -> Any:  # a Job of cluster.launch
     "Write the folder of a job; its parameters are a file, so that no shell ever reads them"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     name = f"{Path(recipe).stem}-{parameters['scale']}"
     job = launch.make_job(runs, name, [], address, node, nodes)
@@ -1221,7 +1221,7 @@ def resume_job(
     restart: bool = False,  # begin again where the run has no good checkpoint
 ) -> Any:  # the same, to be launched again
     "Go on with the run of a job; one that ended before it had a run folder begins again"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     parameters = json.loads(_parameter_file(job).read_text(encoding="utf-8"))
     overrides = parameters["overrides"]
@@ -1238,9 +1238,9 @@ def _parameter_file(job: Any) -> Path:
 # %% ../nbs/99_cli.ipynb #305d0937
 def _environment_text(config: RunConfig, address: str | None) -> str:
     "What each role of a job will have in its environment"
-    from cookbook_npu.cluster.environment import worker_env
-    from cookbook_npu.cluster.launch import submitted_env
-    from cookbook_npu.plan.roles import environment_text
+    from .cluster.environment import worker_env
+    from .cluster.launch import submitted_env
+    from .plan.roles import environment_text
 
     server = address is not None and address.startswith("http")
     passed = submitted_env(os.environ) if server else worker_env({}, os.environ)
@@ -1252,7 +1252,7 @@ def start_job(
     detach: bool,  # do not follow its log
 ) -> None:
     "Launch a job, say its id, and follow it"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     record = job.record()
     if record["nodes"] > 1 and not record["address"]:
@@ -1272,7 +1272,7 @@ def follow_job(
     job: Any,  # a Job of cluster.launch
 ) -> None:
     "Print a job's log to its end and exit with its code; an interrupt leaves the job running"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     try:
         for piece in launch.follow_log(job):
@@ -1293,9 +1293,9 @@ def show_rehearsal(
     runs: Path,  # folder of the run folders
 ) -> None:
     "Rehearse a run; prints the step and what was rehearsed"
-    from cookbook_npu.plan.plan import device_map
-    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
-    from cookbook_npu.train.rehearsal import (
+    from .plan.plan import device_map
+    from .rollout.vllm import no_vllm_on_cpu
+    from .train.rehearsal import (
         read_own_data,
         rehearsal,
         rehearsal_summary,

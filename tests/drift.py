@@ -4,6 +4,7 @@ Exports every notebook into a copy of the package and compares bytes; converts n
 compares README.md; checks that committed notebooks carry no outputs.
 """
 
+import ast
 import filecmp
 import re
 import shutil
@@ -24,6 +25,24 @@ HAND_WRITTEN = (
     "npu/stack/stacks",
     "runs/templates",
 )
+
+
+def use_relative_imports(package: Path) -> None:
+    "Make all imports of the package relative; nbdev does so for one-line imports at the top level"
+    for file in package.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        lines = text.splitlines(keepends=True)
+        depth = "." * len(file.relative_to(package).parts)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "cookbook_npu."
+            ):
+                line = lines[node.lineno - 1]
+                lines[node.lineno - 1] = line.replace(
+                    "from cookbook_npu.", f"from {depth}", 1
+                )
+        if "".join(lines) != text:
+            file.write_text("".join(lines), encoding="utf-8")
 
 
 def exported(folder: Path) -> Path:
@@ -47,6 +66,7 @@ def exported(folder: Path) -> Path:
         cwd=folder,
         check=True,
     )
+    use_relative_imports(package)
     return package
 
 
@@ -107,6 +127,7 @@ def with_outputs() -> list[str]:
 def main() -> int:
     "Print what drifted; 1 if anything did"
     if "--write" in sys.argv:
+        use_relative_imports(ROOT / "cookbook_npu")
         (ROOT / "README.md").write_text(readme(), encoding="utf-8")
     wrong = {
         "differs from its notebook (run `make export`)": package_drift(),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .environment import MACHINE_VARIABLES, worker_env
-from cookbook_npu.cluster.ray_cluster import (
+from ..cluster.ray_cluster import (
     LOOPBACK,
     ensure_token,
     remove_session_folder,

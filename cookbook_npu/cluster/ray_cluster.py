@@ -32,7 +32,7 @@ import psutil
 
 from .environment import worker_env
 from ..errors import ConfigError, DeviceError, MissingError
-from cookbook_npu.npu.device import (
+from ..npu.device import (
     AUTOLOAD_ENV,
     CUDA,
     NPU,

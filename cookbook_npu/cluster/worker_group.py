@@ -24,7 +24,7 @@ from typing import Any, Protocol, Self
 
 import psutil
 
-from cookbook_npu.cluster.environment import (
+from ..cluster.environment import (
     apply_env,
     load_role,
     redirect_output,
@@ -33,14 +33,14 @@ from cookbook_npu.cluster.environment import (
     traceback_tail,
     worker_env,
 )
-from cookbook_npu.cluster.ray_cluster import (
+from ..cluster.ray_cluster import (
     Cluster,
     DeviceSlot,
     bundle_options,
     device_options,
     import_ray,
 )
-from cookbook_npu.errors import (
+from ..errors import (
     ConfigError,
     CookbookError,
     RoleError,
@@ -48,7 +48,7 @@ from cookbook_npu.errors import (
     RoleTimeout,
     nearest,
 )
-from cookbook_npu.heartbeat import (
+from ..heartbeat import (
     HeartbeatWatch,
     describe_status,
     seconds_since_progress,

@@ -27,7 +27,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from .expressions import evaluate_expression
 from .sample import Prompt
-from cookbook_npu.data.tool_calls import (
+from ..data.tool_calls import (
     ToolCall,
     ToolCallError,
     parse_tool_calls,

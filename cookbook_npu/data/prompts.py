@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard, get_args
 
 from ..config import DataConfig
-from cookbook_npu.data.datasets import (
+from ..data.datasets import (
     FORMATS,
     RecordSchema,
     detect_format,
@@ -30,7 +30,7 @@ from cookbook_npu.data.datasets import (
     read_records,
     source_name,
 )
-from cookbook_npu.data.images import (
+from ..data.images import (
     ImageProcessor,
     ImageSource,
     decode_first,

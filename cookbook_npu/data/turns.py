@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cookbook_npu.data.images import (
+from ..data.images import (
     ImageProcessor,
     image_source,
     make_room,

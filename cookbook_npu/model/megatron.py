@@ -114,7 +114,7 @@ def init_parallel(
     _require_bootstrap()
     from megatron.core import parallel_state, tensor_parallel
 
-    from cookbook_npu.npu.shims.torch.distributed import join_world
+    from ..npu.shims.torch.distributed import join_world
 
     check_parallel(parallel, int(os.environ.get("WORLD_SIZE", "1")))
     acc = accelerator()

@@ -39,7 +39,7 @@ from .memory import memory_phases
 from .time import estimate, speeds_of
 from ..recipes import RECIPES
 from ..runs.folder import RunFolder, read_lines, storage_errors, write_atomic
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     MetricColumns,
     format_bytes,
     format_number,

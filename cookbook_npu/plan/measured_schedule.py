@@ -16,7 +16,7 @@ from statistics import fmean, pstdev
 from ..config import RunConfig
 from ..errors import ConfigError, DataError
 from .memory import SAMPLED_ROWS
-from cookbook_npu.plan.schedule import (
+from ..plan.schedule import (
     SCHEDULE_SETTINGS,
     PhaseTimes,
     ScheduleRow,

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ..config import RunConfig
 from ..errors import DeviceError
-from cookbook_npu.plan.dimensions import (
+from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
     dimensions_of_tiny,

@@ -14,13 +14,13 @@ from typing import Any
 from ..config import RunConfig
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
-from cookbook_npu.plan.dimensions import (
+from ..plan.dimensions import (
     PUBLISHED,
     Dimensions,
     parameters_per_rank,
     total_parameters,
 )
-from cookbook_npu.plan.memory import (
+from ..plan.memory import (
     MemoryPhase,
     cache_tokens,
     capacity_of,
@@ -35,7 +35,7 @@ from cookbook_npu.plan.memory import (
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import compare_schedules, schedule_text
-from cookbook_npu.plan.time import (
+from ..plan.time import (
     Estimate,
     estimate,
     later_turns,

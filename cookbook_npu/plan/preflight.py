@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..config import DataConfig, RunConfig, check_argument_names
-from cookbook_npu.data.datasets import (
+from ..data.datasets import (
     read_fields,
     read_images,
     read_metadata,

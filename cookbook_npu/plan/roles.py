@@ -221,8 +221,8 @@ def architecture(d: Dimensions) -> dict[str, Any]:  # Megatron's names
 
 def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:  # name -> value
     "What Megatron's model configuration, data parallelism and optimizer receive"
-    from cookbook_npu.model.megatron import ddp_options, run_options
-    from cookbook_npu.model.optimizer import optimizer_options
+    from ..model.megatron import ddp_options, run_options
+    from ..model.optimizer import optimizer_options
 
     options = run_options(config.model, config.parallel, config.train.megatron_args)
     options["params_dtype"] = str(options["params_dtype"]).removeprefix("torch.")
@@ -234,7 +234,7 @@ def vllm_arguments(
     soc: str = "Ascend910B1",  # device, at the 910b scale
 ) -> dict[str, Any]:  # keywords of vllm.LLM
     "What the engine gives to vLLM on an accelerator, without `weight_transfer_config`"
-    from cookbook_npu.rollout.vllm import llm_arguments
+    from ..rollout.vllm import llm_arguments
 
     r = config.rollout
     d = model_of(config)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..config import RunConfig, override
 from ..errors import ConfigError, DeviceError
 from .dimensions import Dimensions
-from cookbook_npu.plan.memory import (
+from ..plan.memory import (
     SAMPLED_ROWS,
     cache_tokens,
     capacity_of,
@@ -28,7 +28,7 @@ from cookbook_npu.plan.memory import (
     memory_phases,
     model_of,
 )
-from cookbook_npu.plan.time import (
+from ..plan.time import (
     Speeds,
     cache_holds_turns,
     estimate,

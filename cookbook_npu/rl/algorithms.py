@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cookbook_npu.config import (
+from ..config import (
     AdvantageConfig,
     AlgorithmConfig,
     PolicyLossConfig,
@@ -24,7 +24,7 @@ from cookbook_npu.config import (
     override,
 )
 from ..errors import ConfigError, DataError, nearest
-from cookbook_npu.rl.advantages import (
+from ..rl.advantages import (
     discounted_returns,
     gae,
     grpo,

@@ -28,7 +28,7 @@ from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
 from ..npu.simulator import fused
-from cookbook_npu.rollout.engine import (
+from ..rollout.engine import (
     Engine,
     KeptCache,
     RequestState,

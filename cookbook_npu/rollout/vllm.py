@@ -36,7 +36,7 @@ from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
 from ..config import WeightUpdateMethod, check_argument_names
-from cookbook_npu.data.images import (
+from ..data.images import (
     ImageProcessor,
     collapse_placeholders,
     unsampled_token_ids,
@@ -46,12 +46,12 @@ from ..heartbeat import report_progress
 from ..npu.device import probe
 from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims.memory_saver import expandable_segments
-from cookbook_npu.npu.shims.vllm_ascend import (
+from ..npu.shims.vllm_ascend import (
     drop_unused_packs,
     enter_engine,
     enter_rollout,
 )
-from cookbook_npu.npu.shims.vllm_weights import (
+from ..npu.shims.vllm_weights import (
     NATIVE_NAMES,
     ipc_update_function,
     load_weights_function,
@@ -61,7 +61,7 @@ from cookbook_npu.npu.shims.vllm_weights import (
     update_function,
     weight_update_methods,
 )
-from cookbook_npu.rollout.engine import (
+from ..rollout.engine import (
     WAKE_TAGS,
     Engine,
     KeptCache,
@@ -69,7 +69,7 @@ from cookbook_npu.rollout.engine import (
     derive_seed,
     use_images,
 )
-from cookbook_npu.rollout.vllm_layers import (
+from ..rollout.vllm_layers import (
     tensor_parallel_group,
     worker_addresses,
     worker_checksums,

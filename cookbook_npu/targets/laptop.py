@@ -9,7 +9,7 @@ __all__ = ['Laptop']
 from collections.abc import Mapping
 from typing import Any
 
-from cookbook_npu.npu.device import (
+from ..npu.device import (
     AUTOLOAD_ENV,
     NPU,
     SIMULATE_ENV,

@@ -26,7 +26,7 @@ from ..rl.staleness import StalenessGate, staleness_metrics
 from ..rollout.engine import Request
 from ..rollout.episodes import Episode
 from ..rollout.streamed_episodes import EpisodeStream
-from cookbook_npu.train.rollout_manager import (
+from ..train.rollout_manager import (
     Rollout,
     RolloutManager,
     environment_fault,

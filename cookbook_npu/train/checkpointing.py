@@ -195,7 +195,7 @@ def check_restart(
     restart: bool,  # output.restart
 ) -> None:
     "Raise `ConfigError` when going on would silently begin again and steps would be made twice"
-    done = sum(map(is_step, read_steps(folder.metrics_file, folder.path.parent)))
+    done = sum(map(is_step, read_steps(folder.metrics_file)))
     if done and not restart:
         raise ConfigError(
             f"{folder.path} has {done} steps and no good checkpoint: resuming would begin again at step 0",

@@ -24,7 +24,7 @@ from ..rl.loss_aggregation import weighted_sum
 from ..rl.losses import value_loss
 from ..rl.sequences import token_names
 from .batch import Batch, PerSequence, RowValues
-from cookbook_npu.train.trainer import (
+from ..train.trainer import (
     CheckpointWriter,
     MicroBatchRunner,
     OptimizerSteps,

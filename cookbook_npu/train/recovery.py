@@ -16,7 +16,7 @@ from ..cluster.worker_group import LOST_PEER_MESSAGES
 from ..errors import RoleError, RoleRaised
 from ..runs.checkpoints import Checkpoint
 from ..scratch import sweep_scratch
-from cookbook_npu.train.checkpointing import (
+from ..train.checkpointing import (
     CheckpointManager,
     newest_checkpoint,
     truncate_run,

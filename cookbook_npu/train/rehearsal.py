@@ -128,8 +128,8 @@ def rehearse(
     root: str = "runs",  # folder of the run folders
 ) -> list[dict[str, Any]]:  # metrics of the step
     "Take one step of a run's rehearsal on simulated NPUs; raises what is wrong with the layout"
-    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
-    from cookbook_npu.train.session import session
+    from ..rollout.vllm import no_vllm_on_cpu
+    from ..train.session import session
 
     reason = no_vllm_on_cpu()
     small = rehearsal(config, reason)
@@ -156,8 +156,8 @@ def read_own_data(
         return None
     from transformers import AutoTokenizer
 
-    from cookbook_npu.data.prompts import image_processor, load_prompts
-    from cookbook_npu.data.rewards import RewardPool
+    from ..data.prompts import image_processor, load_prompts
+    from ..data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     processor = image_processor(model, config.data)

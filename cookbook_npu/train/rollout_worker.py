@@ -19,7 +19,7 @@ from ..plan.memory import planned_cache
 from ..rollout.engine import Engine, PauseMode, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
-from cookbook_npu.weights.transport import (
+from ..weights.transport import (
     MappedBuckets,
     SharedMemory,
     read_buckets,
@@ -49,7 +49,7 @@ def make_engine(
     rollout = config.rollout
     dtype = config.model.dtype
     if rollout.engine == "vllm":
-        from cookbook_npu.rollout.vllm import VllmEngine
+        from ..rollout.vllm import VllmEngine
 
         return VllmEngine(
             hf_path,
@@ -67,7 +67,7 @@ def make_engine(
             max_pixels=config.data.image_max_pixels,
             engine_args=rollout.engine_args,
         )
-    from cookbook_npu.rollout.transformers import TransformersEngine
+    from ..rollout.transformers import TransformersEngine
 
     return TransformersEngine(
         hf_path,

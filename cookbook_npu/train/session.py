@@ -26,7 +26,7 @@ from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig
 from ..data.environments import find_environment
-from cookbook_npu.data.prompts import (
+from ..data.prompts import (
     PromptDataset,
     eval_prompts,
     image_processor,
@@ -47,7 +47,7 @@ from ..runs.metrics import Tracker
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
-from cookbook_npu.stop import (
+from ..stop import (
     RunStopped,
     StoppedAtOnce,
     StopRequest,
@@ -258,7 +258,7 @@ def _done_before(folder: RunFolder, checkpoint: Checkpoint | None) -> list[dict[
     "Records of the steps that a resumed run keeps"
     if checkpoint is None:
         return []
-    records = read_steps(folder.metrics_file, folder.path.parent)
+    records = read_steps(folder.metrics_file)
     return [record for record in records if record["step"] <= checkpoint.step]
 
 

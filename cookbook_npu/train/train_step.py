@@ -27,7 +27,7 @@ from ..plan.time import PATCHES_PER_TOKEN, TRAIN_PASSES, forward_flops
 from ..rl.advantages import explained_variance
 from ..runs.folder import RunFolder
 from ..runs.metrics import MetricColumns, metric_points
-from cookbook_npu.train.batch import (
+from ..train.batch import (
     Batch,
     PerSequence,
     RowValues,

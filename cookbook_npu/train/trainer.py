@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..config import RunConfig
-from cookbook_npu.errors import (
+from ..errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -33,20 +33,20 @@ from ..heartbeat import report_progress
 from ..model.checkpoint import BackgroundSaver, checkpoint_errors, load_state
 from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs
-from cookbook_npu.model.megatron import (
+from ..model.megatron import (
     MegatronModel,
     export_weights,
     init_parallel,
     load_model,
 )
-from cookbook_npu.model.micro_batching import (
+from ..model.micro_batching import (
     check_lengths,
     plan_micro_batches,
     sequence_cost,
 )
 from ..model.optimizer import Optimizer, build_optimizer
 from ..model.packing import LAYOUTS, TokenBatch
-from cookbook_npu.model.vision import (
+from ..model.vision import (
     check_image_runs,
     check_vision_layout,
     vision_positions,
@@ -54,19 +54,19 @@ from cookbook_npu.model.vision import (
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
-from cookbook_npu.plan.memory import (
+from ..plan.memory import (
     HandleNeeds,
     host_optimizer_bytes,
     planned_backend,
 )
-from cookbook_npu.train.batch import (
+from ..train.batch import (
     Batch,
     RowValues,
     TokenIds,
     compute_loss,
     make_micro_batch,
 )
-from cookbook_npu.train.offload import (
+from ..train.offload import (
     HOST_RESERVE,
     HostCopy,
     MemoryOffloader,
@@ -81,7 +81,7 @@ from cookbook_npu.train.offload import (
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
 from ..weights.checksum import why_on_host
 from ..weights.manifest import Manifest
-from cookbook_npu.weights.transport import (
+from ..weights.transport import (
     DeviceHandles,
     NoDeviceRoom,
     SharedMemory,

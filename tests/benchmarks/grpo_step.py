@@ -147,7 +147,7 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.config import override
     from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.runs.folder import RunFolder
-    from cookbook_npu.runs.metrics import Spans, Tracker
+    from cookbook_npu.runs.metrics import Tracker
     from cookbook_npu.runs.spans import SpanLog
     from cookbook_npu.train.loop import Driver
     from cookbook_npu.train.rollout_worker import Engines
@@ -187,8 +187,7 @@ def start_ours(task: Task) -> Any:
     )
     engine.call("sleep")
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
-    tracker = Tracker()
-    tracker.spans = Spans(SpanLog(clock=time.process_time))
+    tracker = Tracker(span_log=SpanLog(clock=time.process_time))
     root = tempfile.mkdtemp(dir=Path(task["output"]).parent)
     folder = RunFolder.create(override(config, {"output.root": root}))
     state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)

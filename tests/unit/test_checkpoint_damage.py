@@ -92,12 +92,12 @@ def contents(checkpoint: Checkpoint) -> list:
 
 
 def read_newest(run: RunFolder):
-    "(newest good checkpoint, what was passed over and why)"
-    passed_over = []
+    "(newest good checkpoint, what was skipped and why)"
+    skipped = []
     newest = Checkpoints.of_run(run).newest_valid(
-        lambda path, why: passed_over.append((path, why))
+        lambda path, why: skipped.append((path, why))
     )
-    return newest, passed_over
+    return newest, skipped
 
 
 def test_no_changed_bit_and_no_cut_of_a_manifest_is_read_as_something_else(run):
@@ -122,9 +122,9 @@ def test_no_changed_bit_and_no_cut_of_a_manifest_is_read_as_something_else(run):
     assert refused and len(refused) > 0.98 * len(damaged)
     for data in refused[:: len(refused) // 40]:
         manifest.write_bytes(data)
-        newest, passed_over = read_newest(run)
+        newest, skipped = read_newest(run)
         assert newest.step == 7
-        assert [path for path, _ in passed_over] == [manifest.parent]
+        assert [path for path, _ in skipped] == [manifest.parent]
 
 
 @pytest.mark.parametrize("content", CONTENT.values(), ids=CONTENT)
@@ -163,29 +163,29 @@ def linked(path):
 
 @pytest.mark.parametrize("damage", [fifo, folder, dangling, linked, os.unlink])
 @pytest.mark.parametrize("name", ["manifest.json", "state/__0_0.distcp"])
-def test_what_is_no_file_is_passed_over(run, damage, name):
+def test_what_is_no_file_is_skipped(run, damage, name):
     file = run.checkpoints / "step_000008" / name
     damage(file)
-    newest, passed_over = read_newest(run)
+    newest, skipped = read_newest(run)
     assert newest.step == 7
-    assert str(run.checkpoints / "step_000008") in passed_over[0][1]
+    assert str(run.checkpoints / "step_000008") in skipped[0][1]
 
 
 @pytest.mark.parametrize("name", ["step_000008", "step_000008/state"])
 def test_a_link_to_a_folder_is_never_followed(run, name):
     linked(run.checkpoints / name)
-    newest, passed_over = read_newest(run)
+    newest, skipped = read_newest(run)
     assert newest.step == 7
-    assert f"{name} is a link" in passed_over[0][1]
+    assert f"{name} is a link" in skipped[0][1]
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_name(run, tmp_path):
     with RunFolder.create(configure(tmp_path, "other")) as other:
         shutil.copytree(run.checkpoints / "step_000008", other.checkpoints / "step_000008")
-        newest, passed_over = read_newest(other)
+        newest, skipped = read_newest(other)
         assert newest is None
         ids = f"of run {run.identity().run}, not of run {other.identity().run}"
-        assert ids in passed_over[0][1]
+        assert ids in skipped[0][1]
         assert Checkpoints.of_run(other).prune(keep_last=1) == []
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cookbook_npu.npu.shims.registry import (
+from ...npu.shims.registry import (
     MonkeyPatch,
     Shim,
     arguments_inside,

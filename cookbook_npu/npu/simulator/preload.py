@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..shims.ray_private import applied
-from cookbook_npu.npu.simulator.fork_server import (
+from ...npu.simulator.fork_server import (
     SERVERS_ENV,
     ForkedProcess,
     fork_process,

@@ -102,7 +102,7 @@ class RedirectShim(Shim):
 
 def simulated_cuda() -> None:
     "Install the simulated NPU and enter the phase `device`; for proofs, workers call `bootstrap`"
-    from cookbook_npu.npu import simulator
+    from ....npu import simulator
 
     simulator.install()
     registry.enter("device")
