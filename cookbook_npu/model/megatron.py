@@ -33,28 +33,25 @@ from ..npu.shims.bootstrap import model_ready, parallel_ready
 # %% ../../nbs/model/03_megatron.ipynb #05b4aa77
 @dataclass(frozen=True)
 class Layout:
-    "This process in the grid of trainer processes"
+    "The place of this process among the trainer processes"
 
-    rank: int  # among all trainer processes
-    world_size: int  # trainer processes
-    tensor_rank: int  # position in its tensor-parallel group
+    rank: int
+    world_size: int
+    tensor_rank: int
     tensor_size: int  # TP
-    data_rank: int  # which copy of the model
-    data_size: int  # DP, copies of the model
-    device: torch.device  # of this process
+    data_rank: int
+    data_size: int  # DP, replicas of the model
+    device: torch.device
     sequence: bool  # sequence parallelism is on
 
     @property
     def row_multiple(self) -> int:
-        "Packed rows must be a multiple of this"
+        "Divisor of the length of packed rows"
         return self.tensor_size if self.sequence else 1
 
 # %% ../../nbs/model/03_megatron.ipynb #7d002544
-def check_parallel(
-    parallel: ParallelConfig,  # how one model is split
-    world_size: int,  # trainer processes
-) -> int:  # DP, copies of the model
-    "The data-parallel size; raises `ConfigError` for a layout that cannot be"
+def check_parallel(parallel: ParallelConfig, world_size: int) -> int:
+    "Return the data-parallel size; raise `ConfigError` for an impossible layout"
     if world_size % parallel.tensor:
         raise ConfigError(
             f"parallel.tensor is {parallel.tensor}, the trainer has {world_size} processes",
@@ -64,7 +61,6 @@ def check_parallel(
 
 # %% ../../nbs/model/03_megatron.ipynb #330871b6
 def _require_bootstrap() -> None:
-    "Raise `ShimError` unless this process has been made a trainer"
     missing = {"megatron.core", "transformer_engine"} - sys.modules.keys()
     if missing:
         raise ShimError(
@@ -73,17 +69,15 @@ def _require_bootstrap() -> None:
         )
 
 # %% ../../nbs/model/03_megatron.ipynb #65f3344c
-def local_device() -> torch.device:  # the device that belongs to this process
-    "By local rank among the devices this process sees; under Ray it sees its own only"
+def local_device() -> torch.device:
+    "Return the device of this process, by local rank among its visible devices"
     acc = accelerator()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     return acc.device(local_rank % acc.count)
 
 
-def current_layout(
-    parallel: ParallelConfig,  # as given to `init_parallel`
-) -> Layout:  # this process in the grid
-    "Where this process stands in the groups that `init_parallel` made"
+def current_layout(parallel: ParallelConfig) -> Layout:
+    "Return the place of this process in the groups of `init_parallel`"
     import torch.distributed as dist
     from megatron.core import parallel_state
 
@@ -91,7 +85,7 @@ def current_layout(
     if size != parallel.tensor:
         raise ConfigError(
             f"parallel.tensor is {parallel.tensor}, the process groups have {size}",
-            "Use one layout.",
+            "Pass the layout that was given to init_parallel.",
         )
     return Layout(
         rank=dist.get_rank(),
@@ -106,11 +100,11 @@ def current_layout(
 
 # %% ../../nbs/model/03_megatron.ipynb #2cd94777
 def init_parallel(
-    parallel: ParallelConfig,  # how one model is split
-    seed: int,  # seed of everything random in this process
-    timeout_s: float = 1800.0,  # a collective that takes longer is an error, s
-) -> Layout:  # this process in the grid
-    "Join the trainer's process group, create Megatron's groups and seed every generator"
+    parallel: ParallelConfig,
+    seed: int,
+    timeout_s: float = 1800.0,  # of a collective
+) -> Layout:
+    "Join the trainer's process group, create Megatron's groups and seed all generators"
     _require_bootstrap()
     from megatron.core import parallel_state, tensor_parallel
 
@@ -132,7 +126,7 @@ def init_parallel(
 
 # %% ../../nbs/model/03_megatron.ipynb #eb4c7dd8
 def destroy_parallel() -> None:
-    "Leave and destroy every process group, so that `init_parallel` can be called again"
+    "Destroy all process groups; `init_parallel` can be called again"
     import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
 
@@ -140,8 +134,7 @@ def destroy_parallel() -> None:
     tensor_parallel.random._CUDA_RNG_STATE_TRACKER_INITIALIZED = False
     bridge = sys.modules.get("mcore_bridge.bridge.gpt_bridge")
     if bridge is not None:
-        # it caches a group
-        vars(bridge)["EP_PP_GROUP"] = None
+        vars(bridge)["EP_PP_GROUP"] = None  # a cached group
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -156,11 +149,11 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 
 
 def run_options(
-    model: ModelConfig,  # dtype and recomputation
-    parallel: ParallelConfig,  # how the model is split
-    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
-) -> dict[str, Any]:  # arguments of Megatron's configuration
-    "How to run a model, apart from its architecture"
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    megatron_args: Mapping[str, Any] | None = None,  # take precedence
+) -> dict[str, Any]:
+    "Return the arguments of Megatron's configuration that do not come from the architecture"
     dtype = getattr(torch, model.dtype)
     options = dict(
         params_dtype=dtype,
@@ -181,14 +174,12 @@ def run_options(
     return options | dict(megatron_args or {})
 
 
-def mindspeed_options(
-    model: ModelConfig,  # whether kernels are fused
-) -> dict[str, Any]:  # arguments of MindSpeed, which Megatron's configuration does not have
-    "How to run a model where MindSpeed adapts Megatron"
+def mindspeed_options(model: ModelConfig) -> dict[str, Any]:
+    "Return the arguments that MindSpeed adds to Megatron's configuration"
     return dict(use_fused_rmsnorm=model.fused_kernels, use_fused_swiglu=model.fused_kernels)
 
 # %% ../../nbs/model/03_megatron.ipynb #532a425f
-# what tensor parallelism has to divide: Megatron's key -> Hugging Face's
+# sizes that TP must divide: Megatron's key -> Hugging Face's
 DIVIDED_BY_TP = {
     "num_attention_heads": "num_attention_heads",
     "num_query_groups": "num_key_value_heads",
@@ -199,10 +190,10 @@ DIVIDED_BY_TP = {
 
 
 def check_split(
-    values: Mapping[str, Any],  # architecture in Megatron's keys, as the bridge reads it
+    values: Mapping[str, Any],  # architecture, Megatron's keys
     tensor: int,  # TP
 ) -> None:
-    "Raise `ConfigError` when tensor parallelism does not divide the model"
+    "Raise `ConfigError` if TP does not divide the model"
     for key, name in DIVIDED_BY_TP.items():
         size = values.get(key) or 0
         if size % tensor:
@@ -222,79 +213,70 @@ def check_split(
 class MegatronModel:
     "A Megatron model, wrapped for data parallelism"
 
-    ddp: Any  # megatron DistributedDataParallel: call this
+    ddp: Any  # DistributedDataParallel: call this
     module: Any  # the model inside
     config: Any  # its Megatron configuration
-    layout: Layout  # this process in the grid
-    hf_path: Path  # the folder it was loaded from
-    vocab_size: int  # tokens of the Hugging Face model; Megatron pads to a multiple of TP
-    summed: bool = False  # the gradients of this step have been summed over ranks
+    layout: Layout
+    hf_path: Path
+    vocab_size: int  # of the Hugging Face model; Megatron pads to a multiple of TP
+    summed: bool = False  # this step's gradients have been summed over ranks
 
     @property
     def decoder(self) -> Any:
-        "The language model (inside a multimodal model: its text part)"
+        "The language model (of a multimodal model: its text part)"
         return getattr(self.module, "language_model", self.module)
 
     @property
     def hf_config(self) -> Any:
-        "The transformers configuration of its folder"
         return self.config.hf_config
 
     @property
     def head(self) -> torch.nn.Parameter:
-        "This rank's rows of the output projection, V/TP x H; the embedding where they are tied"
-        decoder = self.decoder
-        if decoder.share_embeddings_and_output_weights:
-            return decoder.shared_embedding_or_output_weight()
-        return decoder.output_layer.weight
+        "This rank's rows of the output projection, V/TP x H; of the embedding if tied"
+        if self.decoder.share_embeddings_and_output_weights:
+            return self.decoder.shared_embedding_or_output_weight()
+        return self.decoder.output_layer.weight
 
-    def logits(
-        self,
-        ids_BT: Tensor,  # token ids, one sequence a row, without padding
-    ) -> Tensor:  # logits_BTV in float32, whole on every rank
-        "The full logits of some whole sequences; under sequence parallelism T is a multiple of TP"
-        from megatron.core.tensor_parallel.mappings import (
-            gather_from_tensor_model_parallel_region,
-        )
+    def logits(self, ids_BT: Tensor) -> Tensor:  # logits_BTV, float32, on every rank
+        "Return all logits of sequences without padding; sequence parallelism: T % TP == 0"
+        from megatron.core.tensor_parallel import mappings
 
         ids_BT = ids_BT.to(self.layout.device)
         positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
-        local_BTV = self.ddp(
-            input_ids=ids_BT, position_ids=positions_BT, attention_mask=None
-        )
-        logits_BTV = gather_from_tensor_model_parallel_region(local_BTV)
+        inputs = dict(input_ids=ids_BT, position_ids=positions_BT, attention_mask=None)
+        local_BTV = self.ddp(**inputs)
+        logits_BTV = mappings.gather_from_tensor_model_parallel_region(local_BTV)
         return logits_BTV[..., : self.vocab_size].float()
 
     def zero_grad(self) -> None:
-        "Start a step: clear the gradient buffer"
+        "Clear the gradient buffer"
         self.ddp.zero_grad_buffer()
         self.summed = False
 
     def finish_gradients(self) -> None:
-        "Sum the gradients over data- and tensor-parallel ranks, once a step"
+        "Sum the gradients over data- and tensor-parallel ranks, once per step"
         from megatron.core.distributed import finalize_model_grads
 
-        if self.summed:
-            return
-        finalize_model_grads([self.ddp])
-        self.summed = True
+        if not self.summed:
+            finalize_model_grads([self.ddp])
+            self.summed = True
 
     def state_tensors(self) -> list[Tensor]:
-        "Device tensors whose values matter: weights and buffers"
+        "Return weights and buffers: device tensors that must survive a sleep"
         return [*self.module.parameters(), *self.module.buffers()]
 
     def gradient_tensors(self) -> list[Tensor]:
-        "Device tensors that every step starts anew: the flat gradient buffers"
+        "Return the flat gradient buffers: device tensors that each step clears"
         return [b.grad_data for b in self.ddp.buffers]
 
 # %% ../../nbs/model/03_megatron.ipynb #afd3ffdb
 def megatron_config(
     path: Path,  # Hugging Face folder
-    model: ModelConfig,  # dtype and recomputation
-    parallel: ParallelConfig,  # how the model is split
-    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
-) -> Any:  # mcore-bridge's configuration
-    "The Megatron configuration of a Hugging Face folder; raises `MissingError` or `ConfigError`"
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    megatron_args: Mapping[str, Any] | None = None,
+) -> Any:
+    "Return mcore-bridge's configuration of a folder; raise `MissingError` or `ConfigError`"
     from mcore_bridge import ModelConfig as BridgeConfig
     from mcore_bridge import hf_to_mcore_config
     from mcore_bridge.model.register import get_mcore_model_type
@@ -307,7 +289,7 @@ def megatron_config(
     hf = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if get_mcore_model_type(hf.model_type) is None:
         raise ConfigError(
-            f"{path} holds a model of type {hf.model_type!r}, which mcore-bridge does not know",
+            f"{path} holds a model of type {hf.model_type!r}, which mcore-bridge does not support",
             "Use a supported model.",
         )
     values = hf_to_mcore_config(hf)
@@ -320,13 +302,13 @@ def megatron_config(
             "Leave it out: the architecture is read from the model folder.",
         )
     values |= run_options(model, parallel, given)
-    # MindSpeed completes configurations while they are made
+    # MindSpeed modifies configurations in their constructor
     parallel_ready(values | mindspeed_options(model))
     return BridgeConfig(**values)
 
 # %% ../../nbs/model/03_megatron.ipynb #91e7c725
 def _rotate(layer: Any, t: Tensor, freqs: Tensor, interleaved: bool = False) -> Tensor:
-    "Rotate the first elements of each head of `t` by their angles, in one kernel"
+    "Rotate the first elements of each head in one kernel"
     kernels = importlib.import_module("torch_npu")
     scale = layer.config.attention_scaling
     cos = (freqs.cos() * scale).to(t.dtype)
@@ -339,13 +321,12 @@ def _rotate(layer: Any, t: Tensor, freqs: Tensor, interleaved: bool = False) -> 
 
 @contextmanager
 def _fused_rotary(layer: Any) -> Iterator[None]:
-    "Within a layer of mcore-bridge, Megatron's function of rotary embedding calls the kernel"
+    "Replace Megatron's rotary embedding by the kernel, within a layer of mcore-bridge"
     from megatron.core.models.common.embeddings import rope_utils
 
     def rotate(
         t: Tensor, freqs: Tensor, rotary_interleaved: bool = False, **_: Any
     ) -> Tensor:
-        "In place of `_apply_rotary_pos_emb_bshd`"
         return _rotate(layer, t, freqs, rotary_interleaved)
 
     before = rope_utils._apply_rotary_pos_emb_bshd
@@ -357,7 +338,6 @@ def _fused_rotary(layer: Any) -> Iterator[None]:
 
 
 def _fuse(module: Any) -> None:
-    "Rotary embedding and vision tower of a model in the kernels of an NPU"
     hook = "_patch_apply_rotary_pos_emb"  # of mcore-bridge's layers
     for layer in module.modules():
         if hasattr(layer, hook):
@@ -366,9 +346,8 @@ def _fuse(module: Any) -> None:
     if tower is not None:
         fuse_tower(tower)
 
-
+# %% ../../nbs/model/03_megatron.ipynb #b0beaebf
 def _freeze_vision_tower(module: Any) -> None:
-    "Leave the vision tower, its mergers included, out of training"
     if getattr(module, "visual", None) is None:
         raise ConfigError(
             "model.freeze_vision_tower is true, the model has no vision tower",
@@ -378,16 +357,13 @@ def _freeze_vision_tower(module: Any) -> None:
 
 
 def _build(config: Any, path: Path, model: ModelConfig) -> Any:
-    "The Megatron model with the weights of `path`; the bridge's progress bar is not for our log"
     from mcore_bridge import get_mcore_model
 
     module = get_mcore_model(config)[0].to(local_device())
     for parameter in module.parameters():
-        # MindSpeed's norms make theirs in float32, and Megatron's distributed optimizer mixes up
-        # the states of a model with two types
+        # MindSpeed's norms are float32; Megatron's distributed optimizer supports one dtype only
         parameter.data = parameter.data.to(config.params_dtype)
-    if hasattr(config, "use_fused_rmsnorm"):
-        # MindSpeed's, which the constructors of its norms set
+    if hasattr(config, "use_fused_rmsnorm"):  # set by the constructors of MindSpeed's norms
         config.use_fused_rmsnorm = model.fused_kernels
     if model.fused_kernels and accelerator().type.name == "npu":
         _fuse(module)
@@ -399,8 +375,8 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce
-def ddp_options() -> dict[str, Any]:  # keywords of DistributedDataParallelConfig
-    "How gradients are kept and reduced over the data-parallel ranks"
+def ddp_options() -> dict[str, Any]:
+    "Return the keywords of DistributedDataParallelConfig"
     return dict(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
@@ -409,7 +385,6 @@ def ddp_options() -> dict[str, Any]:  # keywords of DistributedDataParallelConfi
 
 
 def _wrap(config: Any, module: Any) -> Any:
-    "Megatron's DistributedDataParallel with flat buffers and gradients in float32"
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -423,19 +398,18 @@ def _wrap(config: Any, module: Any) -> Any:
 # %% ../../nbs/model/03_megatron.ipynb #4450f527
 def load_model(
     hf_path: Path | str,  # Hugging Face folder
-    model: ModelConfig,  # dtype and recomputation (its path is not read)
+    model: ModelConfig,  # its path is not used
     parallel: ParallelConfig,  # as given to `init_parallel`
-    value_head: bool = False,  # one output for each token in place of the vocabulary
-    megatron_args: Mapping[str, Any] | None = None,  # train.megatron_args
-) -> MegatronModel:  # on this process's device, with the folder's weights
-    "Build the Megatron model of a Hugging Face folder and load its weights; a value head is random"
+    value_head: bool = False,  # one random output row instead of the vocabulary
+    megatron_args: Mapping[str, Any] | None = None,
+) -> MegatronModel:
+    "Return the Megatron model of a Hugging Face folder with its weights, on this process's device"
     path = Path(hf_path)
     layout = current_layout(parallel)
     config = megatron_config(path, model, parallel, megatron_args)
     if value_head:
         config.task_type = "seq_cls"
         config.num_labels = 1
-        # a head of one row is nobody's embedding
         config.untie_embeddings_and_output_weights = True
     module = _build(config, path, model)
     return MegatronModel(
@@ -448,8 +422,6 @@ def load_model(
     )
 
 # %% ../../nbs/model/03_megatron.ipynb #969aac1d
-def export_weights(
-    model: MegatronModel,  # the model, awake
-) -> Iterator[tuple[str, Tensor]]:  # (Hugging Face name, whole tensor on the device)
-    "The weights under their Hugging Face names, in a fixed order; collective over tensor-parallel ranks"
+def export_weights(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:
+    "Yield Hugging Face names and whole tensors, in a fixed order; collective over tensor-parallel ranks"
     yield from model.config.bridge.export_weights([model.module])

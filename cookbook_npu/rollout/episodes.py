@@ -240,11 +240,11 @@ class EpisodeThreads:
 
     def _reset(self, episode: Episode, environment: Environment | None) -> None:
         environment = self.environments.create(environment)
-        prompt, request = episode.prompt, episode.request
-        ids = self._first_ids(prompt, environment, request.seed)
+        prompt = episode.prompt
+        ids = self._first_ids(prompt, environment, episode.request.seed)
         if ids is not prompt.ids:
             check_first_messages(prompt, ids, self.max_prompt_tokens)
-        episode.request = replace(request, prompt_ids=ids)
+        episode.request = replace(episode.request, prompt_ids=ids)
         episode.environment = environment
 
     def count_tokens(self, prompt: Prompt) -> int:

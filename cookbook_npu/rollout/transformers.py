@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'MOST_SPARE', 'Store', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left',
            'prefill_mask', 'GrowingLayer', 'join_attention', 'RowBatch', 'join_rows', 'JoinedRows', 'RotationTable',
-           'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'CachedForward', 'image_inputs', 'ModelRunner',
-           'RowSampler', 'WaitingQueue', 'RunningRows', 'BatchDecoder', 'DeviceWeights', 'SleepingWeights',
-           'model_class', 'load_folder', 'end_token_ids', 'TransformersEngine']
+           'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'CachedForward', 'ModelRunner', 'RowSampler',
+           'WaitingQueue', 'RunningRows', 'BatchDecoder', 'DeviceWeights', 'SleepingWeights', 'model_class',
+           'load_folder', 'end_token_ids', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
 import importlib
@@ -452,7 +452,7 @@ class CachedForward:
             self.text_forward.rotations.table = None
 
 # %% ../../nbs/rollout/01_transformers.ipynb #42a84267
-def image_inputs(
+def _image_inputs(
     states: list[RequestState],
     width: int,  # padded length
     config: Any,  # of the model
@@ -499,7 +499,7 @@ class ModelRunner:
             mask = prefill_mask(pads_P, width)
         longest = max(state.remaining for state in states)
         cache = self.forward.new_cache(min(longest, MOST_SPARE))
-        given, deltas = image_inputs(list(owners.values()), width, self.net.config)
+        given, deltas = _image_inputs(list(owners.values()), width, self.net.config)
         inputs = {name: t.to(self.device) for name, t in given.items()}
         if not inputs:
             column_T = torch.arange(width, device=self.device)

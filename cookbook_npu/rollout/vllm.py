@@ -629,7 +629,7 @@ def check_can_start(path: Path) -> None:  # Hugging Face folder
             f"{path}/config.json does not exist", "Give a Hugging Face model folder."
         )
     if EngineSlot.is_open or EngineSlot.is_spent:
-        remedy = "Give each engine a process of its own"
+        remedy = "Give each engine its own process"
         if not EngineSlot.is_spent:
             remedy += ", or close the first one (not on an NPU)"
         raise EngineError("a second vLLM engine in one process", f"{remedy}.")

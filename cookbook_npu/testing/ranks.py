@@ -287,7 +287,7 @@ def run_ranks(
 ) -> list[Any]:  # results in rank order
     "Run `target` in `n` processes; the first failure or timeout ends all and raises `RoleError`"
     if n < 1:
-        raise ConfigError(f"run_ranks was asked for {n} processes", "Give at least 1.")
+        raise ConfigError(f"run_ranks got n = {n}", "Give at least 1.")
     job = pickle.dumps({"target": target, "kwargs": kwargs or {}, "bootstrap": bootstrap})
     warm_up = None if fresh else warm_up_of(bootstrap, preload)
     port = free_port()
