@@ -45,22 +45,14 @@ from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
 from ..npu.role_variables import ROLE_VARIABLES
+from ..npu.shims import vllm_weights
 from ..npu.shims.memory_saver import expandable_segments
 from cookbook_npu.npu.shims.vllm_ascend import (
     drop_unused_packs,
     enter_engine,
     enter_rollout,
 )
-from cookbook_npu.npu.shims.vllm_weights import (
-    NATIVE_NAMES,
-    ipc_update_function,
-    load_weights_function,
-    reload_function,
-    transfer_config,
-    transfer_engines,
-    update_function,
-    weight_update_methods,
-)
+from . import vllm_layers
 from cookbook_npu.rollout.engine import (
     WAKE_TAGS,
     Engine,
@@ -68,12 +60,6 @@ from cookbook_npu.rollout.engine import (
     RequestState,
     derive_seed,
     use_images,
-)
-from cookbook_npu.rollout.vllm_layers import (
-    tensor_parallel_group,
-    worker_addresses,
-    worker_checksums,
-    worker_difference,
 )
 from ..torchvision_ops import inherited_operators
 from ..weights.checksum import checksums
@@ -218,10 +204,11 @@ def choose_weight_update_method(
     asked: WeightUpdateMethod = "auto",
 ) -> str:  # a method, or a native transfer engine
     "Return the first supported method; raise `EngineError` with the reasons if there is none"
+    native = vllm_weights.NATIVE_NAMES
     if asked == "auto":
-        candidates = ("reload_weights", "update_weights", "load_weights", *NATIVE_NAMES)
+        candidates = ("reload_weights", "update_weights", "load_weights", *native)
     else:
-        candidates = NATIVE_NAMES if asked == "native" else (asked,)
+        candidates = native if asked == "native" else (asked,)
     for method in candidates:
         if methods.get(method) == "":
             return method
@@ -238,17 +225,17 @@ def _replace_weights(
     method: str,  # of `choose_weight_update_method`
     dtype: torch.dtype,  # of the engine's weights
 ) -> None:
-    if method not in NATIVE_NAMES:
+    if method not in vllm_weights.NATIVE_NAMES:
         weights = [(name, t.to(dtype)) for name, t in weights]
     with torch.no_grad():
         if method == "reload_weights":
-            reload_function(worker)(weights_iterator=iter(weights))
+            vllm_weights.reload_function(worker)(weights_iterator=iter(weights))
         elif method == "update_weights":
-            update_function(worker)(weights)
+            vllm_weights.update_function(worker)(weights)
         elif method == "load_weights":
-            load_weights_function(worker)(weights)
+            vllm_weights.load_weights_function(worker)(weights)
         else:
-            ipc_update_function(worker)(weights)
+            vllm_weights.ipc_update_function(worker)(weights)
 
 
 def _drop_unused_packs(worker: Any) -> list[str]:
@@ -305,19 +292,19 @@ class VllmWeights:
         self.tied = tied
         self.dtype = dtype
         self.all_shapes = shapes | {name: shapes[twin] for name, twin in tied.items()}
-        self.methods: dict[str, str] = self.call(weight_update_methods, transfer_engines())
+        engines = vllm_weights.transfer_engines()
+        self.methods = self.call(vllm_weights.weight_update_methods, engines)
         self.method = choose_weight_update_method(self.methods, method)
-        self.addresses: dict[str, int] = self.call(worker_addresses) if graphs else {}
+        self.addresses = self.call(vllm_layers.worker_addresses) if graphs else {}
 
-    def call(self, function: Callable, *args: Any) -> Any:
-        "Return function(worker, *args) of this process's worker"
+    def call(self, function: Callable, *args: Any) -> Any:  # function(worker, *args)
         return self.llm.collective_rpc(function, args=args)[0]
 
     def load(
         self, version: int, tensors: Mapping[str, Tensor], handles: Mapping[str, tuple]
     ) -> None:
         "Replace all weights; `handles` are for a native engine"
-        source = handles if self.method in NATIVE_NAMES else tensors
+        source = handles if self.method in vllm_weights.NATIVE_NAMES else tensors
         if not source:
             raise WeightUpdateError(
                 f"vLLM's {self.method} engine takes device handles, these weights are tensors",
@@ -326,7 +313,7 @@ class VllmWeights:
         weights = [(n, source[n]) for n in self.shapes]
         self.call(_replace_weights, weights, self.method, self.dtype)
         if self.addresses:
-            check_addresses(self.addresses, self.call(worker_addresses))
+            check_addresses(self.addresses, self.call(vllm_layers.worker_addresses))
         heads = {name: tensors[twin] for name, twin in self.tied.items()}
         if found := self.find_difference(version, heads):
             raise WeightUpdateError(
@@ -336,7 +323,7 @@ class VllmWeights:
 
     def checksums(self, names: list[str]) -> dict[str, int]:
         "Return the checksum of each named weight in the layers; collective over ranks"
-        return self.call(worker_checksums, names, self.all_shapes)
+        return self.call(vllm_layers.worker_checksums, names, self.all_shapes)
 
     def find_difference(
         self,
@@ -346,7 +333,7 @@ class VllmWeights:
     ) -> str | None:
         "Return the first weight whose values this rank's layers do not hold"
         settings = (self.all_shapes, version, complete)
-        return (self.call(worker_difference, tensors, *settings) or [None])[0]
+        return (self.call(vllm_layers.worker_difference, tensors, *settings) or [None])[0]
 
 # %% ../../nbs/rollout/03_vllm.ipynb #845ebfc0
 UNLOADED = "unloaded"  # a load format of vLLM
@@ -782,7 +769,7 @@ class StartedVllm(VllmProcess):
             self.memory_identity = name_shared_memory(importlib.import_module(module))
         self.llm = start_llm(vllm, arguments)
         if self.tensor_parallel > 1:
-            rank, ranks, _ = tensor_parallel_group()
+            rank, ranks, _ = vllm_layers.tensor_parallel_group()
             self.holder = f"rank {rank} of {ranks} of the engine"
         self.decoder = VllmRequests(
             self.llm.llm_engine,
@@ -863,7 +850,7 @@ class VllmEngine(StartedVllm):
             max_sequences,
             kv_cache_bytes or vllm.cache_bytes,
             vllm.can_sleep,
-            transfer_config(method, vllm.platform),
+            vllm_weights.transfer_config(method, vllm.platform),
             sees=bool(folder.unsampled),
             max_pixels=max_pixels,
             engine_args=engine_args,
