@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'START_TIMEOUT_S', 'import_ray', 'ensure_token', 'session_folder',
            'remove_session_folder', 'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options', 'cluster_env',
-           'preload_workers', 'device_options', 'bundle_options', 'RayNode', 'ReservedDevices', 'DevicesWithWorkers',
-           'Cluster']
+           'start_worker_forks', 'preload_workers', 'device_options', 'bundle_options', 'RayNode', 'ReservedDevices',
+           'DevicesWithWorkers', 'Cluster']
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #22520fb4
 import atexit
@@ -20,7 +20,7 @@ import socket
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -250,9 +250,25 @@ def cluster_env(
     return env
 
 
+def _server_root() -> Path:
+    "Return a folder that this process removes; a socket's address has 107 bytes"
+    root = Path(tempfile.gettempdir())
+    if len(os.fsencode(root)) > 60:
+        root = Path("/tmp")
+    folder = make_scratch(SESSION_PREFIX, root)
+    atexit.register(remove_scratch, folder)
+    return folder
+
+
+def start_worker_forks(env: Mapping[str, str]) -> WorkerServer | None:
+    "Start the fork server of workers with this environment"
+    modules = ("cookbook_npu.cluster.worker_group",)
+    return start_worker_server(worker_env(env), modules, _server_root)
+
+
 def preload_workers() -> None:
     "Start the fork server of a later run on simulated NPUs, so that its imports begin now"
-    start_worker_server(worker_env(cluster_env(1, simulated=True)))
+    start_worker_forks(cluster_env(1, simulated=True))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
 def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
@@ -607,7 +623,7 @@ class Cluster(DevicesWithWorkers):
             node = cluster.node
             if not import_ray().is_initialized():
                 if preload and simulated and address is None:
-                    node.server = start_worker_server(worker_env(env))
+                    node.server = start_worker_forks(env)
                 settings = (devices, resource, simulated)
                 options = partial(init_options, *settings, object_store=object_store)
                 node.start(address, temp_dir, options)

@@ -56,10 +56,10 @@ from ..heartbeat import (
     track_call,
 )
 from ..npu.device import free_port
+from ..npu.shims.torchvision_ops import install_finder
 from ..npu.simulator.faults import FAULTS_ENV, arm_methods
 from ..npu.simulator.preload import is_fork
 from ..scratch import use_own_temporary_folder
-from ..torchvision_ops import install_finder
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #20d45677
 class Future(Protocol):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .sample import ImageInput
 from .tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 from ..errors import ConfigError, DataError, MissingError
-from ..torchvision_ops import install_finder
+from ..npu.shims.torchvision_ops import install_finder
 
 if TYPE_CHECKING:
     import numpy as np

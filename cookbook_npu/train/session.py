@@ -36,6 +36,7 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
+from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import handed_on
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
@@ -54,7 +55,6 @@ from ..stop import (
     end_with_parent,
     resume_hint,
 )
-from ..torchvision_ops import install_finder
 from .async_loop import AsyncDriver
 from .checkpointing import open_folder
 from .loop import Driver

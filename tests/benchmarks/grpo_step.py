@@ -386,7 +386,7 @@ def work(name: str, task_file: Path, result_file: Path) -> None:
     "One side in its own process"
     import torch
 
-    from cookbook_npu.torchvision_ops import install_finder
+    from cookbook_npu.npu.shims.torchvision_ops import install_finder
 
     install_finder()  # TRL imports torchvision
     torch.save(WORK[name](json.loads(task_file.read_text())), result_file)

@@ -17,7 +17,7 @@ QWEN += [
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen2.tokenization_qwen2",
 ]
-QWEN.insert(0, "cookbook_npu.torchvision_ops:install_finder")
+QWEN.insert(0, "cookbook_npu.npu.shims.torchvision_ops:install_finder")
 # What Ray imports. Not Ray itself: it reads its variables then, and they differ from process to process.
 FOR_RAY = ["requests", "jsonschema", "yaml", "google.protobuf.descriptor", "packaging"]
 # What Megatron and mcore-bridge import. Not these themselves: they come after a trainer's bootstrap.

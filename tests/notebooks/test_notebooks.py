@@ -20,7 +20,7 @@ NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
 
 LIGHT = ["nbdev.test", "execnb.shell", "fastcore.test", "pydantic", "notebook_jobs"]
 TORCH = ["torch", "numpy", *LIGHT]
-QWEN = ["cookbook_npu.torchvision_ops:install_finder"]
+QWEN = ["cookbook_npu.npu.shims.torchvision_ops:install_finder"]
 QWEN += ["transformers.models.auto", "transformers.generation.utils"]
 QWEN += [
     "transformers.models.qwen3.modeling_qwen3",

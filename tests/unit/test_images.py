@@ -18,8 +18,8 @@ from cookbook_npu.data.images import ImageProcessor, processor_class
 from cookbook_npu.data.prompts import image_processor, load_source
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import DataError
+from cookbook_npu.npu.shims.torchvision_ops import install_finder
 from cookbook_npu.testing.conformance import PICTURE_KINDS, encoded_picture, many_pictures
-from cookbook_npu.torchvision_ops import install_finder
 
 SETTINGS = {
     "size": {"shortest_edge": 32**2, "longest_edge": 128**2},

@@ -72,7 +72,7 @@ def test_real_dimensions_on_the_meta_device(name, tensor, rank):
 
 FLOPS = """
 import json, sys
-from cookbook_npu.torchvision_ops import install_finder
+from cookbook_npu.npu.shims.torchvision_ops import install_finder
 install_finder()
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -155,7 +155,7 @@ from cookbook_npu.cli import planned_config
 from cookbook_npu.plan.dimensions import PUBLISHED
 from cookbook_npu.plan.roles import vllm_arguments
 from cookbook_npu.rollout.vllm import engine_settings, prepare_environment
-from cookbook_npu.torchvision_ops import install_finder
+from cookbook_npu.npu.shims.torchvision_ops import install_finder
 install_finder()
 prepare_environment("cpu")
 from vllm.engine.arg_utils import EngineArgs

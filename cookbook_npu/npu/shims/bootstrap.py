@@ -26,7 +26,7 @@ from ..device import SIMULATE_ENV, Accelerator, accelerator
 from ..role_variables import ROLE_VARIABLES
 from .mindspeed import adaptor as adaptors
 from .registry import registry
-from ...torchvision_ops import install_finder
+from .torchvision_ops import install_finder
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #30cc5d07
 ProcessRole = Literal["trainer", "rollout", "plain"]

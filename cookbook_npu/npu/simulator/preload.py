@@ -8,7 +8,6 @@ __all__ = ['PRELOAD_ENV', 'SERVER_ENV', 'LATER', 'WORKER', 'WorkerServer', 'star
 
 # %% ../../../nbs/npu/simulator/11_preload.ipynb #9a01f003
 import argparse
-import atexit
 import json
 import os
 import re
@@ -17,9 +16,8 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -36,7 +34,6 @@ from ...npu.simulator.fork_server import (
     make_folder,
     start_server,
 )
-from ...scratch import SESSION_PREFIX, make_scratch, remove_scratch
 
 # %% ../../../nbs/npu/simulator/11_preload.ipynb #9a01f006
 PRELOAD_ENV = "COOKBOOK_NPU_PRELOAD"  # "0": every worker is a fresh interpreter
@@ -46,7 +43,7 @@ SERVER_ENV = "COOKBOOK_NPU_WORKER_SERVER"  # address of the server, for Ray's pr
 LATER = ("VLLM_*", "PYTORCH_NPU_ALLOC_CONF")
 
 WORKER = (
-    "cookbook_npu.torchvision_ops:install_finder",
+    "cookbook_npu.npu.shims.torchvision_ops:install_finder",
     "torch",
     "cookbook_npu.npu.simulator:install",
     # both roles
@@ -67,7 +64,6 @@ WORKER = (
     "yaml",
     "google.protobuf.descriptor",
     "packaging",
-    "cookbook_npu.cluster.worker_group",
 )
 
 # %% ../../../nbs/npu/simulator/11_preload.ipynb #9a01f008
@@ -108,18 +104,16 @@ def _import_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def start_worker_server(
     env: Mapping[str, str],  # full environment of the workers
+    modules: Sequence[str],  # imported by the server after `WORKER`
+    make_root: Callable[[], Path],  # called for a folder with a short path, if none exists
 ) -> WorkerServer | None:
     "Start the fork server unless it runs; `None`: the user has switched it off"
     if os.environ.get(PRELOAD_ENV) == "0":
         return None
     if not Path(os.environ.get(SERVERS_ENV, "/none")).is_dir():
-        root = Path(tempfile.gettempdir())
-        if len(os.fsencode(root)) > 60:  # a socket's address has 107 bytes
-            root = Path("/tmp")
-        folder = make_scratch(SESSION_PREFIX, root)
-        atexit.register(remove_scratch, folder)
-        os.environ.update(make_folder(folder / "s"))
-    installed = [word for word in WORKER if find_spec(re.split("[.:]", word)[0])]
+        os.environ.update(make_folder(make_root() / "s"))
+    words = (*WORKER, *modules)
+    installed = [word for word in words if find_spec(re.split("[.:]", word)[0])]
     address = start_server(installed, {**env, SERVERS_ENV: os.environ[SERVERS_ENV]})
     return WorkerServer(address, env) if address else None
 
