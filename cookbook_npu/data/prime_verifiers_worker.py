@@ -235,8 +235,9 @@ class Worker:
         self.rollouts = rollouts
         self.writer = writer
         self.active: dict[int, ActiveRollout] = {}  # by number
-        # Rollout of each endpoint path. Paths are reused: verifiers keeps a client for each.
-        self.slots: list[ActiveRollout | None] = []
+        self.slots: list[
+            ActiveRollout | None
+        ] = []  # reused: verifiers has a client for each
         self.address = ""  # of the endpoint
 
     def send(self, **content: Any) -> None:

@@ -151,8 +151,7 @@ class TurnFormat(_Renderer):
                     raise no_processor(place)
                 source = image_source(part.get("image"), place, place)
                 images.append(self.processor.inlined(source))
-        shown = [_without_images(message) for message in messages]
-        ids = self.observation_ids(shown, last_id)
+        ids = self.observation_ids([_without_images(m) for m in messages], last_id)
         return make_room(ids, images, self.tokenizer, self.processor, place), images
 
     def picture(self, reference: str) -> ImageInput:
