@@ -384,7 +384,7 @@ def _deadline(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #33ac0038
-def _init_ray(address: str | None, options: dict[str, Any]) -> None:
+def _init_ray(address: str | None, options: dict[str, Any], shims: Sequence[str]) -> None:
     "Attach to Ray at an address, or start it with these options"
     if address:
         _check_address(address)
@@ -395,7 +395,7 @@ def _init_ray(address: str | None, options: dict[str, Any]) -> None:
         }
     ray = import_ray()
     try:
-        with _own_sigterm(), _deadline(START_TIMEOUT_S), applied("ray.unused_services"):
+        with _own_sigterm(), _deadline(START_TIMEOUT_S), applied(*shims):
             ray.init(**options)
     except ConnectionError as e:
         raise MissingError(
@@ -450,6 +450,7 @@ class RayNode:
         address: str | None,  # None: start a cluster
         temp_dir: str | Path | None,  # None: a folder that `stop` removes
         options: Callable[[Path], dict[str, Any]],  # of `ray.init`, from the session folder
+        shims: Sequence[str],  # names, while Ray starts
     ) -> None:
         "Start Ray, or attach to it"
         ensure_token()
@@ -459,7 +460,7 @@ class RayNode:
         self.owned = address is None
         attached = self.server.attached() if self.server else nullcontext()
         with attached:
-            _init_ray(address, options(folder))
+            _init_ray(address, options(folder), shims)
         if self.owned:
             self.raylet = _find_raylet()
 
@@ -610,7 +611,9 @@ class Cluster(DevicesWithWorkers):
                     node.server = start_worker_server(worker_env(env))
                 settings = (devices, resource, simulated)
                 options = partial(init_options, *settings, object_store=object_store)
-                node.start(address, temp_dir, options)
+                shims = ["ray.unused_services"]
+                shims += ["ray.worker_command"] if simulated else []
+                node.start(address, temp_dir, options, shims)
             # a fork waits for the imports of its server
             locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
             cluster.reserve(devices, timeout, locate_timeout)
