@@ -600,10 +600,9 @@ class Cluster(DevicesWithWorkers):
         env = cluster_env(devices, simulated)
         logs = Path(log_dir) if log_dir else None
         cluster = cls(resource, simulated=simulated, env=env, log_dir=logs)
-        loopback = nullcontext()
-        if _stays_on_loopback(address):
-            loopback = _env_var(LOOPBACK, "0")  # before the import of Ray
-        with loopback, ExitStack() as undo:
+        own = _stays_on_loopback(address)
+        loopback = _env_var(LOOPBACK, "0") if own else nullcontext()
+        with loopback, ExitStack() as undo:  # Ray reads the variable during import
             undo.callback(cluster.stop)
             node = cluster.node
             if not import_ray().is_initialized():
@@ -611,8 +610,7 @@ class Cluster(DevicesWithWorkers):
                     node.server = start_worker_server(worker_env(env))
                 settings = (devices, resource, simulated)
                 options = partial(init_options, *settings, object_store=object_store)
-                shims = ["ray.unused_services"]
-                shims += ["ray.worker_command"] if simulated else []
+                shims = ["ray.unused_services", "ray.worker_command"][: 1 + simulated]
                 node.start(address, temp_dir, options, shims)
             # a fork waits for the imports of its server
             locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
