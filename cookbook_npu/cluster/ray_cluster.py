@@ -400,7 +400,7 @@ def _deadline(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #33ac0038
-def _init_ray(address: str | None, options: dict[str, Any]) -> None:
+def _init_ray(address: str | None, options: dict[str, Any], shims: Sequence[str]) -> None:
     "Attach to Ray at an address, or start it with these options"
     if address:
         _check_address(address)
@@ -411,7 +411,7 @@ def _init_ray(address: str | None, options: dict[str, Any]) -> None:
         }
     ray = import_ray()
     try:
-        with _own_sigterm(), _deadline(START_TIMEOUT_S), applied("ray.unused_services"):
+        with _own_sigterm(), _deadline(START_TIMEOUT_S), applied(*shims):
             ray.init(**options)
     except ConnectionError as e:
         raise MissingError(
@@ -466,6 +466,7 @@ class RayNode:
         address: str | None,  # None: start a cluster
         temp_dir: str | Path | None,  # None: a folder that `stop` removes
         options: Callable[[Path], dict[str, Any]],  # of `ray.init`, from the session folder
+        shims: Sequence[str],  # names, while Ray starts
     ) -> None:
         "Start Ray, or attach to it"
         ensure_token()
@@ -475,7 +476,7 @@ class RayNode:
         self.owned = address is None
         attached = self.server.attached() if self.server else nullcontext()
         with attached:
-            _init_ray(address, options(folder))
+            _init_ray(address, options(folder), shims)
         if self.owned:
             self.raylet = _find_raylet()
 
@@ -615,10 +616,9 @@ class Cluster(DevicesWithWorkers):
         env = cluster_env(devices, simulated)
         logs = Path(log_dir) if log_dir else None
         cluster = cls(resource, simulated=simulated, env=env, log_dir=logs)
-        loopback = nullcontext()
-        if _stays_on_loopback(address):
-            loopback = _env_var(LOOPBACK, "0")  # before the import of Ray
-        with loopback, ExitStack() as undo:
+        own = _stays_on_loopback(address)
+        loopback = _env_var(LOOPBACK, "0") if own else nullcontext()
+        with loopback, ExitStack() as undo:  # Ray reads the variable during import
             undo.callback(cluster.stop)
             node = cluster.node
             if not import_ray().is_initialized():
@@ -626,7 +626,8 @@ class Cluster(DevicesWithWorkers):
                     node.server = start_worker_forks(env)
                 settings = (devices, resource, simulated)
                 options = partial(init_options, *settings, object_store=object_store)
-                node.start(address, temp_dir, options)
+                shims = ["ray.unused_services", "ray.worker_command"][: 1 + simulated]
+                node.start(address, temp_dir, options, shims)
             # a fork waits for the imports of its server
             locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
             cluster.reserve(devices, timeout, locate_timeout)

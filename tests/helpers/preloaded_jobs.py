@@ -55,6 +55,8 @@ def warm_up_of(argv: list[str]) -> list[str]:
 
 def without_preload(argv: list[str]) -> list[str]:
     "The command line of what Ray starts through `preload`, unless that is a fork of its own"
+    if argv[2].endswith(".py") and not argv[2].endswith("default_worker.py"):
+        return [argv[0], *argv[2:]]
     plain, command = split_command(argv[2:])
     return [argv[0], *command] if plain and SERVER_ENV not in os.environ else argv
 

@@ -77,11 +77,16 @@ WORKER_MODULE = "cookbook_npu.npu.simulator.preload"  # runs in place of setup_w
 def worker_command(
     words: Sequence[str],  # command of a process that Ray starts
 ) -> list[str]:
-    "Return the command with `WORKER_MODULE` in place of Ray's setup_worker.py"
-    script = rf"{re.escape(sys.executable)} \S+/setup_worker\.py "
-    module = f"{sys.executable} -Pm{WORKER_MODULE} "
-    option = "--python_worker_command="
-    return [re.sub(f"^{option}{script}", lambda _: option + module, word) for word in words]
+    "Return the command with `WORKER_MODULE` for setup_worker.py and before agents' scripts"
+    python = re.escape(sys.executable)
+    changed = list(words)
+    for start, options in (
+        (rf"^(--python_worker_command=){python} \S+/setup_worker\.py ", "-Pm"),
+        (rf"^(--(?:dashboard|runtime_env)_agent_command=){python} -u (?=\S+\.py )", "-uPm"),
+    ):
+        module = rf"\g<1>{sys.executable} {options}{WORKER_MODULE} "
+        changed = [re.sub(start, module, word) for word in changed]
+    return changed
 
 
 def _services() -> Any:

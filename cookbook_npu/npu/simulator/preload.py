@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PRELOAD_ENV', 'SERVER_ENV', 'LATER', 'WORKER', 'WorkerServer', 'start_worker_server', 'is_fork', 'become_fork',
-           'run_fork', 'run_script', 'split_command', 'start_ray_worker']
+           'run_fork', 'run_script', 'split_command', 'start_ray_process']
 
 # %% ../../../nbs/npu/simulator/11_preload.ipynb #9a01f003
 import argparse
@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
-from ..shims.ray_private import applied
 from ...npu.simulator.fork_server import (
     SERVERS_ENV,
     ForkedProcess,
@@ -79,8 +78,7 @@ class WorkerServer:
         "Let a Ray that starts within the block start its workers as forks"
         os.environ[SERVER_ENV] = str(self.address)
         try:
-            with applied("ray.worker_command"):
-                yield
+            yield
         finally:
             del os.environ[SERVER_ENV]
 
@@ -209,10 +207,15 @@ def split_command(
     return plain and command[0].endswith("default_worker.py"), command
 
 
-def start_ray_worker(
-    words: Sequence[str],  # arguments of Ray's setup_worker.py
+def start_ray_process(
+    words: Sequence[str],  # arguments of Ray's setup_worker.py, or script and arguments
 ) -> None:
     "Become a fork of the server, or what Ray itself would have started"
+    # jsonschema, an import of Ray, would parse a grammar for 1.3 s for an optional check
+    cast(dict[str, Any], sys.modules)["rfc3987_syntax"] = None
+    if words[0].endswith(".py") and not words[0].endswith("default_worker.py"):
+        run_script(words)
+        return
     plain, command = split_command(words)
     address = os.environ.get(SERVER_ENV)
     if plain and address:
@@ -227,4 +230,4 @@ def start_ray_worker(
 
 # %% ../../../nbs/npu/simulator/11_preload.ipynb #9a01f015
 if __name__ == "__main__" and "__file__" in globals():
-    start_ray_worker(sys.argv[1:])  # not in the notebook
+    start_ray_process(sys.argv[1:])  # not in the notebook

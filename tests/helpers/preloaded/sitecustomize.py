@@ -25,7 +25,10 @@ def wanted(argv: list[str]) -> bool:
 
 
 arguments = [word for word in sys.orig_argv if word != "-u"]  # Ray's agents are started so
-if arguments[1:2] == ["-Pmcookbook_npu.npu.simulator.preload"]:
+if arguments[1:2] in (
+    ["-Pmcookbook_npu.npu.simulator.preload"],
+    ["-uPmcookbook_npu.npu.simulator.preload"],
+):
     from preloaded_jobs import without_preload
 
     arguments = without_preload(arguments)
