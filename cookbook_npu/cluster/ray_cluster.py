@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'START_TIMEOUT_S', 'import_ray', 'ensure_token', 'session_folder',
            'remove_session_folder', 'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options', 'cluster_env',
-           'start_worker_forks', 'preload_workers', 'device_options', 'bundle_options', 'RayNode', 'ReservedDevices',
+           'start_forks', 'preload_workers', 'device_options', 'bundle_options', 'RayNode', 'ReservedDevices',
            'DevicesWithWorkers', 'Cluster']
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #22520fb4
@@ -43,9 +43,8 @@ from ..npu.device import (
 )
 from ..npu.shims.ray import check_environment
 from ..npu.shims.ray_private import applied
-from ..npu.simulator import remove_dead_sessions
-from ..npu.simulator.preload import WorkerServer, start_worker_server
 from ..scratch import SESSION_PREFIX, make_scratch, remove_scratch, sweep_scratch
+from ..targets import laptop
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5321776b
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": the loopback interface
@@ -260,15 +259,15 @@ def _server_root() -> Path:
     return folder
 
 
-def start_worker_forks(env: Mapping[str, str]) -> WorkerServer | None:
-    "Start the fork server of workers with this environment"
+def start_forks(env: Mapping[str, str]) -> Any:
+    "Start the process whose forks become workers with this environment"
     modules = ("cookbook_npu.cluster.worker_group",)
-    return start_worker_server(worker_env(env), modules, _server_root)
+    return laptop.start_worker_forks(worker_env(env), modules, _server_root)
 
 
 def preload_workers() -> None:
     "Start the fork server of a later run on simulated NPUs, so that its imports begin now"
-    start_worker_forks(cluster_env(1, simulated=True))
+    start_forks(cluster_env(1, simulated=True))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
 def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
@@ -459,7 +458,7 @@ class RayNode:
     owned: bool = False  # this process started the cluster and stops it
     folder: Path | None = None  # session folder to remove
     raylet: psutil.Process | None = None  # of a cluster that this process started
-    server: WorkerServer | None = None  # None: workers are fresh interpreters
+    server: Any = None  # None: workers are fresh interpreters
 
     def start(
         self,
@@ -623,7 +622,7 @@ class Cluster(DevicesWithWorkers):
             node = cluster.node
             if not import_ray().is_initialized():
                 if preload and simulated and address is None:
-                    node.server = start_worker_forks(env)
+                    node.server = start_forks(env)
                 settings = (devices, resource, simulated)
                 options = partial(init_options, *settings, object_store=object_store)
                 shims = ["ray.unused_services", "ray.worker_command"][: 1 + simulated]
@@ -643,7 +642,7 @@ class Cluster(DevicesWithWorkers):
         self.node.stop()
         sweep_scratch()  # of the killed workers
         if self.simulated:
-            remove_dead_sessions()
+            laptop.remove_leftovers()
 
     def __enter__(self) -> Self:
         return self

@@ -57,9 +57,8 @@ from ..heartbeat import (
 )
 from ..npu.device import free_port
 from ..npu.shims.torchvision_ops import install_finder
-from ..npu.simulator.faults import FAULTS_ENV, arm_methods
-from ..npu.simulator.preload import is_fork
 from ..scratch import use_own_temporary_folder
+from ..targets import laptop
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #20d45677
 class Future(Protocol):
@@ -274,8 +273,7 @@ class WorkerActor:
                 module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
                 module.bootstrap(bootstrap)
             self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
-            if FAULTS_ENV in env:
-                arm_methods(self.role)
+            laptop.arm_faults(self.role, env)
         # Megatron collects garbage at each save: a third of a second with the objects of imports
         gc.collect()
         gc.freeze()
@@ -306,9 +304,8 @@ def _errors_logged(has_log: bool) -> Iterator[None]:
 
 
 def _ready_line() -> str:
-    how = "a fork of a server" if is_fork() else "a fresh interpreter"
     count = len(sys.modules)
-    return f"ready after {time.process_time():.1f} CPU s: {how}, {count} modules"
+    return f"ready after {time.process_time():.1f} CPU s: {laptop.start_kind()}, {count} modules"
 
 
 def _heartbeat_file(log: str) -> str:

@@ -28,7 +28,6 @@ from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
 from ..npu.shims.torchvision_ops import install_finder
-from ..npu.simulator import fused
 from ..rollout.engine import (
     Engine,
     KeptCache,
@@ -358,12 +357,13 @@ def _layer_types(text_config: Any) -> set[str]:
 
 
 def can_run_qwen3(net: Any) -> bool:  # a transformers model
-    "Whether `Qwen3TextForward` computes this model: Qwen3 formulas in float32"
+    "Whether `Qwen3TextForward` computes this model: Qwen3 formulas in float32 on an NPU"
     text = net.config.get_text_config()
     # transformers 4 has the second name
     rope = getattr(text, "rope_parameters", None) or text.rope_scaling or {}
     return (
-        net.config.model_type in ("qwen3", "qwen3_vl")
+        net.device.type == "npu"
+        and net.config.model_type in ("qwen3", "qwen3_vl")
         and net.dtype == torch.float32
         and _layer_types(text) == {"full_attention"}
         and rope.get("rope_type", "default") not in DEPENDS_ON_LENGTH
@@ -377,9 +377,7 @@ class Qwen3TextForward:
 
     def __init__(self, net: Any):  # a transformers model
         text = getattr(net.model, "language_model", net.model)
-        device = net.lm_head.weight.device
-        on_npu = device.type == "npu"
-        kernels = importlib.import_module("torch_npu") if on_npu else fused
+        kernels = importlib.import_module("torch_npu")
         self.embed = text.embed_tokens.weight
         self.layers = [Qwen3Layer(layer, text.config, kernels) for layer in text.layers]
         self.shared = [rows for layer in self.layers for rows in (layer.qkv, layer.gate_up)]

@@ -25,9 +25,9 @@ from jupyter_core.utils import run_sync
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from ..npu.simulator import remove_dead_sessions
 from ..scratch import sweep_scratch
 from ..stop import RunStopped, StoppedAtOnce, StopRequest
+from ..targets.laptop import remove_leftovers
 
 # %% ../../nbs/runs/06_kernel.ipynb #a6e66a97
 GRACE_S = 4.0  # for an aborted kernel to end before it is killed
@@ -122,7 +122,7 @@ class KernelStop(StopRequest):
             run_sync(self.manager.shutdown_kernel)(now=self.killed)
         if self.killed:
             sweep_scratch()
-            remove_dead_sessions()
+            remove_leftovers()
 
 # %% ../../nbs/runs/06_kernel.ipynb #c44335dc
 class _StoppableEngine(NBClientEngine):

@@ -37,7 +37,7 @@ from ..heartbeat import report_progress
 from ..model.tiny import build_tiny, check_tiny, head_class, save_model
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
-from ..npu.simulator.toolchain import cache_root
+from ..targets.laptop import cache_folder
 
 # %% ../../nbs/train/14_warm_start.ipynb #e8b36aae
 # raise it when the procedure below changes, or how the simulated NPU rounds: older results are then
@@ -99,7 +99,7 @@ def warm_folder(
         if task in PICTURED and value:
             settings[name] = value
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return cache_root() / "warm_start" / digest[:16]
+    return cache_folder() / "warm_start" / digest[:16]
 
 # %% ../../nbs/train/14_warm_start.ipynb #c92bf769
 IGNORE = -100  # label that cross_entropy leaves out
