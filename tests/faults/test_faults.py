@@ -59,7 +59,7 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
         and "in stall" in hung
     )
     stacks = "\n".join(failures[2]["notes"])
-    assert "trainer rank 1: train() for" in stacks and "where it stands" in stacks
+    assert "trainer rank 1: train() for" in stacks and "where they wait" in stacks
     assert learned(folder) == learned(undisturbed)
     assert weights(folder) == weights(undisturbed)
     assert not list(Path("/dev/shm").glob(f"cookbook_npu_*cbn{driver.process.pid}x*")), (
