@@ -10,6 +10,7 @@ import pytest
 from places import HELPERS
 from whole_runs import configure, run
 
+from cookbook_npu.npu.shims.torchvision_ops import install_finder
 from cookbook_npu.npu.simulator.fork_server import make_folder
 from cookbook_npu.scratch import (
     SESSION_PREFIX,
@@ -17,6 +18,8 @@ from cookbook_npu.scratch import (
     remove_scratch,
     sweep_scratch,
 )
+
+install_finder()  # tests load vision models in an environment whose torchvision is a CUDA build
 
 
 def pytest_configure(config):
