@@ -32,7 +32,7 @@ class DeviceType:
 
     name: str  # torch device type
     package: str  # module that adds the device to torch
-    nodes: str  # device files of the driver, a glob
+    nodes: str  # glob of the driver's device files
     resource: str  # Ray resource
     backend: str  # torch.distributed backend of device tensors
     visible_env: str  # environment variable that selects devices

@@ -145,7 +145,7 @@ class MonkeyPatch:
         return sorted({str(change.place) for change in foreign})
 
     def holds(self, change: _Change) -> bool:
-        "Return whether the last change of the same place is still there"
+        "Return whether the latest change of the attribute or item is still in place"
         last = [other for other in self.changes if other.same_place(change)][-1]
         found = last.place.get()
         # os.environ makes a new string each time
@@ -193,7 +193,7 @@ def wrap(
 
 
 def find_wrapper(function: Any) -> Callable | None:
-    "Return the last wrapper made by `wrap` on the way from a function to the original; None: there is none"
+    "Return the innermost wrapper made by `wrap` in a chain of `__wrapped__`; None: there is none"
     found = None
     while function is not None:
         if function in _wrapped:

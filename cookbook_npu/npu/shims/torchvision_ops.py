@@ -17,7 +17,7 @@ from typing import Any
 
 # %% ../../../nbs/npu/shims/10_torchvision_ops.ipynb #0643cd1c
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared: list[Any] = []  # the declarations last as long as this library
+_declared: list[Any] = []  # keeps the Library object: the definitions end with it
 
 
 def _library_loads(torch: Any) -> bool:
@@ -34,8 +34,8 @@ def _library_loads(torch: Any) -> bool:
     return True
 
 
-def declare_operators() -> bool:  # whether torchvision has no operators here
-    "Declare what torchvision's import needs, if its own library does not load"
+def declare_operators() -> bool:  # True: torchvision has no compiled operators here
+    "Define what torchvision's import needs, if its own library does not load"
     torch = importlib.import_module("torch")
     if not _declared and not _library_loads(torch):
         library = torch.library.Library("torchvision", "DEF")

@@ -423,7 +423,7 @@ def compute_plainly(layer: Any) -> None:
 
 
 def drop_unused_packs(model: Any) -> list[str]:
-    "Drop the packed copies of embeddings that are no head, also for later reloads; return their names"
+    "Drop packed copies of embeddings that are not the output head, also after reloads; return the names"
     path = "vllm.model_executor.layers.vocab_parallel_embedding"
     embedding = importlib.import_module(path).VocabParallelEmbedding
     named = model.named_modules(remove_duplicate=False)
@@ -464,7 +464,7 @@ def _worker_needed(method: str, parameters: str, text: str) -> tuple[bool, str]:
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #90d3a831
 def _replace(patch: MonkeyPatch, method: str, around: Callable) -> None:
-    "Wrap a method of the worker"
+    "Replace a method of the worker by a wrapper of it"
     patch.setattr(_npu_worker(), method, wrap(getattr(_npu_worker(), method), around))
 
 

@@ -179,8 +179,8 @@ class Fault:
 
     function: Callable  # injects it
     arguments: tuple
-    method: str = ""  # call of the role after which it is injected; empty: at once
-    nth: int = 1  # which of these calls
+    method: str = ""  # the role's method at whose call it is injected; empty: at once
+    nth: int = 1  # number of that call; the fault is armed at its start
 
 
 def parse_faults(
@@ -267,7 +267,7 @@ def arm_from_environment() -> None:
 def arm_methods(
     role: Any,  # object of a worker process
 ) -> None:
-    "Let the methods of a role arm the faults that wait for their calls"
+    "Wrap the methods of a role to arm their faults at the start of the given calls"
     if "simulated_npu" not in sys.modules:
         return
     for fault in _faults_of_this_process():
@@ -277,7 +277,7 @@ def arm_methods(
 
 
 def _armed(method: Callable, fault: Fault) -> Callable:
-    "Return the method; its call number `fault.nth` arms the fault first"
+    "Wrap a method to arm a fault before its n-th call"
     calls = itertools.count(1)
 
     @functools.wraps(method)

@@ -32,7 +32,7 @@ from ...errors import RoleError
 # %% ../../../nbs/npu/simulator/10_fork_server.ipynb #23550766
 SERVERS_ENV = "COOKBOOK_NPU_FORK_SERVERS"  # folder of the servers; unset: no servers
 
-# Variables that imports do not read; torch's compiler and Ray set their own
+# not read at import, so they may differ between server and child
 RUNTIME_VARIABLES = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 ASCEND_RT_VISIBLE_DEVICES HCCL_BUFFSIZE COOKBOOK_NPU_ROLE COOKBOOK_NPU_MACHINE COOKBOOK_NPU_SIM_DEVICES
 COOKBOOK_NPU_SIM_MEMORY COOKBOOK_NPU_SIM_SESSION COOKBOOK_NPU_SIM_FAULTS COOKBOOK_NPU_WORKER_SERVER
@@ -75,7 +75,7 @@ def prepare(
     warm_up: Sequence[str],  # "module", "module:function" or "module:function:argument"
 ) -> None:
     "Import and call `warm_up`; raises `RoleError` if the process is not safe to fork afterwards"
-    gc.disable()  # imports leave almost no garbage, and the search takes a fifth of their time
+    gc.disable()  # garbage collection takes a fifth of the import time and frees almost nothing
     for word in warm_up:
         module, _, call = word.partition(":")
         name, *argument = call.split(":")
@@ -89,8 +89,8 @@ def prepare(
         os._exit(0)
     os.waitpid(pid, 0)
     _check_threads(warm_up)
-    # Children share the pages of these objects and never collect them, which would take
-    # two seconds at the exit of a process with Megatron.
+    # Exclude these objects from garbage collection: collecting them at the exit of a child
+    # with Megatron would take two seconds and copy the shared pages.
     gc.freeze()
     gc.enable()
 
@@ -189,7 +189,7 @@ class _Server:
 
 # %% ../../../nbs/npu/simulator/10_fork_server.ipynb #c30fcf85
 def _remove_address(listener: socket.socket, address: Path) -> bool:
-    "Whether no client is connecting; the address is then removed"
+    "Remove the address unless a client is connecting; return whether it is gone"
     if not address.exists():
         return True
     with open(address.with_suffix(".lock"), "w") as lock:

@@ -183,7 +183,7 @@ def _hidden_positions(
     device: torch.device,
     band: tuple[int, int],  # keys back, keys ahead
 ) -> Tensor | None:
-    "Return a mask that is true for ignored keys"
+    "Return a mask that is true for masked keys"
     if mask is None:
         return None
     # distance of each key ahead of the query

@@ -50,14 +50,14 @@ WORKER = (
     "transformers.generation.utils",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen2.tokenization_qwen2",
-    # trainer: imports of Megatron and the bridge, without Megatron and the bridge
+    # dependencies of Megatron and the bridge
     "torch.distributed.tensor",
     "torch.distributed.checkpoint",
     "torch.utils.tensorboard",
     "peft",
     "datasets",
     "einops",
-    # imports of Ray, without Ray
+    # dependencies of Ray
     "requests",
     "jsonschema",
     "yaml",
@@ -75,7 +75,7 @@ class WorkerServer:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        "Let a Ray that starts within the block start its workers as forks"
+        "Make Ray, if it is started inside the block, fork its workers"
         os.environ[SERVER_ENV] = str(self.address)
         try:
             yield
@@ -86,7 +86,7 @@ class WorkerServer:
         self,
         env: Mapping[str, str],  # full environment of a worker
     ) -> dict[str, str]:
-        "Return what Ray has to set to make a worker with other imports a fresh interpreter"
+        "Return the variables that make Ray start a fresh interpreter, if import variables differ"
         same = _import_variables(env) == _import_variables(self.env)
         return {} if same else {PRELOAD_ENV: "0"}
 
@@ -103,7 +103,7 @@ def _import_variables(env: Mapping[str, str]) -> dict[str, str]:
 def start_worker_server(
     env: Mapping[str, str],  # full environment of the workers
     modules: Sequence[str],  # imported by the server after `WORKER`
-    make_root: Callable[[], Path],  # called for a folder with a short path, if none exists
+    make_root: Callable[[], Path],  # parent of the sockets' folder; must be short
 ) -> WorkerServer | None:
     "Start the fork server unless it runs; `None`: the user has switched it off"
     if os.environ.get(PRELOAD_ENV) == "0":

@@ -76,7 +76,7 @@ def fill_torch_npu(module: Any) -> None:
     from ...npu.simulator import runtime as npu
 
     module.__version__ = torch.__version__.split("+")[0] + "+simulated"
-    # programs look for a folder of headers next to it
+    # some programs derive the folder of headers from it
     module.__file__ = __file__
     module.unsupported_dtype = []
     module.npu = npu

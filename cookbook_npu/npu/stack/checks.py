@@ -200,7 +200,7 @@ def _device_health(m: Machine, need: Need) -> CheckResult:
     hardware=True,
 )
 def _chip(m: Machine, need: Need) -> CheckResult:
-    "The plan knows the chip"
+    "The chip is in the table of `npu.device`"
     names = sorted({device.name for device in m.visible})
     if not names:
         return unknown("no visible devices")
@@ -304,7 +304,7 @@ def _visible_order(m: Machine, need: Need) -> CheckResult:
 # %% ../../../nbs/npu/stack/02_checks.ipynb #c28503af
 @check("sgl-project/sgl-kernel-npu#463")
 def _hugepages(m: Machine, need: Need) -> CheckResult:
-    "Huge pages are neither used up nor too many"
+    "Huge pages are free, and the host reserves at most a quarter of its memory for them"
     full = [
         d.index for d in m.visible if d.hugepages[1] and d.hugepages[0] >= d.hugepages[1]
     ]
@@ -457,7 +457,7 @@ def _exists(m: Machine, pattern: str) -> bool:
 
 @check("vllm-project/vllm-ascend#486", "modelscope/twinkle#153")
 def _interfaces(m: Machine, need: Need) -> CheckResult:
-    "HCCL and gloo know the network interface"
+    "The network interface of HCCL and gloo exists and is unambiguous"
     stated = {n: m.env[n] for n in _INTERFACES if n in m.env}
     wrong = {n: v for n, v in stated.items() if m.interfaces and not _exists(m, v)}
     if wrong:

@@ -123,7 +123,7 @@ _HOOKABLE = re.compile(r"^2\.(7\.1\.post8|9\.0\.post6|10\.0\.post4|1[1-9]\.)")
     "THUDM/slime#1690",
 )
 def _memory_saver(m: Machine, need: Need) -> CheckResult:
-    "torch_memory_saver is the NPU's, and its mode works with this torch_npu"
+    "torch_memory_saver is the NPU build, and its mode works with this torch_npu"
     version = m.version("torch_memory_saver")
     torch_npu = m.version("torch_npu") or ""
     if version is None:
@@ -623,7 +623,7 @@ def _same_logprobs(m: Machine, need: Need) -> CheckResult:
     "sgl-project/sgl-kernel-npu#669",
 )
 def _object_collectives(m: Machine, need: Need) -> CheckResult:
-    "Collectives of Python objects have a network interface"
+    "gloo's interface is set, as collectives of Python objects require"
     interface = m.env.get("GLOO_SOCKET_IFNAME")
     if interface or need.nodes == 1:
         return ok(f"gloo groups; {interface or 'one machine'}")

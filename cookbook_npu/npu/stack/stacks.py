@@ -375,7 +375,7 @@ class Package:
     extensions: tuple[str, ...] | None = None
 
 
-WITH_EXTENSIONS = ("vllm-ascend",)  # builds may have no compiled module
+WITH_EXTENSIONS = ("vllm-ascend",)  # source builds may lack the compiled module
 
 
 def canonical_name(name: str) -> str:

@@ -132,7 +132,7 @@ def without_fields(
     forward: Callable[..., torch.Tensor],
     unknown: list[str],  # keywords that it does not accept
 ) -> Callable[..., torch.Tensor]:
-    "Wrap a method to omit keywords; the wrapper raises `ShimError` when one is set that is no hint"
+    "Wrap a method to omit keywords; the wrapper raises `ShimError` if one is set, unless it is a hint"
 
     @functools.wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -306,7 +306,7 @@ _BACKEND_PARAMETERS = (
 
 
 def with_sequence_ends(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    "Wrap a method to omit the leading 0 of the borders of packed sequences"
+    "Wrap a method to omit the leading 0 of `cu_seqlens`"
 
     @functools.wraps(forward)
     def attend(
@@ -330,7 +330,7 @@ def with_sequence_ends(forward: Callable[..., torch.Tensor]) -> Callable[..., to
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #5c5c6cf5
 def _borders_of_two() -> list[int]:
-    "The borders that the kernel gets for one sequence of two tokens"
+    "The sequence ends that the kernel gets for one sequence of two tokens"
     attention = mindspeed_module(_BACKEND).FlashAttention(softmax_scale=1.0)
     borders = torch.tensor([0, 2], dtype=torch.int32)
     qkv = [torch.ones(2, 1, 4)] * 3

@@ -87,7 +87,7 @@ def _refuse_destroyed(group: dist.ProcessGroup, what: str) -> None:
 def guarded(
     original: Callable,
     npu: str,
-    counts: bool,  # whether it creates the communicator of the whole group
+    counts: bool,  # mark the group as used: the call creates its communicator
 ) -> Callable:
     "Wrap a method to refuse destroyed groups"
 
@@ -235,7 +235,7 @@ def communicator_bytes() -> int:
 
 
 def total_communicator_bytes() -> int:
-    "Return the device memory of all communicators of this process, as far as the shim counts them"
+    "Return the device memory of the communicators of groups used since the shim was applied"
     in_use = [g for g in device_groups() if g in _used and group_state(g) == "active"]
     return len(in_use) * communicator_bytes() if in_use else 0
 
