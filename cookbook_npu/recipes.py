@@ -75,7 +75,7 @@ _CALCULATOR: Settings = {
     "rollout.environment": "calculator",
     "rollout.max_turns": 2,
 }
-# the tiny model writes brackets instead of tool calls, and its warm start shows them
+# the tiny model and its warm-start demonstrations use brackets instead of tool calls
 _TINY_CALCULATOR: Settings = {
     "rollout.environment_arguments": {"calls": "brackets"},
     "sampling.max_response_tokens": 24,
@@ -146,10 +146,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Variant:
-    "Settings that follow from values that a user sets"
+    "Additional settings, applied when the overrides contain all values of `when`"
 
     scales: tuple[str, ...]
-    when: Settings  # all of these values
+    when: Settings
     settings: Settings
 
 # %% ../nbs/02_recipes.ipynb #a243bf31
@@ -223,7 +223,7 @@ class Recipe:
             raise ConfigError(
                 f"{key} is set by a parameter and in overrides", "Set it once."
             )
-        # a model of one's own need not fit the checks of the tiny model
+        # set the path first: with it the checks of model.tiny do not apply
         path = ModelConfig(path=parameters["model"])
         config = override(
             RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
@@ -274,7 +274,7 @@ _TINY_ARITHMETIC: Settings = {
     "warm_start.steps": 600,
     "warm_start.noisy_steps": 45,
 }
-# what the three published scripts share
+# shared by all five recipes at scale 910b
 _REAL_RUN: Settings = {
     "num_steps": 3000,
     "algorithm.use_reference": False,
@@ -426,7 +426,7 @@ qwen3_5_9b_async = Recipe(
             **_TINY_HYBRID,
             **_ASYNC,
             "placement.devices": 4,
-            # answers have four tokens: pause checks after each let weights change inside one
+            # check for a pause after every token, so that weights can change within a four-token answer
             "rollout.decode_steps": 1,
             # rows of the two steps that an engine may be working on
             "rollout.batch_size": 256,

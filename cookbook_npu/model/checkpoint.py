@@ -96,7 +96,7 @@ def sharded_state(
     return state
 
 # %% ../../nbs/model/06_checkpoint.ipynb #09d91cfc
-# in messages of torch.save after a refused write
+# in messages of torch.save after a failed write
 REFUSED_WRITES = (
     "iostream error",
     "PytorchStreamWriter",
@@ -107,7 +107,7 @@ REFUSED_WRITES = (
 
 @contextmanager
 def checkpoint_errors(folder: Path | str) -> Iterator[None]:
-    "Raise `StorageError` for a refused write inside the block"
+    "Raise `StorageError` for a failed write inside the block"
     from safetensors import SafetensorError
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -201,7 +201,7 @@ _DAMAGED = (
 
 
 def saved_layout(folder: Path | str) -> dict[str, int]:
-    "Return TP and DP of a checkpoint; raise `DataError` for another folder"
+    "Return TP and DP of a checkpoint; raise `DataError` for a folder without one"
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.core import CheckpointingException
 
@@ -235,7 +235,9 @@ def _release_superset(optimizer: Optimizer) -> None:
     for part in optimizer.megatron.chained_optimizers:
         for own in getattr(part.optimizer, "cpu_optimizers", []):
             for param, state in own.state.items():
-                state["master_param"] = param  # the next step would replace the copy anyway
+                state["master_param"] = (
+                    param  # as the optimizer's step does itself; no copy
+                )
                 for name in ("exp_avg", "exp_avg_sq"):
                     state[name] = state[name].clone()
 

@@ -95,7 +95,7 @@ class HeadLogProbs(torch.autograd.Function):
         for hidden_CH, targets_C in zip(
             hidden_RH.split(chunk), targets_R.split(chunk), strict=True
         ):
-            # unnamed, so the logits are freed before the next chunk
+            # the logits are not bound to a name, so they are freed before the next chunk
             stats.append(
                 _statistics(_logits(hidden_CH, w_VH, temperature), targets_C, part)
             )
@@ -161,7 +161,7 @@ def head_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,  # tokens whose logits exist at once
 ) -> tuple[Tensor, Tensor]:  # (logp_R, entropy_R), float32
-    "Return log-probs and entropies; the gradient of `hidden_RH` is this slice's share"
+    "Return log-probs and entropies; the gradient of `hidden_RH` must be summed over TP ranks"
     if temperature <= 0:
         raise ConfigError(
             f"temperature is {temperature}", "Log-probs need a temperature above 0."

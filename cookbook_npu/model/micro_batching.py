@@ -189,7 +189,7 @@ def karmarkar_karp(
 def sequence_cost(
     length: int,  # T
     hidden_size: int,  # H
-) -> float:  # in tokens of a short sequence
+) -> float:  # in units of the cost of one token in a short sequence
     "Return the relative time of a sequence: T (1 + T / 12 H)"
     return length * (1 + length / (12 * hidden_size))
 

@@ -58,7 +58,7 @@ def _schedule(megatron: Any, optim: OptimConfig, num_steps: int) -> Any:
 
 # %% ../../nbs/model/05_optimizer.ipynb #b89891d3
 def uses_decoupled_grad(part: Any) -> bool:  # one of Megatron's optimizers
-    "Whether gradients are in `decoupled_grad` (float32, of bfloat16 parameters), not in `grad`"
+    "Whether float32 gradients of bfloat16 parameters are in `decoupled_grad`, not in `grad`"
     return part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
 
 # %% ../../nbs/model/05_optimizer.ipynb #ba242983

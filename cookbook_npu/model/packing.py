@@ -36,11 +36,11 @@ class TokenBatch:
     "Samples in one row (thd), or one sample per row (bshd)"
 
     ids_BT: Tensor  # token ids, padding included
-    positions_BT: Tensor  # position in the sequence; [3, B, T] if a sample has its own
-    # int32: sequence starts, and the end; None: bshd; on the host except for CUDA
+    positions_BT: Tensor  # position in the sequence; [3, B, T] with M-RoPE positions
+    # cumulative lengths, int32, on the host (for CUDA: on the device); None for bshd
     cu_seqlens: Tensor | None
     max_seqlen: int
-    # where the model's output predicts each response token, in a flat (T, B) view
+    # positions in the flat (T, B) view whose outputs predict the response tokens
     rows_R: Tensor
     targets_R: Tensor  # the response tokens
     response_lengths: list[int]

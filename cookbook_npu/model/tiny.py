@@ -157,7 +157,7 @@ def _qwen3_5(tiny: TinyConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:
 
 # %% ../../nbs/model/00_tiny.ipynb #95a5898a
 def rope_of_4(values: Mapping[str, Any]) -> dict[str, Any]:
-    "Replace `rope_parameters` by the `rope_theta` and `rope_scaling` of transformers 4, nested ones too"
+    "Rename `rope_parameters` to `rope_theta` and `rope_scaling`, in nested configurations too"
     renamed: dict[str, Any] = {}
     for name, value in values.items():
         if name == "rope_parameters":
@@ -197,7 +197,7 @@ def hf_config(
     return kind(**values)
 
 # %% ../../nbs/model/00_tiny.ipynb #e16f321c
-def head_class(config: Any) -> type:  # of the configuration of a family
+def head_class(config: Any) -> type:  # config: of one of the three families
     "Return the transformers class of the whole model with its language head, e.g. Qwen3ForCausalLM"
     import transformers
 
@@ -285,7 +285,7 @@ def _differing_weight(model: Any, folder: Path) -> str | None:
     return None
 
 
-def _same_tokens(tokenizer: Any, read: Any) -> bool:  # `read` may have additional tokens
+def _same_tokens(tokenizer: Any, read: Any) -> bool:  # read: loaded; may have more tokens
     kept = tokenizer.get_vocab().items() <= read.get_vocab().items()
     return kept and tokenizer.eos_token_id == read.eos_token_id
 

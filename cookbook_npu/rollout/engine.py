@@ -43,7 +43,7 @@ class Request:
     partial: Sample | None = (
         None  # response to continue; its tokens count towards the limit
     )
-    # of the prompt, then of `partial`, in the order of their placeholders
+    # images of the prompt, then those of `partial`, in the order of their placeholders
     images: tuple[ImageInput, ...] = ()
 
 # %% ../../nbs/rollout/00_engine.ipynb #b40e6f28
@@ -196,7 +196,7 @@ def check_placeholders(
 
 # %% ../../nbs/rollout/00_engine.ipynb #c16deec2
 def response_limit(request: Request, sampling: SamplingParams) -> int:
-    "Return the most tokens of a response, those of a partial response included"
+    "Return the maximum number of response tokens, those of a partial response included"
     if request.max_response_tokens is None:
         return sampling.max_response_tokens
     return request.max_response_tokens
@@ -237,13 +237,13 @@ class RequestState:
 
     request: Request
     sampling: SamplingParams
-    number: int = 0  # counts the requests of the engine
+    number: int = 0  # order of submission to the engine
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(init=False)
     versions: list[int] = field(init=False)
     image_keys: tuple[str, ...] = field(init=False)
     reason: FinishReason | None = None  # None: still running
-    limit: int = field(init=False)  # most tokens of the response
+    limit: int = field(init=False)  # maximum number of response tokens
 
     def __post_init__(self) -> None:
         partial = self.request.partial
@@ -497,7 +497,7 @@ class EngineWeights(Protocol):
 
 # %% ../../nbs/rollout/00_engine.ipynb #021d7a70
 class EngineBase(ABC):
-    "What an engine holds, and the state that follows from it"
+    "The attributes of an engine, and the state derived from them"
 
     decoder: Decoder
     weights: EngineWeights
@@ -685,7 +685,7 @@ class StreamingEngine(DecodeLoop):
 
     def collect(
         self,
-        decode_steps: int | None = None,  # most steps; None: until a response has finished
+        decode_steps: int | None = None,  # maximum; None: until a response has finished
     ) -> list[Sample]:  # finished responses, in the order of submission
         "Decode in this thread; stop early only when nothing is left in flight"
         if decode_steps is not None and decode_steps < 1:
@@ -700,7 +700,7 @@ class StreamingEngine(DecodeLoop):
         self,
         group_ids: Collection[str] | None = None,  # None: all groups
     ) -> list[Sample]:  # partial responses, in the order of submission
-        'Take unfinished responses out of flight; their `finish_reason` is "abort"'
+        'Abort unfinished responses and return them, with `finish_reason` "abort"'
         wanted = {group_ids} if isinstance(group_ids, str) else group_ids
         with self._gate.lock:
             self._require_no_decoding("abort", *_HAVE_WEIGHTS)
@@ -832,7 +832,7 @@ class SleepingEngine(UpdatableEngine):
             self._require_none_in_flight("sleep")
             missing = {tag for tag in WAKE_TAGS if tag not in self._resident}
             if missing:
-                self._wake(missing)  # vLLM's allocator sleeps as a whole
+                self._wake(missing)  # vLLM can sleep only when all tags are awake
             self._sleep(level)
             self._gate.resume()
             self._resident = set()

@@ -27,7 +27,7 @@ from .engine import Request
 # %% ../../nbs/rollout/04_episodes.ipynb #bc6bd207
 EpisodeOutcome = Literal["done", "max_turns", "truncated", "aborted"]
 ObservationTokens = tuple[list[int], list[ImageInput]]  # token ids and images
-# of a call; None: a reset
+# a step's observation and its tokens; None after a reset; or the failure of either
 EnvironmentAnswer = tuple[Observation, ObservationTokens] | CallFailure | None
 
 
@@ -81,7 +81,7 @@ def continue_episode(
     episode: Episode,
     sample: Sample,  # all turns so far
     tokens: ObservationTokens,
-    limit: int,  # most tokens of a response, observations included
+    limit: int,  # maximum number of response tokens, observations included
 ) -> None:
     "Append an observation to an episode: the next request, its end, or a failure"
     ids, images = tokens
@@ -102,7 +102,7 @@ class EpisodeBatch:
         self,
         runner: "EpisodeRunner",
         episodes: list[Episode],
-        limit: int,  # most tokens of a response, observations included
+        limit: int,  # maximum number of response tokens, observations included
     ):
         self.runner = runner
         self.episodes = episodes
@@ -176,7 +176,7 @@ class EnvironmentPool:
         return self.free.pop() if self.free else None
 
     def create(self, environment: Environment | None) -> Environment:
-        "Return the given environment or a new one; called in a thread"
+        "Return the given environment, or create one; called in a thread"
         if environment is None:
             environment = self.make()
             self.made.append(environment)
@@ -213,7 +213,7 @@ def check_first_messages(prompt: Prompt, ids: list[int], limit: int | None) -> N
 
 # %% ../../nbs/rollout/04_episodes.ipynb #b44cd97a
 class EpisodeThreads:
-    "Calls of environments in threads, and the tokens of their answers"
+    "Calls environments in threads and tokenizes their observations"
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class EpisodeRunner(EpisodeThreads):
         self,
         requests: Sequence[Request],  # first turns
         prompt_of: Mapping[str, Prompt],  # by group
-        limit: int,  # most tokens of a response, observations included
+        limit: int,  # maximum number of response tokens, observations included
     ) -> EpisodeBatch:
         "Start an episode for each request"
         episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
@@ -293,7 +293,7 @@ class EpisodeRunner(EpisodeThreads):
         return self.calls.start(partial(self._reset, episode, environment))
 
     def start_step(self, episode: Episode, sample: Sample) -> Future[EnvironmentAnswer]:
-        "Pass a turn of the policy to the environment, and its answer to `record_answer`"
+        "Pass a turn of the policy to the environment; pass the answer to `record_answer`"
         return self.calls.start(partial(self._step, episode, sample))
 
     def record_answer(
@@ -301,7 +301,7 @@ class EpisodeRunner(EpisodeThreads):
         episode: Episode,
         sample: Sample | None,  # the turn it answers; None: a reset
         answer: EnvironmentAnswer,
-        limit: int,  # most tokens of a response
+        limit: int,  # maximum number of response tokens
     ) -> None:
         "Continue an episode with its next turn, its end, or a failure"
         if isinstance(answer, CallFailure):
@@ -343,7 +343,7 @@ class InitialPromptLength:
         self.runner = runner
         self.seconds = seconds
         self.spent = 0.0  # s
-        self.added = 0  # most additional tokens so far
+        self.added = 0  # largest number of additional tokens so far
 
     def __call__(self, prompt: Prompt) -> int:
         "Return the measured length, or an estimate within the limit"

@@ -22,7 +22,7 @@ class AnswerHandler:
     def __init__(
         self,
         runner: EpisodeRunner,
-        changed: threading.Condition,  # the lock; reentrant
+        changed: threading.Condition,  # the lock, reentrant
         start: Callable[
             ..., Any
         ],  # start(work, *args) in a thread whose errors are reported
@@ -44,7 +44,7 @@ class AnswerHandler:
         episode.waits = True
 
         def answered(call: Future[EnvironmentAnswer]) -> None:
-            with self.changed:  # in an environment thread: leave the work to another
+            with self.changed:  # in an environment thread: hand over to `start`
                 if not self.closed:
                     self.start(self._handle_answer, episode, sample, call.result(), limit)
 
@@ -74,7 +74,7 @@ class EpisodeStream(AnswerHandler):
         self,
         requests: Sequence[Request],  # first turns of one prompt
         prompt: Prompt,
-        limit: int,  # most tokens of a response, observations included
+        limit: int,  # maximum number of response tokens, observations included
     ) -> dict[int, Episode]:  # by index of the request
         "Start an episode for each request; `on_answer` reports when it can be sampled"
         episodes = {request.index: Episode(request, prompt) for request in requests}

@@ -145,7 +145,7 @@ class GrowingLayer(DynamicLayer):
 # %% ../../nbs/rollout/01_transformers.ipynb #9cd0018c
 def join_attention(
     parts: Sequence[tuple[GrowingLayer, Tensor]],  # layers, and the rows to take of each
-    width: int,  # columns of the result; the last columns of each layer stay last
+    width: int,  # columns of the result; layers are right-aligned
 ) -> GrowingLayer:
     "Return rows of several layers as one layer"
     spare = max(layer.spare for layer, _ in parts)
@@ -247,7 +247,7 @@ def join_rows(
 class JoinedRows:
     "Matrices with the same input, stacked in one piece of memory"
 
-    def __init__(self, *parts: Tensor):  # [rows, E]; they stay the same objects
+    def __init__(self, *parts: Tensor):  # [rows, E]; become views of `whole`
         self.parts = parts
         self.rows = [len(part) for part in parts]
         self.whole = torch.cat([part.data for part in parts])  # [sum of rows, E]
@@ -333,7 +333,7 @@ class Qwen3Layer:
         keys, values = kept.update(_by_head(k_NKD, B), _by_head(v_NKD, B))
         attend = F.scaled_dot_product_attention
         if N == B:
-            # query heads that share a key head form one matrix, like a longer sequence
+            # the query heads of a group form one matrix, like a longer sequence
             q = q_NHD.unflatten(1, (self.heads[1], -1))
             out = attend(q, keys, values, attn_mask=mask)
         else:
@@ -532,7 +532,7 @@ class ModelRunner:
         return logits_BV
 
 # %% ../../nbs/rollout/01_transformers.ipynb #3372b4b0
-NOISE_BLOCK = 64  # most steps whose uniform numbers are generated at once
+NOISE_BLOCK = 64  # maximum steps whose uniform numbers are generated at once
 
 
 class RowSampler:
@@ -599,7 +599,7 @@ class WaitingQueue:
 
     def __init__(
         self,
-        batch_size: int,  # most rows
+        batch_size: int,  # maximum number of rows
         layer_types: set[str],  # of the model
     ):
         self.batch_size = batch_size
@@ -895,7 +895,7 @@ class TransformersEngine(Engine):
         hf_path: str | Path,  # Hugging Face folder
         dtype: str = "bfloat16",  # of the weights
         device: torch.device | str | None = None,  # None: the first of this process
-        batch_size: int = 128,  # most sequences decoded together
+        batch_size: int = 128,  # maximum number of sequences decoded together
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s

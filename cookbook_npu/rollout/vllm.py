@@ -138,7 +138,7 @@ def check_companions(
     names: Iterable[str] = TORCH_COMPANIONS,
     load: Callable[[str], Any] = importlib.import_module,
 ) -> None:
-    "Raise `EngineError` when an installed companion package does not load with this torch"
+    "Raise `EngineError` when an installed package of `names` does not load with this torch"
     for name in names:
         if not find_spec(name):
             continue
@@ -221,7 +221,7 @@ def choose_weight_update_method(
 # %% ../../nbs/rollout/03_vllm.ipynb #3c5d8e21
 def _replace_weights(
     worker: Any,
-    weights: list[tuple[str, Any]],  # tensors; for a native engine handles
+    weights: list[tuple[str, Any]],  # tensors; handles for a native transfer engine
     method: str,  # of `choose_weight_update_method`
     dtype: torch.dtype,  # of the engine's weights
 ) -> None:
@@ -303,7 +303,7 @@ class VllmWeights:
     def load(
         self, version: int, tensors: Mapping[str, Tensor], handles: Mapping[str, tuple]
     ) -> None:
-        "Replace all weights; `handles` are for a native engine"
+        "Replace all weights; `handles` are for a native transfer engine"
         source = handles if self.method in vllm_weights.NATIVE_NAMES else tensors
         if not source:
             raise WeightUpdateError(
@@ -355,7 +355,7 @@ def register_unloaded() -> None:
 
 # %% ../../nbs/rollout/03_vllm.ipynb #52ca269c
 def media_limits(max_pixels: int | None) -> dict[str, Any]:  # None: the model's own limit
-    "Return vLLM's limit_mm_per_prompt: no videos, and the largest picture to plan memory for"
+    "Return vLLM's limit_mm_per_prompt: no videos, and the largest image to plan memory for"
     if max_pixels is None:
         return {"video": 0}
     side = math.isqrt(max_pixels)
@@ -374,7 +374,7 @@ def llm_arguments(
     can_sleep: bool = True,  # the platform can release memory
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
     sees: bool = False,  # the model has a vision tower
-    max_pixels: int | None = None,  # of a picture; None: the model's own limit
+    max_pixels: int | None = None,  # of an image; None: the model's own limit
     engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
     load_weights: bool = True,  # False: random until the first weight update
 ) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def llm_arguments(
         "kv_cache_memory_bytes": kv_cache_bytes,
         "weight_transfer_config": weight_transfer,
         "limit_mm_per_prompt": media_limits(max_pixels) if sees else None,
-        # A scheduled step would report tokens of the old weights after an update.
+        # A step scheduled before an update would return tokens of the old weights after it.
         "async_scheduling": False,
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
@@ -432,7 +432,7 @@ class VllmImages:
         self.image_token_id = image_token_id
 
     def prompt(self, state: RequestState) -> dict[str, Any]:
-        "Return a vLLM prompt with resized pictures and one placeholder for each"
+        "Return a vLLM prompt with resized images and one placeholder for each"
         images = state.request.images
         counts = [self.processor.tokens(image.grid_thw) for image in images]
         ids = collapse_placeholders(state.sequence, counts, self.image_token_id)
@@ -578,7 +578,9 @@ def remove_shared_memory(identity: str, folder: Path = Path("/dev/shm")) -> list
 
 def name_shared_memory(
     communicators: Any,  # vLLM's module of CPU communicators
-) -> str:  # identity of this engine; empty: this vLLM has no such memory
+) -> (
+    str
+):  # identity of this engine, a part of the names; empty: this vLLM has no such memory
     """Give the shared memory of this engine names that are unique on the machine.
 
     vLLM derives the names from the rendezvous address, which is `env://` for all our engines; the
@@ -587,6 +589,7 @@ def name_shared_memory(
     if shared is None:
         return ""
     identity = f"vllm_ranks_{os.getuid()}_{os.environ['MASTER_PORT']}_"
+    # vLLM's own function, even if an earlier engine of this process has replaced it
     name_of = getattr(shared.make_group_name, "of_vllm", shared.make_group_name)
 
     def group_name(communicator: Any) -> str:
@@ -693,7 +696,7 @@ def start_llm(vllm: ImportedVllm, arguments: Mapping[str, Any]) -> Any:
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e911f701
 class VllmProcess(Engine):
-    "A started vLLM engine in this process"
+    "The methods of `Engine` on a vLLM that has been started in this process"
 
     llm: Any  # vllm.LLM
     decoder: VllmRequests
@@ -701,7 +704,7 @@ class VllmProcess(Engine):
     platform: str  # cpu, cuda or npu
     can_sleep: bool
     tensor_parallel: int  # ranks of the engine
-    memory_identity = ""  # of its shared memory; empty: none
+    memory_identity = ""  # part of the names of its shared memory; empty: none
     continues_noise = False  # see above: a continued response gets another seed
 
     def _weights_changed(self) -> None:
@@ -807,7 +810,7 @@ class StartedVllm(VllmProcess):
 
 # %% ../../nbs/rollout/03_vllm.ipynb #c50ce178
 class VllmEngine(StartedVllm):
-    "A vLLM engine in this process"
+    "A rollout engine that starts vLLM in this process"
 
     def __init__(
         self,
@@ -816,7 +819,7 @@ class VllmEngine(StartedVllm):
         max_tokens: int | None = None,  # prompt plus response; None: the model's limit
         memory_utilization: float = 0.35,  # fraction of the device's memory (accelerators)
         kv_cache_bytes: int | None = None,  # on each device; None: 256 MiB on a CPU
-        max_sequences: int = 256,  # most sequences decoded together
+        max_sequences: int = 256,  # maximum number of sequences decoded together
         enforce_eager: bool = True,  # no graph capture
         tensor_parallel: int = 1,  # ranks of one engine, one process each
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
@@ -824,7 +827,7 @@ class VllmEngine(StartedVllm):
         request_seeds: bool = True,  # each response has its own generator
         kept_cache: KeptCache = "recompute",  # key/value cache of running requests
         simulated_latency: float = 0.0,  # sleep of each decode step, s
-        max_pixels: int | None = None,  # of a picture; None: the model's own limit
+        max_pixels: int | None = None,  # of an image; None: the model's own limit
         engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
         load_weights: bool = True,  # False: random until the first weight update
     ):

@@ -43,7 +43,7 @@ class Npu910b(Target):
         return probe_npu(environ)
 
     def devices_known_to_ray(self, found: Probe, environ: Mapping[str, str]) -> bool:
-        "Also for virtual NPUs, which have other device files: Ray counts them through CANN's acl"
+        "True for virtual NPUs, too: the probe does not see their device files, Ray counts them through acl"
         has_acl = importlib.util.find_spec("acl") is not None
         virtual = found.state == "unusable" and has_acl
         return virtual or super().devices_known_to_ray(found, environ)
@@ -53,7 +53,7 @@ class Npu910b(Target):
         return find_soc(soc).memory_gib * 2**30 - IDLE_BYTES
 
     def engine_capacity(self, total: int) -> int:
-        "Return `capacity` of the chip with this much memory: the same number on all devices of a kind"
+        "Round `total` up to the memory of a known chip; return it minus the use of an idle device"
         sizes = sorted({soc.memory_gib * 2**30 for soc in SOCS.values()})
         fitting = [size for size in sizes if size >= total]
         return (fitting[0] if fitting else total) - IDLE_BYTES

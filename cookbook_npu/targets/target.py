@@ -29,13 +29,13 @@ class Target:
     simulated: ClassVar[bool] = False  # devices are simulated by this package
     # model and prompts are optional: a tiny model and a generated task replace them
     has_tiny_model: ClassVar[bool] = True
-    # memory, time and arguments are planned from the data of an Ascend chip
+    # memory, time and arguments are planned from the data of the Ascend chip (SoC)
     has_soc: ClassVar[bool] = False
     checks_memory: ClassVar[bool] = True  # refuse a run that does not fit
     # all engines start and sleep before the trainer starts
     engines_start_first: ClassVar[bool] = False
     vllm_on_cpu: ClassVar[bool] = False  # vLLM takes no memory of the device
-    # Python module -> part of the stack that must be installed
+    # required module -> its part of the software stack, as in `cookbook-npu doctor`
     packages: ClassVar[Mapping[str, str]] = {}
     vllm_packages: ClassVar[Mapping[str, str]] = {}  # the same, for engine vllm
 
@@ -44,7 +44,7 @@ class Target:
         raise NotImplementedError
 
     def devices_known_to_ray(self, found: Probe, environ: Mapping[str, str]) -> bool:
-        "Whether Ray counts the devices, so that `found` does not decide"
+        "Whether Ray's device count replaces `found`, the local probe"
         return bool(environ.get("RAY_ADDRESS"))
 
     def device_env(self, simulated_memory: int) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Target:
         raise NotImplementedError
 
     def engine_capacity(self, total: int) -> int:
-        "Return the memory that vLLM's cache is planned for, of a device with `total` bytes"
+        "Return the part of `total` device memory, in bytes, from which vLLM's cache is planned"
         return total
 
 # %% ../../nbs/targets/00_target.ipynb #6922e6e6

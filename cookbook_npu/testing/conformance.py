@@ -111,7 +111,7 @@ def teacher_forced(
 def greedy_response(
     folder: Path,  # Hugging Face folder
     prompt: list[int],
-    limit: int,  # most tokens
+    limit: int,  # maximum number of tokens
 ) -> list[int]:
     "Return the response of transformers' `generate` at temperature 0"
     ids_1T = torch.tensor([prompt])
@@ -185,7 +185,7 @@ def encoded_picture(
 
 
 def many_pictures() -> list[ImageSource]:
-    "Return 50 pictures of up to 16 tokens: one pixel of every kind, long strips, odd sizes"
+    "Return 50 images of up to 16 tokens: one pixel of every kind, long strips, odd sizes"
     rng = random.Random(0)
     sizes = [(1, 1)] * len(PICTURE_KINDS) + [(200, 1), (1, 200), (160, 5), (32, 32)]
     sizes += [(rng.randint(1, 128), rng.randint(1, 128)) for _ in range(50 - len(sizes))]
@@ -199,9 +199,9 @@ def many_pictures() -> list[ImageSource]:
 
 def seeing_ids(
     config: Any,  # a transformers configuration
-    tokens: int,  # placeholders of the picture
+    tokens: int,  # placeholders of the image
 ) -> list[int]:
-    "Return the ids of a prompt with one picture"
+    "Return the ids of a prompt with one image"
     shown = [config.image_token_id] * tokens
     return [7, config.vision_start_token_id, *shown, config.vision_end_token_id, 31]
 
@@ -449,7 +449,7 @@ def truncation_renormalises(case: Case) -> None:
 # %% ../../nbs/testing/02_conformance.ipynb #7be31294
 @engine_check
 def update_equals_a_fresh_engine(case: Case) -> None:
-    "After an update, outputs and checksums are those of the new weights, of which the engine has a copy"
+    "After an update, outputs and checksums are those of the new weights, and the engine has its own copy"
     old = response_tokens(case.ask())
     weights = folder_weights(case.other)
     want = {name: checksum(t) for name, t in weights.items()}
@@ -495,7 +495,7 @@ def refused_update_changes_nothing(case: Case) -> None:
 
 @engine_check
 def altered_update_serves_nothing(case: Case) -> None:
-    "A tensor that arrived with other values is named; the engine samples nothing until an update succeeds"
+    "A corrupted tensor is named in the error; the engine samples nothing until an update succeeds"
     before = response_tokens(case.ask())
     version = case.engine.version
     weights = folder_weights(case.folder)
@@ -516,7 +516,7 @@ def altered_update_serves_nothing(case: Case) -> None:
 # %% ../../nbs/testing/02_conformance.ipynb #299f3285
 @engine_check
 def half_awake_sleeps(case: Case) -> None:
-    "A half-awake engine can sleep, with or without weights, and then accepts weights of any version"
+    "An engine without cache can sleep, with or without valid weights, and then accepts any version"
     before = response_tokens(case.ask())
     engine = case.engine
     version = engine.version
@@ -655,7 +655,7 @@ def require_same(case: Case, samples: list[Sample], wanted: list[Sample]) -> Non
 
 @engine_check
 def streamed_equals_generate(case: Case) -> None:
-    "Requests submitted one by one equal generate, in the same pieces each time"
+    "Requests submitted one by one equal generate, in the same batches each time"
     want = case.ask()
 
     def stream() -> list[list[Sample]]:
@@ -868,7 +868,7 @@ for _check in (
 # %% ../../nbs/testing/02_conformance.ipynb #a851ac9f
 @image_check
 def pictures_are_distinguished(case: Case) -> None:
-    "Prompts with equal ids and different pictures share nothing; with equal pictures they agree"
+    "Prompts with equal ids and different images share nothing; with equal images they agree"
     greedy = case.sampling(temperature=0)
     first, other = case.requests[0], case.requests[3]
     require(first.prompt_ids == other.prompt_ids, "the prompts differ")

@@ -106,7 +106,7 @@ def prove(
     timeout: float = 180,  # s
     preload: Sequence[str] = (),  # as in `run_ranks`
 ) -> None:
-    "Raise `ShimError` unless `check` passes with the shim, fails as expected without, and `verify()` sees it"
+    "Raise `ShimError` unless `check` passes only with the shim, and `verify()` rejects the originals"
     results = run_ranks(
         "cookbook_npu.testing.proof:proof_in_rank",
         ranks,

@@ -58,7 +58,7 @@ def import_target(target: str) -> Callable:
     return getattr(module, name)
 
 # %% ../../nbs/testing/01_ranks.ipynb #c196db1e
-# slow imports of Megatron that do not depend on patches before it
+# slow imports of Megatron that are safe before the shims are applied
 MEGATRON_IMPORTS = ("torch.distributed.tensor", "torch.distributed.checkpoint")
 
 
@@ -78,7 +78,7 @@ def warm_up_of(
     bootstrap: str | None,
     preload: Sequence[str] = (),  # modules that the target imports
 ) -> list[str] | None:
-    "Return what a fork server does once for all such ranks; None: use new interpreters"
+    "Return the imports and calls of a fork server for these ranks; None: use new interpreters"
     first = [
         "cookbook_npu.npu.shims.torchvision_ops:install_finder",
         "torch",
@@ -97,7 +97,7 @@ def warm_up_of(
         return [*first, *MEGATRON_IMPORTS, *preload]
     if bootstrap.partition(":")[0] in preload:
         return [*first, *preload]
-    return None  # a module that files of other folders may shadow
+    return None  # the module name may be ambiguous in a fork server
 
 # %% ../../nbs/testing/01_ranks.ipynb #305d6c98
 def rank_main(
@@ -194,7 +194,7 @@ def _start(
     job: bytes,
     warm_up: list[str] | None,
 ) -> _Rank:
-    "Start one rank; `stack` ends it"
+    "Start one rank; closing `stack` kills it"
     parent_end, child_end = socket.socketpair()
     stack.enter_context(parent_end)
     stack.enter_context(child_end)
