@@ -163,9 +163,8 @@ class DeviceSlot:
     device: int  # id on that machine
     bundle: int  # index in the placement group
     node_id: str = field(default="", compare=False)  # of Ray
-    extension: int = field(
-        default=0, compare=False
-    )  # index of the placement group; 0: the first one
+    # index of the placement group; 0: the first one
+    extension: int = field(default=0, compare=False)
 
 
 def sort_slots(
@@ -461,7 +460,7 @@ class RayNode:
     owned: bool = False  # this process started the cluster and stops it
     folder: Path | None = None  # session folder to remove
     raylet: psutil.Process | None = None  # of a cluster that this process started
-    server: Any = None  # None: workers are fresh interpreters
+    server: Any = None  # fork server of simulated workers; None: fresh interpreters
 
     def start(
         self,

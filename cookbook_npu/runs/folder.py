@@ -653,12 +653,8 @@ def numbered_path(
     return folder / f"{max(numbers, default=0) + 1:03d}{suffix}"
 
 
-_PLACE = (
-    "root",
-    "name",
-    "resume",
-    "restart",
-)  # keys of `output` that a resume does not record
+# keys of `output` that a resume does not record
+_PLACE = ("root", "name", "resume", "restart")
 
 # %% ../../nbs/runs/00_folder.ipynb #cb3ce994
 class ResumableRun(RunWriter):
@@ -678,7 +674,7 @@ class ResumableRun(RunWriter):
         values = now.model_dump()
         record = self._identity_record()
         resumed = [*record.get("resumed", ()), content_checksum(values)]
-        # run.json first: killed in between, the old configuration is still accepted
+        # run.json first: if the second write fails, the old configuration is still accepted
         write_checked_json(self.identity_file, record | {"resumed": resumed})
         write_json(self.config_file, values)
         self.event("settings_changed", changed=changed)

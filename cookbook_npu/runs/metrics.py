@@ -273,7 +273,7 @@ class Tracker(SinkGroup):
         return record
 
     def restart(self, last: int) -> None:
-        "Continue after step `last` (-1: before all steps); drop what was measured since its log"
+        "Continue after step `last` (-1: before all steps); drop measurements that were not logged"
         self.spans.take()
         self.spans.newest = max(last, 0)
         self.last = last

@@ -93,7 +93,7 @@ class TrackerSink(Sink):
         self.run_id = self.connection.run_id
 
     def errors(self) -> tuple[type[Exception], ...]:
-        "Errors that turn the tracker off: an unreachable server, a full disk, and its own ones"
+        "Errors that turn the tracker off: unreachable server, full disk, errors of its package"
         own = {"wandb": "Error", "mlflow": "MlflowException"}.get(self.name, "")
         module = sys.modules.get(self.name)
         return (OSError, RuntimeError, ValueError, getattr(module, own, OSError))
