@@ -135,14 +135,14 @@ def end_process(
     process: subprocess.Popen,  # leads a process group
     grace: float = 40.0,  # to exit by itself, s; a Ray node with work takes up to 30
 ) -> None:
-    "Terminate a child, then kill its process group"
+    "Terminate a child, then kill its process group; a no-op if the child has exited already"
     if process.poll() is not None:
         return
     process.terminate()
     pidfd = os.pidfd_open(process.pid)
     select.select([pidfd], [], [], grace)
     os.close(pidfd)
-    # the child is not reaped yet, so the group keeps its number
+    # before `wait`, so the id of the process group is still valid
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -159,7 +159,7 @@ def started_at(pid: int) -> int | None:
 
 # %% ../../nbs/cluster/03_launch.ipynb #a2d98539
 def _write_whole(file: Path, text: str) -> None:
-    "Replace a file in one step"
+    "Replace a file atomically; not flushed to disk"
     aside = file.with_suffix(".partial")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, file)
@@ -291,7 +291,7 @@ def submit_command(
     environ: Mapping[str, str],
     follow: bool = True,  # print the log and wait for the end
 ) -> list[str]:
-    "Return the command that submits a job; raises `ConfigError` for words that a shell changes"
+    "Return the command that submits a job; raises `ConfigError` for unsafe arguments"
     record = job.record()
     for word in record["run"]:
         if shlex.quote(word) != word:
@@ -480,7 +480,7 @@ class Supervisor:
         self.started_run = self.children.start(self.record["run"], RAY_ADDRESS=address)
         pid = self.started_run.pid
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        # not reaped yet, it keeps the number of its group
+        # before `wait`, so the id of the process group is still valid
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         code = self.started_run.wait()

@@ -56,7 +56,7 @@ def import_ray() -> ModuleType:
     # otherwise a call after the shutdown starts another cluster
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     npu = logging.getLogger("ray._private.accelerators.npu")
-    # setLevel empties the caches of all loggers, and every call of a worker group comes here
+    # this runs for every call of a worker; setLevel clears all logger caches, so set it once
     if npu.level != logging.CRITICAL:
         npu.setLevel(logging.CRITICAL)
     return importlib.import_module("ray")
@@ -163,7 +163,8 @@ class DeviceSlot:
     device: int  # id on that machine
     bundle: int  # index in the placement group
     node_id: str = field(default="", compare=False)  # of Ray
-    extension: int = field(default=0, compare=False)  # placement group; 0: the first one
+    # index of the placement group; 0: the first one
+    extension: int = field(default=0, compare=False)
 
 
 def sort_slots(
@@ -205,12 +206,13 @@ def init_options(
 ) -> dict[str, Any]:
     "Return the arguments of `ray.init` that start a cluster on this machine"
     workers = max(4, 2 * devices)
+    # a small cluster starts faster with these settings
     system = {
         "worker_lease_timeout_milliseconds": 0,
         "worker_maximum_startup_concurrency": workers,
         # workers get the variables of their roles, so none can be started in advance
         "prestart_worker_first_driver": False,
-        # a fork waits for the imports of its server
+        # a forked worker registers only after its fork server has finished importing
         "worker_register_timeout_seconds": int(START_TIMEOUT_S),
         # the history of calls grows with every step
         "task_events_report_interval_ms": 0,
@@ -250,7 +252,7 @@ def cluster_env(
 
 
 def _server_root() -> Path:
-    "Return a folder that this process removes; a socket's address has 107 bytes"
+    "Return a folder for the fork server's socket, whose path must be short; removed at exit"
     root = Path(tempfile.gettempdir())
     if len(os.fsencode(root)) > 60:
         root = Path("/tmp")
@@ -271,7 +273,7 @@ def preload_workers() -> None:
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
 def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
-    "Return the machine, device id and node id of a bundle; a task that starts after `before`"
+    "Return machine, device id and node id of a bundle; `before` only makes Ray wait for it"
     import ray
 
     context = ray.get_runtime_context()
@@ -325,7 +327,7 @@ def bundle_options(
 
 
 def _ask_in_sequence(
-    ask: Callable[[int, Any], Any],  # gets a bundle and the answer to wait for
+    ask: Callable[[int, Any], Any],  # gets a bundle and the reference to wait for
     nodes: Sequence[str],  # Ray node of each bundle
 ) -> list[Any]:
     "Return the answer of each bundle; the bundles of a machine answer one after the other"
@@ -453,12 +455,12 @@ def _ray_has_ended(machine: str, what: str) -> DeviceError:
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #b34db9ee
 @dataclass
 class RayNode:
-    "Ray as this process uses it"
+    "The Ray cluster that this process started or attached to"
 
     owned: bool = False  # this process started the cluster and stops it
     folder: Path | None = None  # session folder to remove
     raylet: psutil.Process | None = None  # of a cluster that this process started
-    server: Any = None  # None: workers are fresh interpreters
+    server: Any = None  # fork server of simulated workers; None: fresh interpreters
 
     def start(
         self,
@@ -489,7 +491,7 @@ class RayNode:
     def check_machines(self, slots: Sequence[DeviceSlot]) -> None:
         "Raise `DeviceError` if Ray has ended on a machine of a cluster that this process started"
         if not self.owned:
-            return  # another machine may replace the lost one
+            return  # an external cluster may replace a lost machine
         self.check()
         alive = {node["NodeID"]: node["Alive"] for node in import_ray().nodes()}
         for slot in slots:
@@ -556,7 +558,7 @@ class ReservedDevices:
         self.reserve(devices, timeout, timeout)
 
     def release(self) -> None:
-        "Give the devices back"
+        "Release the devices"
         ray = import_ray()
         if ray.is_initialized():
             for placement in self.placements:
@@ -601,7 +603,7 @@ class Cluster(DevicesWithWorkers):
         cls,
         devices: int,
         resource: str = "NPU",  # or "GPU"
-        simulated: bool = True,  # declare NPUs instead of detecting them
+        simulated: bool = True,  # run on simulated NPUs
         address: str | None = None,  # Ray cluster to attach to; None: start one
         log_dir: str | Path | None = None,  # None: no logs of workers
         timeout: float = 60.0,  # of the reservation, s
@@ -627,7 +629,7 @@ class Cluster(DevicesWithWorkers):
                 options = partial(init_options, *settings, object_store=object_store)
                 shims = ["ray.unused_services", "ray.worker_command"][: 1 + simulated]
                 node.start(address, temp_dir, options, shims)
-            # a fork waits for the imports of its server
+            # a forked worker answers only after its fork server has finished importing
             locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
             cluster.reserve(devices, timeout, locate_timeout)
             undo.pop_all()

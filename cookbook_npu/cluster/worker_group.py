@@ -92,7 +92,7 @@ class CompletedFuture:
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #76f853f7
 class Ranks(AbstractContextManager):
-    "Workers of a role"
+    "Base class of worker groups: the workers of a role"
 
     name: str  # for messages
 
@@ -268,13 +268,13 @@ class WorkerActor:
         world_size = int(env["WORLD_SIZE"])
         gc.disable()  # imports leave almost no garbage
         with _errors_logged(self.has_log):
-            install_finder()
+            install_finder()  # makes torchvision importable
             if bootstrap:
                 module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
                 module.bootstrap(bootstrap)
             self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
-            laptop.arm_faults(self.role, env)
-        # Megatron collects garbage at each save: a third of a second with the objects of imports
+            laptop.arm_faults(self.role, env)  # a no-op outside of fault tests
+        # Megatron runs the garbage collector at each save; frozen imports save 0.3 s
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -283,6 +283,7 @@ class WorkerActor:
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         "Call a method of the role object"
+        # `_stack_of_call` finds this frame by the names of file and method
         with _errors_logged(self.has_log), track_call(method):
             return _find_method(self.role, method)(*args, **kwargs)
 
@@ -334,7 +335,7 @@ class WorkerHandle:
 
     @property
     def remedy(self) -> str:
-        "Return where its output is, for messages"
+        "Return a hint where its output is, for messages"
         if self.log:
             return f"Its log is {self.log}."
         return "Give the cluster a log_dir to keep the output of its workers."
@@ -684,7 +685,7 @@ def distributed_env(
         visible_env: ",".join(str(device) for device in devices),
     }
     if address in ("127.0.0.1", "::1", "[::1]"):
-        env["GLOO_SOCKET_IFNAME"] = "lo"  # no name service needed
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # avoids a host name lookup
     return env
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #e4612175

@@ -44,7 +44,7 @@ class Chat:
     count: int = 0  # replies
 
     def show(self, path: str) -> None:
-        "Add a picture to the next message; raises `DataError`"
+        "Add an image to the next message; raises `DataError`"
         from ..data.images import image_source
 
         if self.processor is None:

@@ -54,7 +54,7 @@ ALL_PROMPTS = 1_000_000_000  # more than any file has
 
 def eval_overrides(
     settings: EvalSettings,
-    own: str = "",  # the run's data
+    own: str = "",  # `data.prompt_data` of the run
 ) -> dict[str, Any]:
     "Return the configuration overrides of an evaluation, dotted key -> value"
     keys: dict[str, Any] = {
@@ -91,7 +91,7 @@ def eval_config(config: RunConfig, settings: EvalSettings) -> RunConfig:
 
 
 def check_evaluation(config: RunConfig) -> None:
-    "Raise a `CookbookError` if the engine, graders or prompts are missing; starts nothing"
+    "Raise a `CookbookError` if engine, graders or prompts are missing; loads no engine"
     check_engine(config)
     check_episodes(config)
     check_scorers(config)
@@ -130,6 +130,7 @@ def sample_answers(
         return [s for shard in shards if shard for s in engine.generate(shard, sampling)]
 
     group_size = config.rollout.eval_samples
+    # negative steps: evaluations have other seeds than training
     requests = make_requests(prompts, group_size, config.seed, -1 - steps_done)
     prompt_of = {r.group_id: prompts[i // group_size] for i, r in enumerate(requests)}
     failures: dict[str, str] = {}

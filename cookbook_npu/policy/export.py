@@ -53,8 +53,8 @@ class PolicyWriter:
 
     def __init__(
         self,
-        rank: int,  # 0
-        world_size: int,  # 1
+        rank: int,  # always 0: one device
+        world_size: int,  # always 1
         config: RunConfig,
         hf_path: str,  # folder that the run started from
     ):

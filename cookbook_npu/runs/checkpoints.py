@@ -66,7 +66,7 @@ class Checkpoint:
 
     def check(
         self,
-        under: str = "",  # check only files whose names begin with this, e.g. "hf/"
+        under: str = "",  # prefix of the files to check, e.g. "hf/"
     ) -> None:
         "Raise `DataError` naming the first file that is missing, truncated or altered"
         checkpoint_files(self.path)  # no links
@@ -152,7 +152,7 @@ class CheckpointIndex:
             try:
                 found.append(read_checkpoint(folder, self.run))
             except (MissingError, DataError):
-                continue  # an export for serving, or damaged
+                continue  # no manifest, damaged, or of another run
         return found
 
     def newest_valid(
@@ -175,7 +175,7 @@ class CheckpointStore(CheckpointIndex):
     "Writes checkpoints"
 
     def partial(self, step: int) -> Path:
-        "Create the empty folder of a new checkpoint; `commit` makes it one"
+        "Create a temporary folder; `commit` turns it into a checkpoint"
         unique = f"{os.getpid()}-{time.monotonic_ns()}"
         folder = self.root / f".{step_folder(step)}.{unique}"
         with storage_errors(folder):

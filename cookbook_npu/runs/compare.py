@@ -51,7 +51,7 @@ class Rule:
     otherwise: RuleKind  # for other runs
     limit: float = 0.0  # band: fraction of A's mean; ratio: maximum
     least: float = 0.0  # band: minimum width, in the metric's unit
-    paced: bool = False  # ratio: relative to the other phases; only slower counts
+    paced: bool = False  # ratio: relative to the other phases
     why: str = ""
 
 
@@ -169,7 +169,7 @@ def _compare_bitwise(m: MetricComparison, rule: Rule, a: Points, b: Points) -> s
 
 
 def _compare_band(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
-    "Different ends, an outlier, or a one-sided drift"
+    "Compare the means of the last steps, each single step, and the drift"
     if m.last_a is None or m.last_b is None:
         return ""
     band = max(rule.limit * abs(m.last_a), rule.least)
@@ -189,7 +189,7 @@ _ERRORS = 3.0  # allowed difference of times, standard errors
 
 
 def _scatter(values: Sequence[float]) -> float:
-    "Relative standard error of a median, from the scatter of the values"
+    "Return the relative standard error of the median of the values"
     middle = statistics.median(values)
     spread = statistics.median(abs(value - middle) for value in values)
     # normal distribution: 1.48 to the deviation, 1.25 to the error of the median
@@ -197,7 +197,7 @@ def _scatter(values: Sequence[float]) -> float:
 
 
 def _compare_ratio(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
-    "Ratio of the medians"
+    "Compare the medians; for times, only an increase counts"
     before, after = list(a.values()), list(b.values())
     old, new = statistics.median(before), statistics.median(after)
     if old == new:
@@ -264,7 +264,7 @@ def _medians(metrics: MetricColumns) -> dict[str, float]:
 
 
 def machine_pace(a: MetricColumns, b: MetricColumns) -> dict[str, float]:
-    "Return for each phase how much slower the other phases are in B than in A"
+    "Return for each phase the median ratio B/A of the other phases"
     before, after = _medians(a), _medians(b)
     ratios = {name: after[name] / before[name] for name in before if name in after}
     pace = {}
@@ -356,7 +356,7 @@ def why_not_bitwise(
     config: RunConfig,
     stack: Mapping[str, Any],  # content of stack.json
     changed: Sequence[Difference] = (),  # to the other run's stack
-) -> str:  # empty: it is
+) -> str:  # empty: it is reproducible
     "Return why a run with the same seed is not reproducible bitwise"
     if config.placement.mode == "split" and config.rollout.max_staleness:
         return (
@@ -373,7 +373,7 @@ def why_not_bitwise(
 def complete_run(
     path: Path | str,  # a run folder
 ) -> tuple[RunFolder, RunConfig, dict[str, list[Any]]]:
-    "Return folder, configuration and metrics of a finished run; raises `DataError` for another"
+    "Return folder, configuration and metrics of a run; raises `DataError` if it is not complete"
     run = RunFolder.open(path)
     config = run.config()
     metrics = load_metrics(run.path)

@@ -88,7 +88,7 @@ def open_nofollow(
     path: Path | str,
     flags: int = os.O_RDONLY,
 ) -> int:  # file descriptor
-    "Open a regular file that is no link; raises `MissingError` or `DataError`"
+    "Open a regular file that is not a link; raises `MissingError` or `DataError`"
     path = Path(path)
     wrong_kind = DataError(
         f"{path} is not a regular file, or a part of its path is not a folder",
@@ -110,7 +110,7 @@ def open_nofollow(
 
 
 def read_nofollow(path: Path | str) -> bytes:
-    "Return the content of a regular file that is no link; raises `MissingError` or `DataError`"
+    "Return the content of a file; raises `MissingError`, or `DataError` for a link or a folder"
     with read_errors(Path(path)):
         with os.fdopen(open_nofollow(path), "rb") as f:
             return f.read()
@@ -189,7 +189,7 @@ def read_checked_json(path: Path | str) -> dict[str, Any]:
 
 # %% ../../nbs/runs/00_folder.ipynb #e3661913
 def replace_nonfinite(value: Any) -> Any:
-    "Replace every float that is not finite by None, in nested mappings and lists, too"
+    "Replace non-finite floats with None, also in nested mappings and lists"
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -414,12 +414,13 @@ def _rename_to_free(staged: Path, root: Path, name: str, exact: bool) -> Path:
     )
 
 # %% ../../nbs/runs/00_folder.ipynb #81452071
-_STAGED = re.compile(r"\.new-\d+-\d+")  # names of folders that are being made
+# folders that are being created, and those that `runs.listing.remove_run` removes
+_STAGED = re.compile(r"\.new-\d+-\d+")
 
 
 @contextmanager
 def _making(root: Path) -> Iterator[None]:
-    "Keep `remove_half_made` of other processes out until the new folder is locked"
+    "Hold a shared lock on the root, so that no process removes the new folder before it is locked"
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -431,7 +432,7 @@ def _making(root: Path) -> Iterator[None]:
 def remove_half_made(
     root: Path,  # folder of run folders
 ) -> list[Path]:  # removed folders
-    "Remove the folders of killed creators; a no-op while another process creates one"
+    "Remove folders left by killed processes; a no-op while a folder is being created"
     removed = []
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     with ExitStack() as undo:
@@ -441,7 +442,7 @@ def remove_half_made(
         for folder in sorted(root.iterdir()):
             if not _STAGED.fullmatch(folder.name) or folder.is_symlink():
                 continue
-            # MissingError: its creator has just renamed it
+            # MissingError: the process that created it has just renamed it
             with suppress(RunLocked, StorageError, MissingError):
                 undo.callback(os.close, lock_folder(folder))
                 shutil.rmtree(folder, ignore_errors=True)
@@ -646,23 +647,24 @@ def numbered_path(
     folder: Path,  # created if it does not exist
     suffix: str = "",
 ) -> Path:  # does not exist
-    "Return the path with the next number: 001, 002, ..."
+    "Return the path with the next number: 001, 002, ...; does not reserve it"
     folder.mkdir(exist_ok=True)
     numbers = [int(path.stem) for path in folder.iterdir() if path.stem.isdigit()]
     return folder / f"{max(numbers, default=0) + 1:03d}{suffix}"
 
 
-_PLACE = ("root", "name", "resume", "restart")  # keys of `output`
+# keys of `output` that a resume does not record
+_PLACE = ("root", "name", "resume", "restart")
 
 # %% ../../nbs/runs/00_folder.ipynb #cb3ce994
 class ResumableRun(RunWriter):
-    "Changes what a resume has to change"
+    "Updates the configuration and moves the records of repeated steps when a run is resumed"
 
     def save_config(self, config: RunConfig) -> None:
         "Update config.json of a resumed run and record the changed settings as an event"
         self.check_writable()
         was = self.config()
-        # how this process found the folder does not belong to the run
+        # keep the recorded location and flags of `output`
         place = {f"output.{k}": getattr(was.output, k) for k in _PLACE}
         now = override(config, place)
         old = dict(was.flat())
@@ -672,7 +674,7 @@ class ResumableRun(RunWriter):
         values = now.model_dump()
         record = self._identity_record()
         resumed = [*record.get("resumed", ()), content_checksum(values)]
-        # run.json first: killed in between, the old configuration is still accepted
+        # run.json first: if the second write fails, the old configuration is still accepted
         write_checked_json(self.identity_file, record | {"resumed": resumed})
         write_json(self.config_file, values)
         self.event("settings_changed", changed=changed)
@@ -681,7 +683,7 @@ class ResumableRun(RunWriter):
         self,
         steps: int,  # finished steps to keep; -1: none
     ) -> Path | None:  # folder with the moved records; None: nothing to move
-        "Move the metrics, samples and spans of later steps aside; an interruption loses nothing"
+        "Move the metrics, samples and spans of later steps into `cut/`; an interruption loses nothing"
         self.check_writable()
         lines = {}
         for file in (self.metrics_file, self.spans_file):

@@ -68,7 +68,7 @@ def _facts(record: Mapping[str, Any], group_mean: float) -> list[tuple[str, str]
         facts.append(("tool calls", calls))
         facts.append(("episode", f"{episode['turns']} turns, {episode['outcome']}"))
     if record.get("images"):
-        # the reference of an observation's image is the image itself
+        # images of observations are referenced by a data URL, which is long
         names = [shorten(name, 60) for name in record["images"]]
         facts.append(("images", ", ".join(names)))
     return facts
@@ -126,7 +126,7 @@ def sample_pictures(
             if source is not None:
                 found.append(_data_url(read_image(source)))
         except CookbookError:
-            continue  # its file has changed; its name is shown
+            continue  # the file has changed: only its reference is shown
     return found
 
 # %% ../../nbs/runs/08_gallery.ipynb #97ebba15

@@ -185,7 +185,7 @@ class OldRun:
     state: RunState
     size: int  # bytes
     written: float  # time of its newest record, s since 1970
-    why: str = ""  # the limit that it exceeds; empty: keep it
+    why: str = ""  # the limit that it exceeds; empty: it is kept
 
 
 def folder_size(path: Path) -> int:
@@ -247,6 +247,7 @@ def remove_run(path: Path) -> None:
     "Remove a run folder; raises `RunLocked` for a running one, or `StorageError`"
     lock = lock_folder(path)
     try:
+        # a name that `remove_half_made` removes after an interruption
         aside = path.parent / f".new-{os.getpid()}-{time.monotonic_ns()}"
         with storage_errors(path):
             os.rename(path, aside)
@@ -275,7 +276,7 @@ def old_runs_text(
     runs: Sequence[OldRun],  # from `find_old_runs`
     removed: Sequence[OldRun] | None = None,  # from `remove_old_runs`; None: a preview
 ) -> str:
-    "Format which runs stay and which are removed as a table for a terminal"
+    "Format which runs are kept and which are removed as a table for a terminal"
     width = max((len(run.path.name) for run in runs), default=0)
     gone = [run for run in runs if run.why] if removed is None else removed
     shown = []

@@ -59,7 +59,7 @@ _RUNNING_COLOUR = "#0072B2"
 def progress_bar(
     done: int,  # finished steps
     steps: int,  # steps of the run
-    elapsed: float,  # s since the first step of this session began
+    elapsed: float,  # s since the first record of this session
     status: str = "",
     ended: bool = False,
     before: int = 0,  # steps finished before this session
@@ -149,8 +149,8 @@ class _Progress:
         )
 
 # %% ../../nbs/runs/03_live.ipynb #2a2b9321
-_DRAWING_SHARE = 20  # draw during at most 1/20 of the time
-_LONGEST_PAUSE_S = 8.0  # but at least this often
+_DRAWING_SHARE = 20  # pause between drawings, in units of the time to draw
+_LONGEST_PAUSE_S = 8.0  # upper limit of the pause
 
 
 class NotebookView(Sink):
@@ -225,7 +225,7 @@ class Follower:
         self.seen: list[dict[str, Any]] = []  # records of the last call
 
     def new(self) -> list[dict[str, Any]]:
-        "Return the records since the last call; a resumed run removes those after its checkpoint"
+        "Return the records since the last call; steps that a resumed run repeats are returned again"
         records = read_lines(self.path)
         pairs = zip(self.seen, records, strict=False)
         common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

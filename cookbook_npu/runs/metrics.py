@@ -39,11 +39,12 @@ TIME_PREFIX = "time/"
 
 
 def is_timing(name: str) -> bool:
-    "Whether a metric measures the machine, so that repeating the run changes it"
+    "Whether a metric depends on the machine: times, rates, memory"
     return name.startswith((TIME_PREFIX, "perf/", "memory/")) or "per_s" in name
 
 
 TRAIN_WAIT = "perf/train_wait_time"
+# phases in which the trainer computes; saving, sleep and weight updates are not among them
 TRAINER_PHASES = ("ref_logprobs", "logprobs", "values", "critic_train", "actor_train")
 
 
@@ -251,11 +252,11 @@ class Tracker(SinkGroup):
         return cls([*sinks, *extra_sinks], SpanLog(folder.spans_file))
 
     def hold_version(self, version: int) -> None:
-        "Set the engines' weight version for the spans that begin later"
+        "Set the engines' weight version for later spans"
         self.spans.version = version
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        "End a step, later than the last one; returns its record: metrics and phase times"
+        "Log a step and return its record, with phase times; steps must increase"
         if step <= self.last:
             raise ConfigError(
                 f"step {step} is logged after step {self.last}",
@@ -263,6 +264,7 @@ class Tracker(SinkGroup):
             )
         record: dict[str, Any] = {"step": step}
         record |= {name: _plain_value(name, value) for name, value in metrics.items()}
+        # write first: `take` drops spans that were not written
         self.spans.write(step)
         record |= {TIME_PREFIX + phase: s for phase, s in self.spans.take().items()}
         record = replace_nonfinite(record)
@@ -271,7 +273,7 @@ class Tracker(SinkGroup):
         return record
 
     def restart(self, last: int) -> None:
-        "Return to step `last` (-1: before all steps); drops what was measured since"
+        "Continue after step `last` (-1: before all steps); drop measurements that were not logged"
         self.spans.take()
         self.spans.newest = max(last, 0)
         self.last = last

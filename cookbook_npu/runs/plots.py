@@ -98,7 +98,7 @@ def _draw_curve(
     steps = [step for step, _ in points]
     values = [value for _, value in points]
     colour = COLOURS[number % len(COLOURS)]
-    # the mean of maxima is no maximum
+    # a mean of maxima is not a maximum
     if len(points) >= _SMOOTH_FROM and not name.endswith("_max"):
         axes.plot(steps, values, color=colour, alpha=0.3, lw=0.8)
         values = moving_average(values, max(3, len(values) // 12))
@@ -266,14 +266,14 @@ def plot_phase_bars(
 # %% ../../nbs/runs/02_plots.ipynb #3773f287
 TIMELINE_COLOURS = {
     **PHASE_COLOURS,
-    "eval": f"{COLOURS[0]}80",  # sampling, too
+    "eval": f"{COLOURS[0]}80",  # also sampling: the colour of rollout, lighter
     "save": f"{COLOURS[2]}80",
     "paused": f"{_GREY}80",
 }
 
 
 def _rows(spans: Sequence[RoleSpan]) -> dict[str, int]:
-    "Role -> row from below: the trainer on top, engines by number"
+    "Return the row of each role, from the bottom; the trainer is on top, engines follow by number"
 
     def place(role: str) -> tuple[bool, bool, int, str]:
         number = re.sub(r"\D", "", role)
@@ -300,7 +300,7 @@ def _draw_spans(axes: Any, spans: Sequence[RoleSpan], rows: Mapping[str, int]) -
 
 
 def _step_ends(spans: Sequence[RoleSpan]) -> dict[int, float]:
-    "Step -> its end, s: of the driver's span, else of the trainer's last one"
+    "Return the end of each step in s, from the driver's spans or else from the trainer's"
     ends: dict[int, float] = {}
     driven = [s for s in spans if (s.role, s.phase) == ("driver", "step")]
     for span in driven or [s for s in spans if s.role == "trainer"]:
@@ -311,7 +311,7 @@ def _step_ends(spans: Sequence[RoleSpan]) -> dict[int, float]:
 # %% ../../nbs/runs/02_plots.ipynb #8eaf563b
 def plot_timeline(
     spans: Sequence[RoleSpan],  # of a window, from `newest_steps`
-) -> Any:  # None: no span
+) -> Any:  # None: no spans
     "Return the spans of each role as a matplotlib figure"
     rows = _rows(spans)
     if not rows:

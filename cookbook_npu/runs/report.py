@@ -143,7 +143,7 @@ def result_table(
     return rows
 
 # %% ../../nbs/runs/04_report.ipynb #a8887996
-# configuration keys that do not influence the numbers
+# prefixes of configuration keys that do not influence the metrics
 NO_NUMBERS = ("output.", "faults.", "train.save_", "train.keep_", "train.export_hf")
 
 
@@ -325,7 +325,7 @@ def event_rows(
 def setting_rows(
     settings: Iterable[Mapping[str, Any]],  # records of settings.json
 ) -> list[tuple[str, str, str]]:
-    "Return key, value and source of the settings that are no default, the user's first"
+    "Return key, value and source of non-default settings, those set by the user first"
     rows = [
         (s["key"], json.dumps(s.get("value"), ensure_ascii=False), s["source"])
         for s in settings
@@ -378,7 +378,7 @@ def _figures(
 
 # %% ../../nbs/runs/04_report.ipynb #8b038c04
 def _shim_groups(stack: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    "Shims that acted, then those that were not needed, which the page folds"
+    "Shims that were needed, then those that were not, which the page shows collapsed"
     shims = stack.get("shims", [])
     idle = [shim for shim in shims if shim.get("state") == "not needed"]
     acting = [shim for shim in shims if shim.get("state") != "not needed"]

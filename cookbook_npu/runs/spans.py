@@ -120,7 +120,7 @@ class SpanLog(SpanWriter):
 
     @contextmanager
     def span(self, phase: str, role: str | None = None) -> Iterator[None]:
-        "Add the time spent in the block to the phase; default role: `PHASE_ROLES`"
+        "Record the block as a span and add its time to the phase; role None: see `PHASE_ROLES`"
         version = self.version
         began = self.now()
         try:
@@ -141,7 +141,7 @@ class SpanLog(SpanWriter):
         step: int | None = None,  # row of metrics.jsonl; None: the next one
         version: int | None = None,  # None: the engines' current version
     ) -> None:
-        "Record a span that is no metric; raises `DataError` if it ends before it starts"
+        "Record a span, not added to the phase times; raises `DataError` if it ends before it starts"
         if end < start:
             raise DataError(
                 f"span {phase!r} of {role!r} starts at {start} s and ends at {end} s",
@@ -151,7 +151,7 @@ class SpanLog(SpanWriter):
         self.append(RoleSpan(role, phase, round(start, 6), round(end, 6), step, version))
 
     def take(self) -> dict[str, float]:  # phase -> s
-        "Return the phase times and reset them; drops spans that were not written"
+        "Return the phase times and reset them; drops spans that `write` has not written"
         self.drop()
         with self.lock:
             times, self.times = self.times, {}
@@ -184,7 +184,7 @@ def newest_steps(
     own = [span for span in spans if span.step in steps]
     if not own:
         return []
-    # an engine may start on a step's samples long before the step
+    # asynchronous engines start a step's samples early: the window begins with the other roles
     driven = [span for span in own if not span.role.startswith("engine")]
     begin = min(span.start for span in driven or own)
     end = max(span.end for span in own)
@@ -209,7 +209,7 @@ def covered_seconds(
 
 @dataclass(frozen=True)
 class RoleUse:
-    "Shares of a time window"
+    "How much of a time window a role worked"
 
     role: str
     busy: float  # fraction in which it worked

@@ -80,7 +80,7 @@ class TrackerSink(Sink):
 
     def __init__(self, name: str, run: TrackerRun):
         self.name = name
-        self.lost = False  # the tracker could not be reached
+        self.lost = False  # the tracker failed: nothing more is sent
         run.folder.mkdir(parents=True, exist_ok=True)
         with keep_handlers():
             try:
@@ -93,7 +93,7 @@ class TrackerSink(Sink):
         self.run_id = self.connection.run_id
 
     def errors(self) -> tuple[type[Exception], ...]:
-        "Errors of an unreachable tracker or a full disk"
+        "Errors that turn the tracker off: unreachable server, full disk, errors of its package"
         own = {"wandb": "Error", "mlflow": "MlflowException"}.get(self.name, "")
         module = sys.modules.get(self.name)
         return (OSError, RuntimeError, ValueError, getattr(module, own, OSError))
