@@ -48,7 +48,7 @@ def open_data(
     return os.fdopen(fd, "rb")
 
 # %% ../../nbs/data/03_datasets.ipynb #f3aa32f4
-Record = tuple[str, dict[str, Any]]  # (place for messages, values)
+Record = tuple[str, dict[str, Any]]  # (location for messages, values)
 
 
 def read_jsonl(
@@ -56,7 +56,7 @@ def read_jsonl(
 ) -> Iterator[Record]:  # (path line n, values)
     """The records of a JSONL file.
 
-    Raises `DataError` on a line that is not a JSON object; blank lines may only end the file."""
+    Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
     blank = 0
     for n, raw in _lines(path):
         if not raw.strip():
@@ -295,10 +295,10 @@ def lookup(
 # %% ../../nbs/data/03_datasets.ipynb #5155823e
 def plain_label(
     value: Any,  # label of a record
-) -> Any:  # what the scorers compare with
+) -> Any:  # reference answer for the scorers
     """The label as text; a list of correct answers stays a list.
 
-    Raises `DataError` for NaN and infinity, which are gaps in the data."""
+    Raises `DataError` for NaN and infinity, which usually mean a missing value."""
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"the label is {value}", "Leave the record out, or repair it.")
     if isinstance(value, list):
@@ -324,8 +324,8 @@ class RecordSchema:
 
     keys: tuple[tuple[str, str], ...]  # alternatives of (prompt key, label key)
     label: Callable[[Any], Any] = plain_label  # raw label -> label for the scorers
-    marks: tuple[str, ...] = ()  # further keys of a record, for detection
-    label_holds: str = ""  # text in every label, for detection
+    marks: tuple[str, ...] = ()  # further keys that a record must have, for detection
+    label_holds: str = ""  # text that every label contains, for detection
     messages: bool = False  # prompts are lists of messages
     metadata: tuple[str, ...] = ()  # optional keys to keep
     images: str | None = None  # key of the list of images
@@ -396,7 +396,7 @@ def read_fields(
         label = lookup(record, key)
         if prompt in (_ABSENT, None) or label in (_ABSENT, None):
             continue
-        # The index of a choice stays a number: its digits may also be the text of a choice.
+        # Keep an integer label as an index: as text it could match another choice.
         if isinstance(label, int) and "choices" in record:
             return prompt, label
         try:

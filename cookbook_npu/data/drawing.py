@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 # %% ../../nbs/data/16_drawing.ipynb #67aecc5a
-PICTURE_SIZE = 64  # pixels of each side
-_FINE = 4  # pictures are drawn at this multiple of the size, then averaged
+PICTURE_SIZE = 64  # side of an image, pixels
+_FINE = 4  # supersampling factor: images are drawn at this multiple of the size
 
 
 class Canvas:
@@ -32,7 +32,7 @@ class Canvas:
     def line(
         self,
         points: Sequence[tuple[float, float]],  # as fractions of the side
-        width: float = 1.5,  # pixels of the picture
+        width: float = 1.5,  # pixels of the final image
     ) -> None:
         "Draw straight lines from point to point"
         scaled = [(x * self.size, y * self.size) for x, y in points]
@@ -63,7 +63,7 @@ class Canvas:
         self.pen.arc(box, -end, -start, fill=0, width=round(1.5 * _FINE))
 
     def done(self) -> "Image.Image":  # RGB
-        "Return the picture"
+        "Return the image at its final size"
         from PIL import Image
 
         size = (PICTURE_SIZE, PICTURE_SIZE)

@@ -83,7 +83,7 @@ def _import_environment(name: str) -> type[Environment]:
     module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # as for scorers
+        sys.path.append(here)  # user modules in the working folder
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as e:
@@ -136,8 +136,8 @@ class _ToolFormat:
     argument: str  # name of its only argument
     description: str  # for the policy
     schema: Mapping[str, Any]  # of the argument
-    usage: str  # the answer to a wrong call
-    calls: str  # qwen or brackets
+    usage: str  # error text for an invalid call
+    calls: str  # format of a call: qwen or brackets
 
     def call(self, value: Any) -> str:
         "The text of a call"
@@ -305,7 +305,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class CallFailure:
-    "A call without an answer"
+    "A call that failed or timed out"
 
     reason: str
     timed_out: bool = False
@@ -321,7 +321,7 @@ class _Call(Generic[_T]):
 
 
 class _Attempt:
-    "Takes any exception of a user's code as a `CallFailure`"
+    "Context manager that turns any exception of a user's code into a `CallFailure`"
 
     failure: CallFailure | None = None
 
@@ -390,10 +390,10 @@ class CallPool:
         self.timeout_s = timeout_s
         self.lock = threading.Lock()
         self.work_waits = threading.Condition(self.lock)
-        self.time_is_up = threading.Condition(self.lock)
+        self.time_is_up = threading.Condition(self.lock)  # signalled by `close`
         self.calls = _Calls(timeout_s)
-        self.threads = 0  # that can take a call
-        self.watched = False  # the thread of `_watch` runs
+        self.threads = 0  # threads that can take a call
+        self.watched = False  # whether the thread of `_watch` runs
         self.closed = False
 
     def start(

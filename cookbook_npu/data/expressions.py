@@ -17,13 +17,13 @@ _OPERATORS = {
     "-": (1, operator.sub),
     "*": (2, operator.mul),
     "/": (2, operator.truediv),
-}  # sign -> (precedence, function)
+}  # operator -> (precedence, function)
 
 
 def expression_tokens(
     expression: str,  # digits, + - * / and parentheses
-) -> list[str] | None:  # None: the text holds something else
-    "Split an expression into numbers and signs"
+) -> list[str] | None:  # None: the text contains something else
+    "Split an expression into numbers, operators and parentheses"
     text = expression.strip()
     found = []
     at = 0
@@ -43,7 +43,7 @@ def numbers_in(expression: str) -> list[int]:  # ascending
 
 # %% ../../nbs/data/17_expressions.ipynb #12d6caeb
 def _is_well_formed(tokens: list[str]) -> bool:
-    "Whether values and signs alternate"
+    "Whether values and operators alternate"
     expects_value = True
     for token in tokens:
         if expects_value == (token in _OPERATORS or token == ")"):
@@ -53,7 +53,7 @@ def _is_well_formed(tokens: list[str]) -> bool:
 
 
 def _apply(values: list[Fraction], signs: list[str], precedence: int) -> None:
-    "Apply the waiting signs of at least a precedence, down to an open parenthesis"
+    "Apply the operators of at least a precedence, down to an open parenthesis"
     while signs and signs[-1] != "(" and _OPERATORS[signs[-1]][0] >= precedence:
         b = values.pop()
         a = values.pop()
@@ -61,7 +61,7 @@ def _apply(values: list[Fraction], signs: list[str], precedence: int) -> None:
 
 
 def evaluate_expression(
-    expression: str,  # digits, + - * / and parentheses; no signs before a number
+    expression: str,  # digits, + - * / and parentheses; no unary minus
 ) -> Fraction | None:  # exact; None: not an expression, or a division by zero
     "The value of an arithmetic expression"
     tokens = expression_tokens(expression)

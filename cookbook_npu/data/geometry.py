@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 # %% ../../nbs/data/12_geometry.ipynb #3a135d24
-GRADING_S = 3.0  # time limit of one answer; also the longest wait for another answer
+GRADING_S = 3.0  # time limit of one answer, s
 
 
 class AnswerGrader:
@@ -174,8 +174,8 @@ class Geo3k(GradedTool):
         return GRADER.grade(answer if as_number(answer) is not None else boxed, self.label)
 
 # %% ../../nbs/data/12_geometry.ipynb #37fa815d
-LEAST_SIDE = 8  # shorter side of a part, pixels
-MOST_STRETCHED = 20  # aspect ratio of a part
+LEAST_SIDE = 8  # minimum of the shorter side of a part, pixels
+MOST_STRETCHED = 20  # maximum aspect ratio of a part
 
 
 def _decoded(image: ImageInput) -> "Image.Image":

@@ -47,7 +47,7 @@ def last_boxed(
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\{([^{}]*)\}")
 _AROUND = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\!|\\[%$]|[$%]|\^\\circ|\^\{\\circ\}")
 _SPACE = re.compile(r"\\[,;: ]|~|\s")
-# White space, but for that between two digits.
+# White space, except between two digits.
 _LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 # 1,234,567 and 1 234 567
 _GROUPED = re.compile(
@@ -65,14 +65,14 @@ _NAME = re.compile(
 
 
 def _joined(answer: str) -> str:
-    "Numbers without thousands separators; between brackets a comma separates two numbers"
+    "Remove thousands separators, except inside brackets, where a comma separates numbers"
     if any(bracket in answer for bracket in "([") or "\\{" in answer:
         return answer
     return _GROUPED.sub(lambda m: re.sub("[, ]", "", m[0]), answer)
 
 
 def _without_name(answer: str) -> str:
-    "34 for x = 34; an equation that does not begin with a name stays whole"
+    "Remove a leading name: 34 for x = 34; other equations are unchanged"
     name, equals, value = answer.partition("=")
     if equals and _NAME.fullmatch(name.strip()):
         return value.strip()
@@ -84,8 +84,8 @@ def plain_answer(
 ) -> str:
     """A normalized answer.
 
-    Gone are wrappers, spaces, dollar and percent signs, thousands separators, `x =` and a
-    final full stop."""
+    Removes wrappers, spaces, dollar and percent signs, thousands separators, `x =` and a final
+    full stop."""
     answer = answer.strip().rstrip(".").replace("{,}", ",").replace("\u2212", "-")
     for _ in range(3):
         answer = _WRAPPED.sub(r"\1", answer)
@@ -128,7 +128,7 @@ def _unitless(plain: str) -> str:
 
 
 def _units_differ(plain: str, right: str) -> bool:
-    "Whether two numbers have units, and not the same"
+    "Whether two numbers have different units"
     found = _WITH_UNIT.fullmatch(plain)
     label = _WITH_UNIT.fullmatch(right)
     return bool(found and label and found[2] != label[2])
@@ -212,10 +212,10 @@ def _named_choices(choices: Any) -> dict[str, str]:
 
 
 def right_choice(
-    label: Any,  # letter, text or index of the right choice
+    label: Any,  # letter, text or index of the correct choice
     metadata: Mapping[str, Any],  # `choices`: their texts, as shown; `correct_letter`
 ) -> str:  # a letter
-    "The letter of the right choice; raises `DataError` when the record names none"
+    "The letter of the correct choice; raises `DataError` if the record does not name one"
     named = _named_choices(metadata.get("choices"))
     names = list(named)
     choices = list(named.values())
@@ -241,7 +241,7 @@ def right_choice(
 
 def gpqa(
     text: str,  # what the policy wrote
-    label: Any,  # letter, text or index of the right choice
+    label: Any,  # letter, text or index of the correct choice
     metadata: Mapping[str, Any],  # `choices`: texts of the choices, in the order shown
 ) -> float:  # 1 or 0
     "1 when the chosen letter is that of the label"
@@ -269,7 +269,7 @@ def _f1(found: list[str], right: list[str]) -> float:
 
 def f1(
     text: str,  # what the policy wrote
-    label: Any,  # the answer, or a list of right answers
+    label: Any,  # the answer, or a list of correct answers
     metadata: Mapping[str, Any],
 ) -> float:  # 0 to 1
     "F1 of the words of the response (of its box, when it has one) and of the label"
@@ -300,7 +300,7 @@ def length(
     label: Any,
     metadata: Mapping[str, Any],  # `response_tokens`: tokens the policy wrote
     max_tokens: int,  # L_max, tokens
-    buffer: int,  # L_cache, tokens before it over which the penalty grows
+    buffer: int,  # L_cache, tokens before max_tokens over which the penalty grows; 0: a step at max_tokens
 ) -> float:  # -1 to 0
     "Soft overlong punishment"
     over = metadata["response_tokens"] - (max_tokens - buffer)
@@ -365,7 +365,7 @@ def refuse_not_finite(
     label: Any,
     metadata: Mapping[str, Any],  # of the prompt, unused
 ) -> None:
-    "Raise `DataError` for a label that is NaN or infinite, which is a gap in the data"
+    "Raise `DataError` for a label that is NaN or infinite, which usually means a missing value"
     if str(label).strip().lstrip("+-").lower() in _NOT_FINITE:
         raise DataError(
             f"the label is {str(label)!r}, which no answer equals",
@@ -410,10 +410,10 @@ def numbers_without_eval() -> None:
 
 # %% ../../nbs/data/05_graders.ipynb #beb5f3e5
 def _parsed(answer: str) -> list[Any]:
-    "What the LaTeX grammar makes of an answer"
+    "Parse an answer with math-verify's LaTeX grammar"
     from math_verify import LatexExtractionConfig, parse
 
-    # No timeout of math-verify's own: it works by signals, which a hung C call never sees.
+    # Not math-verify's own timeout: it uses signals, which do not interrupt C code.
     # The pool kills the process.
     no_limit: dict[str, Any] = {"parsing_timeout": None}
     return parse(as_latex(answer), [LatexExtractionConfig()], **no_limit)
@@ -421,12 +421,12 @@ def _parsed(answer: str) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _parsed_label(label: str) -> list[Any]:
-    "The same, kept: all samples of a group have one label"
+    "Parse a label; cached, because all samples of a group have the same label"
     return _parsed(label)
 
 # %% ../../nbs/data/05_graders.ipynb #573ef95f
 def _with_imaginary_unit(expression: Any) -> Any:
-    "The letter i is the imaginary unit, unless a sum or a product counts with it"
+    "Replace i by the imaginary unit, unless it is the index of a sum or product"
     from sympy import I
 
     units = [s for s in getattr(expression, "free_symbols", ()) if s.name == "i"]
@@ -444,11 +444,11 @@ def _is_name(expression: Any) -> bool:
 
 
 def _sides(answer: Any) -> list[Any]:
-    "What an answer says to be the label: both sides of an equation, but no name before it"
+    "The expressions that must equal the label: all sides of an equation except a leading name"
     from latex2sympy2_extended.logic import And
     from sympy import Eq
 
-    whole: Any = answer  # type checkers do not know the argument order that this And keeps
+    whole: Any = answer  # `_unsorted_args` is not in the type stubs
     equations = whole._unsorted_args if isinstance(answer, And) else (answer,)
     if not all(isinstance(equation, Eq) for equation in equations):
         return [answer]
@@ -457,7 +457,7 @@ def _sides(answer: Any) -> list[Any]:
 
 
 def _hides_an_equation(answer: Any) -> bool:
-    "Whether a list or a set holds an equation that does not begin with a name"
+    "Whether a list or a set contains an equation that does not begin with a name"
     from sympy import Eq, preorder_traversal
 
     parts = preorder_traversal(answer)
@@ -465,7 +465,7 @@ def _hides_an_equation(answer: Any) -> bool:
 
 
 def _equal(gold: list[Any], found: list[Any]) -> bool:
-    "Whether math-verify finds a label and an answer equal, both as the grammar gave them"
+    "Whether math-verify finds a parsed label and a parsed answer equal"
     from math_verify import verify
     from sympy import Basic, preorder_traversal
     from sympy.core.relational import Relational
@@ -516,7 +516,7 @@ def math(
     return same_answer(find_answer(text), str(label))
 
 # %% ../../nbs/data/05_graders.ipynb #873ec2fe
-DEEPSCALER_WINDOW = 16384  # what follows </think> is the final answer, not a second essay
+DEEPSCALER_WINDOW = 16384  # characters from the end; enough for an answer after </think>
 
 
 def deepscaler(

@@ -44,7 +44,7 @@ def hold_lifeline(
 # %% ../../nbs/data/06_grading_process.ipynb #d88f8daf
 _REFUSED_FAMILIES = """ctypes fcntl ftplib http imaplib nntplib os poplib pty resource shutil signal
 smtplib socket sqlite3 subprocess sys syslog telnetlib tempfile urllib webbrowser""".split()
-# Allowed all the same: finding modules and reading files.
+# Exceptions: finding modules and reading files.
 _READING = (
     "os.listdir",
     "os.scandir",
@@ -77,7 +77,7 @@ def _audit(event: str, args: tuple) -> None:
 
 @contextmanager
 def fence() -> Iterator[None]:
-    "Refuse to compile text or to leave the process; needs `sys.addaudithook(_audit)`"
+    "Refuse to compile text and to act outside the process; needs `sys.addaudithook(_audit)`"
     global _fenced
     _fenced = True
     try:
@@ -128,7 +128,7 @@ def grade_call(
     call: dict[str, Any],  # scorer, timeout_s, items
     functions: dict[str, ScorerFunction],  # scorer name -> loaded function
 ) -> dict[str, Any]:  # {"results": [...]} or {"limit": which}
-    "Grade the items of one call, inside the fence for a scorer of this package"
+    "Grade the items of one call, in restricted mode for a scorer of this package"
     name = call["scorer"]
     with fence() if name in SCORERS else nullcontext():
         try:
@@ -139,7 +139,7 @@ def grade_call(
 
 # %% ../../nbs/data/06_grading_process.ipynb #007c1e7b
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    "Move the pipes for calls and answers away from stdin and stdout"
+    "Move the pipes for calls and replies away from stdin and stdout"
     calls = os.dup(0)
     answers = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -193,16 +193,16 @@ def serve_calls(
 
 # %% ../../nbs/data/06_grading_process.ipynb #bace24d4
 START_LIMIT_S = 120.0  # for loading sympy on a busy machine
-Limit = Literal["limited", "timed_out", "crashed"]  # what stopped the grading of an answer
+Limit = Literal["limited", "timed_out", "crashed"]  # limited: out of memory or recursion
 
 
 class GradingStopped(Exception):
-    "A call without an answer"
+    "A call without a reply"
 
     def __init__(
         self,
         limit: Limit,
-        stderr: str = "",  # of a process that an exception ended
+        stderr: str = "",  # of a process that an exception ended; empty: no exception
     ):
         super().__init__(limit)
         self.limit: Limit = limit
@@ -247,7 +247,7 @@ class _Started:
             stderr=self._stderr,
             pass_fds=[read_end],
             env=_environment(),
-            process_group=0,  # a Ctrl-C is for the run alone
+            process_group=0,  # Ctrl-C reaches only the run
         )
         os.close(read_end)
         self.pid = self.popen.pid
@@ -301,7 +301,7 @@ def _read_modes(process: _Started, scorers: Iterable[str]) -> dict[str, CallMode
 
 # %% ../../nbs/data/06_grading_process.ipynb #5b1af5ac
 class GradingProcess:
-    "A grading process that is replaced when it has to be killed; for one thread at a time"
+    "A grading process that is replaced after it is killed; for one thread at a time"
 
     def __init__(
         self,

@@ -53,9 +53,9 @@ MAX_IMAGE_PIXELS = 100_000_000  # of a decoded image, 300 MB in memory
 class ImageSource:
     "An image that can be opened repeatedly"
 
-    reference: str  # its name in samples: the path, or its place in the data set
+    reference: str  # its name in samples: the path, or its location in the data set
     key: str  # equal for equal images
-    place: str  # of the record, for error messages
+    place: str  # location of the record, for error messages
     open: Callable[[], "Image.Image"]  # reads the header; pixels are read on demand
 
     def error(
@@ -307,7 +307,7 @@ CACHE_BYTES = 512 << 20  # of pixel values
 
 
 class _PixelCache:
-    "The pixel values used last; safe for many threads"
+    "An LRU cache of pixel values; thread-safe"
 
     def __init__(self) -> None:
         self._values: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
@@ -331,7 +331,7 @@ class _PixelCache:
 
 
 def _levels(image: ImageInput, hf: Any) -> "np.ndarray":  # (height, width, 3), 0 to 255
-    "The resized image of pixel values: the inverse of the processor"
+    "Invert the processor: pixel values to RGB levels"
     import numpy as np
 
     _, rows, columns = image.grid_thw
@@ -369,7 +369,7 @@ class ImageProcessor(ImageSizes):
     def inlined(self, source: ImageSource) -> ImageInput:
         """An image whose reference is a data URL of the resized image.
 
-        The processor makes the same pixel values of that URL. Raises `DataError`."""
+        The processor gives the same pixel values for that URL. Raises `DataError`."""
         image = self.image(source)
         content = io.BytesIO()
         self.picture(image).save(content, "PNG")
@@ -397,7 +397,7 @@ class ImageProcessor(ImageSizes):
         return out["pixel_values"].astype("float32", copy=False)
 
     def picture(self, image: ImageInput) -> "Image.Image":
-        """The resized image of pixel values, for an engine that accepts only images.
+        """Convert pixel values back to the resized image, for an engine that accepts only images.
 
         Raises `DataError` for pixel values of other settings, and for an image that the engine
         would resize again."""
@@ -422,7 +422,7 @@ class ImageProcessor(ImageSizes):
 
 # %% ../../nbs/data/02_images.ipynb #8141e7a3
 class LazyImage(ImageInput):
-    "An image that is decoded when its pixel values are used; it is pickled decoded"
+    "An image that is decoded when its pixel values are used; pickling decodes it"
 
     source: ImageSource
     processor: ImageProcessor
@@ -467,8 +467,8 @@ def _decoded(
     return ImageInput(reference=reference, pixel_values=pixel_values, grid_thw=grid_thw)
 
 # %% ../../nbs/data/02_images.ipynb #0f3d3763
-IMAGE_MARK = "<image>"  # an image in the text of a record
-IMAGE_MARKUP = f"{VISION_START}{IMAGE_PAD}{VISION_END}"  # an image in the text of a prompt
+IMAGE_MARK = "<image>"  # marks an image in the text of a record
+IMAGE_MARKUP = f"{VISION_START}{IMAGE_PAD}{VISION_END}"  # the same in a prompt's text
 
 
 def expand_placeholders(
@@ -499,7 +499,7 @@ def make_room(
     processor: ImageProcessor | None,  # None: the policy has no vision tower
     place: str,  # of the text, for error messages
 ) -> list[int]:  # with one placeholder for each token of an image
-    "Repeat the placeholders of a text; raises `DataError` when text and images do not match"
+    "Expand image placeholders to one per token; raises `DataError` if text and images do not match"
     if processor is None:
         if images:
             raise no_processor(place)

@@ -40,7 +40,7 @@ Tally = tuple[int, int]  # (samples, correct samples)
 
 def tally(
     samples: Iterable[Sample],  # graded, in any order
-    threshold: float = 0.0,  # a higher reward is correct, for samples without a verdict
+    threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> dict[str, Tally]:  # group id -> (samples, correct samples)
     "Count successes by group; raises `DataError` on a sample without a reward"
     counts: dict[str, Tally] = {}
@@ -72,7 +72,7 @@ def pass_curve(
 def by_difficulty(
     samples: Sequence[Sample],  # graded, with metadata
     key: str = "level",  # key of the metadata
-    threshold: float = 0.0,  # a higher reward is correct, for samples without a verdict
+    threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> list[dict[str, Any]]:  # of each value: value, prompts, mean reward, pass@1, ...
     "Pass rates, in the order of the values; samples without the key are left out"
     parts: dict[Any, list[Sample]] = defaultdict(list)
@@ -104,7 +104,7 @@ def _row(
 def eval_metrics(
     samples: Sequence[Sample],  # graded samples of the held-out prompts
 ) -> dict[str, float]:  # eval_pass@2, ..., eval_accuracy/level_1, ...
-    "pass@k for k > 1, and accuracy by level; empty for one sample of prompts without levels"
+    "pass@k for k > 1, and accuracy by level; empty if prompts have one sample and no level"
     metrics = {}
     for k, rate in pass_curve(tally(samples).values()).items():
         if k > 1:

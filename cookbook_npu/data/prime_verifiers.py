@@ -71,8 +71,8 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def new_messages(
-    before: Messages,  # of the last request, and the turn that answered it
-    asked: Messages,  # of this request
+    before: Messages,  # messages of the last request and the policy's turn
+    asked: Messages,  # messages of this request
 ) -> list[dict[str, Any]]:
     "The messages after a turn; raises `DataError` when the environment changed earlier messages"
     kept = len(asked) >= len(before)
@@ -96,7 +96,7 @@ class _Worker:
     def __init__(self, python: str):
         self._socket, theirs = socket.socketpair()
         handle = theirs.fileno()
-        # -P: modules in the worker's folder have names of packages
+        # -P: modules in this folder would shadow packages of the same name
         command = [python, "-P", prime_verifiers_worker.__file__, str(handle)]
         try:
             self.process = subprocess.Popen(
@@ -270,8 +270,9 @@ class VerifiersEnvironment(Environment):
 
     def __init__(
         self,
-        environment: str,  # its name, as `vf.load_environment` or a taskset's `id` takes it
-        # of `load_environment`; for a taskset: the block `env` of its configuration
+        # argument of `vf.load_environment` (verifiers < 0.4), or the `id` of a taskset
+        environment: str,
+        # arguments of `load_environment`, or the block `env` of a taskset's configuration
         arguments: Mapping[str, Any] | None = None,
         python: str | None = None,  # interpreter that has it; None: this one
     ):
@@ -388,7 +389,7 @@ def prompt_record(
 
 
 def _marked(message: Mapping[str, Any], images: list[str]) -> dict[str, Any]:
-    "A message with <image> where a picture stands, which goes to `images`"
+    "Replace image parts by <image> and append the images to `images`"
     if isinstance(message["content"], str):
         return dict(message)
     texts = []

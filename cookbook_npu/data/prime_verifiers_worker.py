@@ -80,7 +80,7 @@ class Rollouts(ABC):
         row: int,  # index of the question
         address: str,  # of the policy's endpoint
     ) -> dict[str, Any]:  # reward, metrics, stop
-        "Play a rollout; raises `RolloutError` for one without a reward"
+        "Run a rollout; raises `RolloutError` for one without a reward"
 
 
 class EnvironmentRollouts(Rollouts):
@@ -98,7 +98,7 @@ class EnvironmentRollouts(Rollouts):
         self.rows = [dict(row) for row in self.environment.get_dataset()]
 
     async def run(self, row: int, address: str) -> dict[str, Any]:
-        "Play a rollout with its own client"
+        "Run a rollout with its own client"
         from verifiers.clients import resolve_client
         from verifiers.types import ClientConfig
 
@@ -138,7 +138,7 @@ class TasksetRollouts(Rollouts):
     def __init__(
         self,
         name: str,  # of the taskset's module
-        arguments: Mapping[str, Any],  # its block `env`, as in a file of `eval`
+        arguments: Mapping[str, Any],  # the block `env` of a configuration of `verifiers`
     ):
         import verifiers.v1 as vf
 
@@ -163,7 +163,7 @@ class TasksetRollouts(Rollouts):
             yield
 
     async def run(self, row: int, address: str) -> dict[str, Any]:
-        "Play a rollout in which one trainable agent is the policy"
+        "Run a rollout in which one trainable agent is the policy"
         import verifiers.v1 as vf
 
         endpoint = vf.EvalClientConfig(base_url=address, api_key_var=KEY_ENV)
@@ -211,7 +211,7 @@ class ActiveRollout:
     number: int
     task: "asyncio.Task[dict[str, Any]] | None" = None
     answer: "asyncio.Future[dict[str, Any]] | None" = None  # awaited by a request
-    session: str | None = None  # client session of the policy's agent
+    session: str | None = None  # client session of the agent that uses the policy
 
     def conflict(self, session: str | None) -> str | None:
         "Why a request of a session cannot be answered; None: it can"
@@ -229,7 +229,7 @@ class ActiveRollout:
 
 # %% ../../nbs/data/13_prime_verifiers_worker.ipynb #705a6255
 class Worker:
-    "Plays the rollouts that the driver asks for"
+    "Runs the rollouts that the driver requests"
 
     def __init__(self, rollouts: Rollouts, writer: asyncio.StreamWriter):
         self.rollouts = rollouts
@@ -237,7 +237,7 @@ class Worker:
         self.active: dict[int, ActiveRollout] = {}  # by number
         self.slots: list[
             ActiveRollout | None
-        ] = []  # reused: verifiers has a client for each
+        ] = []  # numbers are reused: verifiers caches a client per address
         self.address = ""  # of the endpoint
 
     def send(self, **content: Any) -> None:
@@ -328,12 +328,12 @@ async def _endpoint(worker: Worker) -> AsyncIterator[None]:
 
 # %% ../../nbs/data/13_prime_verifiers_worker.ipynb #7ab588dd
 async def _load(name: str, arguments: Mapping[str, Any]) -> Rollouts:
-    "`load` as a task; in this thread, where environments may set signal handlers"
+    "`load` as a coroutine in the main thread, where environments may install signal handlers"
     return load(name, arguments)
 
 
 async def serve_driver(connection: socket.socket) -> None:
-    "Load the environment that the first line names, and play rollouts until the driver ends"
+    "Load the environment that the first line names, and run rollouts until the driver ends"
     reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 30)
     wanted = json.loads(await reader.readline())
     loading = asyncio.create_task(_load(wanted["environment"], wanted["arguments"]))

@@ -105,7 +105,7 @@ class RangeSet:
             self.ends.insert(i, n + 1)
 
 # %% ../../nbs/data/04_prompts.ipynb #40b583bd
-# dropped: an engine was lost, or the group had no signal
+# dropped: an engine was lost, or all rewards of the group were equal
 Outcome = Literal["trained", "dropped"]
 
 
@@ -119,7 +119,7 @@ class PromptOrder(Protocol):
 
     @property
     def source(self) -> str:
-        "One line on what was read and left out"
+        "A one-line summary of what was read and left out"
         ...
 
     def draw(self, t: int) -> Prompt:
@@ -134,7 +134,7 @@ class PromptOrder(Protocol):
 class Draw(NamedTuple):
     "A drawn prompt"
 
-    number: int  # position in the order; another one for each draw of the same prompt
+    number: int  # position in the order; unique even if the same prompt is drawn again
     prompt: Prompt
 
 
@@ -177,7 +177,7 @@ class DrawRecord:
         )
 
     def put_back(self) -> None:
-        "Draw again what is in flight"
+        "Return the prompts in flight to the queue"
         with self.lock:
             self.in_flight = {}
             self.next_draw = 0
@@ -273,7 +273,7 @@ class EpochOrder:
         prompts: Sequence[Prompt],  # with unique ids
         shuffle: bool = True,
         seed: int = 0,
-        source: str = "",  # one line on what was read and left out
+        source: str = "",  # one-line summary of what was read and left out
     ):
         if not prompts:
             raise DataError(
@@ -380,7 +380,7 @@ def render_prompt(
     place: str,  # of the record, for error messages
     tokenizer: "PreTrainedTokenizerBase",
     chat: bool,  # apply the tokenizer's chat template
-    pictured: bool = False,  # each <image> is an image
+    pictured: bool = False,  # replace each <image> by an image part
 ) -> str:  # one placeholder for each image
     "The text of a prompt"
     messages = content
@@ -428,7 +428,7 @@ class LoadedSource(NamedTuple):
     "The prompts of a source"
 
     prompts: list[Prompt]  # in the order of the source
-    source: str  # one line on what was read and left out
+    source: str  # one-line summary of what was read and left out
     counts: dict[str, int]  # records read, kept, and left out by reason
 
 
@@ -467,7 +467,7 @@ def _images(
 # %% ../../nbs/data/04_prompts.ipynb #460d9495
 @dataclass(frozen=True)
 class _Reader:
-    "Makes prompts of records and generated problems"
+    "Makes prompts from records and generated problems"
 
     config: DataConfig
     tokenizer: "PreTrainedTokenizerBase"
@@ -524,7 +524,7 @@ class _Reader:
         )
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6
-# Number of tokens of an episode's first messages, tool schemas included
+# Prompt -> number of tokens of its episode's first messages, tool schemas included
 BegunTokens = Callable[[Prompt], int]
 
 
@@ -581,7 +581,7 @@ class _Filter:
         )
 
     def describe(self, source: str, name: str | None) -> str:
-        "One line on what was read"
+        "A one-line summary of what was read and left out"
         counts = self.counts
         limit = self.config.max_prompt_tokens
         parts = [name or "no record", f"{counts['read']} records", f"{counts['kept']} kept"]
@@ -643,7 +643,7 @@ def image_processor(
 def _check_begun(
     prompts: Sequence[Prompt], config: DataConfig, begun_tokens: BegunTokens | None
 ) -> None:
-    "Raise `DataError` for a generated problem that is too long when its episode begins"
+    "Raise `DataError` for a generated problem that is too long with what its environment adds"
     if begun_tokens is None:
         return
     for prompt in prompts:

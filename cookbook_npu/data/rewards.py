@@ -60,7 +60,7 @@ def write_policy_text(
 # %% ../../nbs/data/07_rewards.ipynb #1bb13899
 @dataclass(frozen=True)
 class Score:
-    "What one scorer says of one text"
+    "Result of one scorer for one text"
 
     value: float  # before its weight
     right: bool | None = None  # whether the answer is correct; None: unknown to this scorer
@@ -120,7 +120,7 @@ class GradingJob:
 
     @property
     def killed(self) -> Score:
-        "The score of an answer whose grading was stopped"
+        "The worst score of the scorer, for an answer whose grading was stopped"
         return Score(self.scorer.worst, right=False)
 
 # %% ../../nbs/data/07_rewards.ipynb #e6657ac2
@@ -173,7 +173,7 @@ class Counts:
 
 # %% ../../nbs/data/07_rewards.ipynb #1dacee5f
 PROBE = r"</think>Answer: \boxed{\sqrt{7}}"  # an answer that every scorer of this package grades fast
-LABELS_KEPT = 4096  # bound of each of the two lists
+LABELS_KEPT = 4096  # maximum size of `failures` and of `given_up`
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class FailingLabels:
         self,
         job: GradingJob,
         why: Limit,  # what stopped its grading
-    ) -> UngradableLabel | None:  # None: it was given up before
+    ) -> UngradableLabel | None:  # None: it was ungradable before
         "Mark the job's label as ungradable"
         key = _label_key(job)
         if key in self.given_up:
@@ -237,7 +237,7 @@ class FailingLabels:
         return bool(self.given_up) and _label_key(job) in self.given_up
 
     def state(self) -> dict[str, Any]:  # JSON-able; lists keep the order
-        "The state of a resumed run"
+        "State to save for a resumed run"
         given_up = [[key, asdict(label)] for key, label in self.given_up.items()]
         return {"failures": list(self.failures.items()), "given_up": given_up}
 
@@ -355,7 +355,7 @@ class CallGrader:
 
 # %% ../../nbs/data/07_rewards.ipynb #b717d94d
 class _FirstError:
-    "Takes any error inside a with block, and keeps the first"
+    "Context manager that suppresses all exceptions and keeps the first"
 
     error: BaseException | None = None
 
@@ -391,7 +391,7 @@ def _in_threads(
     for thread in threads:
         with first:
             thread.join()
-        thread.join()  # again, after an interrupt
+        thread.join()  # again, if an interrupt ended the first wait
     if first.error is not None:
         raise first.error
 
@@ -471,7 +471,7 @@ class GradingPool(GradingProcesses):
         return scores
 
     def _calls(self, places: list[int], jobs: Sequence[GradingJob]) -> list[list[int]]:
-        "Places of the jobs of each call: one, or several when the scorer takes several"
+        "Indices of the jobs of each call: one, or several for a batched or async scorer"
         size = 1
         if places and self.processes[0].wait_ready()[jobs[0].scorer.name] != "each":
             share = math.ceil(len(places) / len(self.processes))
@@ -480,7 +480,7 @@ class GradingPool(GradingProcesses):
 
 # %% ../../nbs/data/07_rewards.ipynb #d8fabf93
 def all_scorers(
-    config: RewardConfig,  # scorers, in general and by source
+    config: RewardConfig,  # default scorers, and scorers by source
 ) -> list[str]:  # each once
     "The names of the scorers of a reward"
     names: dict[str, None] = dict.fromkeys(config.scorers)
@@ -509,10 +509,10 @@ def check_reward(
 
 
 def scorer_weights(
-    config: RewardConfig,  # scorers, in general and by source
+    config: RewardConfig,  # default scorers, and scorers by source
     metadata: Mapping[str, Any],  # of a sample; its prompt_id begins with the source
 ) -> dict[str, float]:  # scorer -> weight
-    "The scorers of a sample: those of its source, else the general ones"
+    "The scorers of a sample: those of its source, else the default ones"
     source = str(metadata.get("prompt_id", "")).rpartition(":")[0]
     return config.by_source.get(source, config.scorers)
 

@@ -53,18 +53,18 @@ class Prompt:
     prompt_id: str  # stable name of the record, e.g. "train.jsonl:17"
     ids: list[int]  # token ids
     text: str  # with the chat template applied
-    label: Any = None  # what the scorers compare with
+    label: Any = None  # reference answer for the scorers
     metadata: dict[str, Any] = field(default_factory=dict)  # other values of the record
     images: list[ImageInput] = field(default_factory=list)  # in order of their placeholders
     content: Any = None  # text or messages before the chat template; None: `text`
 
     def for_samples(self) -> dict[str, Any]:
-        "The metadata of its samples, with the prompt's id and text"
+        "Metadata for the samples of this prompt, with the prompt's id and text"
         return {"prompt_id": self.prompt_id, "prompt": self.text, **self.metadata}
 
     @property
     def question(self) -> str:
-        "Text and images; equal for equal prompts"
+        "Key for deduplication: text and image keys, equal for equal prompts"
         return "\n".join([self.text, *(image.key for image in self.images)])
 
     @property
@@ -121,11 +121,12 @@ class Sample:
     text: str = ""  # decoded response, without special tokens
     label: Any = None  # of the prompt
     reward: float | None = None  # None: not graded yet
-    right: bool | None = None  # whether the answer is correct, whatever the reward
+    # whether the answer is correct, independent of the reward; None: unknown
+    right: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # JSON-able
     turns: list[Turn] = field(default_factory=list)  # empty: all tokens are the policy's
     images: list[str] = field(default_factory=list)  # references, in order of placeholders
-    # [token of prompt and response but the last][layer][choice]; None: not recorded
+    # shape [len(prompt_ids) + len(response_ids) - 1][layers][top_k]; None: not recorded
     routed_experts: list[list[list[int]]] | None = None
 
     def __post_init__(self) -> None:
@@ -213,7 +214,7 @@ def _check_turns(sample: Sample, name: str) -> None:
 
 
 def _check_routes(sample: Sample, name: str) -> None:
-    "Raise `DataError` unless each input token has experts, the same number in each layer"
+    "Raise `DataError` unless each input token has experts, with one shape for all tokens"
     if sample.routed_experts is None:
         return
     run = len(sample.prompt_ids) + len(sample.response_ids) - 1

@@ -58,7 +58,7 @@ class Problem:
     def metadata(self) -> dict[str, Any]:
         return {}
 
-    draw = None  # no picture
+    draw = None  # no image
 
 # %% ../../nbs/data/01_tasks.ipynb #f0b528eb
 LEVELS: dict[int, dict[str, int]] = {
@@ -133,7 +133,7 @@ class Solved(Protocol):
 
     @property
     def prompt(self) -> str:
-        "What the model reads"
+        "The text of the prompt"
         ...
 
     @property
@@ -162,14 +162,14 @@ class Puzzle:
 
     prompt: str
     answer: str  # one correct answer
-    label: str  # what the scorer compares with
-    family: str  # without a colon, which ends the source in a prompt's id
+    label: str  # reference answer for the scorer
+    family: str  # must not contain ':', because prompt ids are source:family
     level: int  # difficulty, from 1
     # metadata for the scorer
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
-    # the calculator call that helps with it
+    # expression for the calculator that helps to solve it
     asks: str = field(default="", compare=False)
-    # draws the picture of `<image>` in the prompt; None: the prompt has no picture
+    # makes the image for `<image>` in the prompt; None: the prompt has no image
     draw: "Callable[[], Image.Image] | None" = field(default=None, compare=False)
 
     @property
@@ -190,7 +190,7 @@ CALCULATOR = {1: 10, 2: 20, 3: 40, 4: 70, 5: 100}  # level -> exclusive bound of
 
 
 def _join(a: tuple[int, str], b: tuple[int, str], rng: random.Random) -> tuple[int, str]:
-    "Join two (value, expression) by a random sign that keeps the value a natural number"
+    "Join two (value, expression) by a random operator that keeps the value a natural number"
     x, left = max(a, b)
     y, right = min(a, b)
     values = {"+": x + y, "*": x * y}
@@ -206,7 +206,7 @@ def countdown_puzzle(
     level: int,
     rng: random.Random,
 ) -> Puzzle:
-    "Numbers and a target; it is built from a solution, so it has one"
+    "Numbers and a target; built from a solution, so it is solvable"
     count, bound = COUNTDOWN[level]
     numbers = [rng.randrange(1, bound) for _ in range(count)]
     values = [(n, str(n)) for n in numbers]
@@ -329,7 +329,7 @@ GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
 
 # %% ../../nbs/data/01_tasks.ipynb #5dc6d1a1
 def _distinct(kind: str, level: int, count: int, rng: random.Random) -> Iterator[Puzzle]:
-    "Puzzles of different families; gives up after 20 draws for each one wanted"
+    "Puzzles of different families, at most `count`; stops after 20 * count attempts"
     seen: set[str] = set()
     for _ in range(20 * count):
         puzzle = GENERATORS[kind](level, rng)
@@ -400,7 +400,7 @@ class PuzzleTask:
 
 # %% ../../nbs/data/01_tasks.ipynb #6dec4912
 GENERATED = ("arithmetic", *GENERATORS)  # values of data.prompt_data that are not files
-PICTURED = ("geometry", "triangles")  # those whose prompts have pictures
+PICTURED = ("geometry", "triangles")  # tasks with images
 
 
 def generated_task(

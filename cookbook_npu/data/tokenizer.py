@@ -77,7 +77,7 @@ def build_tokenizer(
 # %% ../../nbs/data/15_tokenizer.ipynb #9a03f002
 # the class of `build_tokenizer` in transformers 5 and 4
 _OWN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-_OWN_FILE = "tiny.json"  # in the folder of a tiny model
+_OWN_FILE = "tiny.json"  # a file that only folders of tiny models have
 
 
 def _is_own(folder: Path) -> bool:

@@ -102,7 +102,7 @@ class _Renderer:
 
 # %% ../../nbs/data/11_turns.ipynb #a96443c6
 class TurnFormat(_Renderer):
-    "Writes first messages and observations in tokens"
+    "Encodes first messages and observations"
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ def with_observation(
     ids: Sequence[int],  # tokens of the observation, at least one
     version: int,  # weight version
     images: Sequence[ImageInput] = (),
-) -> Sample:  # the `partial` of the next request
+) -> Sample:  # to be passed as `partial` of the next request (rollout.episodes)
     "A response with an observation at its end, which has no loss and no log-probs"
     end = len(sample.response_ids)
     written = sample.turns or [Turn(start=0, end=end, role="policy")]
@@ -180,7 +180,7 @@ def with_observation(
         versions=[*sample.versions, *[version] * len(ids)],
         turns=[*continued_turns(written, end), observation],
         images=[*sample.images, *(image.reference for image in images)],
-        finish_reason="abort",
+        finish_reason="abort",  # unfinished: the next turn follows
     )
 
 

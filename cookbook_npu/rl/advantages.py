@@ -85,11 +85,11 @@ def _is_last_policy_token(mask_BT: Tensor) -> Tensor:
 class _PolicyFirst:
     "An order of each row's tokens in which the policy's come first"
 
-    order_BT: Tensor  # token of each place; the policy's tokens keep their order
-    is_policy_BT: Tensor  # whether a place holds a token of the policy
+    order_BT: Tensor  # source index of each position; the policy's tokens keep their order
+    is_policy_BT: Tensor  # whether a position has a token of the policy
 
     def sort(self, value_BT: Tensor) -> Tensor:
-        "Values of the policy's tokens at the front, 0 behind them"
+        "Move the values of the policy's tokens to the front; 0 after them"
         return torch.where(
             self.is_policy_BT, upcast(value_BT).gather(1, self.order_BT), 0.0
         )
@@ -120,7 +120,7 @@ def _coefficients(value: float | Tensor, like_BT: Tensor, order: _PolicyFirst) -
 
 @dataclass(frozen=True)
 class _Errors:
-    "What both forms of GAE start from; all sorted with the policy's tokens first"
+    "Inputs of both GAE implementations, sorted with the policy's tokens first"
 
     delta_BT: Tensor  # temporal-difference errors
     decay_BT: Tensor  # gamma x lambda
@@ -173,13 +173,13 @@ def gae(
 
 # %% ../../nbs/rl/01_advantages.ipynb #62906701
 def _ahead(value_BNC: Tensor, reach: int, fill: float) -> Tensor:
-    "The values `reach` places later in the chunk; `fill` past its end"
+    "The values `reach` tokens later in the chunk; `fill` past its end"
     past_BNC = value_BNC.new_full((*value_BNC.shape[:-1], reach), fill)
     return torch.cat([value_BNC[..., reach:], past_BNC], -1)
 
 
 def _scan(delta_BNC: Tensor, decay_BNC: Tensor) -> tuple[Tensor, Tensor]:
-    "Within each chunk: sum to the end of the chunk, and the decay from each token past its end"
+    "Discounted sum to the end of the chunk, and product of the decays over the same tokens"
     sum_BNC = delta_BNC
     w_BNC = decay_BNC
     reach = 1

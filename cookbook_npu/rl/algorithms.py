@@ -39,20 +39,20 @@ from .sequences import Sequences, TokenName, group_rewards
 def _response_advantages(
     config: AdvantageConfig, rewards_B: Tensor, group_ids: Sequence[str], group_size: int
 ) -> Tensor:
-    "What each response is worth; with reinforce_plus_plus and gae its reward"
+    "The advantage of each response; with reinforce_plus_plus its reward"
     if config.advantage_estimator == "grpo":
         return grpo(rewards_B, group_ids, group_size, config.normalize_std)
     if config.advantage_estimator == "reinforce_plus_plus_baseline":
         return grpo(rewards_B, group_ids, group_size, normalize_std=False)
     if config.advantage_estimator == "rloo":
         return rloo(rewards_B, group_ids, group_size)
-    # The rewards themselves, checked like those of any group.
+    # The rewards themselves, with the same checks as for a group.
     grouped = group_rewards(rewards_B, group_ids, group_size)
     return grouped.ungroup(grouped.reward_KG)
 
 # %% ../../nbs/rl/07_algorithms.ipynb #615d1928
 def _pad(rows: Sequence[Tensor]) -> Tensor:
-    "Tensors of shape (T,) as one of shape (B, T), 0 behind each"
+    "Stack tensors of shape (T,) into one of shape (B, T), padded with 0"
     return pad_sequence(list(rows), batch_first=True)
 
 
@@ -78,7 +78,7 @@ def compute_advantages(
     masks: Sequence[Tensor],  # loss mask of each response
     kl: Sequence[Tensor] | None = None,  # KL estimates of each token, for kl_in_reward
 ) -> list[Tensor]:  # advantage of each token of each response
-    """Advantages according to the configuration, whitened over all samples if it is set.
+    """Advantages according to the configuration, whitened over all tokens if `whiten` is set.
 
     Raises `DataError` without the KL estimates that `kl_in_reward` needs."""
     if config.advantage_estimator == "gae":
@@ -111,7 +111,7 @@ def _needed_kl(
 
 
 def _whitened(rows: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
-    "Mean 0 and variance 1 over all tokens that count"
+    "Mean 0 and variance 1 over all tokens with mask 1"
     white_T = whiten(torch.cat(list(rows)), torch.cat(list(masks)))
     return list(white_T.split([len(m) for m in masks]))
 
@@ -152,7 +152,7 @@ def compute_policy_loss(
     logp_T: Tensor,  # log-probs of the current policy, with gradient
     old_logp_T: Tensor,  # log-probs of the old policy
     adv_T: Tensor,
-    seqs: Sequences,  # which tokens are a sequence
+    seqs: Sequences,  # sequence of each token
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T)
     "The policy loss that the configuration names"
@@ -324,7 +324,7 @@ def algorithm_overrides(
     "The overrides that make a recipe run an algorithm; raises `ConfigError` with the nearest name"
     if name not in ALGORITHMS:
         raise ConfigError(f"there is no algorithm {name!r}", nearest(name, ALGORITHMS))
-    # named always: a recipe may have another one
+    # always set: the recipe may use another estimator
     chosen = {"advantage_estimator": "grpo", **ALGORITHMS[name].overrides}
     return {f"algorithm.{key}": value for key, value in chosen.items()}
 

@@ -18,7 +18,7 @@ from .sequences import upcast
 
 # %% ../../nbs/rl/06_filters.ipynb #627d4ddf
 class GradedSample(Protocol):
-    "What the filter needs of a sample"
+    "Fields of a sample that this module reads"
 
     group_id: str
     reward: float | None
@@ -34,7 +34,7 @@ def reward_nonzero_std(
 # %% ../../nbs/rl/06_filters.ipynb #5ad3a352
 @dataclass
 class DynamicSampling:
-    "Collects groups with a gradient, in a bounded number of attempts"
+    "Collects groups whose rewards differ, in a bounded number of attempts"
 
     wanted: int  # groups of a step
     attempts: int  # maximum number of rollouts
@@ -53,7 +53,7 @@ class DynamicSampling:
 
     @property
     def missing(self) -> int:  # 0: stop sampling
-        "Prompts to sample next"
+        "Number of prompts to sample next; 0 also after the last attempt"
         if self.tried >= self.attempts:
             return 0
         return max(self.wanted - len(self.kept), 0)
@@ -85,7 +85,7 @@ class DynamicSampling:
                 self.spare.append(group)
 
     def take(self) -> list[Any]:  # wanted groups one after another
-        "The samples of the step, groups with a spread first"
+        "The samples of the step, groups whose rewards differ first"
         chosen = (self.kept + self.spare)[: self.wanted]
         if len(chosen) < self.wanted:
             raise DataError(
@@ -94,8 +94,8 @@ class DynamicSampling:
             )
         return [sample for group in chosen for sample in group]
 
-    def metrics(self) -> dict[str, float]:  # counts of groups
-        "Counts of groups: sampled, without a spread, and used without a spread"
+    def metrics(self) -> dict[str, float]:  # dynamic/*
+        "Attempts, groups sampled, groups with equal rewards (all, and in the step), mean raw reward"
         rewards = [s.reward for group in self.kept + self.spare for s in group]
         return {
             "dynamic/attempts": float(self.tried),

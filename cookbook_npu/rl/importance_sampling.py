@@ -19,7 +19,7 @@ RolloutISLevel = Literal["token", "sequence", "geometric"]
 
 
 def _aggregate(log_ratio_T: Tensor, seqs: Sequences, level: RolloutISLevel) -> Tensor:
-    "The log-ratio that counts for each token"
+    "The log-ratio of each token at the chosen level"
     if level == "token":
         return log_ratio_T
     if level == "sequence":
@@ -30,7 +30,7 @@ def _aggregate(log_ratio_T: Tensor, seqs: Sequences, level: RolloutISLevel) -> T
 def mismatch_ratio(
     old_logp_T: Tensor,  # log-probs under the old policy, p0
     rollout_logp_T: Tensor,  # log-probs under the policy that sampled, q
-    seqs: Sequences,  # which tokens are a sequence
+    seqs: Sequences,  # sequence of each token
     level: RolloutISLevel = "token",  # one ratio for each token or for each sequence
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # ratio_T, float32 at least, no gradient
@@ -50,7 +50,7 @@ RolloutIS = Literal["none", "truncate", "mask", "reject"]
 
 
 def _bound(ratio_T: Tensor, rollout_is: RolloutIS, lower: float, upper: float) -> Tensor:
-    "The weight that a ratio becomes"
+    "The bounded weight of each ratio"
     if rollout_is == "none":
         return torch.ones_like(ratio_T)
     if rollout_is == "truncate":
@@ -64,7 +64,7 @@ def _bound(ratio_T: Tensor, rollout_is: RolloutIS, lower: float, upper: float) -
 def importance_weights(
     old_logp_T: Tensor,  # log-probs under the old policy, p0
     rollout_logp_T: Tensor,  # log-probs under the policy that sampled, q
-    seqs: Sequences,  # which tokens are a sequence
+    seqs: Sequences,  # sequence of each token
     rollout_is: RolloutIS = "truncate",  # how the ratio is bounded; "none": weights of 1
     level: RolloutISLevel = "token",  # one ratio for each token or for each sequence
     threshold_lower: float = 0.0,  # lower bound of the ratio
@@ -114,7 +114,7 @@ def mismatch_metrics(
 
 
 def _bounded(weight_T: Tensor, ratio_T: Tensor, rollout_is: RolloutIS) -> Tensor:
-    "Where a bound acts"
+    "Whether the ratio of each token is out of bounds, or its sequence is vetoed"
     if rollout_is == "none":
         return torch.zeros_like(weight_T)
     if rollout_is == "reject":

@@ -89,6 +89,6 @@ def weighted_sum(
     weight_T: Tensor,  # weights of the same tokens, from `token_weights`
 ) -> Tensor:  # scalar, float32 at least
     "This micro-batch's share of the step's aggregated value; shares are added, never averaged"
-    # Where a weight is 0 the value may be anything, also the infinity of a token that nobody
-    # sampled: 0 x inf would be NaN.
+    # Where a weight is 0 the value may be anything, even inf at an observation, and 0 x inf
+    # would be NaN.
     return torch.where(weight_T != 0, upcast(value_T) * weight_T, 0.0).sum()

@@ -40,9 +40,10 @@ def policy_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,
-    clip_ratio_low: float = 0.2,  # the ratio stops mattering below 1 - clip_ratio_low
-    clip_ratio_high: float = 0.28,  # and above 1 + clip_ratio_high
-    clip_ratio_c: float | None = None,  # dual clip: bound of the loss, in advantages
+    clip_ratio_low: float = 0.2,  # no gradient below a ratio of 1 - clip_ratio_low (advantage < 0)
+    clip_ratio_high: float = 0.28,  # no gradient above 1 + clip_ratio_high (advantage > 0)
+    clip_ratio_c: float
+    | None = None,  # dual clip: loss <= clip_ratio_c * |advantage|; None: off
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least
     "PPO's clipped surrogate for each token (arXiv 1707.06347, 1912.09729, 2503.14476)"
@@ -55,9 +56,9 @@ def gspo_loss(
     logp_T: Tensor,  # log-probs under the weights being trained, with gradient
     old_logp_T: Tensor,  # log-probs under the old policy, before the update
     adv_T: Tensor,  # advantage of each token, the same for all tokens of a sequence
-    seqs: Sequences,  # which tokens are a sequence
-    clip_ratio_low: float = 3e-4,  # the sequence ratio stops mattering below 1 - clip_ratio_low
-    clip_ratio_high: float = 4e-4,  # and above 1 + clip_ratio_high
+    seqs: Sequences,  # sequence of each token
+    clip_ratio_low: float = 3e-4,  # no gradient below a ratio of 1 - clip_ratio_low (advantage < 0)
+    clip_ratio_high: float = 4e-4,  # no gradient above 1 + clip_ratio_high (advantage > 0)
     clip_ratio_c: float | None = None,  # dual clip, as for `policy_loss`
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T), float32 at least

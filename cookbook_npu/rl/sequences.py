@@ -23,7 +23,7 @@ from ..errors import DataError, NumericsError
 def upcast(
     value: Tensor,  # any floating-point or integer values
 ) -> Tensor:  # the same values, float64 if they were, else float32
-    "At least float32"
+    "Convert to float32; float64 stays float64"
     if value.dtype == torch.float64:
         return value
     return value.float()
@@ -83,7 +83,7 @@ def check_aligned(
 
 # %% ../../nbs/rl/00_sequences.ipynb #616fae6d
 class _SumOverRanks(torch.autograd.Function):
-    "Sum over the ranks of a group, forward and backward: each rank's loss uses the sum"
+    "Sum over the ranks of a group, in the forward and the backward pass"
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
@@ -197,7 +197,7 @@ class GroupedRewards:
     "Rewards sorted into one row per group"
 
     reward_KG: Tensor  # rewards; the order inside a group is that of the batch
-    order_B: Tensor  # sample of each entry
+    order_B: Tensor  # index of the sample at each position of `reward_KG.flatten()`
 
     def ungroup(
         self,

@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError
 
 # %% ../../nbs/rl/08_staleness.ipynb #273a6a1f
 class VersionedSample(Protocol):
-    "What an age needs of a sample"
+    "Fields of a sample that its age depends on"
 
     loss_mask: list[int]
     versions: list[int]

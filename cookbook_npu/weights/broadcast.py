@@ -50,7 +50,7 @@ class UpdateGroup:
 def open_store(
     host: str,  # address of this machine that members can reach
 ) -> dist.TCPStore:
-    "Return the driver's store; keep it as long as groups meet in it"
+    "Return the driver's store; keep it as long as groups use it"
     return dist.TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT
     )
@@ -63,7 +63,7 @@ def give_up(
     store: dist.Store,  # a group's part
     why: str,
 ) -> str:
-    "End the waiting of every member; returns the first reason that was given"
+    "Mark the group as failed, so that all members stop waiting; returns the first reason"
     return store.compare_set(FAILED, "", why).decode()
 
 
@@ -82,7 +82,7 @@ class Meetings:
         self.count = 0
 
     def meet(self) -> None:
-        "Wait for all members; raises `WeightUpdateError` if one does not come"
+        "Wait for all members; raises `WeightUpdateError` if one does not arrive"
         self.count += 1
         key = f"meeting_{self.count}"
         here = self.store.add(key, 1)
@@ -99,7 +99,7 @@ class Meetings:
             here = self.store.add(key, 0)
 
     def check(self) -> None:
-        "Raise `WeightUpdateError` if a member has given up"
+        "Raise `WeightUpdateError` if the group has failed"
         if self.store.check([FAILED]):
             why = self.store.get(FAILED).decode()
             raise WeightUpdateError(
@@ -118,7 +118,7 @@ def _make_process_group(
         acc.type.backend,
         dist.PrefixStore("torch", store),
         f"weight_update_{group.number}",  # pyright: ignore[reportArgumentType]
-        # a fallback: `GroupMember` gives up earlier, with a reason
+        # a fallback: `GroupMember` fails earlier, with a reason
         timeout=timedelta(seconds=2 * group.timeout_s),
     )
     c10d._world.pg_group_ranks[made] = {member: member for member in range(group.size)}
@@ -139,7 +139,7 @@ class _Member:
         self.store = group.connect()
         self.meetings = Meetings(self.store, group.size, group.timeout_s)
         with self.report_failure():
-            # meet before anything that blocks on a dead process
+            # the barrier comes before anything that blocks on a dead process
             self.meetings.meet()
             self.process_group = _make_process_group(group, rank, acc, self.store)
 
@@ -153,7 +153,7 @@ class _Member:
             raise
         except RuntimeError as error:
             # collectives report any error as RuntimeError; a closed connection means that
-            # another member failed, which has given the reason
+            # another member failed and has already stored the reason
             why = give_up(self.store, str(error))
             raise WeightUpdateError(
                 f"a weight broadcast failed: {why}", "It is sent again."
@@ -181,7 +181,7 @@ class GroupMember(_Member):
         while not work.is_completed():
             if time.monotonic() > deadline:
                 why = f"a bucket was not broadcast within {self.update_group.timeout_s:g} s"
-                # before the others see only a closed connection
+                # store the reason before the others see only a closed connection
                 why = give_up(self.store, why)
                 self._abort("a broadcast does not end")
                 raise WeightUpdateError(
@@ -193,7 +193,7 @@ class GroupMember(_Member):
         work.wait()
 
     def _abort(self, why: str) -> None:
-        "Free the communicator, also during a collective"
+        "Free the communicator, even during a collective"
         backend: Any = self.process_group._get_backend(self.device)
         if hasattr(backend, "abort_hccl_comm"):
             backend.abort_hccl_comm(why)
@@ -201,7 +201,7 @@ class GroupMember(_Member):
             backend.abort()
 
     def close(self) -> None:
-        "Leave the group, also a failed one"
+        "Leave the group, even after a failure"
         self._abort("the group is not used any more")
         dist.destroy_process_group(self.process_group)
 
@@ -241,7 +241,7 @@ def receive_buckets(
 
 
 class BroadcastEnd:
-    "The current group membership of a process"
+    "One endpoint of a broadcast: the current group membership of a process"
 
     def __init__(self, acc: Accelerator):
         self.acc = acc

@@ -40,7 +40,7 @@ def bit_words(
     return flat[:whole].view(torch.int64), rest.view(torch.int64)
 
 # %% ../../nbs/weights/00_checksum.ipynb #52fe230b
-GOLDEN_RATIO = 0x9E3779B97F4A7C15  # of 2**64
+GOLDEN_RATIO = 0x9E3779B97F4A7C15  # floor(2**64 / phi)
 BLOCK_WORDS = 1 << 16  # words per block: their factors (512 KiB) fit into the cache
 
 
@@ -64,7 +64,7 @@ def block_weight(k: int) -> int:
 # %% ../../nbs/weights/00_checksum.ipynb #d652912a
 BLOCKS_AT_ONCE = 4  # multiplied together on a device: 2 MiB of products
 SMALL_WORDS = 1 << 14  # largest part that is batched with others of its size: 128 KiB
-_Part = tuple[int, int, Tensor]  # index of its tensor, its first block there, its words
+_Part = tuple[int, int, Tensor]  # (index of the tensor, index of the first block, words)
 
 
 class BlockSums:
@@ -72,14 +72,14 @@ class BlockSums:
 
     def __init__(
         self,
-        longest: int,  # words of the longest block
-        most: int,  # largest number of words that are multiplied together
+        longest: int,  # maximum words of a block
+        most: int,  # maximum words of one product
         device: torch.device,
     ):
         self.weights_C = position_weights(longest, device)
-        self.products: Tensor | None = None  # None: the device multiplies matrices
+        self.products: Tensor | None = None  # None: matrix products, on the CPU
         if device.type != "cpu":
-            # one buffer for all products: allocating costs more than computing them
+            # one buffer for all products, because allocation costs more than the products
             self.products = torch.empty(most, dtype=torch.int64, device=device)
 
     def of_rows(self, blocks_KC: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class BlockSums:
 
 # %% ../../nbs/weights/00_checksum.ipynb #9918b264
 def _parts(tensors: Sequence[Tensor]) -> dict[int, list[_Part]]:
-    "Number of words -> the parts of this size: whole words and padded rests of the tensors"
+    "Group the words of all tensors by length: number of words -> parts; a padded last word is its own part"
     by_size: dict[int, list[_Part]] = {}
     for number, tensor in enumerate(tensors):
         whole, rest = bit_words(tensor)
@@ -119,7 +119,7 @@ def _parts(tensors: Sequence[Tensor]) -> dict[int, list[_Part]]:
 
 
 def _sums_of_size(size: int, parts: Sequence[_Part], summed: BlockSums) -> list[Tensor]:
-    "Weighted sums of the parts of one size; small ones are the rows of a matrix"
+    "Weighted sums of the blocks of the parts of one size; small parts are the rows of one matrix"
     if size > SMALL_WORDS:
         return [s for _, _, words in parts for s in summed.of_words(words)]
     at_once = BLOCKS_AT_ONCE * BLOCK_WORDS // size
@@ -143,7 +143,7 @@ def _computed_in_place(
     most = min(BLOCKS_AT_ONCE * BLOCK_WORDS, max(together))
     summed = BlockSums(min(BLOCK_WORDS, max(by_size)), most, tensors[0].device)
     sums: list[Tensor] = []
-    blocks: list[tuple[int, int]] = []  # of each sum: index of its tensor, its block
+    blocks: list[tuple[int, int]] = []  # (index of the tensor, block) of each sum
     for size, parts in by_size.items():
         sums += _sums_of_size(size, parts, summed)
         count = -(-size // BLOCK_WORDS)

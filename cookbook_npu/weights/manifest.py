@@ -47,7 +47,7 @@ class Manifest:
     # of each bucket: its name on each machine, or its handle on each device
     buckets: list[dict[str, Any]] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    note: str = ""  # why the backend has changed
+    note: str = ""  # reason for a change of the backend; empty: no change
 
     @property
     def expected(self) -> dict[str, int]:

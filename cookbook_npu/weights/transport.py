@@ -218,12 +218,12 @@ class DeviceHandles:
         self.blocks.clear()
         device_module = getattr(torch, self.device.type)
         for name in ("ipc_collect", "empty_cache"):
-            # not on the host
+            # torch.cpu has neither function
             if hasattr(device_module, name):
                 getattr(device_module, name)()
 
 # %% ../../nbs/weights/02_transport.ipynb #4ab2af21
-DEVICE_ARGUMENT = "storage_device"  # of a rebuild function: the sender's device index
+DEVICE_ARGUMENT = "storage_device"  # rebuild argument: the sender's device index
 
 
 def open_handle(
@@ -231,7 +231,7 @@ def open_handle(
     device: torch.device,  # of this process
 ) -> torch.Tensor:
     "Open a block of another process, flat uint8"
-    # safe to unpickle: written by our own trainer and sent by Ray, which pickles itself
+    # safe to unpickle: written by the trainer of this run and sent by Ray, which uses pickle anyway
     rebuild, args = pickle.loads(handle)
     if device.type == "cpu":
         return rebuild(*args)
@@ -251,7 +251,7 @@ def _replace_arguments(
     return tuple(changed.get(n, value) for n, value in zip(names, args, strict=True))
 
 # %% ../../nbs/weights/02_transport.ipynb #fb4a1c62
-PROBE_BYTE = 0xA7  # that an engine must read through a handle
+PROBE_BYTE = 0xA7  # the value that an engine must read through a handle
 # raised when a driver or version cannot export or open handles
 HANDLE_ERRORS = (
     RuntimeError,
@@ -270,7 +270,7 @@ def _first_line(error: Exception) -> str:
 
 def offer_handle(
     memory: DeviceHandles,  # of a trainer rank; release it after the engines have answered
-) -> tuple[dict[str, bytes], str]:  # device -> handle; reason for a failure
+) -> tuple[dict[str, bytes], str]:  # (device -> handle, reason for a failure or "")
     "Export one byte for an engine to read"
     try:
         memory.allocate(0, 1).fill_(PROBE_BYTE)
@@ -310,11 +310,12 @@ def make_transport(
     return SharedMemory() if machines.index(machines[rank]) == rank else None
 
 # %% ../../nbs/weights/02_transport.ipynb #f416c2c7
-RaiseError = Callable[[Exception | None], None]  # raises on this rank or on all, or returns
+# Called on every rank with its error or None: raises the error here, or on all ranks.
+RaiseError = Callable[[Exception | None], None]
 
 
 def raise_on_this_rank(error: Exception | None) -> None:
-    "Raise the error of a single rank, if any"
+    "Raise the error of this rank, if any; for a single rank"
     if error is not None:
         raise error
 
