@@ -47,7 +47,7 @@ from ..npu.device import probe
 from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims import vllm_weights
 from ..npu.shims.memory_saver import expandable_segments
-from ..npu.shims.torchvision_ops import inspect_in_process
+from ..npu.shims.torchvision_ops import inspect_in_process, install_finder
 from ..npu.shims.vllm_ascend import (
     drop_unused_packs,
     enter_engine,
@@ -664,6 +664,7 @@ class ImportedVllm:
 
 def import_vllm(build: VllmBuild) -> ImportedVllm:
     "Import vLLM; apply the shims that belong before and after its import"
+    install_finder()
     if build == "cpu":  # torch may have read its environment already
         import torch._dynamo
 

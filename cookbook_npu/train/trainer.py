@@ -984,7 +984,7 @@ class Trainer:
         self,
     ) -> list[dict[str, str]]:  # name, target, phase, state, reason, ... of each
         "What became of every shim in this process"
-        return registry.report()
+        return [shim for shim in registry.report() if shim["state"] != "not entered"]
 
     def notes(self) -> list[str]:  # empty: nothing unusual
         "What a person should know of how this trainer works here"

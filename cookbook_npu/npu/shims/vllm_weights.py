@@ -18,6 +18,7 @@ from typing import Any
 
 from ...errors import ShimError
 from .registry import registry
+from .torchvision_ops import install_finder
 from .vllm_ascend import IPC_MODULE, TiedHeadShim, installed
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #bb9fc8e6
@@ -116,6 +117,7 @@ def weight_update_methods(
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #83f4650f
 def _engine_factory() -> Any:
     "vLLM's factory of transfer engines; None: it has none"
+    install_finder()
     try:
         module = importlib.import_module("vllm.distributed.weight_transfer.factory")
     except ModuleNotFoundError as error:
