@@ -722,6 +722,7 @@ class BatchDecoder:
         self.queue.states.extendleft(reversed(self.rows.states))
         self.rows.clear()
 
+    @torch.inference_mode()
     def step(self, version: int) -> list[RequestState]:  # finished requests
         "Sample one token for every row, joining rows included"
         joining = self.queue.admit(len(self.rows.states))
