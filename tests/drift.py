@@ -45,6 +45,87 @@ def use_relative_imports(package: Path) -> None:
             file.write_text("".join(lines), encoding="utf-8")
 
 
+def patched_class(node: ast.stmt) -> str | None:
+    "The class that a function with fastcore's `@patch` is a method of"
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    for decorator in node.decorator_list:
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(call, ast.Name) and call.id == "patch":
+            return ast.unparse(node.args.args[0].annotation).strip("\"'")
+    return None
+
+
+def as_method(lines: list[str], node: ast.FunctionDef) -> str:
+    "Source of a function with `@patch`, as a method in the body of its class"
+    fixed = set()  # lines that begin inside a string of several lines
+    for inner in ast.walk(node):
+        if (
+            isinstance(inner, ast.Constant | ast.JoinedStr)
+            and inner.end_lineno > inner.lineno
+        ):
+            fixed |= set(range(inner.lineno + 1, inner.end_lineno + 1))
+    if ast.get_docstring(node) is not None:
+        doc = node.body[0]
+        fixed -= set(range(doc.lineno, doc.end_lineno + 1))
+    out = []
+    for decorator in node.decorator_list:
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if not (isinstance(call, ast.Name) and call.id == "patch"):
+            out.append(f"    @{ast.unparse(decorator)}\n")
+        elif isinstance(decorator, ast.Call):
+            kind = {"as_prop": "property", "cls_method": "classmethod", "set_prop": None}
+            (option,) = [k.arg for k in decorator.keywords]
+            out.append(f"    @{kind[option]}\n")
+    annotation = node.args.args[0].annotation
+    for number in range(node.lineno, node.end_lineno + 1):
+        line = lines[number - 1]
+        if number == annotation.lineno:
+            before = line.encode()[: annotation.col_offset].decode()
+            line = before.rstrip(": ") + line.encode()[annotation.end_col_offset :].decode()
+        out.append(line if number in fixed or not line.strip() else "    " + line)
+    return "".join(out)
+
+
+def put_methods_into_classes(file: Path) -> None:
+    "Move what a notebook adds to a class with `@patch`, cell by cell, into the body of the class"
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    methods = [(name, n) for n in tree.body if (name := patched_class(n))]
+    if not methods:
+        return
+    lines = text.splitlines(keepends=True)
+    classes = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
+    added: dict[str, str] = {}
+    gone: set[int] = set()
+    for name, node in methods:
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        while lines[first - 2].startswith("#") and not lines[first - 2].startswith("# %%"):
+            first -= 1
+        comment = "".join(
+            "    " + line for line in lines[first - 1 : node.lineno] if line.startswith("#")
+        )
+        added[name] = added.get(name, "") + "\n" + comment + as_method(lines, node)
+        gone |= set(range(first, node.end_lineno + 1))
+    ends = {classes[name].end_lineno: body for name, body in added.items()}
+    kept = "".join(
+        ("" if number in gone else line) + ends.get(number, "")
+        for number, line in enumerate(lines, 1)
+    )
+    kept = re.sub(r"^from fastcore\.basics import patch\n", "", kept, flags=re.M)
+    # a cell that is empty now keeps no marker
+    kept = re.sub(r"(?:^# %% [^\n]*\n\s*)+(?=^# %% |\Z)", "", kept, flags=re.M)
+    file.write_text(kept.rstrip("\n") + "\n", encoding="utf-8")
+
+
+def finish(package: Path) -> None:
+    "What nbdev's export leaves to do: relative imports, and methods inside their classes"
+    use_relative_imports(package)
+    for file in package.rglob("*.py"):
+        if file.name != "_modidx.py":
+            put_methods_into_classes(file)
+
+
 def exported(folder: Path) -> Path:
     "Export the notebooks into a copy of the package without generated files; returns the package folder"
     shutil.copytree(
@@ -66,7 +147,7 @@ def exported(folder: Path) -> Path:
         cwd=folder,
         check=True,
     )
-    use_relative_imports(package)
+    finish(package)
     return package
 
 
@@ -127,7 +208,7 @@ def with_outputs() -> list[str]:
 def main() -> int:
     "Print what drifted; 1 if anything did"
     if "--write" in sys.argv:
-        use_relative_imports(ROOT / "cookbook_npu")
+        finish(ROOT / "cookbook_npu")
         (ROOT / "README.md").write_text(readme(), encoding="utf-8")
     wrong = {
         "differs from its notebook (run `make export`)": package_drift(),

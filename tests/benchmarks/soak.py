@@ -58,11 +58,19 @@ def configuration(root: str, steps: int, engine: str):
     )
 
 
-def segments(pids: set[int]) -> list[str]:
-    "Shared memory whose name carries the id of one of these processes"
-    return [
-        p.name for p in SHM.iterdir() if pids & {int(n) for n in re.findall(r"\d+", p.name)}
-    ]
+def segments(processes: dict[int, float]) -> list[str]:
+    "Shared memory named after one of these processes (id -> start) and written since that started"
+    found = []
+    for path in SHM.iterdir():
+        starts = [
+            processes[pid]
+            for n in re.findall(r"\d+", path.name)
+            if (pid := int(n)) in processes
+        ]
+        # ids are used again: an older segment belongs to an earlier process of that id
+        if starts and path.stat().st_mtime >= min(starts) - 1:
+            found.append(path.name)
+    return found
 
 
 def is_server(process: psutil.Process) -> bool:
@@ -87,7 +95,7 @@ class Watcher:
         }
         self.named = {"driver": os.getpid(), **roles}
         self.series: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self.seen: set[int] = set()
+        self.seen: dict[int, float] = {}  # process id -> start, seconds since the epoch
 
     def look(self, row: dict) -> None:
         "One measurement of everything"
@@ -95,7 +103,7 @@ class Watcher:
         below = {p.pid for p in everyone}
         # a worker may be the fork of a server that is not below this process
         everyone += [psutil.Process(pid) for pid in self.named.values() if pid not in below]
-        self.seen |= {p.pid for p in everyone}
+        self.seen |= {p.pid: p.create_time() for p in everyone}
         name_of = {pid: name for name, pid in self.named.items()}
         for process in everyone:
             if name := name_of.get(process.pid) or {
