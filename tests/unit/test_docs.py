@@ -197,7 +197,7 @@ def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
     index = stage.shown_notebook(ROOT / "nbs" / "index.ipynb", None)
     text = "".join(cell["source"] for cell in index["cells"])
     assert ".github/" not in text and "](../zh/index.md)" in text
-    assert ".docs/" not in text and "](../howto/schedule.md)" in text
+    assert ".docs/" not in text and "](../howto/index.md)" in text
     downloads = [file for path in stage.notebooks() for file in stage.linked_files(path)]
     folders = {file.relative_to(ROOT).parts[0] for file in downloads}
     assert ".docs" not in folders, "a page would be there twice"

@@ -24,7 +24,7 @@ from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
-from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
 
 PAGES = Path(__file__).parents[2] / ".docs" / "pages" / "howto"
@@ -105,7 +105,9 @@ def try_command(words: list[str]) -> None:
         assert code == wanted[line], (line, done.output, done.exception)
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("[!i]*.md")))
+@pytest.mark.parametrize(
+    "name", sorted(p.stem for p in PAGES.glob("[!i]*.md") if p.stem != "commands")
+)
 def test_a_page_works_as_it_stands(name, tmp_path, monkeypatch):
     "Its files, its Python and its commands, in this order"
     page = PAGES / f"{name}.md"
@@ -124,6 +126,20 @@ def test_a_page_works_as_it_stands(name, tmp_path, monkeypatch):
             check_run(words[1:])
         if "runs/A" in words and words != ["rerun", "runs/A"]:
             try_command(words)
+
+
+def test_the_page_of_commands():
+    "Every command of the program that it names has the options that it is given"
+    text = (PAGES / "commands.md").read_text()
+    lines = re.findall(r"`cookbook-npu ([^`]+)`", text)
+    assert len(lines) > 20
+    for line in lines:
+        if line.startswith(("--", "COMMAND")):
+            continue
+        words = shlex.split(line)
+        check_options(words)
+        if words[0] == "run" and words[1] != "--resume":
+            assert words[1] in RECIPES
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)

@@ -3,6 +3,7 @@
 #include "matmul.h"
 #include "fallback.h"
 #include <ATen/Context.h>
+#include <ATen/Version.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -20,7 +21,9 @@ using at::Tensor;
 
 bool has_onednn() {
 #if defined(__x86_64__)
-  return at::globalContext().hasMKLDNN() && at::globalContext().userEnabledMkldnn();
+  // PyTorch's function refuses processors without AVX-512, in single precision too
+  static const bool wide = at::get_cpu_capability().rfind("AVX512", 0) == 0;
+  return wide && at::globalContext().hasMKLDNN() && at::globalContext().userEnabledMkldnn();
 #else
   return false;  // MKL is not there, either
 #endif
