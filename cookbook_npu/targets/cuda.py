@@ -23,7 +23,7 @@ class Cuda(Target):
     settings: Mapping[str, Any] = {
         "parallel.tensor": 1,
         "placement.devices": 1,
-        "rollout.engine": "vllm",
+        "rollout.engine": "transformers",
         "rollout.memory_utilization": 0.35,
     }
 

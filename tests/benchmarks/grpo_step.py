@@ -360,7 +360,7 @@ def gate_trl(task: Task) -> dict[str, Any]:
     class Keep(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
             gradient.update(
-                {n: p.grad.detach().clone() for n, p in trainer.model.named_parameters()}
+                {n: p.grad.cpu().clone() for n, p in trainer.model.named_parameters()}
             )
 
     trainer._generate_single_turn = given
@@ -368,7 +368,7 @@ def gate_trl(task: Task) -> dict[str, Any]:
     trainer.train()
     if prompts != [row["prompt"] for row in task["tokens_given"]]:
         raise SystemExit("TRL: other prompts than ours")
-    weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    weights = {n: p.detach().cpu().clone() for n, p in trainer.model.named_parameters()}
     return {"gradient": gradient, "weights": weights}
 
 

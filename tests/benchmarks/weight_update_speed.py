@@ -126,7 +126,7 @@ def main() -> None:
     if args.engine == "vllm" and args.device == "npu":
         device = torch.device("cpu")
     tensors = {
-        n: torch.randn(s, dtype=torch.bfloat16).to(device) for n, s in shapes(q).items()
+        n: torch.randn(s, dtype=torch.bfloat16, device=device) for n, s in shapes(q).items()
     }
     total = sum(t.nbytes for t in tensors.values())
     source = torch.zeros(total, dtype=torch.uint8).fill_(1)

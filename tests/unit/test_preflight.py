@@ -101,6 +101,14 @@ def test_engine_that_is_not_installed(tmp_path, command):
     assert "but vllm is not installed" in refused(tmp_path, *words, code=NO_VLLM)
 
 
+def test_a_gpu_needs_no_vllm_and_not_its_cpu_build(monkeypatch):
+    monkeypatch.setattr(preflight, "has_package", lambda package: package != "vllm")
+    preflight.check_engine(qwen3_4b_colocate("cuda"))
+    with pytest.raises(ConfigError, match="pip install vllm, ") as refusal:
+        preflight.check_engine(qwen3_4b_colocate("cuda", engine="vllm"))
+    assert "cookbook-npu[vllm]" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("command", ["eval", "chat"])
 def test_engine_of_an_evaluation_that_is_not_installed(tmp_path, command):
     run_with_a_checkpoint(tmp_path / "run")
