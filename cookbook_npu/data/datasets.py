@@ -51,9 +51,7 @@ def open_data(
 Record = tuple[str, dict[str, Any]]  # (location for messages, values)
 
 
-def read_jsonl(
-    path: Path,  # JSONL file, UTF-8
-) -> Iterator[Record]:  # (path line n, values)
+def read_jsonl(path: Path) -> Iterator[Record]:
     """The records of a JSONL file.
 
     Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
@@ -98,9 +96,7 @@ def _parse_line(raw: bytes, place: str) -> dict[str, Any]:
     return record
 
 # %% ../../nbs/data/03_datasets.ipynb #8129f14d
-def read_parquet(
-    path: Path,  # parquet file
-) -> Iterator[Record]:  # (path row n, values)
+def read_parquet(path: Path) -> Iterator[Record]:
     "The rows of a parquet file"
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -128,9 +124,7 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
 }
 
 # %% ../../nbs/data/03_datasets.ipynb #d29487ba
-def read_path(
-    path: Path,  # file, or a folder of files
-) -> Iterator[Record]:  # (place, values)
+def read_path(path: Path) -> Iterator[Record]:
     "The records of a file, or of the files of a folder one after another"
     if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix in READERS)
@@ -172,11 +166,11 @@ def _undecoded(rows: "Dataset") -> Any:
 
 
 def read_hf(
-    repository: str,  # repository on the hub, or a local folder
-    name: str | None = None,  # configuration of the data set, e.g. "main"
+    repository: str,
+    name: str | None = None,
     split: str = "train",
-    revision: str | None = None,  # branch, tag or commit
-) -> Iterable[dict[str, Any]]:  # rows
+    revision: str | None = None,
+) -> Iterable[dict[str, Any]]:
     "The rows of a data set on the hub; raises `MissingError` when it or the package is missing"
     try:
         import datasets
@@ -206,11 +200,11 @@ def read_hf(
 
 # %% ../../nbs/data/03_datasets.ipynb #56c10483
 def read_modelscope(
-    repository: str,  # namespace/name
-    name: str | None = None,  # subset
+    repository: str,
+    name: str | None = None,
     split: str = "train",
-    revision: str | None = None,  # branch, tag or commit
-) -> Iterable[dict[str, Any]]:  # rows
+    revision: str | None = None,
+) -> Iterable[dict[str, Any]]:
     "The rows of a data set on ModelScope; raises `MissingError` when it or the package is missing"
     try:
         from modelscope.msdatasets import MsDataset
@@ -257,18 +251,14 @@ def _read_hub(source: str) -> Iterator[Record]:
     return ((f"{place} row {n}", dict(row)) for n, row in enumerate(rows, 1))
 
 
-def read_records(
-    source: str | Path,  # file, folder, hf://repository or modelscope://repository
-) -> Iterator[Record]:  # (place, values)
+def read_records(source: str | Path) -> Iterator[Record]:
     "The records of a source; raises `MissingError` when there is none"
     if "://" in str(source):
         return _read_hub(str(source))
     return read_path(Path(source))
 
 
-def source_name(
-    source: str | Path,  # as `read_records` takes it
-) -> str:  # e.g. "train.jsonl", "openai/gsm8k"
+def source_name(source: str | Path) -> str:  # e.g. "train.jsonl", "openai/gsm8k"
     "The short name of a source, the first part of its prompts' ids"
     if "://" not in str(source):
         return Path(source).name
@@ -279,10 +269,7 @@ def source_name(
 _ABSENT = object()
 
 
-def lookup(
-    record: dict[str, Any],
-    key: str,  # with dots for nested objects
-) -> Any:  # or `_ABSENT`
+def lookup(record: dict[str, Any], key: str) -> Any:  # or `_ABSENT`
     "The value at a dotted key"
     if key in record:
         return record[key]
@@ -293,9 +280,7 @@ def lookup(
     return _ABSENT
 
 # %% ../../nbs/data/03_datasets.ipynb #5155823e
-def plain_label(
-    value: Any,  # label of a record
-) -> Any:  # reference answer for the scorers
+def plain_label(value: Any) -> Any:  # reference answer for the scorers
     """The label as text; a list of correct answers stays a list.
 
     Raises `DataError` for NaN and infinity, which usually mean a missing value."""
@@ -330,11 +315,7 @@ class RecordSchema:
     metadata: tuple[str, ...] = ()  # optional keys to keep
     images: str | None = None  # key of the list of images
 
-    def accepts(
-        self,
-        record: dict[str, Any],
-        pair: tuple[str, str],  # one of `keys`
-    ) -> bool:
+    def accepts(self, record: dict[str, Any], pair: tuple[str, str]) -> bool:
         "Whether a record has this format"
         prompt = lookup(record, pair[0])
         label = lookup(record, pair[1])
@@ -366,10 +347,7 @@ FORMATS: dict[str, RecordSchema] = {
 }
 
 # %% ../../nbs/data/03_datasets.ipynb #c6867be7
-def detect_format(
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
-) -> str:  # one of `FORMATS`
+def detect_format(record: dict[str, Any], place: str) -> str:  # one of `FORMATS`
     "The format of a record"
     for name, schema in FORMATS.items():
         for pair in schema.keys:
@@ -384,10 +362,10 @@ def detect_format(
 # %% ../../nbs/data/03_datasets.ipynb #af2b228f
 def read_fields(
     record: dict[str, Any],
-    place: str,  # of the record, for error messages
+    place: str,
     schema: RecordSchema,
-    input_key: str | None = None,  # None: the format's
-    label_key: str | None = None,  # None: the format's
+    input_key: str | None = None,
+    label_key: str | None = None,
 ) -> tuple[str | list[dict[str, Any]], Any]:  # (text or messages, label)
     "Prompt and label of a record"
     pairs = [(input_key or p, label_key or q) for p, q in schema.keys]
@@ -410,9 +388,7 @@ def read_fields(
     )
 
 # %% ../../nbs/data/03_datasets.ipynb #849cdff1
-def count_marks(
-    prompt: Any,  # text, or messages
-) -> int:
+def count_marks(prompt: Any) -> int:
     "The number of image marks and image parts in a prompt"
     if isinstance(prompt, str):
         return prompt.count(IMAGE_MARK)
@@ -427,10 +403,7 @@ def count_marks(
 
 
 def read_images(
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
-    key: str | None,  # of the image or images; None: the format has no images
-    prompt: Any,  # text with <image>, or messages
+    record: dict[str, Any], place: str, key: str | None, prompt: Any
 ) -> list[Any]:  # not decoded
     "The images of a record; raises `DataError` unless there is one for each `<image>`"
     marks = count_marks(prompt)
@@ -456,11 +429,8 @@ def read_images(
 
 # %% ../../nbs/data/03_datasets.ipynb #6376b66a
 def read_metadata(
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
-    schema: RecordSchema,
-    more: Sequence[str] = (),  # further, required keys
-) -> dict[str, Any]:  # JSON-able
+    record: dict[str, Any], place: str, schema: RecordSchema, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """The metadata of a record.
 
     A dotted key is stored under its last part; the keys of an object `metadata` are merged in."""

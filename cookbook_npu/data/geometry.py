@@ -57,11 +57,7 @@ class AnswerGrader:
                 self._pool.close()
                 self._pool = None
 
-    def grade(
-        self,
-        text: str,  # what the policy wrote
-        label: Any,
-    ) -> float:  # 1 or 0; 0 past the time limit
+    def grade(self, text: str, label: Any) -> float:  # 1 or 0; 0 past the time limit
         "Whether an answer is correct; raises `DataError` for a label that no answer can equal"
         found = as_number(text)
         wanted = as_number(str(label))
@@ -90,10 +86,7 @@ def _same_number(text: str, label: str) -> float:
 class GradedTool(ToolEnvironment):
     "A tool whose answers are compared as mathematics"
 
-    def __init__(
-        self,
-        calls: str = "qwen",  # format of a call: qwen or brackets
-    ):
+    def __init__(self, calls: str = "qwen"):
         super().__init__(calls)
         GRADER.attach()
 
@@ -101,10 +94,7 @@ class GradedTool(ToolEnvironment):
         "Release the grader"
         GRADER.detach()
 
-    def grade(
-        self,
-        text: str,  # a turn without a call
-    ) -> float:
+    def grade(self, text: str) -> float:
         "1 when the answer equals the label; with brackets the whole text is the answer"
         if self.calls == "brackets":
             return _same_number(text, self.label)
@@ -127,7 +117,7 @@ class Geo3k(GradedTool):
     def __init__(
         self,
         oracle: bool = False,  # the tool compares answers with the label
-        calls: str = "qwen",  # format of a call: qwen or brackets
+        calls: str = "qwen",
     ):
         if not isinstance(oracle, bool):
             raise ConfigError(f"oracle of geo3k is {oracle!r}", "It is true or false.")
@@ -236,7 +226,7 @@ class Zoom(GradedTool):
 
     def __init__(
         self,
-        calls: str = "qwen",  # format of a call: qwen or brackets
+        calls: str = "qwen",
         side: int = 256,  # minimum of the longer side of a shown part, pixels
     ):
         super().__init__(calls)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/data/02_images.ipynb #c2100527
 def unsampled_token_ids(
-    config: Any,  # transformers configuration of a model
+    config: Any,
 ) -> tuple[int, ...]:  # ascending; empty for a model without a vision tower
     "The tokens that a policy must never sample: placeholders of images and videos"
     if getattr(config, "vision_config", None) is None:
@@ -137,7 +137,7 @@ def _from_text(text: str, place: str, reference: str, folder: Path) -> ImageSour
 # %% ../../nbs/data/02_images.ipynb #8b3c1e92
 def image_source(
     value: Any,  # path, bytes, data URL, PIL image, or an object with bytes or path
-    place: str,  # of the record, for error messages
+    place: str,
     reference: str,  # name of an image that is not a file
     folder: Path | str = ".",  # base of relative paths
 ) -> ImageSource:
@@ -255,7 +255,7 @@ class ImageSizes:
 
     def __init__(
         self,
-        hf_path: str | Path,  # Hugging Face folder with a preprocessor_config.json
+        hf_path: str | Path,
         min_pixels: int | None = None,  # minimum area after resizing; None: the model's
         max_pixels: int | None = None,  # maximum area after resizing; None: the model's
     ):
@@ -272,10 +272,7 @@ class ImageSizes:
         self.largest = self.hf.size["longest_edge"] if max_pixels is None else max_pixels
         self.hf.size = {"shortest_edge": self.smallest, "longest_edge": self.largest}
 
-    def tokens(
-        self,
-        grid_thw: Sequence[int],  # patches in time, height, width
-    ) -> int:
+    def tokens(self, grid_thw: Sequence[int]) -> int:
         "The number of placeholder tokens of an image"
         return math.prod(grid_thw) // self.hf.merge_size**2
 
@@ -353,7 +350,7 @@ class ImageProcessor(ImageSizes):
 
     def __init__(
         self,
-        hf_path: str | Path,  # Hugging Face folder with a preprocessor_config.json
+        hf_path: str | Path,
         min_pixels: int | None = None,  # minimum area after resizing; None: the model's
         max_pixels: int | None = None,  # maximum area after resizing; None: the model's
         blank: bool = False,  # replace images by white ones of the same size
@@ -428,10 +425,7 @@ class LazyImage(ImageInput):
     processor: ImageProcessor
 
     def __init__(
-        self,
-        source: ImageSource,
-        grid_thw: tuple[int, int, int],  # patches in time, height, width
-        processor: ImageProcessor,
+        self, source: ImageSource, grid_thw: tuple[int, int, int], processor: ImageProcessor
     ):
         for name, value in (
             ("reference", source.reference),
@@ -472,10 +466,7 @@ IMAGE_MARKUP = f"{VISION_START}{IMAGE_PAD}{VISION_END}"  # the same in a prompt'
 
 
 def expand_placeholders(
-    ids: Sequence[int],  # with one placeholder for each image
-    counts: Sequence[int],  # tokens of each image
-    image_token_id: int,
-    place: str,  # of the record, for error messages
+    ids: Sequence[int], counts: Sequence[int], image_token_id: int, place: str
 ) -> list[int]:  # with one placeholder for each token of an image
     "Repeat the placeholders; raises `DataError` unless there is one for each image"
     found = list(ids).count(image_token_id)
@@ -493,11 +484,11 @@ def expand_placeholders(
 
 # %% ../../nbs/data/02_images.ipynb #47d08da1
 def make_room(
-    ids: Sequence[int],  # with one placeholder for each image
-    images: Sequence[ImageInput],  # in the order of their placeholders
+    ids: Sequence[int],
+    images: Sequence[ImageInput],
     tokenizer: Any,
-    processor: ImageProcessor | None,  # None: the policy has no vision tower
-    place: str,  # of the text, for error messages
+    processor: ImageProcessor | None,
+    place: str,
 ) -> list[int]:  # with one placeholder for each token of an image
     "Expand image placeholders to one per token; raises `DataError` if text and images do not match"
     if processor is None:
@@ -527,7 +518,7 @@ def no_processor(place: str) -> DataError:
 
 # %% ../../nbs/data/02_images.ipynb #da20d0fa
 def with_image_parts(
-    message: Mapping[str, Any],  # with role and content
+    message: Mapping[str, Any],
 ) -> dict[str, Any]:  # its content is a list of parts
     "A message for a chat template: each `<image>` of its text is a part"
     content = message["content"]
@@ -542,9 +533,7 @@ def with_image_parts(
     return {**message, "content": parts}
 
 
-def plain_content(
-    content: str | Sequence[Mapping[str, Any]],  # text, or parts
-) -> str:
+def plain_content(content: str | Sequence[Mapping[str, Any]]) -> str:
     "The content of a message as text"
     if isinstance(content, str):
         return content
@@ -553,10 +542,8 @@ def plain_content(
 
 
 def collapse_placeholders(
-    ids: Sequence[int],
-    counts: Sequence[int],  # tokens of each image, in order
-    image_token_id: int,
-) -> list[int]:  # with one placeholder for each image
+    ids: Sequence[int], counts: Sequence[int], image_token_id: int
+) -> list[int]:
     "The inverse of `expand_placeholders`, for an engine that expands them"
     waiting = iter(counts)
     collapsed: list[int] = []
@@ -569,8 +556,7 @@ def collapse_placeholders(
 
 # %% ../../nbs/data/02_images.ipynb #88f61f6c
 def decode_first(
-    images: Iterable[ImageInput],
-    seconds: float = 5.0,  # time limit
+    images: Iterable[ImageInput], seconds: float = 5.0
 ) -> int:  # number of decoded images
     "Decode images until the time is over; raises `DataError` for a broken one"
     begun = time.monotonic()

@@ -39,7 +39,7 @@ Tally = tuple[int, int]  # (samples, correct samples)
 
 
 def tally(
-    samples: Iterable[Sample],  # graded, in any order
+    samples: Iterable[Sample],
     threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> dict[str, Tally]:  # group id -> (samples, correct samples)
     "Count successes by group; raises `DataError` on a sample without a reward"
@@ -70,8 +70,8 @@ def pass_curve(
 
 # %% ../../nbs/data/08_pass_at_k.ipynb #4b4af0ec
 def by_difficulty(
-    samples: Sequence[Sample],  # graded, with metadata
-    key: str = "level",  # key of the metadata
+    samples: Sequence[Sample],
+    key: str = "level",
     threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> list[dict[str, Any]]:  # of each value: value, prompts, mean reward, pass@1, ...
     "Pass rates, in the order of the values; samples without the key are left out"
@@ -102,7 +102,7 @@ def _row(
 
 # %% ../../nbs/data/08_pass_at_k.ipynb #fb71266c
 def eval_metrics(
-    samples: Sequence[Sample],  # graded samples of the held-out prompts
+    samples: Sequence[Sample],
 ) -> dict[str, float]:  # eval_pass@2, ..., eval_accuracy/level_1, ...
     "pass@k for k > 1, and accuracy by level; empty if prompts have one sample and no level"
     metrics = {}

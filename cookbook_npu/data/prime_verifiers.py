@@ -27,10 +27,7 @@ from .tool_calls import ToolCall, parse_tool_calls
 from ..errors import ConfigError, DataError
 
 # %% ../../nbs/data/14_prime_verifiers.ipynb #81865a7a
-def turn_message(
-    text: str,  # what the policy wrote
-    calls: Sequence[ToolCall],  # parsed from it
-) -> dict[str, Any]:
+def turn_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     "A turn as an OpenAI-compatible server returns it"
     if not calls:
         return {"role": "assistant", "content": text}
@@ -158,10 +155,7 @@ class VerifiersProcess:
         self.rows: list[dict[str, Any]] = self._loaded(python)
         threading.Thread(target=self._read, name="verifiers", daemon=True).start()
 
-    def start(
-        self,
-        row: int,  # index of the question
-    ) -> int:  # number of the rollout
+    def start(self, row: int) -> int:  # number of the rollout
         "Begin a rollout"
         with self._lock:
             if self._ended:
@@ -303,10 +297,7 @@ class VerifiersEnvironment(Environment):
         self._messages = line["messages"]
         return [shown_message(message) for message in self._messages]
 
-    def step(
-        self,
-        text: str,  # what the policy wrote
-    ) -> Observation:
+    def step(self, text: str) -> Observation:
         "Answer the waiting request; the observation is the next request, or the reward"
         assert self._rollout is not None
         found = parse_tool_calls(text)

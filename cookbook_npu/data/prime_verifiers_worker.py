@@ -75,11 +75,7 @@ class Rollouts(ABC):
         yield
 
     @abstractmethod
-    async def run(
-        self,
-        row: int,  # index of the question
-        address: str,  # of the policy's endpoint
-    ) -> dict[str, Any]:  # reward, metrics, stop
+    async def run(self, row: int, address: str) -> dict[str, Any]:  # reward, metrics, stop
         "Run a rollout; raises `RolloutError` for one without a reward"
 
 
@@ -180,10 +176,7 @@ class TasksetRollouts(Rollouts):
         return {"reward": trained[0].reward, "metrics": metrics, "stop": stop}
 
 
-def load(
-    name: str,  # of the environment's module
-    arguments: Mapping[str, Any],
-) -> Rollouts:
+def load(name: str, arguments: Mapping[str, Any]) -> Rollouts:
     "Load an environment of either generation"
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
     found = importlib.util.find_spec(module)

@@ -79,10 +79,7 @@ class RangeSet:
         "The ranges as pairs, for JSON"
         return [[start, end] for start, end in zip(self.starts, self.ends, strict=True)]
 
-    def next_missing(
-        self,
-        n: int,
-    ) -> int:
+    def next_missing(self, n: int) -> int:
         "The smallest number from `n` that is not in the set"
         if n not in self:
             return n
@@ -225,10 +222,7 @@ class PromptDataset(DrawRecord):
             progress = dict(done=self.done.as_list(), counts=dict(self.counts))
         return progress | self.order.identity()
 
-    def load_state(
-        self,
-        state: dict[str, Any],  # what `state` returned
-    ) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         "Continue from a saved state; raises `ConfigError` for the state of other prompts"
         for key, value in self.order.identity().items():
             if state.get(key) != value:
@@ -242,11 +236,11 @@ class PromptDataset(DrawRecord):
 
 # %% ../../nbs/data/04_prompts.ipynb #50a12486
 def epoch_order(
-    size: int,  # number of prompts
+    size: int,
     shuffle: bool,  # False: the order of the file
     seed: int,
     epoch: int,
-) -> list[int]:  # indices of prompts
+) -> list[int]:
     "The order of one epoch"
     order = list(range(size))
     if shuffle:
@@ -254,9 +248,7 @@ def epoch_order(
     return order
 
 
-def fingerprint(
-    prompts: Iterable[Prompt],
-) -> str:  # hexadecimal
+def fingerprint(prompts: Iterable[Prompt]) -> str:  # hexadecimal
     "A hash of ids, texts, labels and images"
     digest = hashlib.blake2b(digest_size=16)
     for p in prompts:
@@ -270,7 +262,7 @@ class EpochOrder:
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],  # with unique ids
+        prompts: Sequence[Prompt],
         shuffle: bool = True,
         seed: int = 0,
         source: str = "",  # one-line summary of what was read and left out
@@ -302,8 +294,7 @@ class EpochOrder:
 
 # %% ../../nbs/data/04_prompts.ipynb #e99794d1
 def take_turns(
-    shares: Sequence[Fraction],  # of each source, sum 1
-    counts: Sequence[int],  # draws of each source so far
+    shares: Sequence[Fraction], counts: Sequence[int]
 ) -> int:  # index of the next source
     "Tijdeman's rule, in exact fractions (doi 10.1016/0012-365X(80)90269-1)"
     n = sum(counts) + 1
@@ -377,9 +368,9 @@ def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
 
 def render_prompt(
     content: str | list[dict[str, Any]],  # text, or messages with role and content
-    place: str,  # of the record, for error messages
+    place: str,
     tokenizer: "PreTrainedTokenizerBase",
-    chat: bool,  # apply the tokenizer's chat template
+    chat: bool,
     pictured: bool = False,  # replace each <image> by an image part
 ) -> str:  # one placeholder for each image
     "The text of a prompt"
@@ -433,9 +424,7 @@ class LoadedSource(NamedTuple):
 
 
 def choose_schema(
-    config: DataConfig,
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
+    config: DataConfig, record: dict[str, Any], place: str
 ) -> tuple[RecordSchema, str]:  # (schema, how it was chosen)
     "The schema of a source, from the configuration or its first record"
     if config.record_format != "auto":
@@ -447,10 +436,7 @@ def choose_schema(
 
 # %% ../../nbs/data/04_prompts.ipynb #37a34530
 def _images(
-    values: dict[str, Any],  # name -> image of a record, or its source
-    place: str,
-    processor: ImageProcessor | None,
-    folder: Path,
+    values: dict[str, Any], place: str, processor: ImageProcessor | None, folder: Path
 ) -> list[ImageInput]:
     "The images of a prompt, not decoded yet"
     if not values:
@@ -501,7 +487,7 @@ class _Reader:
         content: str | list[dict[str, Any]],
         label: Any,
         metadata: dict[str, Any],
-        values: list[Any],  # images, as records have them or as sources
+        values: list[Any],
         place: str,
         prompt_id: str,
     ) -> Prompt:
@@ -591,9 +577,7 @@ class _Filter:
         return f"{source}: " + ", ".join(parts)
 
 # %% ../../nbs/data/04_prompts.ipynb #42dbc5a5
-def folder_of(
-    source: str | Path,  # file, folder or hub
-) -> Path:  # of a hub: the working folder
+def folder_of(source: str | Path) -> Path:  # of a hub: the working folder
     "The base of relative paths in the records of a source"
     if "://" in str(source):
         return Path()
@@ -607,7 +591,7 @@ def load_source(
     tokenizer: "PreTrainedTokenizerBase",
     eval_questions: frozenset[str] = frozenset(),  # left out
     processor: ImageProcessor | None = None,  # None: images are refused
-    begun_tokens: BegunTokens | None = None,  # None: the prompt's own tokens count
+    begun_tokens: BegunTokens | None = None,
 ) -> LoadedSource:
     """Read, render, tokenize and filter a source of prompts.
 
@@ -629,8 +613,7 @@ def load_source(
 
 # %% ../../nbs/data/04_prompts.ipynb #14436d2d
 def image_processor(
-    hf_path: str | Path,  # Hugging Face folder of the policy
-    config: DataConfig,
+    hf_path: str | Path, config: DataConfig
 ) -> ImageProcessor | None:  # None: the model has no vision tower
     "The image processor of a run"
     if not (Path(hf_path) / "preprocessor_config.json").is_file():
@@ -684,9 +667,9 @@ def _load_one(
 def load_prompts(
     config: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
-    seed: int = 0,  # of the order
+    seed: int = 0,
     processor: ImageProcessor | None = None,  # None: images are refused
-    begun_tokens: BegunTokens | None = None,  # None: the prompt's own tokens count
+    begun_tokens: BegunTokens | None = None,
 ) -> PromptDataset:
     "The training prompts of a run"
     given = config, tokenizer, seed, processor, begun_tokens
@@ -718,7 +701,7 @@ def eval_prompts(
     config: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
     processor: ImageProcessor | None = None,  # None: images are refused
-    begun_tokens: BegunTokens | None = None,  # None: the prompt's own tokens count
+    begun_tokens: BegunTokens | None = None,
 ) -> list[
     Prompt
 ]:  # at most `data.eval_prompts`; empty without `eval_data` or a generated task

@@ -90,7 +90,7 @@ class Turn:
 
 def continued_turns(
     turns: list[Turn],  # empty: all tokens are the policy's
-    end: int,  # number of response tokens
+    end: int,
 ) -> list[Turn]:
     "The turns of a response that the policy has continued"
     if not turns or turns[-1].end == end:

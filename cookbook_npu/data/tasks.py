@@ -71,7 +71,7 @@ LEVELS: dict[int, dict[str, int]] = {
 
 # %% ../../nbs/data/01_tasks.ipynb #47051b5f
 def is_held_out(
-    key: str,  # of the family and the split
+    key: str,
     share: float,  # fraction of the families held out
 ) -> bool:
     "Whether a family is held out"
@@ -202,10 +202,7 @@ def _join(a: tuple[int, str], b: tuple[int, str], rng: random.Random) -> tuple[i
     return values[sign], f"({left}{sign}{right})"
 
 
-def countdown_puzzle(
-    level: int,
-    rng: random.Random,
-) -> Puzzle:
+def countdown_puzzle(level: int, rng: random.Random) -> Puzzle:
     "Numbers and a target; built from a solution, so it is solvable"
     count, bound = COUNTDOWN[level]
     numbers = [rng.randrange(1, bound) for _ in range(count)]
@@ -225,10 +222,7 @@ def countdown_puzzle(
     )
 
 # %% ../../nbs/data/01_tasks.ipynb #9cace5af
-def sorting_puzzle(
-    level: int,
-    rng: random.Random,
-) -> Puzzle:
+def sorting_puzzle(level: int, rng: random.Random) -> Puzzle:
     "Numbers to sort in ascending order"
     count, bound = SORTING[level]
     numbers = [rng.randrange(bound) for _ in range(count)]
@@ -237,10 +231,7 @@ def sorting_puzzle(
     return Puzzle(prompt, answer, answer, answer.replace(" ", ","), level)
 
 
-def counting_puzzle(
-    level: int,
-    rng: random.Random,
-) -> Puzzle:
+def counting_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A letter to count in a word"
     size, letters = COUNTING[level]
     word = "".join(rng.choice("abcdefgh"[:letters]) for _ in range(size))
@@ -251,8 +242,7 @@ def counting_puzzle(
 
 
 def calculator_puzzle(
-    level: int,
-    rng: random.Random,
+    level: int, rng: random.Random
 ) -> Puzzle:  # numbers are padded to two digits
     "A product and a sum, too hard for a tiny model without a calculator"
     bound = CALCULATOR[level]
@@ -282,10 +272,7 @@ def _figure(level: int, rng: random.Random) -> tuple[str, int, Callable, tuple[i
     return "dots=", a, drawing.draw_dots, (a,)
 
 
-def geometry_puzzle(
-    level: int,  # 1 to 5: the kind of figure
-    rng: random.Random,
-) -> Puzzle:
+def geometry_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A question about a drawing"
     question, answer, draw, figure = _figure(level, rng)
     seed = rng.getrandbits(32)
@@ -300,10 +287,7 @@ def geometry_puzzle(
     )
 
 
-def triangles_puzzle(
-    level: int,  # legs have at most `level + 4` units
-    rng: random.Random,
-) -> Puzzle:
+def triangles_puzzle(level: int, rng: random.Random) -> Puzzle:
     "The product of the two legs of a drawn triangle"
     a, b = rng.randint(1, level + 4), rng.randint(1, level + 4)
     seed = rng.getrandbits(32)
@@ -403,10 +387,7 @@ GENERATED = ("arithmetic", *GENERATORS)  # values of data.prompt_data that are n
 PICTURED = ("geometry", "triangles")  # tasks with images
 
 
-def generated_task(
-    name: str,  # one of `GENERATED`
-    values: Mapping[str, Any],  # `data.task`
-) -> ArithmeticTask | PuzzleTask:
+def generated_task(name: str, values: Mapping[str, Any]) -> ArithmeticTask | PuzzleTask:
     """The task that `data.prompt_data` and `data.task` describe.
 
     Raises `ConfigError` with the nearest name for an unknown task or argument."""

@@ -54,9 +54,7 @@ class _Renderer:
             self._check_template()
 
     def prompt_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         "The text of the first messages, up to the policy's turn"
         if not self.chat:
@@ -72,9 +70,7 @@ class _Renderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         values: Any = [dict(message) for message in messages]
         schemas: Any = [dict(tool) for tool in tools] or None
@@ -108,7 +104,7 @@ class TurnFormat(_Renderer):
         self,
         tokenizer: "PreTrainedTokenizerBase",
         chat: bool,  # use its chat template; False: concatenate the texts
-        processor: ImageProcessor | None = None,  # None: the policy has no vision tower
+        processor: ImageProcessor | None = None,
     ):
         super().__init__(tokenizer, chat)
         self.processor = processor
@@ -116,9 +112,9 @@ class TurnFormat(_Renderer):
     def prompt_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
+        tools: Sequence[Mapping[str, Any]] = (),
         images: Sequence[ImageInput] = (),  # at <image>, in order
-        place: str = "the first messages",  # for error messages
+        place: str = "the first messages",
     ) -> list[int]:  # with one placeholder for each token of an image
         "Token ids of the first messages; raises `DataError` when they do not match the images"
         if images:
@@ -141,7 +137,7 @@ class TurnFormat(_Renderer):
         self,
         messages: Sequence[Mapping[str, Any]],
         last_id: int,  # last token of the policy's turn
-        place: str = "the observation",  # for error messages
+        place: str = "the observation",
     ) -> tuple[list[int], list[ImageInput]]:  # (tokens, images)
         "The tokens and images of an observation; raises `DataError` for an unusable image"
         images = []

@@ -73,7 +73,7 @@ class Report:
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #e237d895
 def examine(
-    machine: Machine,  # from `read_machine`
+    machine: Machine,
     need: Need | None = None,  # None: that of the largest recipe
 ) -> Report:
     "Compare a machine with the known stacks and run every check"

@@ -104,7 +104,7 @@ def _processes(text: str) -> dict[tuple[int, int], tuple[Process, ...]]:
 
 
 def read_npu_smi(
-    text: str,  # output of `npu-smi info`
+    text: str,
 ) -> tuple[str | None, tuple[Device, ...]]:  # driver version, chips in order
     "Parse the tables of npu-smi"
     version = _SMI_VERSION.search(text)
@@ -158,7 +158,7 @@ _CANN_FILES = (
 
 
 def read_cann(
-    root: Path,  # file system
+    root: Path,
     env: Mapping[str, str],
     arch: str,  # e.g. "aarch64"
 ) -> tuple[str | None, str | None]:
@@ -235,10 +235,7 @@ class Space:
     free: int
 
 
-def read_space(
-    run: CommandRunner,  # runs df
-    path: str,
-) -> Space | None:
+def read_space(run: CommandRunner, path: str) -> Space | None:
     "Return the size of the file system of a folder; None: unknown"
     code, text = run(["df", "-B1", "--output=size,avail", path])
     numbers = re.findall(r"^\s*(\d+)\s+(\d+)\s*$", text, re.M) if code == 0 else []
@@ -319,7 +316,7 @@ _NODE = re.compile(r"davinci\d+|davinci_manager|devmm_svm|hisi_hdc")  # device f
 
 
 def read_machine(
-    root: str | Path = "/",  # file system
+    root: str | Path = "/",
     run: CommandRunner = run_program,  # runs npu-smi and df
     env: Mapping[str, str] | None = None,  # None: this process's
     packages: Mapping[str, Package] | None = None,  # None: this interpreter's

@@ -344,9 +344,7 @@ def _runnable(m: Machine) -> tuple[stacks.Stack, list[stacks.Mismatch]]:
 
 
 def part_fix(
-    part: str,
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit, if known
+    part: str, versions: Mapping[str, str], commits: Mapping[str, str] | None = None
 ) -> str:  # a command
     "Return how to install a part, at the version of the nearest runnable stack"
     stack, _ = nearest_stack(versions, commits, runnable=True)
@@ -414,10 +412,7 @@ def _triton(m: Machine, need: Need) -> CheckResult:
 OLDEST_TORCH = (2, 8)
 
 
-@check(
-    "https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.md",
-    hardware=True,
-)
+@check("https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.md", hardware=True)
 def _torch_npu(m: Machine, need: Need) -> CheckResult:
     "torch_npu is installed, and torch is new enough"
     torch = m.version("torch")
@@ -617,11 +612,7 @@ def _same_logprobs(m: Machine, need: Need) -> CheckResult:
     return ok(f"workers get {', '.join(saw)}")
 
 
-@check(
-    "modelscope/twinkle#153",
-    "modelscope/twinkle#102",
-    "sgl-project/sgl-kernel-npu#669",
-)
+@check("modelscope/twinkle#153", "modelscope/twinkle#102", "sgl-project/sgl-kernel-npu#669")
 def _object_collectives(m: Machine, need: Need) -> CheckResult:
     "gloo's interface is set, as collectives of Python objects require"
     interface = m.env.get("GLOO_SOCKET_IFNAME")

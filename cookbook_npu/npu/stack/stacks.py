@@ -202,9 +202,8 @@ def _mindspeed_rules(v: Mapping[str, str], commits: Mapping[str, str]) -> list[C
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #c46ffc18
 def conflicts(
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit or branch, if known
-) -> list[Conflict]:  # in the order of `PARTS`
+    versions: Mapping[str, str], commits: Mapping[str, str] | None = None
+) -> list[Conflict]:
     "Return every pair of installed parts that a table calls incompatible"
     found = [
         *_torch_npu_rules(versions),
@@ -241,10 +240,8 @@ class Mismatch:
 
 
 def mismatches(
-    stack: Stack,
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit, if known
-) -> list[Mismatch]:  # in the order of installation
+    stack: Stack, versions: Mapping[str, str], commits: Mapping[str, str] | None = None
+) -> list[Mismatch]:
     "Return how installed parts differ from a stack"
     wanted = {**stack.commits, **stack.versions}
     found = []
@@ -263,8 +260,8 @@ def mismatches(
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #a5ffff2d
 def nearest_stack(
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit, if known
+    versions: Mapping[str, str],
+    commits: Mapping[str, str] | None = None,
     runnable: bool = False,  # consider only stacks on which these recipes can run
 ) -> tuple[Stack, list[Mismatch]]:
     "Return the known stack with the lowest cost, and what differs from it; the first wins a tie"
