@@ -49,51 +49,39 @@ def open_data(
 
 # %% ../../nbs/data/03_datasets.ipynb #f3aa32f4
 Record = tuple[str, dict[str, Any]]  # (location for messages, values)
-
-
-def read_jsonl(path: Path) -> Iterator[Record]:
-    """The records of a JSONL file.
-
-    Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
-    blank = 0
-    for n, raw in _lines(path):
-        if not raw.strip():
-            blank = blank or n
-            continue
-        if blank:
-            raise DataError(f"{path} line {blank} is blank", "Remove it.")
-        yield f"{path} line {n}", _parse_line(raw, f"{path} line {n}")
-
-# %% ../../nbs/data/03_datasets.ipynb #74b4140d
 MAX_LINE_BYTES = 8 << 20  # of a record
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    "(number, line); reads at most the limit into memory"
+def read_jsonl(path: Path) -> Iterator[Record]:
+    """The records of a JSONL file, read line by line.
+
+    Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
     n = 0
+    blank = 0
     try:
         with open_data(path) as file:
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 n += 1
+                place = f"{path} line {n}"
                 if len(raw) > MAX_LINE_BYTES:
                     raise DataError(
-                        f"{path} line {n} has more than {MAX_LINE_BYTES >> 20} MiB",
+                        f"{place} has more than {MAX_LINE_BYTES >> 20} MiB",
                         "Remove it, or give its images as paths.",
                     )
-                yield n, raw
+                if not raw.strip():
+                    blank = blank or n
+                    continue
+                if blank:
+                    raise DataError(f"{path} line {blank} is blank", "Remove it.")
+                record = parse_json(raw, place, "Fix or remove the line.")
+                if not isinstance(record, dict):
+                    raise DataError(
+                        f"{place} is a JSON {type(record).__name__}, not an object",
+                        "Give one object a line.",
+                    )
+                yield place, record
     except OSError as e:
         raise _unreadable(path, f"cannot be read after line {n}: {e.strerror}") from e
-
-
-def _parse_line(raw: bytes, place: str) -> dict[str, Any]:
-    "One line as a JSON object"
-    record = parse_json(raw, place, "Fix or remove the line.")
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{place} is a JSON {type(record).__name__}, not an object",
-            "Give one object a line.",
-        )
-    return record
 
 # %% ../../nbs/data/03_datasets.ipynb #8129f14d
 def read_parquet(path: Path) -> Iterator[Record]:

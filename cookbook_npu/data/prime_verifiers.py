@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+
 from . import prime_verifiers_worker
 from .environments import Environment, Messages, Observation
 from .images import IMAGE_MARK
@@ -155,6 +156,36 @@ class VerifiersProcess:
         self.rows: list[dict[str, Any]] = self._loaded(python)
         threading.Thread(target=self._read, name="verifiers", daemon=True).start()
 
+    def _loaded(self, python: str) -> list[dict[str, Any]]:
+        "The questions of the loaded environment"
+        first = json.loads(self._worker.reader.readline() or b"{}")
+        if "rows" in first:
+            return first["rows"]
+        self.close()
+        reason = first.get("refused", self._gone())
+        raise ConfigError(
+            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
+            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
+        )
+
+    def _gone(self) -> str:
+        return f"the process of {self.environment} ended with code {self.process.poll()}"
+
+    def _read(self) -> None:
+        "Sort the lines into the queues of their rollouts"
+        for line in self._worker.lines():
+            number = next(line[key] for key in ("ask", "end", "failed") if key in line)
+            with self._lock:
+                queue = self._queues.get(number)
+            if queue is not None:
+                queue.put(line)
+        self.process.wait()
+        with self._lock:
+            self._ended = True
+            queues = list(self._queues.values())
+        for queue in queues:
+            queue.put({"failed": 0, "reason": self._gone()})
+
     def start(self, row: int) -> int:  # number of the rollout
         "Begin a rollout"
         with self._lock:
@@ -189,36 +220,6 @@ class VerifiersProcess:
             self._ended = True
             self._worker.end_input()
         self._worker.close()
-
-    def _loaded(self, python: str) -> list[dict[str, Any]]:
-        "The questions of the loaded environment"
-        first = json.loads(self._worker.reader.readline() or b"{}")
-        if "rows" in first:
-            return first["rows"]
-        self.close()
-        reason = first.get("refused", self._gone())
-        raise ConfigError(
-            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
-            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
-        )
-
-    def _gone(self) -> str:
-        return f"the process of {self.environment} ended with code {self.process.poll()}"
-
-    def _read(self) -> None:
-        "Sort the lines into the queues of their rollouts"
-        for line in self._worker.lines():
-            number = next(line[key] for key in ("ask", "end", "failed") if key in line)
-            with self._lock:
-                queue = self._queues.get(number)
-            if queue is not None:
-                queue.put(line)
-        self.process.wait()
-        with self._lock:
-            self._ended = True
-            queues = list(self._queues.values())
-        for queue in queues:
-            queue.put({"failed": 0, "reason": self._gone()})
 
 # %% ../../nbs/data/14_prime_verifiers.ipynb #ae5000e9
 class _SharedProcesses:
@@ -278,25 +279,6 @@ class VerifiersEnvironment(Environment):
         self._messages: list[Mapping[str, Any]] = []  # of the last request
         self._closed = False
 
-    def reset(
-        self,
-        prompt: Prompt,  # written by `write_verifiers_prompts`
-        seed: int,  # unused: verifiers has no seed for a rollout
-    ) -> Messages | None:
-        "Begin a rollout; its first request has the messages"
-        self._leave()
-        row = _row_of(prompt, self.name, self._process.rows)
-        self._rollout = self._process.start(row)
-        line = self._next(self._rollout)
-        if "end" in line:
-            raise DataError(
-                f"{self.name} ended {prompt.prompt_id} without asking the policy",
-                "Leave the question out.",
-            )
-        self.tools = line["tools"]
-        self._messages = line["messages"]
-        return [shown_message(message) for message in self._messages]
-
     def step(self, text: str) -> Observation:
         "Answer the waiting request; the observation is the next request, or the reward"
         assert self._rollout is not None
@@ -320,6 +302,25 @@ class VerifiersEnvironment(Environment):
         new = new_messages([*self._messages, message], line["messages"])
         self._messages = line["messages"]
         return Observation(messages=new, tool_calls=len(found), tool_errors=errors)
+
+    def reset(
+        self,
+        prompt: Prompt,  # written by `write_verifiers_prompts`
+        seed: int,  # unused: verifiers has no seed for a rollout
+    ) -> Messages | None:
+        "Begin a rollout; its first request has the messages"
+        self._leave()
+        row = _row_of(prompt, self.name, self._process.rows)
+        self._rollout = self._process.start(row)
+        line = self._next(self._rollout)
+        if "end" in line:
+            raise DataError(
+                f"{self.name} ended {prompt.prompt_id} without asking the policy",
+                "Leave the question out.",
+            )
+        self.tools = line["tools"]
+        self._messages = line["messages"]
+        return [shown_message(message) for message in self._messages]
 
     def close(self) -> None:
         "Release the process"

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+
 # %% ../../nbs/data/13_prime_verifiers_worker.ipynb #f9808a02
 MODEL = "policy"  # how requests name the model
 KEY_ENV = "COOKBOOK_VERIFIERS_KEY"  # environment variable with the endpoint's key
@@ -277,7 +278,9 @@ class Worker:
         rollout.task = asyncio.ensure_future(run)
         rollout.task.add_done_callback(partial(self._ended, number, slot))
 
-    def _ended(self, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]") -> None:
+    def _ended(
+        self, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]"
+    ) -> None:
         self.slots[slot] = None
         end = _end_line(number, task)
         if self.active.pop(number, None) is not None:  # it was not stopped

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING', 'CALCULATOR', 'GENERATORS', 'GENERATED', 'PICTURED', 'Problem',
-           'is_held_out', 'ArithmeticTask', 'Solved', 'demonstrations', 'Puzzle', 'countdown_puzzle', 'sorting_puzzle',
+           'is_held_out', 'ArithmeticTask', 'demonstrations', 'Puzzle', 'countdown_puzzle', 'sorting_puzzle',
            'counting_puzzle', 'calculator_puzzle', 'geometry_puzzle', 'triangles_puzzle', 'PuzzleTask',
            'generated_task']
 
@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from . import drawing
 from ..errors import ConfigError, nearest
@@ -128,22 +128,8 @@ class ArithmeticTask:
         return is_held_out(f"{self.seed}/{problem.family}", self.eval_share)
 
 # %% ../../nbs/data/01_tasks.ipynb #6d7e2ea3
-class Solved(Protocol):
-    "A problem with its answer"
-
-    @property
-    def prompt(self) -> str:
-        "The text of the prompt"
-        ...
-
-    @property
-    def answer(self) -> str:
-        "A correct answer"
-        ...
-
-
 def demonstrations(
-    problems: Sequence[Solved],
+    problems: Sequence[Any],  # each with prompt and answer
     corrupt: float,  # fraction of the answers replaced by random digits
     seed: int,
 ) -> Iterator[tuple[str, str]]:  # endless (prompt, answer) pairs
@@ -311,19 +297,6 @@ GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
     "triangles": triangles_puzzle,
 }
 
-# %% ../../nbs/data/01_tasks.ipynb #5dc6d1a1
-def _distinct(kind: str, level: int, count: int, rng: random.Random) -> Iterator[Puzzle]:
-    "Puzzles of different families, at most `count`; stops after 20 * count attempts"
-    seen: set[str] = set()
-    for _ in range(20 * count):
-        puzzle = GENERATORS[kind](level, rng)
-        if puzzle.family in seen:
-            continue
-        seen.add(puzzle.family)
-        yield puzzle
-        if len(seen) == count:
-            return
-
 # %% ../../nbs/data/01_tasks.ipynb #8263f80e
 @dataclass(frozen=True)
 class PuzzleTask:
@@ -346,9 +319,8 @@ class PuzzleTask:
                 "Give one number for each level, 0 for one to be left out.",
             )
         if min(self.counts) < 0 or not any(self.counts):
-            raise ConfigError(
-                f"task.per_level is {self.per_level!r}", "Ask for at least one problem."
-            )
+            what = f"task.per_level is {self.per_level!r}"
+            raise ConfigError(what, "Ask for at least one problem.")
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -363,11 +335,16 @@ class PuzzleTask:
         found: dict[str, Puzzle] = {}
         for level, count in enumerate(self.counts, start=1):
             rng = random.Random(f"{self.kind}/{level}/{self.seed}")
-            for puzzle in _distinct(self.kind, level, count, rng):
+            families = set()
+            for _ in range(20 * count):  # a level may have fewer than `count` families
+                if len(families) == count:
+                    break
+                puzzle = GENERATORS[self.kind](level, rng)
+                families.add(puzzle.family)
                 found.setdefault(puzzle.family, puzzle)
-        mixed = list(found.values())
-        random.Random(f"{self.kind}/{self.seed}").shuffle(mixed)
-        return mixed
+        problems = list(found.values())
+        random.Random(f"{self.kind}/{self.seed}").shuffle(problems)
+        return problems
 
     @cached_property
     def train(self) -> list[Puzzle]:

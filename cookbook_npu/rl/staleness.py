@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+
 from ..errors import ConfigError, DataError
 
 # %% ../../nbs/rl/08_staleness.ipynb #273a6a1f
