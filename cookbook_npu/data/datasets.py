@@ -123,7 +123,7 @@ def read_path(path: Path) -> Iterator[Record]:
                 f"{path} holds no file that ends in {', '.join(READERS)}",
                 "Give the folder of the data files.",
             )
-        return _read_files(files)
+        return (record for file in files for record in READERS[file.suffix](file))
     if not os.path.lexists(path):
         raise MissingError(f"{path} does not exist", "Check the path of the prompt file.")
     if path.suffix not in READERS:
@@ -131,12 +131,6 @@ def read_path(path: Path) -> Iterator[Record]:
             f"{path} ends in {path.suffix!r}", f"Known endings: {', '.join(READERS)}."
         )
     return READERS[path.suffix](path)
-
-
-def _read_files(files: Sequence[Path]) -> Iterator[Record]:
-    "The records of several files"
-    for file in files:
-        yield from READERS[file.suffix](file)
 
 # %% ../../nbs/data/03_datasets.ipynb #8eb94fe0
 def _undecoded(rows: "Dataset") -> Any:

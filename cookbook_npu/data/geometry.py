@@ -168,20 +168,8 @@ LEAST_SIDE = 8  # minimum of the shorter side of a part, pixels
 MOST_STRETCHED = 20  # maximum aspect ratio of a part
 
 
-def _decoded(image: ImageInput) -> "Image.Image":
-    if not isinstance(image, LazyImage):
-        raise DataError(
-            f"image {image.reference} has come without its picture",
-            "Use prompts of load_prompts.",
-        )
-    picture = read_image(image.source)
-    if image.processor.blank:
-        picture.paste("white", (0, 0, *picture.size))
-    return picture
-
-
 def _box(value: Any, ninths: bool) -> tuple[float, float, float, float] | None:
-    "(left, top, right, bottom) as fractions of the sides; None: not a box"
+    "(left, top, right, bottom) as fractions of the sides; None for anything else"
     if ninths:
         digits = isinstance(value, str) and len(value) == 4 and value.isascii()
         if not digits or not value.isdecimal():
@@ -198,7 +186,7 @@ def _box(value: Any, ninths: bool) -> tuple[float, float, float, float] | None:
 def _cropped(
     picture: "Image.Image", box: Sequence[float], side: int
 ) -> "Image.Image | None":
-    "A part, enlarged to `side`; None: it is too small or too thin"
+    "A part, enlarged to `side`; None when it is too small or too thin"
     width, height = picture.size
     left, top, right, bottom = box
     start = round(left * width), round(top * height)
@@ -240,7 +228,15 @@ class Zoom(GradedTool):
                 f"prompt {prompt.prompt_id} has no picture, and the tool zoom needs one",
                 "Use rollout.environment zoom for prompts with images.",
             )
-        self.picture = _decoded(prompt.images[0])
+        image = prompt.images[0]
+        if not isinstance(image, LazyImage):
+            raise DataError(
+                f"image {image.reference} has come without its picture",
+                "Use prompts of load_prompts.",
+            )
+        self.picture = read_image(image.source)
+        if image.processor.blank:
+            self.picture.paste("white", (0, 0, *self.picture.size))
         return super().reset(prompt, seed)
 
     def respond(self, value: Any) -> list[Part] | None:

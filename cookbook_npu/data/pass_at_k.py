@@ -79,26 +79,14 @@ def by_difficulty(
     for s in samples:
         if key in s.metadata:
             parts[s.metadata[key]].append(s)
-    return [
-        _row(key, value, parts[value], threshold) for value in sorted(parts, key=_sort_key)
-    ]
-
-
-def _sort_key(value: Any) -> tuple[str, Any]:
-    "Values of one type next to each other, in their order"
-    return str(type(value)), value
-
-
-def _row(
-    key: str, value: Any, samples: Sequence[Sample], threshold: float
-) -> dict[str, Any]:
-    "The pass rates of some samples"
-    counts = tally(samples, threshold)
-    mean = sum(s.reward or 0.0 for s in samples) / len(samples)
-    row = {key: value, "prompts": len(counts), "reward": mean}
-    for k, rate in pass_curve(counts.values()).items():
-        row[f"pass@{k}"] = rate
-    return row
+    rows = []
+    for value in sorted(parts, key=lambda value: (str(type(value)), value)):
+        counts = tally(parts[value], threshold)
+        mean = sum(s.reward or 0.0 for s in parts[value]) / len(parts[value])
+        row = {key: value, "prompts": len(counts), "reward": mean}
+        curve = pass_curve(counts.values())
+        rows.append(row | {f"pass@{k}": rate for k, rate in curve.items()})
+    return rows
 
 # %% ../../nbs/data/08_pass_at_k.ipynb #fb71266c
 def eval_metrics(

@@ -122,15 +122,10 @@ def headline(report: Report) -> list[tuple[str, str]]:  # label, text
     return lines
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #0849bc53
-def machine_lock(machine: Machine) -> dict[str, Any]:  # JSON content, for `read_lock`
-    "Return driver, CANN and all packages as one lock"
-    return stacks.make_lock(
-        machine.packages,
-        python=machine.python,
-        arch=machine.arch,
-        driver=machine.driver,
-        cann=machine.cann,
-    )
+def machine_lock(machine: Machine) -> dict[str, Any]:
+    "Return driver, CANN and all packages as one lock, for `read_lock`"
+    parts = {part: getattr(machine, part) for part in ("python", "arch", "driver", "cann")}
+    return stacks.make_lock(machine.packages, **parts)
 
 
 def show_changes(

@@ -339,10 +339,6 @@ def _proxy(m: Machine, need: Need) -> CheckResult:
     return ok("no proxy for loopback")
 
 # %% ../../../nbs/npu/stack/03_settings.ipynb #bd42b5a0
-def _runnable(m: Machine) -> tuple[stacks.Stack, list[stacks.Mismatch]]:
-    return nearest_stack(m.versions, m.commits, runnable=True)
-
-
 def part_fix(
     part: str, versions: Mapping[str, str], commits: Mapping[str, str] | None = None
 ) -> str:  # a command
@@ -358,7 +354,7 @@ def part_fix(
 )
 def _stack(m: Machine, need: Need) -> CheckResult:
     "The versions are those of a runnable stack"
-    stack, differs = _runnable(m)
+    stack, differs = nearest_stack(m.versions, m.commits, runnable=True)
     if not differs:
         return ok(f"{stack.name}: {stack.because}")
     parts = [f"{d.part} {d.found or 'missing'} (expected {d.want})" for d in differs]
@@ -367,7 +363,7 @@ def _stack(m: Machine, need: Need) -> CheckResult:
 # %% ../../../nbs/npu/stack/03_settings.ipynb #b9706d95
 def _conflict_fix(m: Machine, conflict: stacks.Conflict) -> str:
     "Return the nearest stack's fix of a part that differs from it; otherwise what the table requires"
-    stack, differs = _runnable(m)
+    stack, differs = nearest_stack(m.versions, m.commits, runnable=True)
     for d in differs:
         if d.part == conflict.part:
             return stacks.fix_for(d)
@@ -479,7 +475,7 @@ def _gated_delta_net(m: Machine, need: Need) -> CheckResult:
         return ok(
             f"megatron-core {megatron}, PyTorch kernels, which separate packed sequences"
         )
-    stack, _ = _runnable(m)
+    stack, _ = nearest_stack(m.versions, m.commits, runnable=True)
     kernel, limits = stack.delta_net["kernel"], stack.delta_net["limits"]
     return ok(f"megatron-core {megatron}; on {stack.name}: {kernel}; {limits}")
 
