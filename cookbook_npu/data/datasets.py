@@ -365,7 +365,7 @@ def read_fields(
             raise DataError(f"{place}: {e.what}", e.remedy) from None
     wanted = " / ".join(" and ".join(pair) for pair in pairs)
     raise DataError(
-        f"{place} lacks {wanted}; it has {', '.join(map(str, record))}",
+        f"{place} has no {wanted}; it has {', '.join(map(str, record))}",
         "Set data.input_key and data.label_key, or fix the record.",
     )
 
@@ -419,7 +419,7 @@ def read_metadata(
     for key in more:
         if lookup(record, key) is _ABSENT:
             raise DataError(
-                f"{place} lacks {key}; it has {', '.join(map(str, record))}",
+                f"{place} has no {key}; it has {', '.join(map(str, record))}",
                 "Change data.metadata_keys, or fix the record.",
             )
     found = {}

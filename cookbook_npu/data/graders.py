@@ -489,9 +489,9 @@ class Scorer:
     name: str  # in the configuration
     inline: bool  # runs in the calling process
     worst: float  # score of an answer whose grading was stopped
-    right_from: float | None = None  # correctness threshold; None: no verdict
+    right_from: float | None = None  # correctness threshold; None without a verdict
     check_label: LabelCheck | None = None  # raises for labels that no answer can equal
-    window: int | None = None  # number of characters it reads, from the end; None: all
+    window: int | None = None  # number of characters it reads, from the end; default: all
     function: ScorerFunction | None = None  # None: a user's, imported on demand
 
 

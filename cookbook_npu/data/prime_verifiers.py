@@ -326,7 +326,7 @@ def write_verifiers_prompts(
     environment: str,
     arguments: Mapping[str, Any] | None = None,
     python: str | None = None,  # interpreter that has it; None: this one
-    number: int | None = None,  # write only the first ones; None: all
+    number: int | None = None,  # write only the first ones; default: all
 ) -> int:  # number of prompts
     "Write the questions of an environment as the prompts of a run"
     wanted = python or sys.executable, environment, arguments or {}

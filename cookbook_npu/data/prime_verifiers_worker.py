@@ -208,7 +208,7 @@ class ActiveRollout:
     session: str | None = None  # client session of the agent that uses the policy
 
     def conflict(self, session: str | None) -> str | None:
-        "Why a request of a session cannot be answered; None: it can"
+        "Why a request of a session cannot be answered; None when it can"
         if self.answer is not None:
             return "it asks for two turns at once"
         if self.session not in (None, session):

@@ -155,7 +155,7 @@ class Puzzle:
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
     # expression for the calculator that helps to solve it
     asks: str = field(default="", compare=False)
-    # makes the image for `<image>` in the prompt; None: the prompt has no image
+    # makes the image for `<image>` in the prompt; None without an image
     draw: "Callable[[], Image.Image] | None" = field(default=None, compare=False)
 
     @property

@@ -39,7 +39,7 @@ def without_reasoning(text: str) -> str:
 
 
 def _loads(text: str) -> Any:
-    "Parse JSON; None: it is malformed or nested too deeply"
+    "Parse JSON; None when it is malformed or nested too deeply"
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

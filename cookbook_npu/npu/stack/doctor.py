@@ -24,11 +24,11 @@ class Report:
     "Result of the doctor"
 
     machine: Machine
-    # nearest runnable stack; None: the NPU is simulated, or there is none
+    # nearest runnable stack; None for a simulated NPU and a machine without one
     stack: stacks.Stack | None
     differs: tuple[stacks.Mismatch, ...]  # from that stack, in the order of fixing
     findings: tuple[Finding, ...]
-    # nearer known stack that cannot run the recipes; None: there is none
+    # nearer known stack that cannot run the recipes; optional
     like: stacks.Stack | None = None
 
     @property

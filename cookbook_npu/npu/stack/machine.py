@@ -258,7 +258,7 @@ class Machine:
         self,
         part: str,  # a package, or "cann", "driver", "python"
     ) -> str | None:
-        "Return the version of a part; None: not installed, or unreadable"
+        "Return the version of a part; None when it is not installed or unreadable"
         if part in ("cann", "driver", "python"):
             return getattr(self, part) or None
         found = self.packages.get(canonicalize_name(part))

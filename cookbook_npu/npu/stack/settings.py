@@ -27,7 +27,7 @@ def _alloc_options(text: str) -> dict[str, str]:
 
 
 def expandable(m: Machine) -> str | None:
-    "Return the variable that enables expandable segments; None: they are off"
+    "Return the variable that enables expandable segments; None when they are off"
     for name in (NPU.alloc_env, "PYTORCH_ALLOC_CONF"):
         if _alloc_options(m.env.get(name, "")).get("expandable_segments") == "true":
             return name
@@ -190,7 +190,7 @@ ASCEND_DRIVER_PATH ASCEND_BUFFER_POOL ASCEND_CONNECT_TIMEOUT ASCEND_TRANSFER_TIM
 
 
 def correct_name(name: str) -> str | None:
-    "Return the variable that a wrong name probably means; None: the name is known, or resembles none"
+    "Return the variable that a wrong name probably means; None for other names"
     if name in MISTAKEN:
         return MISTAKEN[name]
     if name in KNOWN_VARIABLES or not name.startswith(("HC", "ASC", "P2P_")):
