@@ -549,7 +549,9 @@ def _check_length(
     prompts: Sequence[Prompt], config: DataConfig, initial_tokens: InitialTokens | None
 ) -> None:
     "Raise `DataError` for a generated problem that is too long with what its environment adds"
-    for prompt in prompts if initial_tokens is not None else ():
+    if initial_tokens is None:
+        return
+    for prompt in prompts:
         tokens = initial_tokens(prompt)
         if tokens > config.max_prompt_tokens:
             raise DataError(

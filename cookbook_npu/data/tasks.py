@@ -325,9 +325,8 @@ class PuzzleTask:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         "The number of problems of each level"
-        if isinstance(self.per_level, int):
-            return (self.per_level,) * self.level
-        return tuple(self.per_level)
+        given = self.per_level
+        return (given,) * self.level if isinstance(given, int) else tuple(given)
 
     @cached_property
     def problems(self) -> list[Puzzle]:
