@@ -49,58 +49,42 @@ def open_data(
 
 # %% ../../nbs/data/03_datasets.ipynb #f3aa32f4
 Record = tuple[str, dict[str, Any]]  # (location for messages, values)
-
-
-def read_jsonl(
-    path: Path,  # JSONL file, UTF-8
-) -> Iterator[Record]:  # (path line n, values)
-    """The records of a JSONL file.
-
-    Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
-    blank = 0
-    for n, raw in _lines(path):
-        if not raw.strip():
-            blank = blank or n
-            continue
-        if blank:
-            raise DataError(f"{path} line {blank} is blank", "Remove it.")
-        yield f"{path} line {n}", _parse_line(raw, f"{path} line {n}")
-
-# %% ../../nbs/data/03_datasets.ipynb #74b4140d
 MAX_LINE_BYTES = 8 << 20  # of a record
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    "(number, line); reads at most the limit into memory"
+def read_jsonl(path: Path) -> Iterator[Record]:
+    """The records of a JSONL file, read line by line.
+
+    Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
     n = 0
+    blank = 0
     try:
         with open_data(path) as file:
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 n += 1
+                place = f"{path} line {n}"
                 if len(raw) > MAX_LINE_BYTES:
                     raise DataError(
-                        f"{path} line {n} has more than {MAX_LINE_BYTES >> 20} MiB",
+                        f"{place} has more than {MAX_LINE_BYTES >> 20} MiB",
                         "Remove it, or give its images as paths.",
                     )
-                yield n, raw
+                if not raw.strip():
+                    blank = blank or n
+                    continue
+                if blank:
+                    raise DataError(f"{path} line {blank} is blank", "Remove it.")
+                record = parse_json(raw, place, "Fix or remove the line.")
+                if not isinstance(record, dict):
+                    raise DataError(
+                        f"{place} is a JSON {type(record).__name__}, not an object",
+                        "Give one object a line.",
+                    )
+                yield place, record
     except OSError as e:
         raise _unreadable(path, f"cannot be read after line {n}: {e.strerror}") from e
 
-
-def _parse_line(raw: bytes, place: str) -> dict[str, Any]:
-    "One line as a JSON object"
-    record = parse_json(raw, place, "Fix or remove the line.")
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{place} is a JSON {type(record).__name__}, not an object",
-            "Give one object a line.",
-        )
-    return record
-
 # %% ../../nbs/data/03_datasets.ipynb #8129f14d
-def read_parquet(
-    path: Path,  # parquet file
-) -> Iterator[Record]:  # (path row n, values)
+def read_parquet(path: Path) -> Iterator[Record]:
     "The rows of a parquet file"
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -128,9 +112,7 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
 }
 
 # %% ../../nbs/data/03_datasets.ipynb #d29487ba
-def read_path(
-    path: Path,  # file, or a folder of files
-) -> Iterator[Record]:  # (place, values)
+def read_path(path: Path) -> Iterator[Record]:
     "The records of a file, or of the files of a folder one after another"
     if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix in READERS)
@@ -141,7 +123,7 @@ def read_path(
                 f"{path} holds no file that ends in {', '.join(READERS)}",
                 "Give the folder of the data files.",
             )
-        return _read_files(files)
+        return (record for file in files for record in READERS[file.suffix](file))
     if not os.path.lexists(path):
         raise MissingError(f"{path} does not exist", "Check the path of the prompt file.")
     if path.suffix not in READERS:
@@ -149,12 +131,6 @@ def read_path(
             f"{path} ends in {path.suffix!r}", f"Known endings: {', '.join(READERS)}."
         )
     return READERS[path.suffix](path)
-
-
-def _read_files(files: Sequence[Path]) -> Iterator[Record]:
-    "The records of several files"
-    for file in files:
-        yield from READERS[file.suffix](file)
 
 # %% ../../nbs/data/03_datasets.ipynb #8eb94fe0
 def _undecoded(rows: "Dataset") -> Any:
@@ -172,11 +148,11 @@ def _undecoded(rows: "Dataset") -> Any:
 
 
 def read_hf(
-    repository: str,  # repository on the hub, or a local folder
-    name: str | None = None,  # configuration of the data set, e.g. "main"
+    repository: str,
+    name: str | None = None,
     split: str = "train",
-    revision: str | None = None,  # branch, tag or commit
-) -> Iterable[dict[str, Any]]:  # rows
+    revision: str | None = None,
+) -> Iterable[dict[str, Any]]:
     "The rows of a data set on the hub; raises `MissingError` when it or the package is missing"
     try:
         import datasets
@@ -206,11 +182,11 @@ def read_hf(
 
 # %% ../../nbs/data/03_datasets.ipynb #56c10483
 def read_modelscope(
-    repository: str,  # namespace/name
-    name: str | None = None,  # subset
+    repository: str,
+    name: str | None = None,
     split: str = "train",
-    revision: str | None = None,  # branch, tag or commit
-) -> Iterable[dict[str, Any]]:  # rows
+    revision: str | None = None,
+) -> Iterable[dict[str, Any]]:
     "The rows of a data set on ModelScope; raises `MissingError` when it or the package is missing"
     try:
         from modelscope.msdatasets import MsDataset
@@ -257,18 +233,14 @@ def _read_hub(source: str) -> Iterator[Record]:
     return ((f"{place} row {n}", dict(row)) for n, row in enumerate(rows, 1))
 
 
-def read_records(
-    source: str | Path,  # file, folder, hf://repository or modelscope://repository
-) -> Iterator[Record]:  # (place, values)
+def read_records(source: str | Path) -> Iterator[Record]:
     "The records of a source; raises `MissingError` when there is none"
     if "://" in str(source):
         return _read_hub(str(source))
     return read_path(Path(source))
 
 
-def source_name(
-    source: str | Path,  # as `read_records` takes it
-) -> str:  # e.g. "train.jsonl", "openai/gsm8k"
+def source_name(source: str | Path) -> str:  # e.g. "train.jsonl", "openai/gsm8k"
     "The short name of a source, the first part of its prompts' ids"
     if "://" not in str(source):
         return Path(source).name
@@ -279,10 +251,7 @@ def source_name(
 _ABSENT = object()
 
 
-def lookup(
-    record: dict[str, Any],
-    key: str,  # with dots for nested objects
-) -> Any:  # or `_ABSENT`
+def lookup(record: dict[str, Any], key: str) -> Any:  # or `_ABSENT`
     "The value at a dotted key"
     if key in record:
         return record[key]
@@ -293,9 +262,7 @@ def lookup(
     return _ABSENT
 
 # %% ../../nbs/data/03_datasets.ipynb #5155823e
-def plain_label(
-    value: Any,  # label of a record
-) -> Any:  # reference answer for the scorers
+def plain_label(value: Any) -> Any:  # reference answer for the scorers
     """The label as text; a list of correct answers stays a list.
 
     Raises `DataError` for NaN and infinity, which usually mean a missing value."""
@@ -330,11 +297,7 @@ class RecordSchema:
     metadata: tuple[str, ...] = ()  # optional keys to keep
     images: str | None = None  # key of the list of images
 
-    def accepts(
-        self,
-        record: dict[str, Any],
-        pair: tuple[str, str],  # one of `keys`
-    ) -> bool:
+    def accepts(self, record: dict[str, Any], pair: tuple[str, str]) -> bool:
         "Whether a record has this format"
         prompt = lookup(record, pair[0])
         label = lookup(record, pair[1])
@@ -366,10 +329,7 @@ FORMATS: dict[str, RecordSchema] = {
 }
 
 # %% ../../nbs/data/03_datasets.ipynb #c6867be7
-def detect_format(
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
-) -> str:  # one of `FORMATS`
+def detect_format(record: dict[str, Any], place: str) -> str:  # one of `FORMATS`
     "The format of a record"
     for name, schema in FORMATS.items():
         for pair in schema.keys:
@@ -384,10 +344,10 @@ def detect_format(
 # %% ../../nbs/data/03_datasets.ipynb #af2b228f
 def read_fields(
     record: dict[str, Any],
-    place: str,  # of the record, for error messages
+    place: str,
     schema: RecordSchema,
-    input_key: str | None = None,  # None: the format's
-    label_key: str | None = None,  # None: the format's
+    input_key: str | None = None,
+    label_key: str | None = None,
 ) -> tuple[str | list[dict[str, Any]], Any]:  # (text or messages, label)
     "Prompt and label of a record"
     pairs = [(input_key or p, label_key or q) for p, q in schema.keys]
@@ -405,14 +365,12 @@ def read_fields(
             raise DataError(f"{place}: {e.what}", e.remedy) from None
     wanted = " / ".join(" and ".join(pair) for pair in pairs)
     raise DataError(
-        f"{place} lacks {wanted}; it has {', '.join(map(str, record))}",
+        f"{place} has no {wanted}; it has {', '.join(map(str, record))}",
         "Set data.input_key and data.label_key, or fix the record.",
     )
 
 # %% ../../nbs/data/03_datasets.ipynb #849cdff1
-def count_marks(
-    prompt: Any,  # text, or messages
-) -> int:
+def count_marks(prompt: Any) -> int:
     "The number of image marks and image parts in a prompt"
     if isinstance(prompt, str):
         return prompt.count(IMAGE_MARK)
@@ -427,10 +385,7 @@ def count_marks(
 
 
 def read_images(
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
-    key: str | None,  # of the image or images; None: the format has no images
-    prompt: Any,  # text with <image>, or messages
+    record: dict[str, Any], place: str, key: str | None, prompt: Any
 ) -> list[Any]:  # not decoded
     "The images of a record; raises `DataError` unless there is one for each `<image>`"
     marks = count_marks(prompt)
@@ -456,18 +411,15 @@ def read_images(
 
 # %% ../../nbs/data/03_datasets.ipynb #6376b66a
 def read_metadata(
-    record: dict[str, Any],
-    place: str,  # of the record, for error messages
-    schema: RecordSchema,
-    more: Sequence[str] = (),  # further, required keys
-) -> dict[str, Any]:  # JSON-able
+    record: dict[str, Any], place: str, schema: RecordSchema, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """The metadata of a record.
 
     A dotted key is stored under its last part; the keys of an object `metadata` are merged in."""
     for key in more:
         if lookup(record, key) is _ABSENT:
             raise DataError(
-                f"{place} lacks {key}; it has {', '.join(map(str, record))}",
+                f"{place} has no {key}; it has {', '.join(map(str, record))}",
                 "Change data.metadata_keys, or fix the record.",
             )
     found = {}

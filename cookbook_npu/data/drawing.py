@@ -31,7 +31,7 @@ class Canvas:
 
     def line(
         self,
-        points: Sequence[tuple[float, float]],  # as fractions of the side
+        points: Sequence[tuple[float, float]],
         width: float = 1.5,  # pixels of the final image
     ) -> None:
         "Draw straight lines from point to point"
@@ -39,10 +39,7 @@ class Canvas:
         self.pen.line(scaled, fill=0, width=round(width * _FINE), joint="curve")
 
     def circle(
-        self,
-        center: tuple[float, float],  # as fractions of the side
-        radius: float,
-        filled: bool = False,
+        self, center: tuple[float, float], radius: float, filled: bool = False
     ) -> None:
         "Draw a circle or a disc"
         x, y, r = (value * self.size for value in (*center, radius))
@@ -52,7 +49,7 @@ class Canvas:
 
     def arc(
         self,
-        center: tuple[float, float],  # as fractions of the side
+        center: tuple[float, float],
         radius: float,
         start: float,  # degrees counterclockwise from the right
         end: float,
@@ -70,11 +67,7 @@ class Canvas:
         return self.image.resize(size, Image.Resampling.BOX).convert("RGB")
 
 # %% ../../nbs/data/16_drawing.ipynb #a93bc7d4
-def draw_triangle(
-    a: int,  # horizontal leg, units
-    b: int,  # vertical leg, units
-    seed: int,
-) -> "Image.Image":
+def draw_triangle(a: int, b: int, seed: int) -> "Image.Image":
     "A right triangle with its right angle marked"
     rng = random.Random(seed)
     unit = 1 / 11
@@ -88,10 +81,7 @@ def draw_triangle(
     return canvas.done()
 
 # %% ../../nbs/data/16_drawing.ipynb #ffa0aa4a
-def draw_angle(
-    degrees: int,
-    seed: int,
-) -> "Image.Image":
+def draw_angle(degrees: int, seed: int) -> "Image.Image":
     "Two arms of an angle, and the arc between them"
     rng = random.Random(seed)
     base = rng.uniform(-20, 20)
@@ -100,10 +90,7 @@ def draw_angle(
     for direction in (base, base + degrees):
         length = rng.uniform(0.38, 0.48)
         turned = math.radians(direction)
-        end = (
-            vertex[0] + length * math.cos(turned),
-            vertex[1] - length * math.sin(turned),
-        )
+        end = (vertex[0] + length * math.cos(turned), vertex[1] - length * math.sin(turned))
         canvas.line([vertex, end], width=2)
     canvas.arc(vertex, 0.12, base, base + degrees)
     return canvas.done()
@@ -129,11 +116,7 @@ def draw_circle(
     return canvas.done()
 
 # %% ../../nbs/data/16_drawing.ipynb #339ee568
-def draw_rectangle(
-    width: int,  # cells of the grid
-    height: int,
-    seed: int,
-) -> "Image.Image":
+def draw_rectangle(width: int, height: int, seed: int) -> "Image.Image":
     "A rectangle on a grid of 8 x 8 cells"
     rng = random.Random(seed)
     unit = 0.96 / 8

@@ -18,21 +18,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+
 
 from .expressions import evaluate_expression
 from .sample import Prompt
-from ..data.tool_calls import (
-    ToolCall,
-    ToolCallError,
-    parse_tool_calls,
-    without_reasoning,
-)
+from .tool_calls import ToolCall, parse_tool_calls, without_reasoning
 from ..errors import ConfigError, nearest
 
 # %% ../../nbs/data/10_environments.ipynb #eff74a45
@@ -62,16 +58,13 @@ class Environment(ABC):
         self,
         prompt: Prompt,
         seed: int,  # of this episode
-    ) -> Messages | None:  # the first messages; None: the prompt of the data set
+    ) -> Messages | None:  # the first messages; None: use the prompt of the data set
         "Begin an episode"
         return None
 
     @abstractmethod
-    def step(
-        self,
-        text: str,  # what the policy wrote in this turn, without special tokens
-    ) -> Observation:
-        "Answer a turn"
+    def step(self, text: str) -> Observation:
+        "Answer a turn: what the policy wrote, without special tokens"
 
     def close(self) -> None:
         "Release all resources; no call follows"
@@ -129,59 +122,14 @@ _BRACKETS = re.compile(r"<([^<>]*)>")
 Part = Mapping[str, Any]  # of a message: text, or an image
 
 
-class _ToolFormat:
-    "The format of calls and results of one tool"
+class ToolEnvironment(Environment):
+    "Base class of environments with one tool and a graded answer"
 
     tool: str  # its name
     argument: str  # name of its only argument
     description: str  # for the policy
     schema: Mapping[str, Any]  # of the argument
     usage: str  # error text for an invalid call
-    calls: str  # format of a call: qwen or brackets
-
-    def call(self, value: Any) -> str:
-        "The text of a call"
-        if self.calls == "brackets":
-            return f"<{value}>"
-        call = {"name": self.tool, "arguments": {self.argument: value}}
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-    def _arguments(self, text: str) -> list[Any]:
-        "The argument of each call in a turn; None: a call without a result"
-        if self.calls == "brackets":
-            return [match[1] for match in _BRACKETS.finditer(text)]
-        return [self._argument(call) for call in parse_tool_calls(text)]
-
-    def _argument(self, call: ToolCall | ToolCallError) -> Any:
-        if isinstance(call, ToolCallError) or call.name != self.tool:
-            return None
-        return call.arguments.get(self.argument)
-
-    def _message(self, result: str | list[Part] | None) -> dict[str, Any]:
-        "The message of a result"
-        if self.calls == "qwen":
-            return {"role": "tool", "content": result or f"error: {self.usage}"}
-        if isinstance(result, list):
-            return {"role": "tool", "content": [*result, {"type": "text", "text": "]"}]}
-        return {"role": "tool", "content": f"{result or '?'}]"}
-
-    def _function(self) -> dict[str, Any]:
-        "The schema of the tool for a chat template"
-        parameters = {
-            "type": "object",
-            "properties": {self.argument: dict(self.schema)},
-            "required": [self.argument],
-        }
-        function = {
-            "name": self.tool,
-            "description": self.description,
-            "parameters": parameters,
-        }
-        return {"type": "function", "function": function}
-
-# %% ../../nbs/data/10_environments.ipynb #5d6e92ac
-class ToolEnvironment(_ToolFormat, Environment):
-    "Base class of environments with one tool and a graded answer"
 
     def __init__(
         self,
@@ -195,36 +143,39 @@ class ToolEnvironment(_ToolFormat, Environment):
         self.label = ""
         self.tools = (self._function(),)
 
+    def _function(self) -> dict[str, Any]:
+        "The schema of the tool for a chat template"
+        properties = {self.argument: dict(self.schema)}
+        required = [self.argument]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        function = {"name": self.tool, "description": self.description}
+        return {"type": "function", "function": {**function, "parameters": parameters}}
+
     @abstractmethod
     def respond(
         self,
         value: Any,  # the argument of a call
-    ) -> str | list[Part] | None:  # text or parts of a message; None: no result
+    ) -> str | list[Part] | None:  # text or parts of a message; None without a result
         "The result of the tool"
 
     @abstractmethod
-    def grade(
-        self,
-        text: str,  # a turn without a call
-    ) -> float:
-        "The reward of an answer"
+    def grade(self, text: str) -> float:
+        "The reward of an answer: a turn without a call"
 
-    def reset(
-        self,
-        prompt: Prompt,
-        seed: int,  # unused
-    ) -> Messages | None:
+    def reset(self, prompt: Prompt, seed: int) -> Messages | None:
         "The question; with qwen as messages, so that the template adds the tool"
         self.label = str(prompt.label)
-        if self.calls == "brackets":
-            return None
-        return prompt.messages
+        return None if self.calls == "brackets" else prompt.messages
 
-    def step(
-        self,
-        text: str,  # a turn: calls, or the answer
-    ) -> Observation:
-        "The results of the calls, or the graded answer"
+    def call(self, value: Any) -> str:
+        "The text of a call"
+        if self.calls == "brackets":
+            return f"<{value}>"
+        call = {"name": self.tool, "arguments": {self.argument: value}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+    def step(self, text: str) -> Observation:
+        "The results of the calls of a turn, or the graded answer"
         values = self._arguments(text)
         if not values:
             reward = self.grade(text)
@@ -236,6 +187,24 @@ class ToolEnvironment(_ToolFormat, Environment):
             tool_errors=sum(result is None for result in results),
         )
 
+    def _arguments(self, text: str) -> list[Any]:
+        "The argument of each call in a turn; None for a malformed call"
+        if self.calls == "brackets":
+            return [match[1] for match in _BRACKETS.finditer(text)]
+        return [
+            call.arguments.get(self.argument)
+            if isinstance(call, ToolCall) and call.name == self.tool
+            else None
+            for call in parse_tool_calls(text)
+        ]
+
+    def _message(self, result: str | list[Part] | None) -> dict[str, Any]:
+        if self.calls == "qwen":
+            return {"role": "tool", "content": result or f"error: {self.usage}"}
+        if isinstance(result, list):
+            return {"role": "tool", "content": [*result, {"type": "text", "text": "]"}]}
+        return {"role": "tool", "content": f"{result or '?'}]"}
+
 # %% ../../nbs/data/10_environments.ipynb #1a0a0791
 _NUMBER = re.compile(r"-?\d+(?:/\d+)?")
 MAX_EXPRESSION = 200  # characters
@@ -243,7 +212,7 @@ MAX_EXPRESSION = 200  # characters
 
 def calculate(
     expression: str,  # digits, + - * / and parentheses
-) -> str | None:  # an integer or p/q; None: not an expression
+) -> str | None:  # an integer or p/q; None for anything else
     "The exact value of an expression, as text"
     if len(expression) > MAX_EXPRESSION:
         return None
@@ -256,8 +225,9 @@ def as_number(text: str) -> Fraction | None:
     whole = text.strip()
     if not _NUMBER.fullmatch(whole) or len(whole) > MAX_EXPRESSION:
         return None
-    above, _, below = whole.partition("/")
-    return Fraction(int(above), int(below or 1)) if int(below or 1) else None
+    with suppress(ZeroDivisionError):
+        return Fraction(whole)
+    return None
 
 # %% ../../nbs/data/10_environments.ipynb #a635b714
 class Calculator(ToolEnvironment):
@@ -272,17 +242,11 @@ class Calculator(ToolEnvironment):
     }
     usage = "give {expression} with whole numbers, + - * / and parentheses"
 
-    def respond(
-        self,
-        value: Any,  # an expression
-    ) -> str | None:
+    def respond(self, value: Any) -> str | None:
         "The value of an expression"
         return calculate(value) if isinstance(value, str) else None
 
-    def grade(
-        self,
-        text: str,  # a turn without a call
-    ) -> float:
+    def grade(self, text: str) -> float:
         "1 when the answer equals the label: with brackets the whole text, else its last number"
         answer = text
         if self.calls == "qwen":
@@ -311,13 +275,15 @@ class CallFailure:
     timed_out: bool = False
 
 
+@dataclass(eq=False)
 class _Call(Generic[_T]):
-    "A call and its future answer"
+    work: Callable[[], _T]
+    answer: "Future[_T | CallFailure]" = field(default_factory=Future)
+    began: float = 0.0  # time.monotonic(), s
 
-    def __init__(self, work: Callable[[], _T]):
-        self.work = work
-        self.answer: Future[_T | CallFailure] = Future()
-        self.began = 0.0  # time.monotonic(), s
+    def skip(self) -> "Future[_T | CallFailure]":
+        self.answer.set_result(CallFailure("it was not called"))
+        return self.answer
 
 
 class _Attempt:
@@ -328,56 +294,13 @@ class _Attempt:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
         self.failure = CallFailure(f"{type(error).__name__}: {error}".removesuffix(": "))
         return True
 
 # %% ../../nbs/data/10_environments.ipynb #6813ab4d
-class _Calls:
-    "The waiting and the running calls of a pool; its methods need the lock"
-
-    def __init__(self, timeout_s: float):
-        self.timeout_s = timeout_s
-        self.waiting: deque[_Call[Any]] = deque()
-        self.begun: dict[_Call[Any], None] = {}  # running, the oldest first
-
-    def begin(self) -> _Call[Any]:
-        "The next waiting call, now running"
-        call = self.waiting.popleft()
-        call.began = time.monotonic()
-        self.begun[call] = None
-        return call
-
-    def end(self, call: _Call[Any]) -> bool:
-        "Whether a call was still wanted when it ended"
-        if call not in self.begun:
-            return False
-        del self.begun[call]
-        return True
-
-    def take_late(self) -> list[_Call[Any]]:
-        "Remove the running calls past their limit"
-        since = time.monotonic() - self.timeout_s
-        late = [call for call in self.begun if call.began <= since]
-        for call in late:
-            del self.begun[call]
-        return late
-
-    def next_deadline(self) -> float:
-        "Time until a call can be late, s"
-        oldest = next(iter(self.begun), None)
-        if oldest is None:
-            return self.timeout_s
-        return max(oldest.began + self.timeout_s - time.monotonic(), 0.001)
-
-# %% ../../nbs/data/10_environments.ipynb #e4147877
 class CallPool:
     "Threads for calls with a time limit"
 
@@ -388,26 +311,25 @@ class CallPool:
     ):
         self.workers = workers
         self.timeout_s = timeout_s
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of all below
         self.work_waits = threading.Condition(self.lock)
-        self.time_is_up = threading.Condition(self.lock)  # signalled by `close`
-        self.calls = _Calls(timeout_s)
+        self.closing = threading.Condition(self.lock)
+        self.waiting: deque[_Call[Any]] = deque()
+        self.running: dict[_Call[Any], None] = {}  # the oldest first
         self.threads = 0  # threads that can take a call
         self.watched = False  # whether the thread of `_watch` runs
         self.closed = False
 
     def start(
-        self,
-        work: Callable[[], _T],
+        self, work: Callable[[], _T]
     ) -> Future[_T | CallFailure]:  # done when the call ends or is abandoned
         "Start a call"
         call = _Call(work)
-        calls = self.calls
         with self.lock:
             if self.closed:
-                return _not_called(call)
-            calls.waiting.append(call)
-            if self.threads < min(len(calls.waiting) + len(calls.begun), self.workers):
+                return call.skip()
+            self.waiting.append(call)
+            if self.threads < min(len(self.waiting) + len(self.running), self.workers):
                 self._start_thread(self._work)
                 self.threads += 1
             if not self.watched:
@@ -426,10 +348,10 @@ class CallPool:
     def drain(self) -> None:
         "Drop the waiting calls, and wait until the running ones have ended or are abandoned"
         with self.lock:
-            waiting, self.calls.waiting = self.calls.waiting, deque()
-            running = [call.answer for call in self.calls.begun]
+            waiting, self.waiting = self.waiting, deque()
+            running = [call.answer for call in self.running]
         for call in waiting:
-            _not_called(call)
+            call.skip()
         wait(running)
 
     def close(self) -> None:
@@ -437,7 +359,7 @@ class CallPool:
         with self.lock:
             self.closed = True
             self.work_waits.notify_all()
-            self.time_is_up.notify_all()
+            self.closing.notify_all()
 
     def _start_thread(self, target: Callable[[], None]) -> None:
         threading.Thread(target=target, name="environment", daemon=True).start()
@@ -446,17 +368,20 @@ class CallPool:
         "Make calls, one after another"
         while True:
             with self.lock:
-                self.work_waits.wait_for(lambda: self.calls.waiting or self.closed)
+                self.work_waits.wait_for(lambda: self.waiting or self.closed)
                 if self.closed:
                     return
-                call = self.calls.begin()
+                call = self.waiting.popleft()
+                call.began = time.monotonic()
+                self.running[call] = None
             attempt = _Attempt()
             answer = None
             with attempt:
                 answer = call.work()
             with self.lock:
-                if not self.calls.end(call):
+                if call not in self.running:
                     return  # abandoned: another thread has replaced this one
+                del self.running[call]
             # without the lock: a callback may start another call
             call.answer.set_result(attempt.failure or answer)
 
@@ -464,18 +389,18 @@ class CallPool:
         "Abandon calls past their limit, and replace their threads"
         while True:
             with self.lock:
-                limit_s = self.calls.next_deadline()
-                self.time_is_up.wait_for(lambda: self.closed, limit_s)
+                oldest = next(iter(self.running), None)
+                left_s = self.timeout_s
+                if oldest is not None:
+                    left_s = max(oldest.began + self.timeout_s - time.monotonic(), 0.001)
+                self.closing.wait_for(lambda: self.closed, left_s)
                 if self.closed:
                     return
-                late = self.calls.take_late()
-                for _ in late:
+                since = time.monotonic() - self.timeout_s
+                late = [call for call in self.running if call.began <= since]
+                for call in late:
+                    del self.running[call]
                     self._start_thread(self._work)
             for call in late:
                 reason = f"no answer in {self.timeout_s:g} s"
                 call.answer.set_result(CallFailure(reason, timed_out=True))
-
-
-def _not_called(call: _Call[_T]) -> Future[_T | CallFailure]:
-    call.answer.set_result(CallFailure("it was not called"))
-    return call.answer

@@ -22,7 +22,7 @@ _OPERATORS = {
 
 def expression_tokens(
     expression: str,  # digits, + - * / and parentheses
-) -> list[str] | None:  # None: the text contains something else
+) -> list[str] | None:  # None for a text with anything else
     "Split an expression into numbers, operators and parentheses"
     text = expression.strip()
     found = []
@@ -62,7 +62,7 @@ def _apply(values: list[Fraction], signs: list[str], precedence: int) -> None:
 
 def evaluate_expression(
     expression: str,  # digits, + - * / and parentheses; no unary minus
-) -> Fraction | None:  # exact; None: not an expression, or a division by zero
+) -> Fraction | None:  # exact; None for other text and divisions by zero
     "The value of an arithmetic expression"
     tokens = expression_tokens(expression)
     if not tokens or not _is_well_formed(tokens):

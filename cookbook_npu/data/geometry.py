@@ -57,11 +57,7 @@ class AnswerGrader:
                 self._pool.close()
                 self._pool = None
 
-    def grade(
-        self,
-        text: str,  # what the policy wrote
-        label: Any,
-    ) -> float:  # 1 or 0; 0 past the time limit
+    def grade(self, text: str, label: Any) -> float:  # 1 or 0; 0 past the time limit
         "Whether an answer is correct; raises `DataError` for a label that no answer can equal"
         found = as_number(text)
         wanted = as_number(str(label))
@@ -90,10 +86,7 @@ def _same_number(text: str, label: str) -> float:
 class GradedTool(ToolEnvironment):
     "A tool whose answers are compared as mathematics"
 
-    def __init__(
-        self,
-        calls: str = "qwen",  # format of a call: qwen or brackets
-    ):
+    def __init__(self, calls: str = "qwen"):
         super().__init__(calls)
         GRADER.attach()
 
@@ -101,10 +94,7 @@ class GradedTool(ToolEnvironment):
         "Release the grader"
         GRADER.detach()
 
-    def grade(
-        self,
-        text: str,  # a turn without a call
-    ) -> float:
+    def grade(self, text: str) -> float:
         "1 when the answer equals the label; with brackets the whole text is the answer"
         if self.calls == "brackets":
             return _same_number(text, self.label)
@@ -127,7 +117,7 @@ class Geo3k(GradedTool):
     def __init__(
         self,
         oracle: bool = False,  # the tool compares answers with the label
-        calls: str = "qwen",  # format of a call: qwen or brackets
+        calls: str = "qwen",
     ):
         if not isinstance(oracle, bool):
             raise ConfigError(f"oracle of geo3k is {oracle!r}", "It is true or false.")
@@ -178,20 +168,8 @@ LEAST_SIDE = 8  # minimum of the shorter side of a part, pixels
 MOST_STRETCHED = 20  # maximum aspect ratio of a part
 
 
-def _decoded(image: ImageInput) -> "Image.Image":
-    if not isinstance(image, LazyImage):
-        raise DataError(
-            f"image {image.reference} has come without its picture",
-            "Use prompts of load_prompts.",
-        )
-    picture = read_image(image.source)
-    if image.processor.blank:
-        picture.paste("white", (0, 0, *picture.size))
-    return picture
-
-
 def _box(value: Any, ninths: bool) -> tuple[float, float, float, float] | None:
-    "(left, top, right, bottom) as fractions of the sides; None: not a box"
+    "(left, top, right, bottom) as fractions of the sides; None for anything else"
     if ninths:
         digits = isinstance(value, str) and len(value) == 4 and value.isascii()
         if not digits or not value.isdecimal():
@@ -208,7 +186,7 @@ def _box(value: Any, ninths: bool) -> tuple[float, float, float, float] | None:
 def _cropped(
     picture: "Image.Image", box: Sequence[float], side: int
 ) -> "Image.Image | None":
-    "A part, enlarged to `side`; None: it is too small or too thin"
+    "A part, enlarged to `side`; None when it is too small or too thin"
     width, height = picture.size
     left, top, right, bottom = box
     start = round(left * width), round(top * height)
@@ -236,7 +214,7 @@ class Zoom(GradedTool):
 
     def __init__(
         self,
-        calls: str = "qwen",  # format of a call: qwen or brackets
+        calls: str = "qwen",
         side: int = 256,  # minimum of the longer side of a shown part, pixels
     ):
         super().__init__(calls)
@@ -250,7 +228,15 @@ class Zoom(GradedTool):
                 f"prompt {prompt.prompt_id} has no picture, and the tool zoom needs one",
                 "Use rollout.environment zoom for prompts with images.",
             )
-        self.picture = _decoded(prompt.images[0])
+        image = prompt.images[0]
+        if not isinstance(image, LazyImage):
+            raise DataError(
+                f"image {image.reference} has come without its picture",
+                "Use prompts of load_prompts.",
+            )
+        self.picture = read_image(image.source)
+        if image.processor.blank:
+            self.picture.paste("white", (0, 0, *self.picture.size))
         return super().reset(prompt, seed)
 
     def respond(self, value: Any) -> list[Part] | None:

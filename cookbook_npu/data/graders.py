@@ -25,9 +25,7 @@ from .expressions import evaluate_expression, numbers_in
 from ..errors import ConfigError, DataError, nearest
 
 # %% ../../nbs/data/05_graders.ipynb #f1b85b5e
-def last_boxed(
-    text: str,  # what the policy wrote
-) -> str | None:  # content of the last complete box
+def last_boxed(text: str) -> str | None:  # content of the last complete box
     "The content of the last `\\boxed{...}`"
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -79,9 +77,7 @@ def _without_name(answer: str) -> str:
     return answer
 
 
-def plain_answer(
-    answer: str,  # as written
-) -> str:
+def plain_answer(answer: str) -> str:
     """A normalized answer.
 
     Removes wrappers, spaces, dollar and percent signs, thousands separators, `x =` and a final
@@ -110,10 +106,7 @@ _WITH_UNIT = re.compile(
 _WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?", re.ASCII)
 
 
-def same_text(
-    answer: str,  # as written
-    label: str,
-) -> bool:
+def same_text(answer: str, label: str) -> bool:
     "Whether two normalized answers are equal, up to a unit that only one of them has"
     found = plain_answer(answer)
     right = plain_answer(label)
@@ -146,9 +139,7 @@ _INLINE = re.compile(r"\$([^$\n]+)\$")
 _NUMBER = re.compile(r"-?\d+(?:,\d+)*(?:\.\d+)?(?:\s*/\s*\d+)?")
 
 
-def find_answer(
-    text: str,  # what the policy wrote
-) -> str | None:  # as written; None: there is no answer
+def find_answer(text: str) -> str | None:
     "The final answer of a response"
     text = text[-ANSWER_WINDOW:]
     if "\\boxed{" in text:
@@ -162,9 +153,7 @@ def find_answer(
     return None
 
 # %% ../../nbs/data/05_graders.ipynb #61139d4d
-def as_latex(
-    answer: str,  # as written
-) -> str:  # LaTeX in a box
+def as_latex(answer: str) -> str:  # LaTeX in a box
     "The answer in one box, ready for the LaTeX grammar"
     answer = answer.strip().strip("*").rstrip(".").replace("{,}", ",")
     answer = answer.replace("\\$", "").replace("$", "").replace("\\!", "").strip()
@@ -177,9 +166,7 @@ _LETTER = re.compile(
 _CHOSEN = re.compile(r"(?:answer|choice|option)\s*(?:is|:)?\s*:?", re.IGNORECASE)
 
 
-def find_choice(
-    text: str,  # what the policy wrote
-) -> str | None:  # a letter, A to J
+def find_choice(text: str) -> str | None:  # a letter, A to J
     "The letter that a response chooses"
     text = text[-ANSWER_WINDOW:].rpartition("</think>")[2]
     said = list(_CHOSEN.finditer(text))
@@ -212,9 +199,9 @@ def _named_choices(choices: Any) -> dict[str, str]:
 
 
 def right_choice(
-    label: Any,  # letter, text or index of the correct choice
+    label: Any,
     metadata: Mapping[str, Any],  # `choices`: their texts, as shown; `correct_letter`
-) -> str:  # a letter
+) -> str:
     "The letter of the correct choice; raises `DataError` if the record does not name one"
     named = _named_choices(metadata.get("choices"))
     names = list(named)
@@ -240,10 +227,10 @@ def right_choice(
 
 
 def gpqa(
-    text: str,  # what the policy wrote
-    label: Any,  # letter, text or index of the correct choice
+    text: str,
+    label: Any,
     metadata: Mapping[str, Any],  # `choices`: texts of the choices, in the order shown
-) -> float:  # 1 or 0
+) -> float:
     "1 when the chosen letter is that of the label"
     return float(find_choice(text) == right_choice(label, metadata))
 
@@ -251,9 +238,7 @@ def gpqa(
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalized_words(
-    text: str,  # any text
-) -> list[str]:  # its words
+def normalized_words(text: str) -> list[str]:
     "Lower case, without punctuation and articles"
     words = text.lower().translate(_NO_PUNCTUATION).split()
     return [word for word in words if word not in ("a", "an", "the")]
@@ -267,11 +252,7 @@ def _f1(found: list[str], right: list[str]) -> float:
     return 2 * shared / (len(found) + len(right))
 
 
-def f1(
-    text: str,  # what the policy wrote
-    label: Any,  # the answer, or a list of correct answers
-    metadata: Mapping[str, Any],
-) -> float:  # 0 to 1
+def f1(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "F1 of the words of the response (of its box, when it has one) and of the label"
     answer = (last_boxed(text) or "") if "\\boxed{" in text else text
     found = normalized_words(answer)
@@ -280,11 +261,7 @@ def f1(
     return max(scores, default=0.0)
 
 # %% ../../nbs/data/05_graders.ipynb #ff725b1d
-def countdown(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],  # `numbers`: those to use
-) -> float:  # 1 or 0
+def countdown(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the expression uses each number once and equals the label"
     answer = (last_boxed(text) or "") if "\\boxed{" in text else text
     lines = answer.strip().split("\n")
@@ -301,7 +278,7 @@ def length(
     metadata: Mapping[str, Any],  # `response_tokens`: tokens the policy wrote
     max_tokens: int,  # L_max, tokens
     buffer: int,  # L_cache, tokens before max_tokens over which the penalty grows; 0: a step at max_tokens
-) -> float:  # -1 to 0
+) -> float:
     "Soft overlong punishment"
     over = metadata["response_tokens"] - (max_tokens - buffer)
     if not buffer:
@@ -309,12 +286,7 @@ def length(
     return -float(min(max(over / buffer, 0), 1))
 
 # %% ../../nbs/data/05_graders.ipynb #44518dd3
-def repetition(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],
-    size: int = 8,  # words in a run
-) -> float:  # -1 to 0
+def repetition(text: str, label: Any, metadata: Mapping[str, Any], size: int = 8) -> float:
     "Minus the fraction of runs that occurred before"
     parts = text.split() if " " in text or "\n" in text else text
     runs = [tuple(parts[i : i + size]) for i in range(len(parts) - size + 1)]
@@ -323,29 +295,17 @@ def repetition(
     return -(1 - len(set(runs)) / len(runs))
 
 # %% ../../nbs/data/05_graders.ipynb #b1cb6563
-def environment_reward(
-    text: str,
-    label: Any,
-    metadata: Mapping[str, Any],  # from rollout.episodes
-) -> float:
+def environment_reward(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "The sum of the environment's rewards in an episode"
     return float(metadata["environment"]["reward"])
 
 # %% ../../nbs/data/05_graders.ipynb #681c2b62
-def exact(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],  # of the sample, unused
-) -> float:  # 1 or 0
+def exact(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the response equals the label, up to surrounding white space"
     return float(text.strip() == str(label).strip())
 
 # %% ../../nbs/data/05_graders.ipynb #b9a5a055
-def format_think(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],
-) -> float:  # 1 or 0
+def format_think(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the response is `<think>...</think>` followed by an answer, each tag exactly once"
     if text.count("<think>") != 1 or text.count("</think>") != 1:
         return 0.0
@@ -361,10 +321,7 @@ _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _NOT_FINITE = ("nan", "inf", "infinity")
 
 
-def refuse_not_finite(
-    label: Any,
-    metadata: Mapping[str, Any],  # of the prompt, unused
-) -> None:
+def refuse_not_finite(label: Any, metadata: Mapping[str, Any]) -> None:
     "Raise `DataError` for a label that is NaN or infinite, which usually means a missing value"
     if str(label).strip().lstrip("+-").lower() in _NOT_FINITE:
         raise DataError(
@@ -373,11 +330,7 @@ def refuse_not_finite(
         )
 
 
-def dapo(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],
-) -> float:  # +1 or -1
+def dapo(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "+1 when the last `Answer: ...` of the last 300 characters is the label, else -1"
     refuse_not_finite(label, metadata)
     lines = _ANSWER_LINE.findall(text[-DAPO_WINDOW:])
@@ -483,10 +436,7 @@ def _equal(gold: list[Any], found: list[Any]) -> bool:
     )
 
 # %% ../../nbs/data/05_graders.ipynb #9eb4bb91
-def same_answer(
-    answer: str | None,  # as written; None: there is no answer
-    label: str,
-) -> float:  # 1 or 0
+def same_answer(answer: str | None, label: str) -> float:
     "1 when two answers are equal as mathematics; for the pool's processes only"
     numbers_without_eval()
     if answer is None or not 0 < len(answer.strip()) <= ANSWER_LIMIT:
@@ -506,11 +456,7 @@ def same_answer(
     return float(_equal(gold, found))
 
 
-def math(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],
-) -> float:  # 1 or 0
+def math(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when math-verify finds answer and label equal; for the pool's processes only"
     refuse_not_finite(label, metadata)
     return same_answer(find_answer(text), str(label))
@@ -519,11 +465,7 @@ def math(
 DEEPSCALER_WINDOW = 16384  # characters from the end; enough for an answer after </think>
 
 
-def deepscaler(
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],
-) -> float:  # 1 or 0
+def deepscaler(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the last box after `</think>` equals the label; for the pool's processes only"
     refuse_not_finite(label, metadata)
     _, ended, final = text.rpartition("</think>")
@@ -547,9 +489,9 @@ class Scorer:
     name: str  # in the configuration
     inline: bool  # runs in the calling process
     worst: float  # score of an answer whose grading was stopped
-    right_from: float | None = None  # correctness threshold; None: no verdict
+    right_from: float | None = None  # correctness threshold; None without a verdict
     check_label: LabelCheck | None = None  # raises for labels that no answer can equal
-    window: int | None = None  # number of characters it reads, from the end; None: all
+    window: int | None = None  # number of characters it reads, from the end; default: all
     function: ScorerFunction | None = None  # None: a user's, imported on demand
 
 
@@ -642,7 +584,7 @@ def _bind(
 
 def load_function(
     name: str,  # one of `SCORERS`, or package.module:function
-    arguments: Mapping[str, Any] | None = None,  # keyword arguments
+    arguments: Mapping[str, Any] | None = None,
 ) -> ScorerFunction:  # with its arguments bound
     "The function of a scorer; imports a user's module"
     arguments = arguments or {}

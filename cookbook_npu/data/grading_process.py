@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Item', 'WARM_UP', 'START_LIMIT_S', 'Limit', 'hold_lifeline', 'fence', 'grade_call', 'serve_calls', 'GradingStopped',
-           'time_limit', 'GradingProcess']
+           'GradingProcess']
 
 # %% ../../nbs/data/06_grading_process.ipynb #6e7d08ec
 import asyncio
@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal
+from typing import IO, Any, Literal
+
 
 from . import graders
 from .graders import SCORERS, CallMode, ScorerFunction, load_function
@@ -45,14 +46,7 @@ def hold_lifeline(
 _REFUSED_FAMILIES = """ctypes fcntl ftplib http imaplib nntplib os poplib pty resource shutil signal
 smtplib socket sqlite3 subprocess sys syslog telnetlib tempfile urllib webbrowser""".split()
 # Exceptions: finding modules and reading files.
-_READING = (
-    "os.listdir",
-    "os.scandir",
-    "os.walk",
-    "os.fwalk",
-    "sys._getframe",
-    "sys.excepthook",
-)
+_READING = "os.listdir os.scandir os.walk os.fwalk sys._getframe sys.excepthook".split()
 _CODE_FROM_BYTES = ("marshal.load", "marshal.loads", "pickle.find_class", "code.__new__")
 _IMPORT_SYSTEM = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -92,12 +86,10 @@ Item = dict[str, Any]  # text, label, metadata
 async def _grade_concurrently(
     function: ScorerFunction, items: list[Item], timeout_s: float
 ) -> list[dict[str, Any]]:
-    calls = []
-    for item in items:
-        call = function(item["text"], item["label"], item["metadata"])
-        calls.append(asyncio.wait_for(call, timeout_s))
+    calls = [function(item["text"], item["label"], item["metadata"]) for item in items]
+    timed = [asyncio.wait_for(call, timeout_s) for call in calls]
     results = []
-    for answer in await asyncio.gather(*calls, return_exceptions=True):
+    for answer in await asyncio.gather(*timed, return_exceptions=True):
         if isinstance(answer, Exception):
             why = f"{type(answer).__name__}: {answer}".removesuffix(": ")
             results.append({"failed": why})
@@ -132,22 +124,13 @@ def grade_call(
     name = call["scorer"]
     with fence() if name in SCORERS else nullcontext():
         try:
-            results = _grade_items(functions[name], call["items"], call["timeout_s"])
-            return {"results": results}
+            return {
+                "results": _grade_items(functions[name], call["items"], call["timeout_s"])
+            }
         except (MemoryError, RecursionError) as e:
             return {"limit": type(e).__name__}
 
 # %% ../../nbs/data/06_grading_process.ipynb #007c1e7b
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    "Move the pipes for calls and replies away from stdin and stdout"
-    calls = os.dup(0)
-    answers = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    return os.fdopen(calls, "rb"), os.fdopen(answers, "wb", buffering=0)
-
-
 WARM_UP = (
     (r"\boxed{\frac{14}{28}}", "0.5"),
     (r"\boxed{x^3-1}", "(x-1)(x^2+x+1)"),
@@ -178,7 +161,12 @@ def serve_calls(
 ) -> None:
     "Load the scorers, write how each is called, then grade until stdin closes"
     hold_lifeline(lifeline)
-    calls, answers = _take_pipes()
+    # stdin and stdout are for scorers that read or print
+    calls = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
     functions = {name: load_function(name, given) for name, given in scorers.items()}
     sys.addaudithook(_audit)
     if {"math", "deepscaler"} & functions.keys():
@@ -188,12 +176,13 @@ def serve_calls(
     modes = {name: graders.call_mode(function) for name, function in functions.items()}
     answers.write(json.dumps(modes).encode() + b"\n")
     for line in calls:
-        answer = grade_call(json.loads(line), functions)
-        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps(grade_call(json.loads(line), functions)).encode() + b"\n")
 
 # %% ../../nbs/data/06_grading_process.ipynb #bace24d4
 START_LIMIT_S = 120.0  # for loading sympy on a busy machine
 Limit = Literal["limited", "timed_out", "crashed"]  # limited: out of memory or recursion
+_PROGRAM = """import json, sys; from cookbook_npu.data.grading_process import serve_calls
+serve_calls(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))"""
 
 
 class GradingStopped(Exception):
@@ -208,100 +197,11 @@ class GradingStopped(Exception):
         self.limit: Limit = limit
         self.stderr = stderr
 
-
-def time_limit(
-    mode: CallMode,  # how the scorer is called
-    answers: int,  # answers of the call
-    timeout_s: float,  # time limit of one answer, s
-) -> float:  # s
-    "The time after which a call is killed"
-    if mode == "batch":
-        return timeout_s * answers
-    if mode == "async":
-        return timeout_s + 1
-    return timeout_s
-
-
-def _environment() -> dict[str, str]:
-    "Environment variables of a process, which must find this package even when it is not installed"
-    path = [str(Path(graders.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    python_path = os.pathsep.join(part for part in path if part)
-    return {**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}
-
 # %% ../../nbs/data/06_grading_process.ipynb #d8913d25
-_PROGRAM = """import json, sys; from cookbook_npu.data.grading_process import serve_calls
-serve_calls(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))"""
-
-
-class _Started:
-    "A started process and its pipes"
-
-    def __init__(self, scorers: dict[str, dict[str, Any]], memory_mb: int):
-        read_end, self._lifeline = os.pipe()
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
-        arguments = [json.dumps(scorers), str(read_end), str(memory_mb)]
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            pass_fds=[read_end],
-            env=_environment(),
-            process_group=0,  # Ctrl-C reaches only the run
-        )
-        os.close(read_end)
-        self.pid = self.popen.pid
-        assert self.popen.stdin is not None and self.popen.stdout is not None
-        self.stdin: IO[bytes] = self.popen.stdin
-        self._stdout: IO[bytes] = self.popen.stdout
-
-    def read_line(self, limit_s: float) -> Any:
-        "The next JSON line; raises `TimeoutError`, or `EOFError` when the process has ended"
-        deadline = time.monotonic() + limit_s
-        line = b""
-        while not line.endswith(b"\n"):
-            left_s = max(deadline - time.monotonic(), 0)
-            if not select.select([self._stdout], [], [], left_s)[0]:
-                raise TimeoutError
-            chunk = os.read(self._stdout.fileno(), 1 << 16)
-            if not chunk:
-                raise EOFError
-            line += chunk
-        return json.loads(line)
-
-    def stderr_tail(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")[-1500:].strip()
-
-    def close(self) -> None:
-        "Kill the process and close its files"
-        self.popen.kill()
-        self.popen.wait()
-        for file in (self._stdout, self._stderr, self.stdin):
-            with suppress(BrokenPipeError):  # stdin may hold an unread call
-                file.close()
-        os.close(self._lifeline)
-
-# %% ../../nbs/data/06_grading_process.ipynb #3ef0ab67
-def _read_modes(process: _Started, scorers: Iterable[str]) -> dict[str, CallMode]:
-    "The first line of a process, when its scorers are loaded"
-    try:
-        return process.read_line(START_LIMIT_S)
-    except TimeoutError:
-        raise RoleTimeout(
-            f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
-            f"{process.stderr_tail()}",
-            "Check the load of the machine.",
-        ) from None
-    except EOFError:
-        raise ConfigError(
-            f"the scorers {', '.join(scorers)} cannot be loaded: {process.stderr_tail()}",
-            "Check reward.scorers.",
-        ) from None
-
-# %% ../../nbs/data/06_grading_process.ipynb #5b1af5ac
 class GradingProcess:
     "A grading process that is replaced after it is killed; for one thread at a time"
+
+    process: subprocess.Popen[bytes]
 
     def __init__(
         self,
@@ -310,14 +210,79 @@ class GradingProcess:
     ):
         self.scorers = scorers
         self.memory_mb = memory_mb
-        self.process = _Started(scorers, memory_mb)
-        self._modes: dict[str, CallMode] = {}  # empty until the scorers are loaded
         self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._modes: dict[str, CallMode] = {}  # empty until the scorers are loaded
+        read_end, self._lifeline = os.pipe()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        arguments = [json.dumps(self.scorers), str(read_end), str(self.memory_mb)]
+        # the process must find this package even when it is not installed
+        path = [str(Path(graders.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        python_path = os.pathsep.join(part for part in path if part)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            pass_fds=[read_end],
+            env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
+            process_group=0,  # Ctrl-C reaches only the run
+        )
+        os.close(read_end)
+
+    def _kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdout, self._stderr, self.process.stdin):
+            assert file is not None
+            with suppress(BrokenPipeError):  # stdin may hold an unread call
+                file.close()
+        os.close(self._lifeline)
+
+    def close(self) -> None:
+        "Kill the process"
+        if not self._closed:
+            self._closed = True
+            self._kill()
+
+    def _read_line(self, limit_s: float) -> Any:
+        "The next JSON line; raises `TimeoutError`, or `EOFError` when the process has ended"
+        deadline = time.monotonic() + limit_s
+        assert self.process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            left_s = max(deadline - time.monotonic(), 0)
+            if not select.select([self.process.stdout], [], [], left_s)[0]:
+                raise TimeoutError
+            chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise EOFError
+            line += chunk
+        return json.loads(line)
+
+    def _stderr_tail(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")[-1500:].strip()
 
     def wait_ready(self) -> dict[str, CallMode]:  # how each scorer is called
         "Wait until the scorers are loaded"
-        if not self._modes:
-            self._modes = _read_modes(self.process, self.scorers)
+        if self._modes:
+            return self._modes
+        try:
+            self._modes = self._read_line(START_LIMIT_S)
+        except TimeoutError:
+            raise RoleTimeout(
+                f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
+            f"{self._stderr_tail()}",
+                "Check the load of the machine.",
+            ) from None
+        except EOFError:
+            raise ConfigError(
+                f"the scorers {', '.join(self.scorers)} cannot be loaded: {self._stderr_tail()}",
+                "Check reward.scorers.",
+            ) from None
         return self._modes
 
     def grade(
@@ -327,23 +292,21 @@ class GradingProcess:
         timeout_s: float,  # time limit of one answer, s
     ) -> list[dict[str, Any]]:  # {"score": number} or {"failed": why} for each
         "Grade items in one call; raises `GradingStopped`"
-        if self._modes and self.process.popen.poll() is not None:
+        if self._modes and self.process.poll() is not None:
             self._restart()
-        limit_s = time_limit(self.wait_ready()[scorer], len(items), timeout_s)
+        mode = self.wait_ready()[scorer]
+        limit_s = {"each": timeout_s, "batch": timeout_s * len(items), "async": timeout_s + 1}
         head = f'"scorer": {json.dumps(scorer)}, "timeout_s": {timeout_s}'
+        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(
-                f'{{{head}, "items": [{", ".join(items)}]}}\n'.encode()
-            )
+            self.process.stdin.write(f'{{{head}, "items": [{", ".join(items)}]}}\n'.encode())
             self.process.stdin.flush()
-            answer = self.process.read_line(limit_s)
+            answer = self._read_line(limit_s[mode])
         except TimeoutError:
             stopped = GradingStopped("timed_out")
         except (EOFError, BrokenPipeError):
-            raised = self.process.popen.wait() > 0
-            stopped = GradingStopped(
-                "crashed", self.process.stderr_tail() if raised else ""
-            )
+            raised = self.process.wait() > 0
+            stopped = GradingStopped("crashed", self._stderr_tail() if raised else "")
         else:
             if "results" in answer:
                 return answer["results"]
@@ -353,12 +316,5 @@ class GradingProcess:
 
     def _restart(self) -> None:
         if not self._closed:
-            self.process.close()
-            self._modes = {}
-            self.process = _Started(self.scorers, self.memory_mb)
-
-    def close(self) -> None:
-        "Kill the process"
-        if not self._closed:
-            self._closed = True
-            self.process.close()
+            self._kill()
+            self._start()

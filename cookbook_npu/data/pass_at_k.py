@@ -39,7 +39,7 @@ Tally = tuple[int, int]  # (samples, correct samples)
 
 
 def tally(
-    samples: Iterable[Sample],  # graded, in any order
+    samples: Iterable[Sample],
     threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> dict[str, Tally]:  # group id -> (samples, correct samples)
     "Count successes by group; raises `DataError` on a sample without a reward"
@@ -70,8 +70,8 @@ def pass_curve(
 
 # %% ../../nbs/data/08_pass_at_k.ipynb #4b4af0ec
 def by_difficulty(
-    samples: Sequence[Sample],  # graded, with metadata
-    key: str = "level",  # key of the metadata
+    samples: Sequence[Sample],
+    key: str = "level",
     threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> list[dict[str, Any]]:  # of each value: value, prompts, mean reward, pass@1, ...
     "Pass rates, in the order of the values; samples without the key are left out"
@@ -79,30 +79,18 @@ def by_difficulty(
     for s in samples:
         if key in s.metadata:
             parts[s.metadata[key]].append(s)
-    return [
-        _row(key, value, parts[value], threshold) for value in sorted(parts, key=_sort_key)
-    ]
-
-
-def _sort_key(value: Any) -> tuple[str, Any]:
-    "Values of one type next to each other, in their order"
-    return str(type(value)), value
-
-
-def _row(
-    key: str, value: Any, samples: Sequence[Sample], threshold: float
-) -> dict[str, Any]:
-    "The pass rates of some samples"
-    counts = tally(samples, threshold)
-    mean = sum(s.reward or 0.0 for s in samples) / len(samples)
-    row = {key: value, "prompts": len(counts), "reward": mean}
-    for k, rate in pass_curve(counts.values()).items():
-        row[f"pass@{k}"] = rate
-    return row
+    rows = []
+    for value in sorted(parts, key=lambda value: (str(type(value)), value)):
+        counts = tally(parts[value], threshold)
+        mean = sum(s.reward or 0.0 for s in parts[value]) / len(parts[value])
+        row = {key: value, "prompts": len(counts), "reward": mean}
+        curve = pass_curve(counts.values())
+        rows.append(row | {f"pass@{k}": rate for k, rate in curve.items()})
+    return rows
 
 # %% ../../nbs/data/08_pass_at_k.ipynb #fb71266c
 def eval_metrics(
-    samples: Sequence[Sample],  # graded samples of the held-out prompts
+    samples: Sequence[Sample],
 ) -> dict[str, float]:  # eval_pass@2, ..., eval_accuracy/level_1, ...
     "pass@k for k > 1, and accuracy by level; empty if prompts have one sample and no level"
     metrics = {}

@@ -13,11 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
 
 from . import prime_verifiers_worker
 from .environments import Environment, Messages, Observation
@@ -27,10 +28,7 @@ from .tool_calls import ToolCall, parse_tool_calls
 from ..errors import ConfigError, DataError
 
 # %% ../../nbs/data/14_prime_verifiers.ipynb #81865a7a
-def turn_message(
-    text: str,  # what the policy wrote
-    calls: Sequence[ToolCall],  # parsed from it
-) -> dict[str, Any]:
+def turn_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     "A turn as an OpenAI-compatible server returns it"
     if not calls:
         return {"role": "assistant", "content": text}
@@ -90,10 +88,20 @@ Line = Mapping[str, Any]  # of the worker: ask, end or failed
 CLOSING_S = 10.0  # for the process to end by itself
 
 
-class _Worker:
-    "The worker's process and its socket"
+class VerifiersProcess:
+    "The worker with one environment, for many threads"
 
-    def __init__(self, python: str):
+    def __init__(
+        self,
+        python: str,  # interpreter that has `verifiers`
+        environment: str,  # name of an installed environment
+        arguments: Mapping[str, Any],
+    ):
+        self.environment = environment
+        self._lock = threading.Lock()
+        self._queues: dict[int, SimpleQueue[Line]] = {}  # by number of the rollout
+        self._number = 0
+        self._ended = False
         self._socket, theirs = socket.socketpair()
         handle = theirs.fileno()
         # -P: modules in this folder would shadow packages of the same name
@@ -110,58 +118,49 @@ class _Worker:
             ) from None
         finally:
             theirs.close()
-        self.reader = self._socket.makefile("rb")
+        self._reader = self._socket.makefile("rb")
+        self._write(environment=environment, arguments=dict(arguments))
+        self.rows: list[dict[str, Any]] = self._loaded(python)
+        threading.Thread(target=self._read, name="verifiers", daemon=True).start()
 
-    def write(self, **content: Any) -> None:
+    def _write(self, **content: Any) -> None:
         "Write a line; a worker that has ended is found by the reader"
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(json.dumps(content).encode() + b"\n")
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        "The lines of the worker until it ends"
+    def _gone(self) -> str:
+        return f"the process of {self.environment} ended with code {self.process.poll()}"
+
+    def _loaded(self, python: str) -> list[dict[str, Any]]:
+        "The questions of the loaded environment"
+        first = json.loads(self._reader.readline() or b"{}")
+        if "rows" in first:
+            return first["rows"]
+        self.close()
+        reason = first.get("refused", self._gone())
+        raise ConfigError(
+            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
+            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
+        )
+
+    def _read(self) -> None:
+        "Sort the lines into the queues of their rollouts"
         with suppress(ConnectionResetError):
-            for raw in self.reader:
-                yield json.loads(raw)
+            for raw in self._reader:
+                line = json.loads(raw)
+                (number,) = (line[key] for key in ("ask", "end", "failed") if key in line)
+                with self._lock:
+                    queue = self._queues.get(number)
+                if queue is not None:
+                    queue.put(line)
+        self.process.wait()
+        with self._lock:
+            self._ended = True
+            queues = list(self._queues.values())
+        for queue in queues:
+            queue.put({"failed": 0, "reason": self._gone()})
 
-    def end_input(self) -> None:
-        "Ask the worker to end"
-        self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        "Wait for the end of the process, or kill it"
-        try:
-            self.process.wait(CLOSING_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.reader.close()
-        self._socket.close()
-
-# %% ../../nbs/data/14_prime_verifiers.ipynb #ff1e9860
-class VerifiersProcess:
-    "The worker with one environment, for many threads"
-
-    def __init__(
-        self,
-        python: str,  # interpreter that has `verifiers`
-        environment: str,  # name of an installed environment
-        arguments: Mapping[str, Any],
-    ):
-        self.environment = environment
-        self._lock = threading.Lock()
-        self._queues: dict[int, SimpleQueue[Line]] = {}  # by number of the rollout
-        self._number = 0
-        self._ended = False
-        self._worker = _Worker(python)
-        self.process = self._worker.process
-        self._worker.write(environment=environment, arguments=dict(arguments))
-        self.rows: list[dict[str, Any]] = self._loaded(python)
-        threading.Thread(target=self._read, name="verifiers", daemon=True).start()
-
-    def start(
-        self,
-        row: int,  # index of the question
-    ) -> int:  # number of the rollout
+    def start(self, row: int) -> int:  # number of the rollout
         "Begin a rollout"
         with self._lock:
             if self._ended:
@@ -169,7 +168,7 @@ class VerifiersProcess:
             self._number += 1
             number = self._number
             self._queues[number] = SimpleQueue()
-            self._worker.write(start=number, row=row)
+            self._write(start=number, row=row)
         return number
 
     def next(self, number: int) -> Line:
@@ -180,51 +179,27 @@ class VerifiersProcess:
         "Answer the request of a rollout with the policy's turn"
         with self._lock:
             if not self._ended:
-                self._worker.write(answer=number, message=message)
+                self._write(answer=number, message=message)
 
     def stop(self, number: int) -> None:
         "Abort a rollout"
         with self._lock:
             self._queues.pop(number, None)
             if not self._ended:
-                self._worker.write(stop=number)
+                self._write(stop=number)
 
     def close(self) -> None:
         "End the process"
         with self._lock:
             self._ended = True
-            self._worker.end_input()
-        self._worker.close()
-
-    def _loaded(self, python: str) -> list[dict[str, Any]]:
-        "The questions of the loaded environment"
-        first = json.loads(self._worker.reader.readline() or b"{}")
-        if "rows" in first:
-            return first["rows"]
-        self.close()
-        reason = first.get("refused", self._gone())
-        raise ConfigError(
-            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
-            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
-        )
-
-    def _gone(self) -> str:
-        return f"the process of {self.environment} ended with code {self.process.poll()}"
-
-    def _read(self) -> None:
-        "Sort the lines into the queues of their rollouts"
-        for line in self._worker.lines():
-            number = next(line[key] for key in ("ask", "end", "failed") if key in line)
-            with self._lock:
-                queue = self._queues.get(number)
-            if queue is not None:
-                queue.put(line)
-        self.process.wait()
-        with self._lock:
-            self._ended = True
-            queues = list(self._queues.values())
-        for queue in queues:
-            queue.put({"failed": 0, "reason": self._gone()})
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            self.process.wait(CLOSING_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.close()
+        self._socket.close()
 
 # %% ../../nbs/data/14_prime_verifiers.ipynb #ae5000e9
 class _SharedProcesses:
@@ -284,29 +259,7 @@ class VerifiersEnvironment(Environment):
         self._messages: list[Mapping[str, Any]] = []  # of the last request
         self._closed = False
 
-    def reset(
-        self,
-        prompt: Prompt,  # written by `write_verifiers_prompts`
-        seed: int,  # unused: verifiers has no seed for a rollout
-    ) -> Messages | None:
-        "Begin a rollout; its first request has the messages"
-        self._leave()
-        row = _row_of(prompt, self.name, self._process.rows)
-        self._rollout = self._process.start(row)
-        line = self._next(self._rollout)
-        if "end" in line:
-            raise DataError(
-                f"{self.name} ended {prompt.prompt_id} without asking the policy",
-                "Leave the question out.",
-            )
-        self.tools = line["tools"]
-        self._messages = line["messages"]
-        return [shown_message(message) for message in self._messages]
-
-    def step(
-        self,
-        text: str,  # what the policy wrote
-    ) -> Observation:
+    def step(self, text: str) -> Observation:
         "Answer the waiting request; the observation is the next request, or the reward"
         assert self._rollout is not None
         found = parse_tool_calls(text)
@@ -329,6 +282,25 @@ class VerifiersEnvironment(Environment):
         new = new_messages([*self._messages, message], line["messages"])
         self._messages = line["messages"]
         return Observation(messages=new, tool_calls=len(found), tool_errors=errors)
+
+    def reset(
+        self,
+        prompt: Prompt,  # written by `write_verifiers_prompts`
+        seed: int,  # unused: verifiers has no seed for a rollout
+    ) -> Messages | None:
+        "Begin a rollout; its first request has the messages"
+        self._leave()
+        row = _row_of(prompt, self.name, self._process.rows)
+        self._rollout = self._process.start(row)
+        line = self._next(self._rollout)
+        if "end" in line:
+            raise DataError(
+                f"{self.name} ended {prompt.prompt_id} without asking the policy",
+                "Leave the question out.",
+            )
+        self.tools = line["tools"]
+        self._messages = line["messages"]
+        return [shown_message(message) for message in self._messages]
 
     def close(self) -> None:
         "Release the process"
@@ -354,7 +326,7 @@ def write_verifiers_prompts(
     environment: str,
     arguments: Mapping[str, Any] | None = None,
     python: str | None = None,  # interpreter that has it; None: this one
-    number: int | None = None,  # write only the first ones; None: all
+    number: int | None = None,  # write only the first ones; default: all
 ) -> int:  # number of prompts
     "Write the questions of an environment as the prompts of a run"
     wanted = python or sys.executable, environment, arguments or {}

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+
 # %% ../../nbs/data/13_prime_verifiers_worker.ipynb #f9808a02
 MODEL = "policy"  # how requests name the model
 KEY_ENV = "COOKBOOK_VERIFIERS_KEY"  # environment variable with the endpoint's key
@@ -75,11 +76,7 @@ class Rollouts(ABC):
         yield
 
     @abstractmethod
-    async def run(
-        self,
-        row: int,  # index of the question
-        address: str,  # of the policy's endpoint
-    ) -> dict[str, Any]:  # reward, metrics, stop
+    async def run(self, row: int, address: str) -> dict[str, Any]:  # reward, metrics, stop
         "Run a rollout; raises `RolloutError` for one without a reward"
 
 
@@ -180,10 +177,7 @@ class TasksetRollouts(Rollouts):
         return {"reward": trained[0].reward, "metrics": metrics, "stop": stop}
 
 
-def load(
-    name: str,  # of the environment's module
-    arguments: Mapping[str, Any],
-) -> Rollouts:
+def load(name: str, arguments: Mapping[str, Any]) -> Rollouts:
     "Load an environment of either generation"
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
     found = importlib.util.find_spec(module)
@@ -214,7 +208,7 @@ class ActiveRollout:
     session: str | None = None  # client session of the agent that uses the policy
 
     def conflict(self, session: str | None) -> str | None:
-        "Why a request of a session cannot be answered; None: it can"
+        "Why a request of a session cannot be answered; None when it can"
         if self.answer is not None:
             return "it asks for two turns at once"
         if self.session not in (None, session):
@@ -284,7 +278,9 @@ class Worker:
         rollout.task = asyncio.ensure_future(run)
         rollout.task.add_done_callback(partial(self._ended, number, slot))
 
-    def _ended(self, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]") -> None:
+    def _ended(
+        self, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]"
+    ) -> None:
         self.slots[slot] = None
         end = _end_line(number, task)
         if self.active.pop(number, None) is not None:  # it was not stopped

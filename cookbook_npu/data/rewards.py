@@ -4,22 +4,23 @@
 
 # %% auto #0
 __all__ = ['PROBE', 'LABELS_KEPT', 'RETRY_WAIT_S', 'policy_text', 'write_policy_text', 'Score', 'GradingJob', 'check_label',
-           'grading_job', 'Counts', 'UngradableLabel', 'FailingLabels', 'Ledger', 'CallGrader', 'GradingProcesses',
-           'GradingPool', 'all_scorers', 'check_reward', 'scorer_weights', 'Grade', 'grade_of', 'ScorerPool',
-           'RewardPool']
+           'grading_job', 'Counts', 'UngradableLabel', 'FailingLabels', 'GradingPool', 'all_scorers', 'check_reward',
+           'scorer_weights', 'Grade', 'grade_of', 'RewardPool']
 
 # %% ../../nbs/data/07_rewards.ipynb #077742ac
 import json
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from threading import Lock, Thread
-from types import TracebackType
-from typing import Any, Literal, Self
+from threading import Lock
+from typing import Any, Self
+
 
 from ..config import RewardConfig
 from .graders import SCORERS, Scorer, find_scorer, load_function
@@ -43,7 +44,7 @@ def policy_text(sample: Sample) -> str:  # the text to grade
 
 
 def write_policy_text(
-    sample: Sample,  # a response of several turns; its metadata is filled
+    sample: Sample,
     decode: Callable[[list[int]], str],  # the tokenizer's `decode`, without special tokens
 ) -> str:  # the text of the tokens with loss mask 1, a line for each turn
     """Decode what the policy wrote, turn by turn.
@@ -83,6 +84,16 @@ class GradingJob:
             return self.text
         return self.text[max(len(self.text) - self.scorer.window, 0) :]
 
+    @property
+    def label_key(self) -> str:
+        "Scorer and label, the key of failures"
+        return f"{self.scorer.name} {json.dumps(self.label)}"
+
+    @property
+    def killed(self) -> Score:
+        "The worst score of the scorer, for an answer whose grading was stopped"
+        return Score(self.scorer.worst, right=False)
+
     def as_json(self) -> str:
         "The `Item` of a grading process; raises `DataError` when it is not JSON"
         item = dict(text=self.window, label=self.label, metadata=self.metadata)
@@ -114,22 +125,11 @@ class GradingJob:
                 return Score(value, bool(answer["acc"]))
         else:
             value = self.checked(answer)
-        if self.scorer.right_from is None:
-            return Score(value)
-        return Score(value, value >= self.scorer.right_from)
-
-    @property
-    def killed(self) -> Score:
-        "The worst score of the scorer, for an answer whose grading was stopped"
-        return Score(self.scorer.worst, right=False)
+        threshold = self.scorer.right_from
+        return Score(value, None if threshold is None else value >= threshold)
 
 # %% ../../nbs/data/07_rewards.ipynb #e6657ac2
-def check_label(
-    scorer: Scorer,
-    label: Any,
-    metadata: Mapping[str, Any],
-    name: str,  # of the prompt or sample, for error messages
-) -> None:
+def check_label(scorer: Scorer, label: Any, metadata: Mapping[str, Any], name: str) -> None:
     "Raise `DataError`, with the name, for a label that no answer can equal"
     if scorer.check_label is None:
         return
@@ -139,10 +139,7 @@ def check_label(
         raise DataError(f"{name}: scorer {scorer.name}: {e.what}", e.remedy) from None
 
 
-def grading_job(
-    scorer: Scorer,
-    sample: Sample,
-) -> GradingJob:
+def grading_job(scorer: Scorer, sample: Sample) -> GradingJob:
     "The job of one scorer on one sample; raises `DataError` for a label that cannot be graded"
     left_out = ("images", "policy_text", "turn_texts")
     metadata = {k: v for k, v in sample.metadata.items() if k not in left_out}
@@ -164,13 +161,6 @@ class Counts:
     given_up: int = 0  # graded wrong because of an ungradable label
     failed: int = 0  # calls of a reward server without a score
 
-    def add(
-        self,
-        what: Limit | Literal["graded", "given_up", "failed"],
-    ) -> None:
-        "Count one answer"
-        setattr(self, what, getattr(self, what) + 1)
-
 # %% ../../nbs/data/07_rewards.ipynb #1dacee5f
 PROBE = r"</think>Answer: \boxed{\sqrt{7}}"  # an answer that every scorer of this package grades fast
 LABELS_KEPT = 4096  # maximum size of `failures` and of `given_up`
@@ -187,11 +177,9 @@ class UngradableLabel:
     why: Limit  # what stopped the last one
 
 
-def _label_key(job: GradingJob) -> str:
-    return f"{job.scorer.name} {json.dumps(job.label)}"
-
-
-def _forget_oldest(labels: dict[str, Any]) -> None:
+def _remember(labels: dict[str, Any], key: str, value: Any) -> None:
+    "Store a value, and forget the oldest ones above `LABELS_KEPT`"
+    labels[key] = value
     while len(labels) > LABELS_KEPT:
         del labels[next(iter(labels))]
 
@@ -206,212 +194,64 @@ class FailingLabels:
     def graded(self, job: GradingJob) -> None:
         "Reset the failures of the job's label"
         if self.failures:
-            self.failures.pop(_label_key(job), None)
+            self.failures.pop(job.label_key, None)
 
     def failed(self, job: GradingJob) -> int:  # failures of its label in a row
         "Count a failure of the job's label"
-        key = _label_key(job)
-        self.failures[key] = self.failures.get(key, 0) + 1
-        _forget_oldest(self.failures)
-        return self.failures[key]
+        failures = self.failures.get(job.label_key, 0) + 1
+        _remember(self.failures, job.label_key, failures)
+        return failures
 
     def give_up(
-        self,
-        job: GradingJob,
-        why: Limit,  # what stopped its grading
-    ) -> UngradableLabel | None:  # None: it was ungradable before
+        self, job: GradingJob, why: Limit
+    ) -> UngradableLabel | None:  # None if it already was ungradable
         "Mark the job's label as ungradable"
-        key = _label_key(job)
+        key = job.label_key
         if key in self.given_up:
             return None
         label = json.dumps(job.label)[:200]
         prompt = str(job.metadata.get("prompt_id", job.name))
         failures = self.failures.pop(key, 0)
         found = UngradableLabel(job.scorer.name, prompt, label, failures, why)
-        self.given_up[key] = found
-        _forget_oldest(self.given_up)
+        _remember(self.given_up, key, found)
         return found
 
     def holds(self, job: GradingJob) -> bool:
         "Whether the job's label is ungradable"
-        return bool(self.given_up) and _label_key(job) in self.given_up
+        return bool(self.given_up) and job.label_key in self.given_up
 
     def state(self) -> dict[str, Any]:  # JSON-able; lists keep the order
         "State to save for a resumed run"
         given_up = [[key, asdict(label)] for key, label in self.given_up.items()]
         return {"failures": list(self.failures.items()), "given_up": given_up}
 
-    def load_state(
-        self,
-        saved: Mapping[str, Any],  # what `state` returned
-    ) -> None:
-        "Restore a saved state"
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        "Restore what `state` returned"
         self.failures = dict(saved["failures"])
         self.given_up = {key: UngradableLabel(**label) for key, label in saved["given_up"]}
 
 # %% ../../nbs/data/07_rewards.ipynb #b2bd7c51
-class Ledger:
-    "Counts, failing labels and reports of a pool; safe for many threads"
-
-    def __init__(self) -> None:
-        self.counts = Counts()
-        self.labels = FailingLabels()
-        self.reports: list[UngradableLabel] = []  # since they were last taken
-        self.failure = ""  # the last call of a reward server without a score
-        self._lock = Lock()
-
-    def graded(self, job: GradingJob) -> None:
-        "Record an answer that was graded within the limits"
-        with self._lock:
-            self.counts.add("graded")
-            self.labels.graded(job)
-
-    def no_score(self, job: GradingJob, why: str) -> None:
-        "Record a call of a reward server that gave no score"
-        with self._lock:
-            self.counts.add("failed")
-            self.failure = f"{job.name}: scorer {job.scorer.name} {why}"
-
-    def stopped(
-        self, job: GradingJob, limit: Limit
-    ) -> int:  # failures of its label in a row
-        "Record an answer whose grading was stopped"
-        with self._lock:
-            self.counts.add(limit)
-            return self.labels.failed(job)
-
-    def give_up(self, job: GradingJob, limit: Limit) -> None:
-        "Mark and report an ungradable label"
-        with self._lock:
-            report = self.labels.give_up(job, limit)
-            if report is not None:
-                self.reports.append(report)
-
-    def is_ungradable(self, job: GradingJob) -> bool:
-        "Whether the job's label is ungradable; if so, the answer is counted"
-        with self._lock:
-            found = self.labels.holds(job)
-            if found:
-                self.counts.add("given_up")
-            return found
-
-# %% ../../nbs/data/07_rewards.ipynb #bde236c6
-class CallGrader:
-    "Grades calls on a process within the limits of the configuration"
-
-    def __init__(self, config: RewardConfig, ledger: Ledger):
-        self.timeout_s = config.timeout_s
-        self.label_failures = config.label_failures
-        self.ledger = ledger
-
-    def grade(
-        self,
-        process: GradingProcess,
-        jobs: Sequence[GradingJob],  # of one scorer
-    ) -> list[Score | None]:  # None: a reward server gave no score
-        "Grade jobs together, or one by one when their call is stopped"
-        if len(jobs) == 1 and self.ledger.is_ungradable(jobs[0]):
-            return [jobs[0].killed]
-        name = jobs[0].scorer.name
-        is_async = process.wait_ready()[name] == "async"
-        try:
-            items = [job.as_json() for job in jobs]
-            results = process.grade(name, items, self.timeout_s)
-        except GradingStopped as stopped:
-            if stopped.stderr and name not in SCORERS:
-                raise DataError(
-                    f"{jobs[0].name}: scorer {name} raised: {stopped.stderr}",
-                    "A scorer returns a number for every text.",
-                ) from None
-            if len(jobs) > 1:
-                return [score for job in jobs for score in self.grade(process, [job])]
-            if is_async:
-                return [self.ledger.no_score(jobs[0], stopped.limit.replace("_", " "))]
-            return [self._stopped(process, jobs[0], stopped.limit)]
-        return [self._score(*pair) for pair in zip(jobs, results, strict=True)]
-
-    def _score(self, job: GradingJob, result: dict[str, Any]) -> Score | None:
-        if "failed" in result:
-            return self.ledger.no_score(job, f"failed: {result['failed']}")
-        self.ledger.graded(job)
-        return job.score(result["score"])
-
-    def _stopped(self, process: GradingProcess, job: GradingJob, limit: Limit) -> Score:
-        failures = self.ledger.stopped(job, limit)
-        if failures == self.label_failures:
-            self._probe(process, job)
-        elif failures >= 3 * self.label_failures:
-            self.ledger.give_up(job, limit)
-        return job.killed
-
-    def _probe(self, process: GradingProcess, job: GradingJob) -> None:
-        "Grade a harmless answer; when that is stopped too, the label is ungradable"
-        probe = replace(job, text=PROBE).as_json()
-        try:
-            process.grade(job.scorer.name, [probe], self.timeout_s)
-        except GradingStopped as stopped:
-            if not stopped.stderr or job.scorer.name in SCORERS:
-                self.ledger.give_up(job, stopped.limit)
-
-# %% ../../nbs/data/07_rewards.ipynb #b717d94d
-class _FirstError:
-    "Context manager that suppresses all exceptions and keeps the first"
-
-    error: BaseException | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self.error = self.error or error
-        return True
-
-
-def _in_threads(
-    work: Callable[[GradingProcess, list[int]], None],
-    calls: list[list[int]],  # the second argument of `work`
-    processes: list[GradingProcess],
-) -> None:
-    "Make calls in one thread per process; raises the first error when all threads have ended"
-    waiting = iter(calls)
-    first = _FirstError()
-
-    def serve(process: GradingProcess) -> None:
-        for call in waiting:
-            if first.error is not None:
-                return
-            with first:
-                work(process, call)
-
-    threads = [Thread(target=serve, args=(p,), daemon=True) for p in processes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        with first:
-            thread.join()
-        thread.join()  # again, if an interrupt ended the first wait
-    if first.error is not None:
-        raise first.error
-
-
 def _close_all(processes: list[GradingProcess]) -> None:
     while processes:
         processes.pop().close()
 
-# %% ../../nbs/data/07_rewards.ipynb #91f1f1b0
-class GradingProcesses:
-    "The processes of a pool; a context manager"
+
+class GradingPool:
+    "Grades jobs in processes that are killed at a time limit; a context manager, for one thread"
 
     def __init__(
         self,
-        config: RewardConfig,  # number of processes and their memory limit
+        config: RewardConfig,
         scorers: dict[str, dict[str, Any]],  # scorer -> its arguments; empty: no processes
     ):
         self.config = config
         self.scorers = scorers
         self.processes: list[GradingProcess] = []
+        self.counts = Counts()
+        self.labels = FailingLabels()
+        self.failure = ""  # the last call of a reward server that gave no score
+        self._reports: list[UngradableLabel] = []  # since they were last taken
+        self._lock = Lock()  # of the four above
         self._finalizer = weakref.finalize(self, _close_all, self.processes)
 
     def open(self) -> None:
@@ -433,26 +273,88 @@ class GradingProcesses:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-# %% ../../nbs/data/07_rewards.ipynb #26e909a0
-class GradingPool(GradingProcesses):
-    "Grades jobs in processes that are killed at a time limit; for one thread"
+    def take_reports(self) -> list[UngradableLabel]:
+        "Labels found ungradable since the last call"
+        reports, self._reports = self._reports, []
+        return reports
 
-    def __init__(self, config: RewardConfig, scorers: dict[str, dict[str, Any]]):
-        super().__init__(config, scorers)
-        self.ledger = Ledger()
-        self._grader = CallGrader(config, self.ledger)
+    def _grade(
+        self, process: GradingProcess, jobs: Sequence[GradingJob]
+    ) -> list[Score | None]:
+        "Grade jobs of one scorer together, or one by one when their call is stopped"
+        if len(jobs) == 1 and self._is_ungradable(jobs[0]):
+            return [jobs[0].killed]
+        name = jobs[0].scorer.name
+        is_async = process.wait_ready()[name] == "async"
+        try:
+            results = process.grade(
+                name, [job.as_json() for job in jobs], self.config.timeout_s
+            )
+        except GradingStopped as stopped:
+            if stopped.stderr and name not in SCORERS:
+                raise DataError(
+                    f"{jobs[0].name}: scorer {name} raised: {stopped.stderr}",
+                    "A scorer returns a number for every text.",
+                ) from None
+            if len(jobs) > 1:
+                return [score for job in jobs for score in self._grade(process, [job])]
+            if is_async:
+                return [self._no_score(jobs[0], stopped.limit.replace("_", " "))]
+            return [self._stopped(process, jobs[0], stopped.limit)]
+        scores: list[Score | None] = []
+        for job, result in zip(jobs, results, strict=True):
+            if "failed" in result:
+                scores.append(self._no_score(job, f"failed: {result['failed']}"))
+                continue
+            with self._lock:
+                self.counts.graded += 1
+                self.labels.graded(job)
+            scores.append(job.score(result["score"]))
+        return scores
+
+    def _is_ungradable(self, job: GradingJob) -> bool:
+        "Whether the job's label is ungradable; if so, the answer is counted"
+        with self._lock:
+            found = self.labels.holds(job)
+            self.counts.given_up += found
+        return found
+
+    def _no_score(self, job: GradingJob, why: str) -> None:
+        with self._lock:
+            self.counts.failed += 1
+            self.failure = f"{job.name}: scorer {job.scorer.name} {why}"
+
+    def _stopped(
+        self, process: GradingProcess, job: GradingJob, limit: Limit
+    ) -> Score:
+        "Count a stopped answer; report its label when it cannot be graded"
+        with self._lock:
+            setattr(self.counts, limit, getattr(self.counts, limit) + 1)
+            failures = self.labels.failed(job)
+        why: Limit | None = None
+        if failures == self.config.label_failures:
+            probe = replace(job, text=PROBE).as_json()
+            try:
+                process.grade(job.scorer.name, [probe], self.config.timeout_s)
+            except GradingStopped as stopped:
+                if not stopped.stderr or job.scorer.name in SCORERS:
+                    why = stopped.limit
+        elif failures >= 3 * self.config.label_failures:
+            why = limit
+        if why is not None:
+            with self._lock:
+                report = self.labels.give_up(job, why)
+                if report is not None:
+                    self._reports.append(report)
+        return job.killed
 
     def run(
         self,
         jobs: Sequence[GradingJob],  # all with one scorer
-    ) -> list[
-        Score | None
-    ]:  # in the order of the jobs; None: a reward server gave no score
+    ) -> list[Score | None]:  # in the order of the jobs; None: a reward server gave no score
         "Grade jobs; raises `RoleError` when the pool is not open"
         if jobs and not self.processes:
             raise RoleError(
@@ -460,56 +362,56 @@ class GradingPool(GradingProcesses):
                 "Use it in a with block.",
             )
         scores: list[Score | None] = [job.killed for job in jobs]
-        places = [i for i, job in enumerate(jobs) if not self.ledger.is_ungradable(job)]
+        places = [i for i, job in enumerate(jobs) if not self._is_ungradable(job)]
+        if not places:
+            return scores
+        size = 1  # answers of a call
+        if self.processes[0].wait_ready()[jobs[0].scorer.name] != "each":
+            size = min(self.config.batch_size, math.ceil(len(places) / len(self.processes)))
+        calls = iter([places[i : i + size] for i in range(0, len(places), size)])
 
-        def work(process: GradingProcess, call: list[int]) -> None:
-            found = self._grader.grade(process, [jobs[i] for i in call])
-            for i, score in zip(call, found, strict=True):
-                scores[i] = score
+        def serve(process: GradingProcess) -> None:
+            for call in calls:
+                found = self._grade(process, [jobs[i] for i in call])
+                for i, score in zip(call, found, strict=True):
+                    scores[i] = score
 
-        _in_threads(work, self._calls(places, jobs), self.processes)
+        with ThreadPoolExecutor(len(self.processes)) as threads:
+            try:
+                for served in as_completed([threads.submit(serve, p) for p in self.processes]):
+                    served.result()
+            finally:
+                deque(
+                    calls, maxlen=0
+                )  # after an error or an interrupt, no thread starts a call
         return scores
 
-    def _calls(self, places: list[int], jobs: Sequence[GradingJob]) -> list[list[int]]:
-        "Indices of the jobs of each call: one, or several for a batched or async scorer"
-        size = 1
-        if places and self.processes[0].wait_ready()[jobs[0].scorer.name] != "each":
-            share = math.ceil(len(places) / len(self.processes))
-            size = min(self.config.batch_size, share)
-        return [places[i : i + size] for i in range(0, len(places), size)]
-
 # %% ../../nbs/data/07_rewards.ipynb #d8fabf93
-def all_scorers(
-    config: RewardConfig,  # default scorers, and scorers by source
-) -> list[str]:  # each once
+def all_scorers(config: RewardConfig) -> list[str]:  # each once
     "The names of the scorers of a reward"
-    names: dict[str, None] = dict.fromkeys(config.scorers)
-    for weights in config.by_source.values():
-        names |= dict.fromkeys(weights)
-    return list(names)
+    sources = (config.scorers, *config.by_source.values())
+    return list(dict.fromkeys(name for weights in sources for name in weights))
 
 
-def check_reward(
-    config: RewardConfig,  # scorers and arguments
-) -> None:
+def check_reward(config: RewardConfig) -> None:
     "Refuse an empty reward, and settings of a scorer that is not used"
     if not config.scorers:
         raise ConfigError(
             "reward.scorers is empty", "Name at least one scorer, e.g. {'exact': 1.0}."
         )
     names = all_scorers(config)
-    named = [("arguments", name) for name in config.arguments]
-    named += [("right_from", name) for name in config.right_from]
-    for key, name in named:
-        if name not in names:
-            raise ConfigError(
-                f"reward.{key} has {name!r}, which is no scorer of this reward",
-                nearest(name, names),
-            )
+    settings = {"arguments": config.arguments, "right_from": config.right_from}
+    for key, values in settings.items():
+        for name in values:
+            if name not in names:
+                raise ConfigError(
+                    f"reward.{key} has {name!r}, which is no scorer of this reward",
+                    nearest(name, names),
+                )
 
 
 def scorer_weights(
-    config: RewardConfig,  # default scorers, and scorers by source
+    config: RewardConfig,
     metadata: Mapping[str, Any],  # of a sample; its prompt_id begins with the source
 ) -> dict[str, float]:  # scorer -> weight
     "The scorers of a sample: those of its source, else the default ones"
@@ -522,12 +424,10 @@ class Grade:
     "Reward and verdict of a sample"
 
     reward: float | None  # None: a reward server gave no score
-    right: bool | None  # None: there is no reward
+    right: bool | None  # None without a reward
 
 
-def grade_of(
-    scores: Sequence[tuple[float, Score | None]],  # (weight, score) of each scorer
-) -> Grade:
+def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
     "The weighted sum of the scores, and their common verdict"
     total = 0.0
     verdicts = []
@@ -544,75 +444,19 @@ def grade_of(
 RETRY_WAIT_S = 1.0
 
 
-def _reward_scorers(config: RewardConfig) -> list[Scorer]:
-    scorers = []
-    for name in all_scorers(config):
-        scorer = find_scorer(name)
-        right_from = config.right_from.get(name, scorer.right_from)
-        scorers.append(replace(scorer, right_from=right_from))
-    return scorers
-
-
-def _grade_here(function: Callable[..., Any], job: GradingJob) -> Score:
-    "Grade a job in this process"
-    try:
-        return job.score(function(job.window, job.label, job.metadata))
-    except KeyError as e:
-        raise DataError(
-            f"{job.name}: scorer {job.scorer.name} needs metadata[{e}]",
-            "Keep it with data.metadata_keys.",
-        ) from None
-
-
-class ScorerPool(GradingPool):
-    "Grades jobs of the scorers of a reward, cheap ones in this process"
+class RewardPool(GradingPool):
+    "Grades samples, with cheap scorers in this process; a context manager, for one thread"
 
     def __init__(self, config: RewardConfig):
         check_reward(config)
-        self._all = _reward_scorers(config)
+        self._all: list[Scorer] = []
+        for scorer in map(find_scorer, all_scorers(config)):
+            right_from = config.right_from.get(scorer.name, scorer.right_from)
+            self._all.append(replace(scorer, right_from=right_from))
         arguments = {s.name: config.arguments.get(s.name, {}) for s in self._all}
         here = [s.name for s in self._all if s.inline]
         self._functions = {name: load_function(name, arguments.pop(name)) for name in here}
         super().__init__(config, arguments)
-
-    def grade_jobs(
-        self,
-        jobs: Sequence[GradingJob],  # all with one scorer
-    ) -> list[Score | None]:  # None: a reward server gave no score
-        "Grade jobs, those without a score again up to `reward.retries` times"
-        if jobs and jobs[0].scorer.inline:
-            function = self._functions[jobs[0].scorer.name]
-            return [_grade_here(function, job) for job in jobs]
-        scores = self.run(jobs)
-        for attempt in range(self.config.retries):
-            missing = [i for i, score in enumerate(scores) if score is None]
-            if not missing:
-                break
-            time.sleep(RETRY_WAIT_S * 2**attempt)
-            again = self.run([jobs[i] for i in missing])
-            for i, score in zip(missing, again, strict=True):
-                scores[i] = score
-        return scores
-
-# %% ../../nbs/data/07_rewards.ipynb #ed33c895
-class RewardPool(ScorerPool):
-    "Grades samples; a context manager, for one thread"
-
-    def __init__(self, config: RewardConfig):
-        super().__init__(config)
-        self.counts = self.ledger.counts
-        self.labels = self.ledger.labels
-
-    @property
-    def failure(self) -> str:
-        "The last call of a reward server that gave no score"
-        return self.ledger.failure
-
-    def take_reports(self) -> list[UngradableLabel]:
-        "Labels found ungradable since the last call"
-        reports = self.ledger.reports
-        self.ledger.reports = []
-        return reports
 
     def check_labels(self, prompts: Iterable[Prompt]) -> None:
         "Raise `DataError` for the first prompt with a label that one of its scorers cannot grade"
@@ -633,14 +477,37 @@ class RewardPool(ScorerPool):
         scores: list[list[tuple[float, Score | None]]] = [[] for _ in samples]
         for scorer in self._all:
             chosen = [i for i, w in enumerate(weights) if scorer.name in w]
-            found = self.grade_jobs([grading_job(scorer, samples[i]) for i in chosen])
+            jobs = [grading_job(scorer, samples[i]) for i in chosen]
+            found = (
+                [self._grade_here(j) for j in jobs] if scorer.inline else self._retried(jobs)
+            )
             for i, score in zip(chosen, found, strict=True):
                 scores[i].append((weights[i][scorer.name], score))
         return [grade_of(of_sample) for of_sample in scores]
 
-    def score(
-        self,
-        samples: Sequence[Sample],  # with text and label; they are not changed
-    ) -> list[float | None]:  # None: a reward server gave no score
-        "The reward of each sample"
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        "The reward of each sample; None when a reward server gave no score"
         return [grade.reward for grade in self.grade(samples)]
+
+    def _grade_here(self, job: GradingJob) -> Score:
+        try:
+            function = self._functions[job.scorer.name]
+            return job.score(function(job.window, job.label, job.metadata))
+        except KeyError as e:
+            raise DataError(
+                f"{job.name}: scorer {job.scorer.name} needs metadata[{e}]",
+                "Keep it with data.metadata_keys.",
+            ) from None
+
+    def _retried(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
+        "Grade jobs in processes, those without a score again up to `reward.retries` times"
+        scores = self.run(jobs)
+        for attempt in range(self.config.retries):
+            missing = [i for i, score in enumerate(scores) if score is None]
+            if not missing:
+                break
+            time.sleep(RETRY_WAIT_S * 2**attempt)
+            again = self.run([jobs[i] for i in missing])
+            for i, score in zip(missing, again, strict=True):
+                scores[i] = score
+        return scores

@@ -90,7 +90,7 @@ class Turn:
 
 def continued_turns(
     turns: list[Turn],  # empty: all tokens are the policy's
-    end: int,  # number of response tokens
+    end: int,
 ) -> list[Turn]:
     "The turns of a response that the policy has continued"
     if not turns or turns[-1].end == end:
@@ -120,13 +120,13 @@ class Sample:
     finish_reason: FinishReason
     text: str = ""  # decoded response, without special tokens
     label: Any = None  # of the prompt
-    reward: float | None = None  # None: not graded yet
+    reward: float | None = None  # None before grading
     # whether the answer is correct, independent of the reward; None: unknown
     right: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # JSON-able
     turns: list[Turn] = field(default_factory=list)  # empty: all tokens are the policy's
     images: list[str] = field(default_factory=list)  # references, in order of placeholders
-    # shape [len(prompt_ids) + len(response_ids) - 1][layers][top_k]; None: not recorded
+    # shape [len(prompt_ids) + len(response_ids) - 1][layers][top_k]; None when not recorded
     routed_experts: list[list[list[int]]] | None = None
 
     def __post_init__(self) -> None:

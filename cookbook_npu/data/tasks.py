@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING', 'CALCULATOR', 'GENERATORS', 'GENERATED', 'PICTURED', 'Problem',
-           'is_held_out', 'ArithmeticTask', 'Solved', 'demonstrations', 'Puzzle', 'countdown_puzzle', 'sorting_puzzle',
+           'is_held_out', 'ArithmeticTask', 'demonstrations', 'Puzzle', 'countdown_puzzle', 'sorting_puzzle',
            'counting_puzzle', 'calculator_puzzle', 'geometry_puzzle', 'triangles_puzzle', 'PuzzleTask',
            'generated_task']
 
@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from . import drawing
 from ..errors import ConfigError, nearest
@@ -71,7 +71,7 @@ LEVELS: dict[int, dict[str, int]] = {
 
 # %% ../../nbs/data/01_tasks.ipynb #47051b5f
 def is_held_out(
-    key: str,  # of the family and the split
+    key: str,
     share: float,  # fraction of the families held out
 ) -> bool:
     "Whether a family is held out"
@@ -128,22 +128,8 @@ class ArithmeticTask:
         return is_held_out(f"{self.seed}/{problem.family}", self.eval_share)
 
 # %% ../../nbs/data/01_tasks.ipynb #6d7e2ea3
-class Solved(Protocol):
-    "A problem with its answer"
-
-    @property
-    def prompt(self) -> str:
-        "The text of the prompt"
-        ...
-
-    @property
-    def answer(self) -> str:
-        "A correct answer"
-        ...
-
-
 def demonstrations(
-    problems: Sequence[Solved],
+    problems: Sequence[Any],  # each with prompt and answer
     corrupt: float,  # fraction of the answers replaced by random digits
     seed: int,
 ) -> Iterator[tuple[str, str]]:  # endless (prompt, answer) pairs
@@ -169,7 +155,7 @@ class Puzzle:
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
     # expression for the calculator that helps to solve it
     asks: str = field(default="", compare=False)
-    # makes the image for `<image>` in the prompt; None: the prompt has no image
+    # makes the image for `<image>` in the prompt; None without an image
     draw: "Callable[[], Image.Image] | None" = field(default=None, compare=False)
 
     @property
@@ -202,10 +188,7 @@ def _join(a: tuple[int, str], b: tuple[int, str], rng: random.Random) -> tuple[i
     return values[sign], f"({left}{sign}{right})"
 
 
-def countdown_puzzle(
-    level: int,
-    rng: random.Random,
-) -> Puzzle:
+def countdown_puzzle(level: int, rng: random.Random) -> Puzzle:
     "Numbers and a target; built from a solution, so it is solvable"
     count, bound = COUNTDOWN[level]
     numbers = [rng.randrange(1, bound) for _ in range(count)]
@@ -225,10 +208,7 @@ def countdown_puzzle(
     )
 
 # %% ../../nbs/data/01_tasks.ipynb #9cace5af
-def sorting_puzzle(
-    level: int,
-    rng: random.Random,
-) -> Puzzle:
+def sorting_puzzle(level: int, rng: random.Random) -> Puzzle:
     "Numbers to sort in ascending order"
     count, bound = SORTING[level]
     numbers = [rng.randrange(bound) for _ in range(count)]
@@ -237,10 +217,7 @@ def sorting_puzzle(
     return Puzzle(prompt, answer, answer, answer.replace(" ", ","), level)
 
 
-def counting_puzzle(
-    level: int,
-    rng: random.Random,
-) -> Puzzle:
+def counting_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A letter to count in a word"
     size, letters = COUNTING[level]
     word = "".join(rng.choice("abcdefgh"[:letters]) for _ in range(size))
@@ -251,8 +228,7 @@ def counting_puzzle(
 
 
 def calculator_puzzle(
-    level: int,
-    rng: random.Random,
+    level: int, rng: random.Random
 ) -> Puzzle:  # numbers are padded to two digits
     "A product and a sum, too hard for a tiny model without a calculator"
     bound = CALCULATOR[level]
@@ -282,10 +258,7 @@ def _figure(level: int, rng: random.Random) -> tuple[str, int, Callable, tuple[i
     return "dots=", a, drawing.draw_dots, (a,)
 
 
-def geometry_puzzle(
-    level: int,  # 1 to 5: the kind of figure
-    rng: random.Random,
-) -> Puzzle:
+def geometry_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A question about a drawing"
     question, answer, draw, figure = _figure(level, rng)
     seed = rng.getrandbits(32)
@@ -300,10 +273,7 @@ def geometry_puzzle(
     )
 
 
-def triangles_puzzle(
-    level: int,  # legs have at most `level + 4` units
-    rng: random.Random,
-) -> Puzzle:
+def triangles_puzzle(level: int, rng: random.Random) -> Puzzle:
     "The product of the two legs of a drawn triangle"
     a, b = rng.randint(1, level + 4), rng.randint(1, level + 4)
     seed = rng.getrandbits(32)
@@ -327,19 +297,6 @@ GENERATORS: dict[str, Callable[[int, random.Random], Puzzle]] = {
     "triangles": triangles_puzzle,
 }
 
-# %% ../../nbs/data/01_tasks.ipynb #5dc6d1a1
-def _distinct(kind: str, level: int, count: int, rng: random.Random) -> Iterator[Puzzle]:
-    "Puzzles of different families, at most `count`; stops after 20 * count attempts"
-    seen: set[str] = set()
-    for _ in range(20 * count):
-        puzzle = GENERATORS[kind](level, rng)
-        if puzzle.family in seen:
-            continue
-        seen.add(puzzle.family)
-        yield puzzle
-        if len(seen) == count:
-            return
-
 # %% ../../nbs/data/01_tasks.ipynb #8263f80e
 @dataclass(frozen=True)
 class PuzzleTask:
@@ -362,16 +319,14 @@ class PuzzleTask:
                 "Give one number for each level, 0 for one to be left out.",
             )
         if min(self.counts) < 0 or not any(self.counts):
-            raise ConfigError(
-                f"task.per_level is {self.per_level!r}", "Ask for at least one problem."
-            )
+            what = f"task.per_level is {self.per_level!r}"
+            raise ConfigError(what, "Ask for at least one problem.")
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
         "The number of problems of each level"
-        if isinstance(self.per_level, int):
-            return (self.per_level,) * self.level
-        return tuple(self.per_level)
+        given = self.per_level
+        return (given,) * self.level if isinstance(given, int) else tuple(given)
 
     @cached_property
     def problems(self) -> list[Puzzle]:
@@ -379,11 +334,16 @@ class PuzzleTask:
         found: dict[str, Puzzle] = {}
         for level, count in enumerate(self.counts, start=1):
             rng = random.Random(f"{self.kind}/{level}/{self.seed}")
-            for puzzle in _distinct(self.kind, level, count, rng):
+            families = set()
+            for _ in range(20 * count):  # a level may have fewer than `count` families
+                if len(families) == count:
+                    break
+                puzzle = GENERATORS[self.kind](level, rng)
+                families.add(puzzle.family)
                 found.setdefault(puzzle.family, puzzle)
-        mixed = list(found.values())
-        random.Random(f"{self.kind}/{self.seed}").shuffle(mixed)
-        return mixed
+        problems = list(found.values())
+        random.Random(f"{self.kind}/{self.seed}").shuffle(problems)
+        return problems
 
     @cached_property
     def train(self) -> list[Puzzle]:
@@ -403,10 +363,7 @@ GENERATED = ("arithmetic", *GENERATORS)  # values of data.prompt_data that are n
 PICTURED = ("geometry", "triangles")  # tasks with images
 
 
-def generated_task(
-    name: str,  # one of `GENERATED`
-    values: Mapping[str, Any],  # `data.task`
-) -> ArithmeticTask | PuzzleTask:
+def generated_task(name: str, values: Mapping[str, Any]) -> ArithmeticTask | PuzzleTask:
     """The task that `data.prompt_data` and `data.task` describe.
 
     Raises `ConfigError` with the nearest name for an unknown task or argument."""

@@ -39,7 +39,7 @@ def without_reasoning(text: str) -> str:
 
 
 def _loads(text: str) -> Any:
-    "Parse JSON; None: it is malformed or nested too deeply"
+    "Parse JSON; None when it is malformed or nested too deeply"
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -64,9 +64,7 @@ def _read_call(text: str) -> ToolCall | ToolCallError:
     return ToolCall(name, dict(arguments))
 
 
-def parse_tool_calls(
-    text: str,  # a turn of the policy
-) -> list[ToolCall | ToolCallError]:  # in order
+def parse_tool_calls(text: str) -> list[ToolCall | ToolCallError]:
     "The tool calls of a turn"
     found: list[ToolCall | ToolCallError] = []
     for match in _CALL.finditer(without_reasoning(text)):

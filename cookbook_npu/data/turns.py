@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+
 from ..data.images import (
     ImageProcessor,
     image_source,
@@ -26,42 +27,29 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/data/11_turns.ipynb #87dcbab3
 _TURN = "turn-of-the-policy"  # placeholder
-
-
-def _image_parts(content: Any) -> list[Mapping[str, Any]]:
-    parts = [] if isinstance(content, str) else content
-    return [part for part in parts if part.get("type") == "image"]
-
-
-def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
-    "A message with placeholders for its images"
-    if isinstance(message["content"], str):
-        return dict(message)
-    parts = []
-    for part in message["content"]:
-        is_image = part.get("type") == "image"
-        parts.append({"type": "image"} if is_image else dict(part))
-    return {**message, "content": parts}
+_Messages = Sequence[Mapping[str, Any]]
 
 # %% ../../nbs/data/11_turns.ipynb #64aee66f
-class _Renderer:
-    "Renders messages with a chat template, or as plain text"
+class TurnFormat:
+    "Encodes first messages and observations, with a chat template or as plain text"
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", chat: bool):
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        chat: bool,  # use its chat template; False: concatenate the texts
+        processor: ImageProcessor | None = None,
+    ):
         self.tokenizer = tokenizer
         self.chat = chat
-        if chat:
-            self._check_template()
-
-    def prompt_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
-    ) -> str:
-        "The text of the first messages, up to the policy's turn"
-        if not self.chat:
-            return "".join(plain_content(message["content"]) for message in messages)
-        return self._render(messages, tools)
+        self.processor = processor
+        if not chat:
+            return
+        ids = self.ids(self._between_turns([{"role": "user", "content": "answer"}]))
+        if not ids or ids[0] not in tokenizer.all_special_ids:
+            raise ConfigError(
+                "the chat template ends no turn of the assistant with a special token",
+                "Give a chat template that does (Qwen: <|im_end|>).",
+            )
 
     def ids(self, text: str) -> list[int]:
         "Token ids of a rendered text, which has its special tokens"
@@ -71,11 +59,14 @@ class _Renderer:
         "The text of tokens, without special tokens"
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _render(
+    def prompt_text(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: _Messages,
+        tools: _Messages = (),  # schemas for the template
     ) -> str:
+        "The text of the first messages, up to the policy's turn"
+        if not self.chat:
+            return "".join(plain_content(message["content"]) for message in messages)
         values: Any = [dict(message) for message in messages]
         schemas: Any = [dict(tool) for tool in tools] or None
         rendered = self.tokenizer.apply_chat_template(
@@ -83,42 +74,20 @@ class _Renderer:
         )
         return str(rendered)
 
-    def _between_turns(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _between_turns(self, messages: _Messages) -> str:
         "What the template writes after the text of a turn"
         before = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": _TURN},
         ]
-        return self._render([*before, *messages]).partition(_TURN)[2]
-
-    def _check_template(self) -> None:
-        "Raise `ConfigError` unless a turn ends with a special token"
-        ids = self.ids(self._between_turns([{"role": "user", "content": "answer"}]))
-        if not ids or ids[0] not in self.tokenizer.all_special_ids:
-            raise ConfigError(
-                "the chat template ends no turn of the assistant with a special token",
-                "Give a chat template that does (Qwen: <|im_end|>).",
-            )
-
-# %% ../../nbs/data/11_turns.ipynb #a96443c6
-class TurnFormat(_Renderer):
-    "Encodes first messages and observations"
-
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        chat: bool,  # use its chat template; False: concatenate the texts
-        processor: ImageProcessor | None = None,  # None: the policy has no vision tower
-    ):
-        super().__init__(tokenizer, chat)
-        self.processor = processor
+        return self.prompt_text([*before, *messages]).partition(_TURN)[2]
 
     def prompt_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),  # schemas for the template
+        messages: _Messages,
+        tools: _Messages = (),
         images: Sequence[ImageInput] = (),  # at <image>, in order
-        place: str = "the first messages",  # for error messages
+        place: str = "the first messages",
     ) -> list[int]:  # with one placeholder for each token of an image
         "Token ids of the first messages; raises `DataError` when they do not match the images"
         if images:
@@ -128,7 +97,7 @@ class TurnFormat(_Renderer):
 
     def observation_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: _Messages,
         last_id: int,  # last token of the policy's turn
     ) -> list[int]:  # between this turn and the next
         "The tokens of an observation without images"
@@ -138,20 +107,25 @@ class TurnFormat(_Renderer):
         return ids[1:] if ids[0] == last_id else ids
 
     def observation(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        last_id: int,  # last token of the policy's turn
-        place: str = "the observation",  # for error messages
-    ) -> tuple[list[int], list[ImageInput]]:  # (tokens, images)
+        self, messages: _Messages, last_id: int, place: str = "the observation"
+    ) -> tuple[list[int], list[ImageInput]]:
         "The tokens and images of an observation; raises `DataError` for an unusable image"
         images = []
+        shown = []
         for message in messages:
-            for part in _image_parts(message["content"]):
-                if self.processor is None:
-                    raise no_processor(place)
-                source = image_source(part.get("image"), place, place)
-                images.append(self.processor.inlined(source))
-        ids = self.observation_ids([_without_images(m) for m in messages], last_id)
+            content = message["content"]
+            if not isinstance(content, str):
+                content = [dict(part) for part in content]
+                for n, part in enumerate(content):
+                    if part.get("type") != "image":
+                        continue
+                    if self.processor is None:
+                        raise no_processor(place)
+                    source = image_source(part.get("image"), place, place)
+                    images.append(self.processor.inlined(source))
+                    content[n] = {"type": "image"}
+            shown.append({**message, "content": content})
+        ids = self.observation_ids(shown, last_id)
         return make_room(ids, images, self.tokenizer, self.processor, place), images
 
     def picture(self, reference: str) -> ImageInput:

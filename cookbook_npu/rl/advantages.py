@@ -60,7 +60,7 @@ def rloo(
 def token_rewards(
     rewards_B: Tensor,
     mask_BT: Tensor,  # 1: written by the policy
-    kl_BT: Tensor | None = None,  # KL estimate of each token; None: no penalty
+    kl_BT: Tensor | None = None,  # KL estimate of each token; default: no penalty
     coef: float = 0.0,  # weight of the penalty, beta
 ) -> Tensor:  # reward_BT, float32 at least; 0 where the mask is 0
     """The penalty at each policy token, the response's reward at the last one.
@@ -226,7 +226,7 @@ def explained_variance(
     value_T: Tensor,  # critic's values, before the update
     return_T: Tensor,
     mask_T: Tensor,  # 1: written by the policy
-) -> float | None:  # at most 1; None: all returns are equal
+) -> float | None:  # at most 1; None when all returns are equal
     "Share of the variance of the returns that the values explain"
     check_aligned(None, values=value_T, returns=return_T, mask=mask_T)
     counts_T = mask_T != 0

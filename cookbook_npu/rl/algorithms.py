@@ -351,10 +351,7 @@ def algorithm_table(
     recipes: Mapping[str, RunConfig],  # recipe -> its configuration
 ) -> str:  # a Markdown table
     "Algorithm, paper, keys that differ from the defaults, recipe"
-    rows = [
-        "| algorithm | paper | keys (`algorithm.`...) | runs in |",
-        "|---|---|---|---|",
-    ]
+    rows = ["| algorithm | paper | keys (`algorithm.`...) | runs in |", "|---|---|---|---|"]
     for name, a in ALGORITHMS.items():
         differs = ", ".join(f"`{key}={value!r}`" for key, value in a.overrides.items())
         overrides = differs or "the defaults"

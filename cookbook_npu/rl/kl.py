@@ -34,7 +34,7 @@ def kl_estimate(
     ref_logp_T: Tensor,  # log-probs under the reference
     estimator: KlEstimator = "low_var_kl",  # see the table above
     sampled_logp_T: Tensor
-    | None = None,  # weight by the ratio to this policy; None: no weight
+    | None = None,  # weight by the ratio to this policy; default: no weight
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> Tensor:  # kl_T, float32 at least; with gradient if logp_T has one
     """Estimate of KL(policy || reference) at each sampled token.

@@ -51,7 +51,7 @@ def check_finite(
     quantity: str,  # what it is, for the message
     value_T: Tensor,
     token_name: TokenName
-    | None = None,  # position -> name of the sample; None: the position
+    | None = None,  # position -> name of the sample; default: the position
 ) -> None:
     "Raise `NumericsError` naming the quantity and the first token that is not finite"
     bad_T = ~torch.isfinite(value_T.detach())
@@ -67,7 +67,7 @@ def check_finite(
 
 # %% ../../nbs/rl/00_sequences.ipynb #f889dc39
 def check_aligned(
-    token_name: TokenName | None,  # position -> name of the sample; None: the position
+    token_name: TokenName | None,  # position -> name of the sample; default: the position
     **values: Tensor,  # quantities by name; the first one sets the shape
 ) -> None:
     "Check that all have one shape and only finite values; raises `DataError` or `NumericsError`"

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+
 from ..errors import ConfigError, DataError
 
 # %% ../../nbs/rl/08_staleness.ipynb #273a6a1f
@@ -24,7 +25,7 @@ class VersionedSample(Protocol):
 def sample_age(
     sample: VersionedSample,
     step: int,  # the step that trains on it; its weights have this version
-) -> int | None:  # in steps; None: no token has loss
+) -> int | None:  # in steps; None when no token has loss
     "Steps between the weights of the oldest token with loss and those that are trained"
     versions = [v for v, m in zip(sample.versions, sample.loss_mask, strict=True) if m]
     return step - min(versions) if versions else None
@@ -115,7 +116,7 @@ class StalenessGate:
             )
         return self.running.pop(group)
 
-    def waits_for(self) -> str | None:  # None: the step may begin
+    def waits_for(self) -> str | None:  # None when the step may begin
         "The reason why the next step may not begin yet"
         missing = self.prompts_per_step - len(self.finished)
         if missing > 0:

@@ -212,6 +212,6 @@ def test_a_record_of_another_format_in_the_middle_is_an_error(tmp_path, tokenize
     )
     with pytest.raises(
         DataError,
-        match="mixed.jsonl line 2 lacks prompt and label; it has question, answer",
+        match="mixed.jsonl line 2 has no prompt and label; it has question, answer",
     ):
         load_prompts(DataConfig(prompt_data=str(path)), tokenizer)

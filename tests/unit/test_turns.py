@@ -181,7 +181,7 @@ def test_the_filter_of_prompts_counts_the_schema_of_a_tool(tmp_path):
     plain = load_prompts(config, turns.tokenizer)
     assert len(plain) == 3, "without an environment every prompt is short enough"
     prompts = load_prompts(
-        config, turns.tokenizer, begun_tokens=InitialPromptLength(runner)
+        config, turns.tokenizer, initial_tokens=InitialPromptLength(runner)
     )
     assert [p.text.count("+") for p in prompts.prompts] == [1, 1]
     assert "1 longer than" in prompts.source and "environment adds" in prompts.source
@@ -210,7 +210,7 @@ def test_generated_problems_that_are_too_long_with_the_tool_end_a_run_at_once():
     )
     load_prompts(config, turns.tokenizer)
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
-        load_prompts(config, turns.tokenizer, begun_tokens=InitialPromptLength(runner))
+        load_prompts(config, turns.tokenizer, initial_tokens=InitialPromptLength(runner))
     with pytest.raises(DataError, match="with what its environment adds.*is 100"):
-        eval_prompts(config, turns.tokenizer, begun_tokens=InitialPromptLength(runner))
+        eval_prompts(config, turns.tokenizer, initial_tokens=InitialPromptLength(runner))
     runner.close()

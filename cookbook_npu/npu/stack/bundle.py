@@ -72,9 +72,7 @@ def _read_end(file: Path) -> str:
         return f.read().decode("utf-8", "replace")
 
 
-def run_files(
-    root: Path,  # folder of the run folders
-) -> dict[str, str]:  # name in the bundle -> text
+def run_files(root: Path) -> dict[str, str]:  # name in the bundle -> text
     "Return the files of the newest run and the newest job"
     found = {}
     run = _newest(p.parent for p in root.glob("*/config.json"))
@@ -93,7 +91,7 @@ def run_files(
 def write_bundle(
     file: str | Path,  # ends with .zip
     report: Report,
-    root: str | Path = "runs",  # folder of the run folders
+    root: str | Path = "runs",
     run: CommandRunner = run_program,  # runs npu-smi
 ) -> list[str]:  # names of the files in it
     "Write the content of a bug report into one file; raises `ConfigError` for other suffixes"

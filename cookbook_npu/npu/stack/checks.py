@@ -78,7 +78,7 @@ CHECKS: dict[str, Check] = {}
 
 def check(
     *links: str,  # "owner/repository#number" or a URL
-    hardware: bool = False,  # checks hardware or drivers
+    hardware: bool = False,
 ) -> Callable:
     "Register a function as a check"
     github = "https://github.com/"
@@ -114,11 +114,7 @@ def unknown(saw: str) -> CheckResult:
     return "unknown", saw, ""
 
 
-def diagnose(
-    name: str,
-    machine: Machine,
-    need: Need | None = None,  # None: the largest recipe
-) -> Finding:
+def diagnose(name: str, machine: Machine, need: Need | None = None) -> Finding:
     "Run one check; raises `MissingError` with the nearest name"
     if name not in CHECKS:
         raise MissingError(f"there is no check {name!r}", nearest(name, CHECKS))
@@ -235,9 +231,7 @@ IDLE_MB = 5120  # upper bound of what an idle chip reports, MiB
 
 
 @check(
-    "vllm-project/vllm-ascend#977",
-    "vllm-project/vllm-ascend#9563",
-    "vllm-project/vime#255",
+    "vllm-project/vllm-ascend#977", "vllm-project/vllm-ascend#9563", "vllm-project/vime#255"
 )
 def _device_memory(m: Machine, need: Need) -> CheckResult:
     "No other process holds device memory"

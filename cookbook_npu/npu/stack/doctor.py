@@ -24,11 +24,11 @@ class Report:
     "Result of the doctor"
 
     machine: Machine
-    # nearest runnable stack; None: the NPU is simulated, or there is none
+    # nearest runnable stack; None for a simulated NPU and a machine without one
     stack: stacks.Stack | None
     differs: tuple[stacks.Mismatch, ...]  # from that stack, in the order of fixing
     findings: tuple[Finding, ...]
-    # nearer known stack that cannot run the recipes; None: there is none
+    # nearer known stack that cannot run the recipes; optional
     like: stacks.Stack | None = None
 
     @property
@@ -73,7 +73,7 @@ class Report:
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #e237d895
 def examine(
-    machine: Machine,  # from `read_machine`
+    machine: Machine,
     need: Need | None = None,  # None: that of the largest recipe
 ) -> Report:
     "Compare a machine with the known stacks and run every check"
@@ -122,15 +122,10 @@ def headline(report: Report) -> list[tuple[str, str]]:  # label, text
     return lines
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #0849bc53
-def machine_lock(machine: Machine) -> dict[str, Any]:  # JSON content, for `read_lock`
-    "Return driver, CANN and all packages as one lock"
-    return stacks.make_lock(
-        machine.packages,
-        python=machine.python,
-        arch=machine.arch,
-        driver=machine.driver,
-        cann=machine.cann,
-    )
+def machine_lock(machine: Machine) -> dict[str, Any]:
+    "Return driver, CANN and all packages as one lock, for `read_lock`"
+    parts = {part: getattr(machine, part) for part in ("python", "arch", "driver", "cann")}
+    return stacks.make_lock(machine.packages, **parts)
 
 
 def show_changes(

@@ -13,12 +13,15 @@ import os
 import platform
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from .. import device
-from .stacks import PARTS, Package, canonical_name, installed_packages
+from .stacks import PARTS, Package, installed_packages
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #12c801ac
 CommandRunner = Callable[[Sequence[str]], tuple[int, str]]
@@ -79,49 +82,32 @@ _PROCESS = re.compile(r"^\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|\s*(.*?)\s*\|\s*(\d
 _SMI_VERSION = re.compile(r"Version:\s*(\S+)")
 
 
-def _chip_rows(text: str) -> list[tuple[re.Match, re.Match]]:
-    "Return the two rows of each chip"
+def read_npu_smi(text: str) -> tuple[str | None, tuple[Device, ...]]:
+    "The driver version, and the chips in order, of the tables of `npu-smi info`"
     lines = [line.rstrip() for line in text.splitlines()]
-    found = []
-    for upper, lower in itertools.pairwise(lines):
-        chip = _CHIP.match(upper)
-        memory = _MEMORY.match(lower)
-        if chip and memory:
-            found.append((chip, memory))
-    return found
-
-# %% ../../../nbs/npu/stack/01_machine.ipynb #c3add678
-def _processes(text: str) -> dict[tuple[int, int], tuple[Process, ...]]:
-    "Map (card, chip) to the processes on it"
-    found: dict[tuple[int, int], tuple[Process, ...]] = {}
-    for line in text.splitlines():
-        row = _PROCESS.match(line)
-        if row:
-            card, chip, pid, name, memory = row.groups()
-            key = int(card), int(chip)
-            found[key] = (*found.get(key, ()), Process(int(pid), name, int(memory)))
-    return found
-
-
-def read_npu_smi(
-    text: str,  # output of `npu-smi info`
-) -> tuple[str | None, tuple[Device, ...]]:  # driver version, chips in order
-    "Parse the tables of npu-smi"
+    processes: dict[tuple[int, int], list[Process]] = defaultdict(
+        list
+    )  # (card, chip) -> ...
+    for row in filter(None, map(_PROCESS.match, lines)):
+        process = Process(int(row[3]), row[4], int(row[5]))
+        processes[int(row[1]), int(row[2])].append(process)
+    devices: list[Device] = []
+    for first, second in itertools.pairwise(lines):  # a chip has two rows
+        upper = _CHIP.match(first)
+        lower = _MEMORY.match(second)
+        if upper and lower:
+            chip = Device(
+                len(devices),
+                name=upper[2],
+                health=upper[3],
+                used_mb=int(lower[3]),
+                total_mb=int(lower[4]),
+                hugepages=(int(upper[4]), int(upper[5])),
+                processes=tuple(processes[int(upper[1]), int(lower[1])]),
+                slot=int(lower[2] or upper[1]),
+            )
+            devices.append(chip)
     version = _SMI_VERSION.search(text)
-    holders = _processes(text)
-    devices = []
-    for index, (upper, lower) in enumerate(_chip_rows(text)):
-        chip = Device(
-            index,
-            name=upper[2],
-            health=upper[3],
-            used_mb=int(lower[3]),
-            total_mb=int(lower[4]),
-            hugepages=(int(upper[4]), int(upper[5])),
-            processes=holders.get((int(upper[1]), int(lower[1])), ()),
-            slot=int(lower[2] or upper[1]),
-        )
-        devices.append(chip)
     return version[1] if version else None, tuple(devices)
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #7e1f2ae0
@@ -158,7 +144,7 @@ _CANN_FILES = (
 
 
 def read_cann(
-    root: Path,  # file system
+    root: Path,
     env: Mapping[str, str],
     arch: str,  # e.g. "aarch64"
 ) -> tuple[str | None, str | None]:
@@ -235,10 +221,7 @@ class Space:
     free: int
 
 
-def read_space(
-    run: CommandRunner,  # runs df
-    path: str,
-) -> Space | None:
+def read_space(run: CommandRunner, path: str) -> Space | None:
     "Return the size of the file system of a folder; None: unknown"
     code, text = run(["df", "-B1", "--output=size,avail", path])
     numbers = re.findall(r"^\s*(\d+)\s+(\d+)\s*$", text, re.M) if code == 0 else []
@@ -275,10 +258,10 @@ class Machine:
         self,
         part: str,  # a package, or "cann", "driver", "python"
     ) -> str | None:
-        "Return the version of a part; None: not installed, or unreadable"
+        "Return the version of a part; None when it is not installed or unreadable"
         if part in ("cann", "driver", "python"):
             return getattr(self, part) or None
-        found = self.packages.get(canonical_name(part))
+        found = self.packages.get(canonicalize_name(part))
         return found.version if found else None
 
     @property
@@ -290,7 +273,7 @@ class Machine:
     @property
     def commits(self) -> dict[str, str]:
         "Parts installed from git -> commit or branch"
-        packages = {part: self.packages.get(canonical_name(part)) for part in PARTS}
+        packages = {part: self.packages.get(canonicalize_name(part)) for part in PARTS}
         return {part: p.commit for part, p in packages.items() if p and p.commit}
 
     @property
@@ -303,13 +286,6 @@ class Machine:
         return tuple(d for d in self.devices if d.index in wanted)
 
 # %% ../../../nbs/npu/stack/01_machine.ipynb #c849cf6f
-def _simulated_devices(env: Mapping[str, str]) -> tuple[Device, ...]:
-    "Return the simulator's devices"
-    memory = int(env.get("COOKBOOK_NPU_SIM_MEMORY") or 64 * 2**30) // 2**20
-    count = int(env.get(device.SIMULATED_DEVICES_ENV) or 8)
-    return tuple(Device(i, "simulated", "OK", 0, memory) for i in range(count))
-
-
 def _names(folder: Path) -> tuple[str, ...]:
     "Return the sorted names in a folder; empty if it does not exist"
     return tuple(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else ()
@@ -319,7 +295,7 @@ _NODE = re.compile(r"davinci\d+|davinci_manager|devmm_svm|hisi_hdc")  # device f
 
 
 def read_machine(
-    root: str | Path = "/",  # file system
+    root: str | Path = "/",
     run: CommandRunner = run_program,  # runs npu-smi and df
     env: Mapping[str, str] | None = None,  # None: this process's
     packages: Mapping[str, Package] | None = None,  # None: this interpreter's
@@ -356,4 +332,7 @@ def read_machine(
     )
     if env.get(device.SIMULATE_ENV) != "1" or devices:
         return machine
-    return replace(machine, simulated=True, devices=_simulated_devices(env))
+    memory = int(env.get("COOKBOOK_NPU_SIM_MEMORY") or 64 * 2**30) // 2**20
+    count = int(env.get(device.SIMULATED_DEVICES_ENV) or 8)
+    devices = tuple(Device(i, "simulated", "OK", 0, memory) for i in range(count))
+    return replace(machine, simulated=True, devices=devices)

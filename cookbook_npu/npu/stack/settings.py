@@ -27,7 +27,7 @@ def _alloc_options(text: str) -> dict[str, str]:
 
 
 def expandable(m: Machine) -> str | None:
-    "Return the variable that enables expandable segments; None: they are off"
+    "Return the variable that enables expandable segments; None when they are off"
     for name in (NPU.alloc_env, "PYTORCH_ALLOC_CONF"):
         if _alloc_options(m.env.get(name, "")).get("expandable_segments") == "true":
             return name
@@ -190,7 +190,7 @@ ASCEND_DRIVER_PATH ASCEND_BUFFER_POOL ASCEND_CONNECT_TIMEOUT ASCEND_TRANSFER_TIM
 
 
 def correct_name(name: str) -> str | None:
-    "Return the variable that a wrong name probably means; None: the name is known, or resembles none"
+    "Return the variable that a wrong name probably means; None for other names"
     if name in MISTAKEN:
         return MISTAKEN[name]
     if name in KNOWN_VARIABLES or not name.startswith(("HC", "ASC", "P2P_")):
@@ -339,14 +339,8 @@ def _proxy(m: Machine, need: Need) -> CheckResult:
     return ok("no proxy for loopback")
 
 # %% ../../../nbs/npu/stack/03_settings.ipynb #bd42b5a0
-def _runnable(m: Machine) -> tuple[stacks.Stack, list[stacks.Mismatch]]:
-    return nearest_stack(m.versions, m.commits, runnable=True)
-
-
 def part_fix(
-    part: str,
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit, if known
+    part: str, versions: Mapping[str, str], commits: Mapping[str, str] | None = None
 ) -> str:  # a command
     "Return how to install a part, at the version of the nearest runnable stack"
     stack, _ = nearest_stack(versions, commits, runnable=True)
@@ -360,7 +354,7 @@ def part_fix(
 )
 def _stack(m: Machine, need: Need) -> CheckResult:
     "The versions are those of a runnable stack"
-    stack, differs = _runnable(m)
+    stack, differs = nearest_stack(m.versions, m.commits, runnable=True)
     if not differs:
         return ok(f"{stack.name}: {stack.because}")
     parts = [f"{d.part} {d.found or 'missing'} (expected {d.want})" for d in differs]
@@ -369,7 +363,7 @@ def _stack(m: Machine, need: Need) -> CheckResult:
 # %% ../../../nbs/npu/stack/03_settings.ipynb #b9706d95
 def _conflict_fix(m: Machine, conflict: stacks.Conflict) -> str:
     "Return the nearest stack's fix of a part that differs from it; otherwise what the table requires"
-    stack, differs = _runnable(m)
+    stack, differs = nearest_stack(m.versions, m.commits, runnable=True)
     for d in differs:
         if d.part == conflict.part:
             return stacks.fix_for(d)
@@ -414,10 +408,7 @@ def _triton(m: Machine, need: Need) -> CheckResult:
 OLDEST_TORCH = (2, 8)
 
 
-@check(
-    "https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.md",
-    hardware=True,
-)
+@check("https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.md", hardware=True)
 def _torch_npu(m: Machine, need: Need) -> CheckResult:
     "torch_npu is installed, and torch is new enough"
     torch = m.version("torch")
@@ -484,7 +475,7 @@ def _gated_delta_net(m: Machine, need: Need) -> CheckResult:
         return ok(
             f"megatron-core {megatron}, PyTorch kernels, which separate packed sequences"
         )
-    stack, _ = _runnable(m)
+    stack, _ = nearest_stack(m.versions, m.commits, runnable=True)
     kernel, limits = stack.delta_net["kernel"], stack.delta_net["limits"]
     return ok(f"megatron-core {megatron}; on {stack.name}: {kernel}; {limits}")
 
@@ -617,11 +608,7 @@ def _same_logprobs(m: Machine, need: Need) -> CheckResult:
     return ok(f"workers get {', '.join(saw)}")
 
 
-@check(
-    "modelscope/twinkle#153",
-    "modelscope/twinkle#102",
-    "sgl-project/sgl-kernel-npu#669",
-)
+@check("modelscope/twinkle#153", "modelscope/twinkle#102", "sgl-project/sgl-kernel-npu#669")
 def _object_collectives(m: Machine, need: Need) -> CheckResult:
     "gloo's interface is set, as collectives of Python objects require"
     interface = m.env.get("GLOO_SOCKET_IFNAME")

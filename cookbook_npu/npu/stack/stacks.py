@@ -7,21 +7,21 @@ __all__ = ['PARTS', 'KNOWN_STACKS', 'RUNNABLE_STACKS', 'RECOMMENDED_STACK', 'COM
            'MINDSPEED_SOURCE', 'TORCH_INDEX', 'ASCEND_INDEX', 'SYSTEM_PACKAGES', 'REMOVE_TRITON', 'WITH_EXTENSIONS',
            'version_matches', 'same_commit', 'Stack', 'admits', 'Conflict', 'conflicts', 'Mismatch', 'mismatches',
            'nearest_stack', 'constraints_file', 'install_lines', 'container_command', 'fix_for', 'Package',
-           'canonical_name', 'installed_packages', 'make_lock', 'lock_changes', 'read_lock']
+           'installed_packages', 'make_lock', 'lock_changes', 'read_lock']
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #08adc6be
 import json
 import platform
-import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ...errors import ConfigError, MissingError, nearest
@@ -148,57 +148,30 @@ def _release(version: str) -> str:
     return version.split("+")[0].split(".post")[0]
 
 
-def _torch_npu_rules(v: Mapping[str, str]) -> list[Conflict]:
-    "torch_npu requires the torch of its own version, and one CANN"
+def _requirements(
+    v: Mapping[str, str], commits: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    "What the tables require of other parts: (part, specifier, because)"
     build = v.get("torch_npu", "").split("+")[0]
-    if not build:
-        return []
-    wanted = {"torch": ".".join(build.split(".")[:3])}
-    if build in COMPATIBILITY["torch_npu"]:
-        wanted["cann"] = COMPATIBILITY["torch_npu"][build]
-    because = f"torch_npu {v['torch_npu']} is built for it"
-    return [
-        Conflict(part, v[part], want, because)
-        for part, want in wanted.items()
-        if part in v and not version_matches(v[part], want)
-    ]
-
-# %% ../../../nbs/npu/stack/00_stacks.ipynb #fa916e6b
-def _wheel_rules(v: Mapping[str, str]) -> list[Conflict]:
-    "An installed wheel requires versions of other parts"
-    found = []
-    for (part, release), row in REQUIRES.items():
-        if part not in v or _release(v[part]) != release:
-            continue
-        because = f"{part} {v[part]} requires it (metadata of its wheel)"
-        for other, specifier in row.items():
-            if other in v and not admits(specifier, v[other]):
-                want = specifier.removeprefix("==")
-                found.append(Conflict(other, v[other], want, because))
-    return found
-
-
-def _vllm_ascend_rules(v: Mapping[str, str]) -> list[Conflict]:
-    "vllm-ascend names its vLLM, CANN, torch and Python"
-    row = COMPATIBILITY["vllm-ascend"].get(_release(v.get("vllm-ascend", "")), {})
-    because = f"vllm-ascend {v.get('vllm-ascend')} requires it (vllm-ascend's table)"
-    return [
-        Conflict(part, v[part], want, because)
-        for part, want in row.items()
-        if part in v and not version_matches(v[part].removesuffix("+empty"), want)
-    ]
-
-
-def _mindspeed_rules(v: Mapping[str, str], commits: Mapping[str, str]) -> list[Conflict]:
-    "A MindSpeed branch belongs to one Megatron release"
+    if build:
+        because = f"torch_npu {v['torch_npu']} is built for it"
+        yield "torch", f"=={'.'.join(build.split('.')[:3])}", because
+        if build in COMPATIBILITY["torch_npu"]:
+            yield "cann", f"=={COMPATIBILITY['torch_npu'][build]}", because
+    ascend = v.get("vllm-ascend", "")
+    for part, want in COMPATIBILITY["vllm-ascend"].get(_release(ascend), {}).items():
+        yield part, f"=={want}", f"vllm-ascend {ascend} requires it (vllm-ascend's table)"
     at = commits.get("mindspeed", "")
     rows = COMPATIBILITY["mindspeed"].items()
     wanted = [want for name, want in rows if name in at or same_commit(at, name)]
-    found = v.get("megatron-core")
-    if not wanted or found is None or version_matches(found, wanted[0]):
-        return []
-    because = f"MindSpeed {at} replaces functions of that release"
-    return [Conflict("megatron-core", found, wanted[0], because)]
+    for want in wanted[:1]:
+        because = f"MindSpeed {at} replaces functions of that release"
+        yield "megatron-core", f"=={want}", because
+    for (part, release), row in REQUIRES.items():
+        if part in v and _release(v[part]) == release:
+            for other, specifier in row.items():
+                because = f"{part} {v[part]} requires it (metadata of its wheel)"
+                yield other, specifier, because
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #c46ffc18
 def conflicts(
@@ -206,15 +179,12 @@ def conflicts(
     commits: Mapping[str, str] | None = None,  # part -> git commit or branch, if known
 ) -> list[Conflict]:  # in the order of `PARTS`
     "Return every pair of installed parts that a table calls incompatible"
-    found = [
-        *_torch_npu_rules(versions),
-        *_vllm_ascend_rules(versions),
-        *_mindspeed_rules(versions, commits or {}),
-        *_wheel_rules(versions),
-    ]
     first: dict[tuple[str, str], Conflict] = {}  # two tables may have the same rule
-    for conflict in found:
-        first.setdefault((conflict.part, conflict.want), conflict)
+    for part, specifier, because in _requirements(versions, commits or {}):
+        if part in versions and not admits(specifier, versions[part]):
+            want = specifier.removeprefix("==")
+            conflict = Conflict(part, versions[part], want, because)
+            first.setdefault((part, want), conflict)
     return sorted(first.values(), key=lambda c: PARTS.index(c.part))
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #6db72afa
@@ -235,16 +205,14 @@ class Mismatch:
     "A part that differs from a stack"
 
     part: str
-    found: str | None  # None: not installed
+    found: str | None  # None when it is not installed
     want: str
     stack: str  # name of the stack
 
 
 def mismatches(
-    stack: Stack,
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit, if known
-) -> list[Mismatch]:  # in the order of installation
+    stack: Stack, versions: Mapping[str, str], commits: Mapping[str, str] | None = None
+) -> list[Mismatch]:
     "Return how installed parts differ from a stack"
     wanted = {**stack.commits, **stack.versions}
     found = []
@@ -263,8 +231,8 @@ def mismatches(
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #a5ffff2d
 def nearest_stack(
-    versions: Mapping[str, str],  # part -> installed version
-    commits: Mapping[str, str] | None = None,  # part -> git commit, if known
+    versions: Mapping[str, str],
+    commits: Mapping[str, str] | None = None,
     runnable: bool = False,  # consider only stacks on which these recipes can run
 ) -> tuple[Stack, list[Mismatch]]:
     "Return the known stack with the lowest cost, and what differs from it; the first wins a tie"
@@ -371,31 +339,13 @@ class Package:
     version: str
     commit: str | None = None  # git commit, if installed from a repository
     path: str | None = None  # folder of an editable installation
-    # names of its compiled modules; None: not read, because it is not in `WITH_EXTENSIONS`
+    # names of its compiled modules, of the packages in `WITH_EXTENSIONS`
     extensions: tuple[str, ...] | None = None
 
 
 WITH_EXTENSIONS = ("vllm-ascend",)  # source builds may lack the compiled module
 
-
-def canonical_name(name: str) -> str:
-    "Return a distribution name in pip's canonical form"
-    return re.sub(r"[-_.]+", "-", name).lower()
-
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #a526d243
-def _origin(dist: metadata.Distribution) -> tuple[str | None, str | None]:
-    "Return commit and editable folder of a package, from pip's record"
-    text = dist.read_text("direct_url.json")
-    record = json.loads(text) if text else {}
-    local = None
-    if record.get("dir_info", {}).get("editable"):
-        local = record.get("url", "").removeprefix("file://")
-    commit = record.get("vcs_info", {}).get("commit_id")
-    if commit is None and local:
-        commit = _head(Path(local))
-    return commit, local
-
-
 def _head(folder: Path) -> str | None:
     "Return the commit (or the branch name) of a checkout, read from its files"
     head = folder / ".git" / "HEAD"
@@ -405,44 +355,43 @@ def _head(folder: Path) -> str | None:
     file = folder / ".git" / ref
     return file.read_text().strip() if file.is_file() else ref.removeprefix("refs/heads/")
 
-# %% ../../../nbs/npu/stack/00_stacks.ipynb #6f4bc2dc
-def _extensions(dist: metadata.Distribution, folder: str | None) -> tuple[str, ...]:
-    "Return the names of a package's compiled modules, from its record or its editable folder"
+
+def _package(dist: metadata.Distribution, with_extensions: bool) -> Package:
+    text = dist.read_text("direct_url.json")  # pip's record of the source
+    record = json.loads(text) if text else {}
+    folder = None
+    if record.get("dir_info", {}).get("editable"):
+        folder = record.get("url", "").removeprefix("file://")
+    commit = record.get("vcs_info", {}).get("commit_id")
+    if commit is None and folder:
+        commit = _head(Path(folder))
+    if not with_extensions:
+        return Package(dist.version, commit, folder)
     files = list(Path(folder).glob("*/*.so")) if folder else dist.files or []
-    return tuple(sorted(f.name.partition(".")[0] for f in files if f.suffix == ".so"))
+    modules = sorted(f.name.partition(".")[0] for f in files if f.suffix == ".so")
+    return Package(dist.version, commit, folder, tuple(modules))
 
-
+# %% ../../../nbs/npu/stack/00_stacks.ipynb #6f4bc2dc
 def installed_packages(
-    path: Iterable[str] | None = None,  # folders to search; None: this interpreter's
+    path: Iterable[str] | None = None,  # folders to search; default: this interpreter's
 ) -> dict[str, Package]:  # canonical name -> package; the first on the path wins
     "Return all installed packages, from metadata alone"
     found: dict[str, Package] = {}
-    folders = sys.path if path is None else list(path)
-    for dist in metadata.distributions(path=folders):
-        name = canonical_name(dist.metadata["Name"] or "")
-        if not name or name in found:
-            continue
-        commit, folder = _origin(dist)
-        extensions = _extensions(dist, folder) if name in WITH_EXTENSIONS else None
-        found[name] = Package(dist.version, commit, folder, extensions)
+    for dist in metadata.distributions(path=sys.path if path is None else list(path)):
+        name = canonicalize_name(dist.metadata["Name"] or "")
+        if name and name not in found:
+            found[name] = _package(dist, name in WITH_EXTENSIONS)
     return found
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #674e1669
-def make_lock(
-    packages: Mapping[str, Package],
-    **machine: Any,  # driver, cann, ...
-) -> dict[str, Any]:  # JSON content
-    "Return the installed versions"
-    entry = {
+def make_lock(packages: Mapping[str, Package], **machine: Any) -> dict[str, Any]:
+    "Return the installed versions, with driver, cann and more of the machine, JSON-able"
+    versions = {
         name: p.version if p.commit is None else f"{p.version} @ {p.commit}"
         for name, p in sorted(packages.items())
     }
-    return {
-        "python": platform.python_version(),
-        "arch": platform.machine(),
-        **machine,
-        "packages": entry,
-    }
+    here = {"python": platform.python_version(), "arch": platform.machine()}
+    return {**here, **machine, "packages": versions}
 
 
 def lock_changes(
