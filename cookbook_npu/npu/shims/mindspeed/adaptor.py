@@ -314,7 +314,7 @@ def choose_adaptor(name: str | None = None) -> Adaptor:
     why = f"{_current.name} brings its own"
     for shim in _current.brings:
         if shim in registry and not registry[shim].is_applied:
-            registry[shim].needed = lambda: (False, why)
+            registry[shim].missing = lambda: why
     return _current
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #565ab28d
