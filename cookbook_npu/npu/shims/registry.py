@@ -311,7 +311,7 @@ class Shim:
         return not self.probe()[0]
 
     def in_place(self) -> bool:
-        "Return whether what was installed is in place; for shims whose probe cannot call the target"
+        "Return whether the repair is in place; for shims whose probe cannot call the target"
         return self.patch.in_place()
 
     def probe(self) -> tuple[bool, str]:

@@ -342,7 +342,7 @@ NEUTRAL_ARGUMENTS = {
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #a131409f
 def missing_arguments() -> dict[str, Any]:
-    "Return the neutral values of the arguments that MindSpeed's namespace lacks"
+    "Return the neutral values of the arguments missing in MindSpeed's namespace"
     module = mindspeed_module("args_utils")
     if module is None:
         return {}
