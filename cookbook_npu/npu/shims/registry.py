@@ -152,11 +152,6 @@ class MonkeyPatch:
         # os.environ makes a new string each time
         return found is last.new or (isinstance(found, str) and found == last.new)
 
-    def in_place(self) -> bool:
-        "Return whether the changes are in place; a later wrapper may surround a replaced function"
-        found = [(change.place.get(), change.new) for change in self.changes]
-        return bool(found) and all(surrounds(value, new) for value, new in found)
-
     def forget_dropped(self) -> None:
         "Keep only the changes that are still in place"
         self.changes = [change for change in self.changes if self.holds(change)]
@@ -165,6 +160,11 @@ class MonkeyPatch:
         change = _Change(place, place.get(), value)
         place.put(value)
         self.changes.append(change)
+
+    def in_place(self) -> bool:
+        "Return whether the changes are in place; a later wrapper may surround a replaced function"
+        found = [(change.place.get(), change.new) for change in self.changes]
+        return bool(found) and all(surrounds(value, new) for value, new in found)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #94d555c5
 def expect_parameters(
@@ -199,6 +199,8 @@ def surrounds(found: Any, wanted: Any) -> bool:
     while found is not None and found is not wanted:
         found = getattr(found, "__wrapped__", None)
     return found is wanted
+
+
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #25b2855d
 ShimPhase = Literal[
@@ -258,7 +260,7 @@ def _resolve(path: str) -> Any:
             raise
         return getattr(_resolve(module), name)
 
-
+# %% ../../../nbs/npu/shims/00_registry.ipynb #e6ca99c0
 class Shim:
     "One repair of one project; the docstring of a subclass says what breaks without it"
 
