@@ -114,7 +114,7 @@ def cache(stack: str, given: int | None, taken: int, monkeypatch) -> int:
     "The cache that the release plans, with the shims that a run has"
     worker = real_worker(stack, Device(taken))
     module = SimpleNamespace(NPUWorker=type(worker))
-    monkeypatch.setattr(shims, "_npu_worker_module", lambda: module)
+    monkeypatch.setitem(sys.modules, "vllm_ascend.worker.worker", module)
     monkeypatch.setattr(shims, "installed", lambda package: True)
     worker.cache_config = SimpleNamespace(
         kv_cache_memory_bytes=given, gpu_memory_utilization=SHARE

@@ -60,7 +60,7 @@ def test_checkpoint_records(ref, lacking):
     found = run(
         "checkpoint_records", bootstrap="upstream_torch_jobs:bootstrap_core", first=core
     )[0]
-    where, states, verified, refused, (absent, reshaped, values), undone = found
+    where, states, verified, undone = found
     assert where.startswith(str(core)), (
         "the installed Megatron was imported instead of the checkout"
     )
@@ -74,6 +74,4 @@ def test_checkpoint_records(ref, lacking):
         == "applied"
         and verified
     )
-    assert "lacks bias" in refused and (absent, reshaped) == (["bias"], ["head"])
-    assert values == {"norm": 2.0, "head": 7.0, "bias": 1.0}
     assert undone["megatron.safe_objects"] == undone["megatron.safe_metadata"] == "undone"

@@ -408,12 +408,11 @@ def _probe_row(features: int) -> tuple[Tensor, Tensor]:
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e5e33a76
 @registry.register
 class FlaShim(_PackageShim):
+    """Without flash-linear-attention mcore-bridge refuses packed sequences in Qwen3.5's
+    gated delta nets"""
+
     name = "fla.gated_delta_rule"
     target = "fla"
-    reason = (
-        "without flash-linear-attention mcore-bridge refuses packed sequences in Qwen3.5's "
-        "gated delta nets"
-    )
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py"
 
     def modules(self) -> dict[str, dict[str, Any]]:
@@ -449,12 +448,11 @@ class FlaShim(_PackageShim):
 # %% ../../../nbs/npu/shims/03_fla.ipynb #63dbaa69
 @registry.register
 class ConvShim(_PackageShim):
+    """transformers' fallback convolution of Qwen3.5 ignores the borders of packed
+    sequences: the first tokens of each see the end of the one before"""
+
     name = "causal_conv1d.packed"
     target = "causal_conv1d"
-    reason = (
-        "transformers' fallback convolution of Qwen3.5 ignores the borders of packed sequences: "
-        "the first tokens of each see the end of the one before"
-    )
     link = "https://github.com/huggingface/transformers/blob/main/src/transformers/models/qwen3_5/modeling_qwen3_5.py"
 
     def modules(self) -> dict[str, dict[str, Any]]:

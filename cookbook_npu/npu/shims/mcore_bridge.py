@@ -9,7 +9,6 @@ __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_m
            'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
-import functools
 import importlib
 import importlib.util
 import sys
@@ -27,10 +26,10 @@ from ...errors import ShimError
 from .megatron_core.built_model import WeakAttributes, built_models
 from .megatron_core.imports import module_file
 from .registry import MonkeyPatch, Shim, expect_parameters, registry
-from .transformer_engine.package import importable
 
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #a6d25a83
-from .registry import find_wrapper, inside, wrap
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b6d828fb
+from .registry import surrounds, wrap
+from .transformer_engine.package import importable
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #8a92502a
 from .megatron_core.built_model import built_modules
@@ -120,12 +119,11 @@ def _imports_triton(name: str) -> bool:
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #3fef721d
 @registry.register
 class TritonModulesShim(Shim):
+    """mcore-bridge's model registry imports modules with Triton kernels that no model here
+    uses; without Triton no model can be built"""
+
     name = "mcore_bridge.triton_modules"
     target = "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn"
-    reason = (
-        "mcore-bridge's model registry imports modules with Triton kernels "
-        "that no model here uses; without Triton no model can be built"
-    )
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/kernels/qsa_kernels.py"
     phase = "after_megatron"
 
@@ -167,12 +165,8 @@ def rope_for_transformers_5(original: Callable) -> Callable:
         if hasattr(config, "rope_theta") or "rope_theta" not in parameters:
             return original(config, device, seq_len)
         view = SimpleNamespace(rope_theta=parameters["rope_theta"])
-        for name in (
-            "partial_rotary_factor",
-            "head_dim",
-            "hidden_size",
-            "num_attention_heads",
-        ):
+        names = "partial_rotary_factor head_dim hidden_size num_attention_heads"
+        for name in names.split():
             value = parameters.get(name, getattr(config, name, None))
             if value is not None:
                 setattr(view, name, value)
@@ -183,13 +177,11 @@ def rope_for_transformers_5(original: Callable) -> Callable:
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b16a920c
 @registry.register
 class RopeInitialiserShim(Shim):
+    """mcore-bridge replaces transformers' default rotary initialiser by one that reads
+    config.rope_theta: Hugging Face models built afterwards fail"""
+
     name = "mcore_bridge.rope_initialiser"
     target = "mcore_bridge.model.rope._compute_default_rope_parameters"
-    reason = (
-        "mcore-bridge replaces transformers' default rotary initialiser by "
-        "one that reads config.rope_theta: Hugging Face models built "
-        "afterwards fail"
-    )
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/rope.py"
     phase = "after_model"
 
@@ -244,7 +236,7 @@ def oversummed_weights() -> list[nn.Parameter]:
     weights = [net.in_proj.layer_norm_weight for net in nets]
     return [weight for weight in weights if getattr(weight, "sequence_parallel", False)]
 
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #2968d582
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9123168d
 _ALLREDUCE = "_allreduce_non_tensor_model_parallel_grads"
 
 
@@ -252,42 +244,14 @@ def _finalize() -> Any:
     return importlib.import_module("megatron.core.distributed.finalize_model_grads")
 
 
-def _probe_net(gradient: torch.Tensor) -> nn.Module:
-    "A stub that `delta_nets` finds; its norm has this gradient"
-    net: Any = type("GatedDeltaNet", (nn.Module,), {})()
-    net.config = SimpleNamespace(sequence_parallel=False)
-    weight: Any = nn.Parameter(torch.zeros(1))  # made without random numbers
-    weight.main_grad = gradient
-    net.out_norm = SimpleNamespace(weight=weight)
-    return net
-
-
-def _sums_delta_nets() -> bool:
-    "Whether the norm's gradient is all-reduced in addition to Megatron's gradients"
-    function = getattr(_finalize(), _ALLREDUCE)
-    wrapper = find_wrapper(function)
-    if wrapper is None:
-        return False
-    gradient = torch.zeros(1)
-    summed: list[torch.Tensor] = []
-    probe = MonkeyPatch()
-    probe.setattr(dist, "all_reduce", lambda tensor, group: summed.append(tensor))
-    try:
-        with inside(wrapper, lambda *_: None):
-            function([_probe_net(gradient)], None, "a group")
-    finally:
-        probe.undo()
-    return [tensor is gradient for tensor in summed] == [True]
-
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9123168d
 @registry.register
 class GatedDeltaSumsShim(Shim):
+    """Over several tensor-parallel ranks one norm of Qwen3.5's gated delta net gets TP
+    times its gradient, and the other one only a part of it"""
+
     name = "mcore_bridge.gated_delta_sums"
     target = "mcore_bridge.model.modules.gated_delta_net.GatedDeltaNet"
-    reason = (
-        "over several tensor-parallel ranks one norm of Qwen3.5's gated delta "
-        "net gets TP times its gradient, and the other one only a part of it"
-    )
+    _wrapper: Any = object()  # not installed yet
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/modules/gated_delta_net.py"
     phase = "after_model"
 
@@ -296,35 +260,33 @@ class GatedDeltaSumsShim(Shim):
         if tensor_parallel_size() == 1 or not delta_nets():
             return False, "no gated delta net over several tensor-parallel ranks"
         over = len(oversummed_weights())
-        under = 0 if _sums_delta_nets() else len(unsummed_weights())
+        under = 0 if self._sums() else len(unsummed_weights())
         seen = f"{over} gradients would be summed twice and {under} not at all"
         return over + under > 0, seen
+
+    def _sums(self) -> bool:
+        return surrounds(getattr(_finalize(), _ALLREDUCE), self._wrapper)
 
     def install(self, patch: MonkeyPatch) -> None:
         for weight in oversummed_weights():
             patch.setitem(WeakAttributes(weight), "sequence_parallel", False)
-        if _sums_delta_nets() or not unsummed_weights():
-            return
+        if unsummed_weights() and not self._sums():
+            self._wrapper = wrap(getattr(_finalize(), _ALLREDUCE), self.around)
+            patch.setattr(_finalize(), _ALLREDUCE, self._wrapper)
 
-        def sum_all(
-            original: Callable, model: list[nn.Module], config: Any, tp_group: Any = None
-        ) -> None:
-            original(model, config, tp_group)
-            group = tp_group
-            if not group:
-                state = importlib.import_module("megatron.core.parallel_state")
-                group = state.get_tensor_model_parallel_group()
-            weights: list[Any] = unsummed_weights(*model)
-            for weight in weights:
-                dist.all_reduce(weight.main_grad, group=group)
-
-        patch.setattr(
-            _finalize(), _ALLREDUCE, wrap(getattr(_finalize(), _ALLREDUCE), sum_all)
-        )
+    def around(
+        self, original: Callable, model: list[nn.Module], config: Any, tp_group: Any = None
+    ) -> None:
+        original(model, config, tp_group)
+        if not tp_group:
+            state = importlib.import_module("megatron.core.parallel_state")
+            tp_group = state.get_tensor_model_parallel_group()
+        weights: list[Any] = unsummed_weights(*model)
+        for weight in weights:
+            dist.all_reduce(weight.main_grad, group=tp_group)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #413af79b
 _VISION = "mcore_bridge.model.mm_gpts.qwen3_vl"
-_COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def split_towers() -> list[Any]:
@@ -358,92 +320,38 @@ class SummedFeatures:
         ]
         return result
 
-# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #01eda1a9
-def _probe_features(feature: torch.Tensor) -> Any:
-    "A tower that makes one merged patch for each rank, with one level of deepstack"
-
-    def visual(pixel_values: Any, grid_thw: Any = None) -> Any:
-        return SimpleNamespace(pooler_output=feature.detach(), deepstack_features=[feature])
-
-    vars(visual)["dtype"] = feature.dtype
-    return visual
-
-
-def _deepstack_of_probe(feature: torch.Tensor) -> torch.Tensor:
-    "This rank's part of the features, as mcore-bridge cuts it from a row of one image"
-    size = len(feature)
-    hf_config = SimpleNamespace(
-        image_token_id=0,
-        video_token_id=1,
-        vision_config=SimpleNamespace(spatial_merge_size=1),
-    )
-    tower = SimpleNamespace(
-        config=SimpleNamespace(sequence_parallel=True, context_parallel_size=1)
-    )
-    inputs = {
-        "input_ids": torch.zeros(1, size, dtype=torch.long),
-        "pixel_values": torch.zeros(size, 1),
-        "image_grid_thw": torch.tensor([[1, 1, size]]),
-    }
-    kind = sys.modules[_VISION].Qwen3VL_Vit
-    embeds = torch.zeros(1, size, 1)
-    visual = _probe_features(feature)
-    found = kind._get_inputs_embeds(tower, embeds, inputs, visual, hf_config)
-    return found["deepstack_visual_embeds"]
-
-
-def _sums_deepstack() -> bool:
-    "Whether the backward pass of the features communicates; nothing is sent here"
-    seen: list[str] = []
-    probe = MonkeyPatch()
-    for name in _COLLECTIVES:
-        probe.setattr(dist, name, lambda *_, **__: seen.append("a collective"))
-    try:
-        with torch.enable_grad():
-            feature = torch.zeros(tensor_parallel_size(), 1, requires_grad=True)
-            _deepstack_of_probe(feature).sum().backward()
-    finally:
-        probe.undo()
-    return bool(seen)
-
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #7d3b9ce8
 @registry.register
 class DeepstackSumsShim(Shim):
+    """With sequence parallelism the gradients that reach Qwen3-VL's vision tower through
+    deepstack arrive divided by TP"""
+
     name = "mcore_bridge.deepstack_sums"
     target = "mcore_bridge.model.mm_gpts.qwen3_vl.Qwen3VL_Vit._get_inputs_embeds"
-    reason = (
-        "with sequence parallelism the gradients that reach Qwen3-VL's vision "
-        "tower through deepstack arrive divided by TP"
-    )
+    parameters = "self inputs_embeds inputs visual hf_config"
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/model/mm_gpts/qwen3_vl.py"
     phase = "after_model"
 
+    def missing(self) -> str:
+        return "" if split_towers() else "no deepstack is split over tensor-parallel ranks"
+
     def needed(self) -> tuple[bool, str]:
-        towers = split_towers()
-        if not towers:
-            return False, "no deepstack is split over tensor-parallel ranks"
-        kind = sys.modules[_VISION].Qwen3VL_Vit
-        parameters = "self inputs_embeds inputs visual hf_config"
-        expect_parameters(kind._get_inputs_embeds, parameters)
-        if _sums_deepstack():
-            return False, "the gradients of deepstack features are summed"
         return True, "the gradients of deepstack features are not summed over ranks"
 
-    def install(self, patch: MonkeyPatch) -> None:
-        def with_sums(
-            original: Callable,
-            self: Any,
-            inputs_embeds: torch.Tensor,
-            inputs: dict[str, Any],
-            visual: Any,
-            hf_config: Any,
-        ) -> Any:
-            if self.config.sequence_parallel:
-                visual = SummedFeatures(visual)
-            return original(self, inputs_embeds, inputs, visual, hf_config)
+    def around(
+        self,
+        original: Callable,
+        tower: Any,
+        inputs_embeds: torch.Tensor,
+        inputs: dict[str, Any],
+        visual: Any,
+        hf_config: Any,
+    ) -> Any:
+        if tower.config.sequence_parallel:
+            visual = SummedFeatures(visual)
+        return original(tower, inputs_embeds, inputs, visual, hf_config)
 
-        kind = sys.modules[_VISION].Qwen3VL_Vit
-        patch.setattr(kind, "_get_inputs_embeds", wrap(kind._get_inputs_embeds, with_sums))
+    verify = Shim.in_place
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #1227b9ac
 def unmarked_slices() -> list[nn.Parameter]:
@@ -460,12 +368,11 @@ def unmarked_slices() -> list[nn.Parameter]:
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #61912431
 @registry.register
 class VocabularyMarksShim(Shim):
+    """The gradient norm misses the slices of embedding and output layer on all
+    tensor-parallel ranks but the first, so clipping depends on TP"""
+
     name = "mcore_bridge.vocabulary_marks"
     target = "megatron.core.tensor_parallel.layers.VocabParallelEmbedding"
-    reason = (
-        "the gradient norm misses the slices of embedding and output layer on "
-        "all tensor-parallel ranks but the first, so clipping depends on TP"
-    )
     link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py#L204"
     phase = "after_model"
 
@@ -485,12 +392,9 @@ class VocabularyMarksShim(Shim):
             patch.setitem(marks, "partition_stride", 1)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #718f7f0c
-def _gpt_bridge() -> Any:
-    module = sys.modules.get("mcore_bridge.bridge.gpt_bridge")
-    return None if module is None else module.GPTBridge
-
-
-def tied_head_sources() -> list[str]:
+def tied_head_sources(
+    convert: Callable,  # GPTBridge._convert_post_process
+) -> list[str]:
     "Return the weights that a tied model's value head is loaded from; empty when correct"
     asked: list[str] = []
 
@@ -511,46 +415,35 @@ def tied_head_sources() -> list[str]:
         _set_state_dict=set_state_dict,
     )
     head = SimpleNamespace(output_layer=SimpleNamespace(weight=nn.Parameter()))
-    _gpt_bridge()._convert_post_process(bridge, head, {"embedding": None}, "", True)
+    convert(bridge, head, {"embedding": None}, "", True)
     return asked
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #e748efc0
 @registry.register
 class McoreValueHeadShim(Shim):
+    """A critic cannot start from the checkpoint of an actor with tied embeddings: the
+    embedding is loaded into its head of one row"""
+
     name = "mcore_bridge.value_head"
     target = "mcore_bridge.bridge.gpt_bridge.GPTBridge._convert_post_process"
-    reason = (
-        "a critic cannot start from the checkpoint of an actor with tied "
-        "embeddings: the embedding is loaded into its head of one row"
-    )
+    parameters = "self mg_model hf_state_dict hf_prefix to_mcore"
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/bridge/gpt_bridge.py"
     phase = "after_model"
 
+    def missing(self) -> str:
+        built = "mcore_bridge.bridge.gpt_bridge" in sys.modules
+        return "" if built else "no model was built with mcore-bridge"
+
     def needed(self) -> tuple[bool, str]:
-        kind = _gpt_bridge()
-        if kind is None:
-            return False, "no model was built with mcore-bridge"
-        parameters = "self mg_model hf_state_dict hf_prefix to_mcore"
-        expect_parameters(kind._convert_post_process, parameters)
-        asked = tied_head_sources()
+        asked = tied_head_sources(self.function)
         sources = " and ".join(asked) or "nothing but its own weight"
         return bool(asked), f"a tied model's value head is loaded from {sources}"
 
-    def install(self, patch: MonkeyPatch) -> None:
-        original = _gpt_bridge()._convert_post_process
-
-        @functools.wraps(original)
-        def _convert_post_process(
-            self: Any, mg_model: Any, hf_state_dict: dict, hf_prefix: str, to_mcore: bool
-        ) -> dict:
-            config = self.config
-            untied = config.untie_embeddings_and_output_weights
-            config.untie_embeddings_and_output_weights = (
-                untied or config.task_type == "seq_cls"
-            )
-            try:
-                return original(self, mg_model, hf_state_dict, hf_prefix, to_mcore)
-            finally:
-                config.untie_embeddings_and_output_weights = untied
-
-        patch.setattr(_gpt_bridge(), "_convert_post_process", _convert_post_process)
+    def around(self, original: Callable, bridge: Any, *args: Any, **kwargs: Any) -> dict:
+        config = bridge.config
+        untied = config.untie_embeddings_and_output_weights
+        config.untie_embeddings_and_output_weights = untied or config.task_type == "seq_cls"
+        try:
+            return original(bridge, *args, **kwargs)
+        finally:
+            config.untie_embeddings_and_output_weights = untied

@@ -22,10 +22,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError, ShimError
 from ..device import Accelerator
-from .registry import MonkeyPatch, Shim, expect_parameters, registry
-
-# %% ../../../nbs/npu/shims/08_memory_saver.ipynb #cd36fc6e
-from .registry import find_wrapper, inside, wrap
+from .registry import MonkeyPatch, Shim, registry
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #de85b420
 ALLOC_ENVS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -286,16 +283,7 @@ def start_check(
     )
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #cc7e9e1b
-def _entrypoint() -> Any:
-    return importlib.import_module("torch_memory_saver.entrypoint")
-
-
-def _saver_class() -> Any:
-    return _entrypoint().TorchMemorySaver
-
-
-def _why_not_needed() -> str:
-    "Return why the repairs do not apply; empty: they do (NPU build)"
+def _without_npu_build(self: Shim) -> str:
     build = saver_build(package_folder())
     if build == "npu":
         return ""
@@ -307,56 +295,34 @@ def _empties(function: Callable) -> bool:
     return "empty_cache" in inner.__code__.co_names
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #ea4be016
-@contextmanager
-def _disabled(original: Callable, saver: Any) -> Iterator[None]:
-    "The saver's block, then an empty cache"
-    try:
-        with original(saver):
-            yield
-    finally:
-        importlib.import_module("torch").npu.empty_cache()
-
-
 @registry.register
 class DisableEmptiesCacheShim(Shim):
+    """Memory allocated inside disable() stays with the process after it: every weight
+    update leaves its buckets on the device"""
+
     name = "memory_saver.disable_empties_cache"
     target = "torch_memory_saver.entrypoint.TorchMemorySaver.disable"
-    reason = (
-        "memory allocated inside disable() stays with the process after it: "
-        "every weight update leaves its buckets on the device"
-    )
     link = "https://github.com/sgl-project/sgl-kernel-npu/blob/main/contrib/torch_memory_saver/python/torch_memory_saver/entrypoint.py"
     phase = "device"
+    parameters = "self"
+    missing = _without_npu_build
 
     def needed(self) -> tuple[bool, str]:
-        why = _why_not_needed()
-        if why:
-            return False, why
-        expect_parameters(_saver_class().disable, "self")
-        implementation = _entrypoint()._TorchMemorySaverImpl
-        if _empties(implementation.disable) or _empties(_saver_class().disable):
+        module = importlib.import_module("torch_memory_saver.entrypoint")
+        implementation = module._TorchMemorySaverImpl
+        if _empties(implementation.disable) or _empties(self.function):
             return False, "disable() empties the cache"
         return True, "disable() does not empty the cache"
 
-    def install(self, patch: MonkeyPatch) -> None:
-        patch.setattr(_saver_class(), "disable", wrap(_saver_class().disable, _disabled))
-
-    def verify(self) -> bool:
-        wrapper = find_wrapper(_saver_class().disable)
-        if wrapper is None:
-            return False
-        emptied: list[str] = []
-        events: list[list[str]] = []
-        stubs = MonkeyPatch()
-        npu = importlib.import_module("torch").npu
-        stubs.setattr(npu, "empty_cache", lambda: emptied.append("emptied"))
+    @contextmanager
+    def around(self, original: Callable, saver: Any) -> Iterator[None]:
         try:
-            with inside(wrapper, lambda saver: nullcontext()):
-                with _saver_class().disable(None):
-                    events.append(list(emptied))
+            with original(saver):
+                yield
         finally:
-            stubs.undo()
-        return events == [[]] and emptied == ["emptied"]
+            importlib.import_module("torch").npu.empty_cache()
+
+    verify = Shim.in_place
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #c3c17106
 _MARGIN = "memory_margin_bytes"
@@ -371,30 +337,21 @@ def _refuse_margin(self: Any, value: int) -> None:
 
 @registry.register
 class MemoryMarginShim(Shim):
+    """Setting memory_margin_bytes on the NPU build only makes an attribute: no memory is
+    kept free"""
+
     name = "memory_saver.margin"
     target = f"torch_memory_saver.entrypoint.TorchMemorySaver.{_MARGIN}"
-    reason = (
-        "setting memory_margin_bytes on the NPU build only makes an "
-        "attribute: no memory is kept free"
-    )
     link = "https://github.com/sgl-project/sgl-kernel-npu/blob/main/contrib/torch_memory_saver/python/torch_memory_saver/entrypoint.py"
     phase = "device"
+    missing = _without_npu_build
 
     def needed(self) -> tuple[bool, str]:
-        why = _why_not_needed()
-        if why:
-            return False, why
-        if isinstance(vars(_saver_class()).get(_MARGIN), property):
+        if isinstance(vars(self.owner).get(_MARGIN), property):
             return False, f"{_MARGIN} is a property"
         return True, f"{_MARGIN} is any attribute"
 
     def install(self, patch: MonkeyPatch) -> None:
-        patch.setattr(_saver_class(), _MARGIN, property(lambda self: 0, _refuse_margin))
+        patch.setattr(self.owner, _MARGIN, property(lambda self: 0, _refuse_margin))
 
-    def verify(self) -> bool:
-        saver = object.__new__(_saver_class())
-        try:
-            setattr(saver, _MARGIN, 1)
-        except ShimError:
-            return getattr(saver, _MARGIN) == 0
-        return False
+    verify = Shim.in_place

@@ -6,21 +6,13 @@
 __all__ = ['UNUSED_SERVICES', 'WORKER_MODULE', 'applied', 'UnusedServicesShim', 'worker_command', 'WorkerCommandShim']
 
 # %% ../../../nbs/npu/shims/09_ray_private.ipynb #8007b7f6
-import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...npu.shims.registry import (
-    MonkeyPatch,
-    Shim,
-    arguments_inside,
-    find_wrapper,
-    registry,
-    wrap,
-)
+from .registry import MonkeyPatch, Shim, registry, wrap
 
 # %% ../../../nbs/npu/shims/09_ray_private.ipynb #e077c68c
 @contextmanager
@@ -41,34 +33,30 @@ def applied(
 UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
-def _node() -> Any:
-    return importlib.import_module("ray._private.node").Node
-
-
 def _skip(original: Callable, *args: Any, **kwargs: Any) -> None:
     "Start nothing"
 
 
 @registry.register
 class UnusedServicesShim(Shim):
+    "Ray's monitors and dashboard cost 6.5 s of CPU time at every start"
+
     name = "ray.unused_services"
     target = "ray._private.node.Node.start_monitor"
-    reason = "Ray's monitors and dashboard cost 6.5 s of CPU time at every start"
     link = "https://github.com/ray-project/ray/blob/ray-2.60.0/python/ray/_private/node.py"
     phase = "on_request"
 
     def needed(self) -> tuple[bool, str]:
-        missing = [name for name in UNUSED_SERVICES if not hasattr(_node(), name)]
+        missing = [name for name in UNUSED_SERVICES if not hasattr(self.owner, name)]
         if missing:
             return False, f"this Ray has no Node.{missing[0]}"
         return True, "Ray starts three processes without a user"
 
     def install(self, patch: MonkeyPatch) -> None:
         for name in UNUSED_SERVICES:
-            patch.setattr(_node(), name, wrap(getattr(_node(), name), _skip))
+            patch.setattr(self.owner, name, wrap(getattr(self.owner, name), _skip))
 
-    def verify(self) -> bool:
-        return all(find_wrapper(getattr(_node(), name)) for name in UNUSED_SERVICES)
+    verify = Shim.in_place
 
 # %% ../../../nbs/npu/shims/09_ray_private.ipynb #2585e9a6
 WORKER_MODULE = "cookbook_npu.npu.simulator.preload"  # runs in place of setup_worker.py
@@ -89,37 +77,25 @@ def worker_command(
     return changed
 
 
-def _services() -> Any:
-    return importlib.import_module("ray._private.services")
-
-
-def _start(original: Callable, command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-    "Call Ray's function with the changed command"
-    return original(worker_command(command), *args, **kwargs)
-
-
 @registry.register
 class WorkerCommandShim(Shim):
+    "Each worker on a simulated NPU would import PyTorch and transformers anew"
+
     name = "ray.worker_command"
     target = "ray._private.services.start_ray_process"
-    reason = "each worker on a simulated NPU would import PyTorch and transformers anew"
     link = (
         "https://github.com/ray-project/ray/blob/ray-2.60.0/python/ray/_private/services.py"
     )
     phase = "on_request"
 
     def needed(self) -> tuple[bool, str]:
-        if not hasattr(_services(), "start_ray_process"):
+        if not hasattr(self.owner, "start_ray_process"):
             return False, "this Ray has no services.start_ray_process"
         return True, "Ray starts workers as fresh interpreters"
 
-    def install(self, patch: MonkeyPatch) -> None:
-        services = _services()
-        changed = wrap(services.start_ray_process, _start)
-        patch.setattr(services, "start_ray_process", changed)
+    def around(
+        self, original: Callable, command: Sequence[str], *args: Any, **kwargs: Any
+    ) -> Any:
+        return original(worker_command(command), *args, **kwargs)
 
-    def verify(self) -> bool:
-        command = [f"--python_worker_command={sys.executable} /ray/setup_worker.py /a.py"]
-        start = _services().start_ray_process
-        seen = arguments_inside(start, command, "raylet", False).get("command", [""])
-        return WORKER_MODULE in seen[0]
+    verify = Shim.in_place

@@ -507,47 +507,24 @@ _AMP = {
 amp: Any = _part("amp", _AMP)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #acfce932
-_RANDOM = (
-    manual_seed,
-    manual_seed_all,
-    seed,
-    seed_all,
-    initial_seed,
-    get_rng_state,
-    set_rng_state,
-    get_rng_state_all,
-    set_rng_state_all,
+def _named_part(name: str, members: str) -> ModuleType:
+    return _part(name, {member: globals()[member] for member in members.split()})
+
+
+_SEEDS = "manual_seed manual_seed_all seed seed_all initial_seed"
+_STATES = "get_rng_state set_rng_state get_rng_state_all set_rng_state_all"
+random = _named_part("random", f"{_SEEDS} {_STATES}")
+memory = _named_part(
+    "memory",
+    """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
+    mem_get_info empty_cache memory_stats memory_summary memory_snapshot
+    reset_peak_memory_stats reset_accumulated_memory_stats set_per_process_memory_fraction
+    host_empty_cache host_memory_stats host_memory_stats_as_nested_dict
+    reset_peak_host_memory_stats""",
 )
-_MEMORY = (
-    memory_allocated,
-    max_memory_allocated,
-    memory_reserved,
-    max_memory_reserved,
-    mem_get_info,
-    empty_cache,
-    memory_stats,
-    memory_summary,
-    memory_snapshot,
-    reset_peak_memory_stats,
-    reset_accumulated_memory_stats,
-    set_per_process_memory_fraction,
+streams = _named_part("streams", "Stream Event")
+utils = _named_part(
+    "utils",
+    """synchronize device_count current_device set_device stream current_stream
+    default_stream""",
 )
-_UTILS = (
-    synchronize,
-    device_count,
-    current_device,
-    set_device,
-    stream,
-    current_stream,
-    default_stream,
-)
-_HOST = (
-    host_empty_cache,
-    host_memory_stats,
-    host_memory_stats_as_nested_dict,
-    reset_peak_host_memory_stats,
-)
-random = _part("random", {f.__name__: f for f in _RANDOM})
-memory = _part("memory", {f.__name__: f for f in _MEMORY + _HOST})
-streams = _part("streams", {"Stream": Stream, "Event": Event})
-utils = _part("utils", {f.__name__: f for f in _UTILS})

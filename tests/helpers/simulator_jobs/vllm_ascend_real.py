@@ -452,7 +452,7 @@ def real_vllm(rank, world_size):
     during = arguments.EngineArgs(model="m").logprobs_mode
     registry.undo_all()
     half = vllm.HalfAwakeCore()
-    vllm._core().wake_up(half, ["weights"])
+    registry["vllm.partial_wake"].function(half, ["weights"])
     return (
         report,
         (before, during, arguments.EngineArgs(model="m").logprobs_mode),

@@ -8,11 +8,11 @@ __all__ = ['SPLIT_AXIS', 'remember_models', 'built_models', 'built_modules', 'te
            'GroupedPartitionShim']
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #b46a8dfd
-import functools
 import importlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,10 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ....errors import ShimError
-from ..registry import MonkeyPatch, Shim, expect_parameters, registry
-
-# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #28186ac0
-from ..registry import arguments_inside, wrap
+from ..registry import MonkeyPatch, Shim, registry
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #2e9bf352
 _models: list[weakref.ref] = []
@@ -86,51 +83,38 @@ class WeakAttributes(MutableMapping):
         return len(self._table())
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #7f628a12
-def _optimizer_module() -> ModuleType:
-    return importlib.import_module("megatron.core.optimizer.distrib_optimizer")
-
-
-def saves_no_step() -> bool:
+def saves_no_step(state_dict: Callable) -> bool:  # of the distributed optimizer
     "Return whether the distributed optimizer saves `step: None`"
     groups = [{"params": [], "lr": 0.1, "step": None}]
     inner = SimpleNamespace(state_dict=lambda: {"state": {}, "param_groups": groups})
     outer = SimpleNamespace(optimizer=inner, grad_scaler=None)
-    state = _optimizer_module().DistributedOptimizer.state_dict(outer)
-    return "step" in state["optimizer"]["param_groups"][0]
+    return "step" in state_dict(outer)["optimizer"]["param_groups"][0]
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #47010c4e
 @registry.register
 class OptimizerStepShim(Shim):
+    """A checkpoint saved before the first step holds step: None, and the optimizer that is
+    resumed from it fails at its first step"""
+
     name = "megatron.optimizer_step"
     target = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.state_dict"
-    reason = (
-        "a checkpoint saved before the first step holds step: None, "
-        "and the optimizer that is resumed from it fails at its first step"
-    )
     link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L665"
     phase = "after_megatron"
+    parameters = "self"
 
     def needed(self) -> tuple[bool, str]:
-        module = _optimizer_module()
-        expect_parameters(module.DistributedOptimizer.state_dict, "self")
-        if not module.HAVE_APEX_OR_TE:
+        if not sys.modules[self.owner.__module__].HAVE_APEX_OR_TE:
             return False, "torch's Adam keeps its step in the state"
-        if saves_no_step():
+        if saves_no_step(self.function):
             return True, "a step of None is saved"
         return False, "a step of None is left out"
 
-    def install(self, patch: MonkeyPatch) -> None:
-        original = _optimizer_module().DistributedOptimizer.state_dict
-
-        @functools.wraps(original)
-        def state_dict(self: Any) -> dict[str, Any]:
-            state = original(self)
-            for group in state["optimizer"]["param_groups"]:
-                if group.get("step", 0) is None:
-                    del group["step"]
-            return state
-
-        patch.setattr(_optimizer_module().DistributedOptimizer, "state_dict", state_dict)
+    def around(self, original: Callable, optimizer: Any) -> dict[str, Any]:
+        state = original(optimizer)
+        for group in state["optimizer"]["param_groups"]:
+            if group.get("step", 0) is None:
+                del group["step"]
+        return state
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #a1e0f576
 def _is_known_group(group: Any) -> bool:
@@ -159,57 +143,38 @@ def wrapped_groups() -> list[str]:
                 names.append(name)
     return sorted(names)
 
-# %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #779cf6f8
-def _unwraps() -> bool:
-    "Whether `P2POp` unwraps a group"
-    known = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    probe = MonkeyPatch()
-    probe.setitem(dist.distributed_c10d._world.pg_map, known, ("probe", None))
-    try:
-        around = SimpleNamespace(group=known)
-        asked = arguments_inside(dist.P2POp.__init__, None, None, None, 0, around)
-    finally:
-        probe.undo()
-    return asked.get("group") is known
-
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #7e918993
 @registry.register
 class P2pShim(Shim):
+    """Pipeline stages exchange tensors with P2POp, which does not know the wrappers that
+    re-creatable process groups put around theirs"""
+
     name = "megatron.p2p_groups"
-    target = "torch.distributed.P2POp"
-    reason = (
-        "pipeline stages exchange tensors with P2POp, which does not know the wrappers that "
-        "re-creatable process groups put around theirs"
-    )
+    target = "torch.distributed.P2POp.__init__"
     link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/p2p_communication.py#L14"
     phase = "after_model"
+    parameters = "self op tensor peer group tag group_peer"
 
     def needed(self) -> tuple[bool, str]:
-        if _unwraps():
-            return False, "P2POp looks into wrappers"
-        expect_parameters(dist.P2POp.__init__, "self op tensor peer group tag group_peer")
         names = wrapped_groups()
         if not names:
             return False, "Megatron holds no wrapped groups"
         return True, f"{len(names)} of Megatron's groups are wrappers"
 
-    def install(self, patch: MonkeyPatch) -> None:
-        def unwrapped(
-            original: Callable,
-            operation: Any,
-            op: Any,
-            tensor: Any,
-            peer: int | None = None,
-            group: Any = None,
-            *args: Any,
-            **kwargs: Any,
-        ) -> None:
-            original(operation, op, tensor, peer, real_group(group), *args, **kwargs)
+    def around(
+        self,
+        original: Callable,
+        operation: dist.P2POp,
+        op: Any,
+        tensor: Any,
+        peer: int | None = None,
+        group: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        original(operation, op, tensor, peer, real_group(group), *args, **kwargs)
 
-        patch.setattr(dist.P2POp, "__init__", wrap(dist.P2POp.__init__, unwrapped))
-
-    def verify(self) -> bool:
-        return _unwraps()
+    verify = Shim.in_place
 
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #ab06480d
 SPLIT_AXIS = {"column": 0, "row": 1}  # of a weight stored [out, in]
@@ -234,12 +199,11 @@ def reversed_splits() -> list[tuple[Any, int]]:
 # %% ../../../../nbs/npu/shims/megatron_core/01_built_model.ipynb #4b6aea8f
 @registry.register
 class GroupedPartitionShim(Shim):
+    """MindSpeed's grouped linears mark their weights as split along the other axis:
+    gathered expert weights are scrambled with tensor-parallel experts"""
+
     name = "megatron.grouped_partition"
     target = "megatron.core.extensions.transformer_engine.TEGroupedLinear"
-    reason = (
-        "MindSpeed's grouped linears mark their weights as split along the other axis: "
-        "gathered expert weights are scrambled with tensor-parallel experts"
-    )
     link = "https://gitee.com/ascend/MindSpeed/blob/core_r0.16.0/mindspeed/te/pytorch/module/grouped_linear.py"
     phase = "after_model"
 

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['LAYOUT', 'ADAPTOR_ENV', 'ADAPTORS', 'hidden_argv', 'kept_logging', 'held_locks', 'optimization_level',
-           'runtime_arguments', 'signature', 'differences', 'false_flags', 'Adaptor', 'MindSpeed', 'MegatronAdaptor',
-           'find_adaptor', 'choose_adaptor', 'current']
+           'runtime_arguments', 'differences', 'false_flags', 'Adaptor', 'MindSpeed', 'MegatronAdaptor', 'find_adaptor',
+           'choose_adaptor', 'current']
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #9aaf9254
 import importlib
 import importlib.util
-import json
 import logging
 import os
 import sys
@@ -112,15 +111,8 @@ def runtime_arguments(
     return arguments
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #346f4fc0
-def signature(arguments: Mapping[str, Any]) -> str:
-    "Return the arguments as JSON that does not depend on their order"
-    return json.dumps(dict(arguments), sort_keys=True, default=str)
-
-
-def differences(first: str, second: str) -> list[str]:
-    'Return the differences of two signatures, as "name: first value, second value"'
-    a = json.loads(first)
-    b = json.loads(second)
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    'Return the differences of two sets of arguments, as "name: first value, second value"'
     changed = [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
     return [f"{name}: {a.get(name)!r}, {b.get(name)!r}" for name in changed]
 
@@ -146,7 +138,7 @@ class Adaptor:
     promised: str = "megatron.core.models.gpt.gpt_layer_specs.HAVE_TE"
 
     def __init__(self) -> None:
-        self.applied = ""  # signature of the current arguments; "" before the first
+        self.applied: dict[str, Any] | None = None  # the current arguments
 
     def present(self) -> tuple[bool, str]:
         "Return whether it can be imported, and what was seen; imports nothing"
@@ -171,17 +163,16 @@ class Adaptor:
 
     def repatch(self, arguments: Mapping[str, Any]) -> bool:
         "Patch for these arguments; return False if they are the current ones, refuse others"
-        new = signature(arguments)
-        if new == self.applied:
+        if arguments == self.applied:
             return False
-        if self.applied:
-            differing = "; ".join(differences(self.applied, new))
+        if self.applied is not None:
+            differing = "; ".join(differences(self.applied, arguments))
             raise ShimError(
                 f"this process runs {self.name} for other arguments: {differing}",
                 "Use one process (a role) for each model that differs in these.",
             )
         self.patch_again(dict(arguments))
-        self.applied = new
+        self.applied = dict(arguments)
         return True
 
     def patch_again(self, arguments: dict[str, Any]) -> None:
@@ -189,7 +180,7 @@ class Adaptor:
 
     def reset(self) -> None:
         "Forget the current arguments"
-        self.applied = ""
+        self.applied = None
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #b5ed7057
 def _package_origin(name: str) -> str | None:
@@ -314,7 +305,7 @@ def choose_adaptor(name: str | None = None) -> Adaptor:
     why = f"{_current.name} brings its own"
     for shim in _current.brings:
         if shim in registry and not registry[shim].is_applied:
-            registry[shim].needed = lambda: (False, why)
+            registry[shim].missing = lambda: why
     return _current
 
 # %% ../../../../nbs/npu/shims/mindspeed/00_adaptor.ipynb #565ab28d

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ....errors import ShimError
-from .features import mindspeed_module, nothing_to_probe
+from .features import mindspeed_module, without_mindspeed
 from ..registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #d1f64898
@@ -36,6 +36,11 @@ def attention_class() -> Any:
     layers = importlib.import_module(_TE_EXTENSION)
     kind = getattr(layers, "TEDotProductAttention", None)
     return kind if getattr(kind, "__module__", "").startswith("mindspeed.") else None
+
+
+def _without_attention(self: Shim) -> str:
+    missing = without_mindspeed(_DOT_PRODUCT)(self)
+    return missing or ("" if attention_class() else "MindSpeed's attention is not in use")
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #32831417
 @contextmanager
@@ -156,21 +161,17 @@ def without_fields(
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #bfddc537
 @registry.register
 class PackedFieldsShim(Shim):
+    """MindSpeed's attention gets every field of PackedSeqParams and does not accept those
+    of a newer Megatron: packed batches fail, or a set field is ignored"""
+
     name = "mindspeed.packed_fields"
     target = f"mindspeed.{_DOT_PRODUCT}.DotProductAttention.forward"
-    reason = (
-        "MindSpeed's attention gets every field of PackedSeqParams and does "
-        "not accept those of a newer Megatron: packed batches fail, or a set "
-        "field is ignored"
-    )
     link = "https://github.com/THUDM/slime/pull/1750"
     phase = "after_repatch"
+    missing = _without_attention
 
     def needed(self) -> tuple[bool, str]:
-        kind = attention_class()
-        if kind is None:
-            return nothing_to_probe("attention in use")
-        unknown = unknown_fields(kind)
+        unknown = unknown_fields(attention_class())
         if unknown:
             return True, f"the attention does not accept {', '.join(unknown)}"
         return False, "the attention accepts every field"
@@ -244,20 +245,19 @@ def temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #a8c4b87a
 @registry.register
 class CausalMaskShim(Shim):
+    """MindSpeed takes the mode of the mask from the process: a vision tower is computed
+    causally or fails, a full causal mask fails"""
+
     name = "mindspeed.causal_mask"
     target = f"{_TE_EXTENSION}.TEDotProductAttention.forward"
-    reason = (
-        "MindSpeed takes the mode of the mask from the process: a vision "
-        "tower is computed causally or fails, a full causal mask fails"
-    )
     link = "https://github.com/vllm-project/vime/pull/314"
     phase = "after_repatch"
 
+    def missing(self) -> str:
+        return _without_attention(self) or without_mindspeed(_MASKS)(self)
+
     def needed(self) -> tuple[bool, str]:
-        kind = attention_class()
-        if kind is None or mindspeed_module(_MASKS) is None:
-            return nothing_to_probe("attention in use")
-        wrong = _wrong_masks(kind)
+        wrong = _wrong_masks(attention_class())
         return bool(wrong), "; ".join(wrong) or "the mask of the call is used"
 
     def install(self, patch: MonkeyPatch) -> None:
@@ -293,9 +293,6 @@ class CausalMaskShim(Shim):
                 return original(self, *qkv, mask, attn_mask_type, **rest)
 
         patch.setattr(kind, "forward", forward)
-
-    def verify(self) -> bool:
-        return not _wrong_masks(attention_class())
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #3bc686e3
 _BACKEND = "te.pytorch.attention.dot_product_attention.backend"
@@ -341,27 +338,21 @@ def _borders_of_two() -> list[int]:
 
 @registry.register
 class SequenceEndsShim(Shim):
+    """MindSpeed passes the borders of packed sequences, with a leading 0, to the attention
+    kernel, which expects their ends"""
+
     name = "mindspeed.sequence_ends"
     target = f"mindspeed.{_BACKEND}.FlashAttention.forward"
-    reason = (
-        "MindSpeed passes the borders of packed sequences, with a leading 0, "
-        "to the attention kernel, which expects their ends"
-    )
     link = "https://github.com/sgl-project/sglang/pull/31867"
     phase = "after_repatch"
+    missing = without_mindspeed(_BACKEND)
 
     def needed(self) -> tuple[bool, str]:
-        if mindspeed_module(_BACKEND) is None:
-            return nothing_to_probe(_BACKEND)
         found = _borders_of_two()
         if found == [2]:
             return False, "the kernel gets the ends of the sequences"
         return True, f"the kernel gets {found} for one sequence of 2 tokens"
 
     def install(self, patch: MonkeyPatch) -> None:
-        kind = mindspeed_module(_BACKEND).FlashAttention
-        expect_parameters(kind.forward, _BACKEND_PARAMETERS)
-        patch.setattr(kind, "forward", with_sequence_ends(kind.forward))
-
-    def verify(self) -> bool:
-        return _borders_of_two() == [2]
+        expect_parameters(self.function, _BACKEND_PARAMETERS)
+        patch.setattr(self.owner, "forward", with_sequence_ends(self.function))

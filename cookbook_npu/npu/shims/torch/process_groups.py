@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ....errors import DeviceError, ShimError
-from ..registry import MonkeyPatch, Shim, registry
+from ..registry import MonkeyPatch, Shim, registry, wrap
 from .device_api import npu_type
 from .distributed import hccl_class
 
@@ -102,85 +102,46 @@ def guarded(
     return method
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #543bd33b
-def _guarded_operation(original: Callable) -> Callable:
-    "Wrap `P2POp.__init__` to refuse destroyed groups"
-
-    @functools.wraps(original)
-    def __init__(
-        self: dist.P2POp,
-        op: Callable,
-        tensor: torch.Tensor,
-        peer: int | None = None,
-        group: dist.ProcessGroup | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        if is_on_device(tensor, npu_type()):
-            _refuse_destroyed(group or dist.distributed_c10d._get_default_group(), "P2POp")
-        original(self, op, tensor, peer, group, *args, **kwargs)
-
-    return __init__
-
-# %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #8c4fb88d
-def _refuses(
-    function: Callable,
-    *args: Any,  # with a destroyed group
-) -> bool:
-    "Whether the guard refuses; torch refuses a device in place of a tensor"
-    try:
-        function(*args)
-    except DeviceError:
-        return True
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return False
-
-
-class _ProbeGroup(dist.ProcessGroup):
-    "A group without backends"
-
-    group_name = "probe"  # pyright: ignore[reportAssignmentType]
-
-
-def _is_guarded() -> bool:
-    "Whether every collective and `P2POp` refuse a destroyed group"
-    group = _ProbeGroup(0, 1)  # pyright: ignore[reportCallIssue]
-    device = torch.device(npu_type())
-    _destroyed.add(group)
-    for name in (*GROUP_COLLECTIVES, *POINT_TO_POINT):
-        method = getattr(dist.ProcessGroup, name, None)
-        if method is not None and not _refuses(method, group, device):
-            return False
-    operation = object.__new__(dist.P2POp)
-    return _refuses(dist.P2POp.__init__, operation, dist.isend, device, 0, group)
+def _guarded_operation(
+    original: Callable,  # P2POp.__init__
+    operation: dist.P2POp,
+    op: Callable,
+    tensor: torch.Tensor,
+    peer: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    if is_on_device(tensor, npu_type()):
+        _refuse_destroyed(group or dist.distributed_c10d._get_default_group(), "P2POp")
+    original(operation, op, tensor, peer, group, *args, **kwargs)
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #bfdf5469
 @registry.register
 class ProcessGroupsShim(Shim):
+    """HCCL communicators of a sleeping trainer keep 400 MiB each, and a late collective
+    creates destroyed ones again"""
+
     name = "torch.process_groups"
     target = "torch.distributed.ProcessGroup"
-    reason = (
-        "HCCL communicators of a sleeping trainer keep 400 MiB each, "
-        "and a late collective creates destroyed ones again"
-    )
     link = (
         "https://github.com/THUDM/slime/blob/v0.2.2/slime/utils/reloadable_process_group.py"
     )
     phase = "before_megatron"
 
-    def needed(self) -> tuple[bool, str]:
+    def missing(self) -> str:
         hccl = hccl_class()
         if hccl is None:
-            return False, "this process has no HCCL backend"
+            return "this process has no HCCL backend"
         methods = ("abort_hccl_comm", "_delete_tcpstore_key")
-        missing = [name for name in methods if not hasattr(hccl, name)]
-        if missing:
-            seen = f"its HCCL backend has no {', '.join(missing)}"
-            return False, f"{seen}: a sleeping trainer keeps its communicators"
-        return (
-            not _is_guarded(),
-            "a collective on a destroyed group would create a communicator",
-        )
+        absent = [name for name in methods if not hasattr(hccl, name)]
+        if not absent:
+            return ""
+        seen = f"its HCCL backend has no {', '.join(absent)}"
+        return f"{seen}: a sleeping trainer keeps its communicators"
+
+    def needed(self) -> tuple[bool, str]:
+        return True, "a collective on a destroyed group would create a communicator"
 
     def install(self, patch: MonkeyPatch) -> None:
         for name in (*GROUP_COLLECTIVES, *POINT_TO_POINT):
@@ -188,10 +149,10 @@ class ProcessGroupsShim(Shim):
             if original:
                 method = guarded(original, npu_type(), name in GROUP_COLLECTIVES)
                 patch.setattr(dist.ProcessGroup, name, method)
-        patch.setattr(dist.P2POp, "__init__", _guarded_operation(dist.P2POp.__init__))
+        operation = wrap(dist.P2POp.__init__, _guarded_operation)
+        patch.setattr(dist.P2POp, "__init__", operation)
 
-    def verify(self) -> bool:
-        return _is_guarded()
+    verify = Shim.in_place
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #2d38ad4d
 def _require_guard() -> None:

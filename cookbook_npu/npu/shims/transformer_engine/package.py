@@ -512,12 +512,11 @@ def importable(package: str) -> bool:
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #a393f657
 @registry.register
 class TeShim(Shim):
+    """megatron-core's layer specs and mcore-bridge's models use TransformerEngine layers;
+    it is a CUDA library, so without a stub neither can be imported"""
+
     name = "transformer_engine.stub"
     target = "transformer_engine"
-    reason = (
-        "megatron-core's layer specs and mcore-bridge's models use TransformerEngine layers; "
-        "it is a CUDA library, so without a stub neither can be imported"
-    )
     link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/extensions/transformer_engine.py"
     phase = "before_megatron"
 
