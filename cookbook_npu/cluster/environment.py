@@ -66,7 +66,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def check_kind(
     env: Mapping[str, str],  # full environment of a worker
-    kind: str | None,  # "trainer", "rollout" or "plain"; None: no device
+    kind: str | None,  # "trainer", "rollout" or "plain"; None: without a device
 ) -> None:
     "Raise `ConfigError` if the variables of a worker contradict each other or its kind"
     forbidden = FORBIDDEN.get(kind, ())
@@ -96,7 +96,7 @@ def check_kind(
 def worker_env(
     role_env: Mapping[str, object] | None = None,  # of the role; a value of None removes
     environ: Mapping[str, str] | None = None,  # to inherit from; None: of this process
-    kind: str | None = None,  # "trainer", "rollout" or "plain"; None: no device
+    kind: str | None = None,  # "trainer", "rollout" or "plain"; None: without a device
 ) -> dict[str, str]:
     "Return the full environment of a worker: allow-list, then its kind, then its role"
     environ = os.environ if environ is None else environ

@@ -405,9 +405,7 @@ class RayNode:
             return
         try:
             # a killed raylet is a zombie until Ray notices
-            alive = (
-                self.raylet.is_running() and self.raylet.status() != psutil.STATUS_ZOMBIE
-            )
+            alive = self.raylet.is_running() and self.raylet.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             alive = False
         if not alive:
@@ -535,7 +533,7 @@ class Cluster:
         resource: str = "NPU",  # or "GPU"
         simulated: bool = True,  # run on simulated NPUs
         address: str | None = None,  # Ray cluster to attach to; None: start one
-        log_dir: str | Path | None = None,  # None: no logs of workers
+        log_dir: str | Path | None = None,  # None: Ray keeps the workers' output
         timeout: float = 60.0,  # of the reservation, s
         object_store: int = 2**28,  # of a cluster to start, bytes
         temp_dir: str | Path | None = None,  # of Ray; None: a folder that `stop` removes

@@ -239,7 +239,7 @@ class WorkerActor:
         role: str | type,  # class, or its name as text
         env: dict[str, str],  # full environment of this process
         log: str | None,  # file of the output; None: Ray keeps it
-        bootstrap: str | None,  # "trainer", "rollout", "plain"; None: no device
+        bootstrap: str | None,  # "trainer", "rollout", "plain"; None: without a device
         kwargs: dict[str, Any],  # of the class
     ) -> None:
         "Prepare this process and build the role object"
@@ -278,7 +278,7 @@ class WorkerHandle:
     slots: list[DeviceSlot]
     actor: Any  # Ray's actor handle
     log: str | None = None  # file of the output; None: Ray keeps it
-    watch: HeartbeatWatch | None = None  # None: no log file, so no heartbeat
+    watch: HeartbeatWatch | None = None  # None: without a log file
     pid: int = 0  # on its machine; 0: not known yet
 
     def place(self, method: str) -> str:
@@ -497,7 +497,7 @@ class RayWorkerGroup(WorkerGroup):
         cluster: Cluster,
         slots: Sequence[int | Sequence[int]] | None = None,  # see `assign_devices`
         share: float = 0.4,  # of one device, for each worker; several roles share a device
-        bootstrap: str | None = None,  # "trainer", "rollout" or "plain"; None: no device
+        bootstrap: str | None = None,  # "trainer", "rollout" or "plain"; None: without a device
         env: Mapping[str, object] | None = None,  # of the role; a value of None removes
         kwargs: Mapping[str, Any] | None = None,  # of the class
         timeout: float = 600.0,  # default deadline of a call, and of the start, s

@@ -34,7 +34,7 @@ class Chat:
     engine: "Engine"
     sampling: "SamplingParams"
     tokenizer: Any
-    processor: Any = None  # data.images.ImageProcessor; None: no vision
+    processor: Any = None  # data.images.ImageProcessor; None: a text-only model
     template: bool = True  # False: each message is a prompt without history
     system: str | None = None  # system message
     seed: int = 0
@@ -124,7 +124,7 @@ class ChatSettings:
     "Settings of a conversation"
 
     temperature: float = 0.0  # 0: greedy
-    max_tokens: int | None = None  # per reply; None: the run's longest response
+    max_tokens: int | None = None  # per reply; None: use the run's maximum
     seed: int = 0
     system: str | None = None  # system message
     engine: str = "transformers"  # or vllm
@@ -159,7 +159,7 @@ def converse(chat: Chat, lines: Iterable[str], write: Callable[[str], Any]) -> i
 # %% ../../nbs/policy/02_chat.ipynb #caa13988
 def chat_with_run(
     path: Path,  # run folder
-    step: int | None,  # of the checkpoint; None: the newest
+    step: int | None,  # of the checkpoint; None: use the newest
     settings: ChatSettings,
     lines: Iterable[str] | None,  # from a pipe; None: from the user
     write: Callable[[str], Any],

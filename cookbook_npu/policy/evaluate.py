@@ -44,7 +44,7 @@ class EvalSettings:
     data: str | None = None  # file, folder, hub dataset or generated task
     samples: int | None = None  # per prompt
     temperature: float | None = None  # 0: greedy
-    prompts: int | None = None  # maximum; None: the run's number, or all of other data
+    prompts: int | None = None  # maximum; None: use the run's number, or all of other data
     max_tokens: int | None = None  # per answer
     engine: str | None = None  # transformers or vllm
 
@@ -231,7 +231,7 @@ def _evaluated(
 # %% ../../nbs/policy/01_evaluate.ipynb #add10833
 def evaluate_run(
     path: Path,  # run folder
-    step: int | None = None,  # of the checkpoint; None: the newest
+    step: int | None = None,  # of the checkpoint; None: use the newest
     settings: EvalSettings | None = None,  # None: as in the run
 ) -> dict[str, Any]:
     "Evaluate a checkpoint in this process; returns settings, metrics, answers and the file"

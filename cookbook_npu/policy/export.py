@@ -25,7 +25,7 @@ from ..runs.metrics import load_metrics, metric_points
 
 # %% ../../nbs/policy/00_export.ipynb #17cc7ee7
 def chosen_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
-    """Return the checkpoint of a step, its files unchecked; None: the newest.
+    """Return the checkpoint of a step, its files unchecked; None: use the newest.
 
     Raises `MissingError` naming the available steps."""
     finished = Checkpoints.of_run(run).finished()
@@ -120,7 +120,7 @@ def policy_folder(run: RunFolder, checkpoint: Checkpoint) -> Iterator[Path]:
 
 # %% ../../nbs/policy/00_export.ipynb #3c228bfc
 def evaluated_at(run: RunFolder, step: int) -> float | None:
-    "Return the run's own held-out accuracy after a step; None: not evaluated"
+    "Return the run's own held-out accuracy after a step, None if it did not evaluate"
     points = dict(metric_points(load_metrics(run.path), "eval_accuracy"))
     return points.get(step)
 
@@ -151,7 +151,7 @@ tags: [reinforcement-learning, grpo, ascend]
 # %% ../../nbs/policy/00_export.ipynb #e57562b0
 def export_policy(
     path: Path,  # run folder
-    step: int | None = None,  # of the checkpoint; None: the newest
+    step: int | None = None,  # of the checkpoint; None: use the newest
     to: Path | None = None,  # folder to create; None: RUN/export/step_NNNNNN
 ) -> Path:
     "Export the policy of a run; return the folder; raises `ConfigError` if it is not empty"

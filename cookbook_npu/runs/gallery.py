@@ -74,7 +74,7 @@ def _facts(record: Mapping[str, Any], group_mean: float) -> list[tuple[str, str]
         facts.append(("images", ", ".join(names)))
     return facts
 
-
+# %% ../../nbs/runs/08_gallery.ipynb #2d4cdc28
 def _gallery_sample(
     kind: str, step: int, record: Mapping[str, Any], group_mean: float
 ) -> GallerySample:

@@ -70,7 +70,7 @@ class KernelStop(StopRequest):
 
     @property
     def pid(self) -> int | None:
-        "Return the process id of the kernel; None: not running"
+        "Return the process id of the kernel, None if it does not run"
         provisioner: Any = self.manager.provisioner
         return provisioner.pid if provisioner and provisioner.has_process else None
 

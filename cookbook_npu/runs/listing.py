@@ -189,8 +189,8 @@ def folder_size(path: Path) -> int:
 # %% ../../nbs/runs/09_listing.ipynb #06ac9e2b
 def find_old_runs(
     root: Path | str,
-    keep: int | None = None,  # newest runs to keep; None: no limit
-    max_gb: float | None = None,  # of all runs together, 1e9 bytes; None: no limit
+    keep: int | None = None,  # newest runs to keep; None: unlimited
+    max_gb: float | None = None,  # of all runs together, 1e9 bytes; None: unlimited
     unfinished: bool = False,  # also runs that were stopped or ended early
 ) -> list[OldRun]:  # newest first
     "Return every run and whether it exceeds a limit; changes nothing"

@@ -48,7 +48,7 @@ from ..runs.plots import (
 from .spans import RoleSpan, load_spans, newest_steps, role_use
 
 # %% ../../nbs/runs/04_report.ipynb #dc730400
-ResultRow = tuple[str, str | None]  # name, value; None: not measured
+ResultRow = tuple[str, str | None]  # name, value; None if not measured
 
 
 def _values(metrics: MetricColumns, name: str) -> list[float]:
@@ -183,7 +183,7 @@ def result_text(rows: Iterable[ResultRow]) -> str:
 def phase_rows(
     metrics: MetricColumns, references: Sequence[Reference]
 ) -> list[dict[str, Any]]:
-    "Return name and cells of each phase, for this run and the references; None: not measured"
+    "Return name and cells of each phase, for this run and the references, None if not measured"
     own = phase_means(metrics)
     further = sorted(set(own) - set(STEP_PHASES))
     columns = [own, *(reference.phases for reference in references)]
@@ -196,8 +196,10 @@ def phase_rows(
 # %% ../../nbs/runs/04_report.ipynb #8cd5ab95
 def metric_table(
     metrics: MetricColumns, references: Sequence[Reference]
-) -> dict[str, Any] | None:  # None: no reference reports metrics
-    "Return column groups, heads and rows for the last steps of this run and the references' steps"
+) -> dict[str, Any] | None:
+    """Return column groups, heads and rows for the last steps of this run and the references' steps.
+
+    Returns None if no reference reports metrics."""
     used = [reference for reference in references if reference.metrics]
     if not used:
         return None
@@ -386,7 +388,7 @@ def render_report(
 # %% ../../nbs/runs/04_report.ipynb #28c28f5a
 def write_report(
     folder: RunFolder | Path | str,
-    references: Sequence[Reference] | None = None,  # None: the reference of its recipe
+    references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
 ) -> Path:

@@ -20,7 +20,7 @@ from .folder import data_checksums, stack_record
 # %% ../../nbs/runs/11_rerun.ipynb #8d78e153
 def changed_data(
     config: RunConfig,
-    recorded: Mapping[str, str] | None,  # checksums; None: not recorded
+    recorded: Mapping[str, str] | None,  # checksums; None if not recorded
 ) -> list[str]:
     "Return what changed in the data of a run, as text; raises `DataError` for a missing file"
     try:

@@ -27,8 +27,8 @@ class RoleSpan:
     phase: str
     start: float  # s since the run began
     end: float  # s since the run began
-    step: int | None  # row of metrics.jsonl; None: the next one
-    version: int | None  # of the engines' weights; None: no weights yet
+    step: int | None  # row of metrics.jsonl; None: use the next one
+    version: int | None  # of the engines' weights; None before the first weights
 
 
 NOT_WORK = ("wait", "paused")
@@ -95,8 +95,8 @@ class SpanLog:
         phase: str,
         start: float,  # s, from `now`
         end: float,  # s, from `now`
-        step: int | None = None,  # row of metrics.jsonl; None: the next one
-        version: int | None = None,  # None: the engines' current version
+        step: int | None = None,  # row of metrics.jsonl; None: use the next one
+        version: int | None = None,  # None: use the engines' current version
     ) -> None:
         "Record a span, not added to the phase times; raises `DataError` if it ends before it starts"
         if end < start:

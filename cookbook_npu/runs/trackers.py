@@ -49,7 +49,7 @@ def keep_handlers() -> Iterator[None]:
     finally:
         sys.excepthook = hook
         for number, handler in before.items():
-            # None: not installed from Python, cannot be restored
+            # None if not installed from Python, cannot be restored
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
