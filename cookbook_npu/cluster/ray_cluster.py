@@ -473,7 +473,8 @@ class Cluster:
         if ray.is_initialized():
             for placement in self.placements:
                 ray.util.remove_placement_group(placement)
-        self.placements, self.slots = [], ()
+        self.placements = []
+        self.slots = ()
         self.node.stop()
         sweep_scratch()  # of the killed workers
         if self.simulated:
