@@ -274,8 +274,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                            'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.RayWorkerGroup': ( 'cluster/worker_group.html#rayworkergroup',
                                                                                                          'cookbook_npu/cluster/worker_group.py'),
-                                                   'cookbook_npu.cluster.worker_group.RayWorkerGroup.__init__': ( 'cluster/worker_group.html#rayworkergroup.__init__',
-                                                                                                                  'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.RayWorkerGroup.__len__': ( 'cluster/worker_group.html#rayworkergroup.__len__',
                                                                                                                  'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.RayWorkerGroup._build': ( 'cluster/worker_group.html#rayworkergroup._build',

@@ -451,25 +451,18 @@ def distributed_env(
     return env
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #e4612175
+@dataclass(eq=False)
 class RayWorkerGroup(WorkerGroup):
     "A role in several processes, each with its own devices"
 
-    def __init__(
-        self,
-        name: str,  # for messages and log files
-        cluster: Cluster,
-        timeout: float,  # default deadline of a call, s
-        hang_timeout_s: float | None = None,  # None: only deadlines count
-        control_methods: Sequence[str] = (),  # methods that run during another call
-    ):
-        self.name = name
-        self.cluster = cluster
-        self.timeout = timeout
-        self.hang_timeout_s = hang_timeout_s
-        self.control_methods = tuple(control_methods)
-        self.workers: list[WorkerHandle] = []  # in rank order; empty: the group was ended
-        self.unresponsive = False  # a worker died or did not answer
-        self.in_unknown_state = False  # a worker raised an error that is not ours
+    name: str  # for messages and log files
+    cluster: Cluster
+    timeout: float  # default deadline of a call, s
+    hang_timeout_s: float | None = None  # None: only deadlines count
+    control_methods: Collection[str] = ()  # methods that run during another call
+    workers: list[WorkerHandle] = field(default_factory=list)  # empty: the group was ended
+    unresponsive: bool = False  # a worker died or did not answer
+    in_unknown_state: bool = False  # a worker raised another error than a CookbookError
 
     @property
     def lost(self) -> bool:
@@ -502,7 +495,7 @@ class RayWorkerGroup(WorkerGroup):
         kwargs: Mapping[str, Any] | None = None,  # of the class
         timeout: float = 600.0,  # default deadline of a call, and of the start, s
         hang_timeout_s: float | None = None,  # see `RayWorkerGroup.hangs`
-        control_methods: Sequence[str] = (),  # methods that run during another call
+        control_methods: Collection[str] = (),  # methods that run during another call
     ) -> Self:
         "Start a role, one process for each entry of `slots`"
         cluster.node.check_machines(cluster.slots)
