@@ -18,8 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
-from typing import TextIO
+from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..npu.device import allowed_preload
@@ -30,52 +29,22 @@ from ..npu.stack.bundle import is_secret
 # Allocator settings (PYTORCH_*_ALLOC_CONF) and LD_PRELOAD are left to the roles.
 # Two other lists repeat some of these names: SHOWN, and SUBMITTED_VARIABLES of `launch`.
 INHERITED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "LC_*",
-    "TZ",
-    "TMPDIR",
-    "VIRTUAL_ENV",
-    "CONDA_*",
-    "XDG_*",
-    "PYTHON*",
-    "LD_LIBRARY_PATH",
-    "SSL_CERT_*",
-    "REQUESTS_CA_BUNDLE",
-    "*_PROXY",
-    "*_proxy",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "TOKENIZERS_PARALLELISM",
-    "HF_*",
-    "TRANSFORMERS_*",
-    "TORCH_*",
-    "ASCEND_*",
-    "HCCL_*",
-    "ATB_*",
-    "LCCL_*",
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR"),
+    *("VIRTUAL_ENV", "CONDA_*", "XDG_*", "PYTHON*", "LD_LIBRARY_PATH"),
+    *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "*_PROXY", "*_proxy"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("TOKENIZERS_PARALLELISM", "HF_*", "TRANSFORMERS_*", "TORCH_*", "TRITON_*", "VLLM_*"),
+    *("ASCEND_*", "HCCL_*", "ATB_*", "LCCL_*", "CUDA_*", "NCCL_*", "GLOO_*", "RAY_*"),
+    *("TASK_QUEUE_ENABLE", "COOKBOOK_NPU_*"),
     "ASDOPS_*",  # operators of the acceleration library ATB
     "ACLNN_CACHE_LIMIT",  # entries in the cache of prepared operators
     "INF_NAN_*",  # overflow as infinity, or saturated
-    "TRITON_*",
-    "TASK_QUEUE_ENABLE",
     "P2P_HCCL_BUFFSIZE",  # buffers of point-to-point groups
     "TP_SOCKET_IFNAME",  # interface of torch's tensorpipe
     "STREAMS_PER_DEVICE",  # streams in torch_npu's pool
     "DISABLE_L2_CACHE",  # a workaround for kernels that read stale lines
     "CLOSE_MATMUL_K_SHIFT",  # sums of a matrix product in a fixed order
     "CPU_AFFINITY_CONF",  # cores of torch_npu's threads
-    "CUDA_*",
-    "NCCL_*",
-    "GLOO_*",
-    "VLLM_*",
-    "COOKBOOK_NPU_*",
-    "RAY_*",
 )
 # Load libraries at the start of a process.
 PRELOAD_VARIABLES = ("LD_PRELOAD", "LD_AUDIT")
@@ -97,7 +66,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def check_kind(
     env: Mapping[str, str],  # full environment of a worker
-    kind: str | None,  # "trainer", "rollout" or "plain"; None: no device
+    kind: str | None,  # "trainer", "rollout" or "plain"; None: without a device
 ) -> None:
     "Raise `ConfigError` if the variables of a worker contradict each other or its kind"
     forbidden = FORBIDDEN.get(kind, ())
@@ -124,29 +93,22 @@ def check_kind(
         )
 
 # %% ../../nbs/cluster/00_environment.ipynb #06cb0068
-def _inherited(environ: Mapping[str, str], kind: str | None) -> dict[str, str]:
-    "Return the variables that a worker of this kind inherits"
-    withheld = (*MACHINE_VARIABLES, *WITHHELD.get(kind, ()))
-    inherited = {}
-    for name, value in environ.items():
-        if _matches(name, INHERITED) and not _matches(name, withheld):
-            inherited[name] = value
-    preload = allowed_preload(environ.get("LD_PRELOAD", ""))
-    if preload:
-        inherited["LD_PRELOAD"] = preload
-    return inherited
-
-
 def worker_env(
     role_env: Mapping[str, object] | None = None,  # of the role; a value of None removes
     environ: Mapping[str, str] | None = None,  # to inherit from; None: of this process
-    kind: str | None = None,  # "trainer", "rollout" or "plain"; None: no device
+    kind: str | None = None,  # "trainer", "rollout" or "plain"; None: without a device
 ) -> dict[str, str]:
     "Return the full environment of a worker: allow-list, then its kind, then its role"
     environ = os.environ if environ is None else environ
-    given = ROLE_VARIABLES.get(kind or "", {})
-    merged: dict[str, object] = {**_inherited(environ, kind), **given}
-    merged.update(role_env or {})
+    withheld = (*MACHINE_VARIABLES, *WITHHELD.get(kind, ()))
+    merged: dict[str, object] = {
+        name: value
+        for name, value in environ.items()
+        if _matches(name, INHERITED) and not _matches(name, withheld)
+    }
+    if preload := allowed_preload(environ.get("LD_PRELOAD", "")):
+        merged["LD_PRELOAD"] = preload
+    merged |= {**ROLE_VARIABLES.get(kind or "", {}), **(role_env or {})}
     full = {name: str(value) for name, value in merged.items() if value is not None}
     check_kind(full, kind)
     return full
@@ -187,24 +149,21 @@ def environment_lines(
 
 # %% ../../nbs/cluster/00_environment.ipynb #718e7c1e
 def startup_env(
-    env: Mapping[str, str],  # environment of a worker
+    env: Mapping[str, str],  # of a worker
     environ: Mapping[str, str] | None = None,  # of a new process; None: of this process
 ) -> dict[str, str]:
     "Return the part of `env` that a running process cannot apply; an empty value means absent"
     environ = os.environ if environ is None else environ
-    early = {}
-    for name, value in env.items():
-        if _matches(name, STARTUP_VARIABLES) and environ.get(name) != value:
-            early[name] = value
-    for name in PRELOAD_VARIABLES:
-        if environ.get(name) and name not in env:
-            early[name] = ""
-    return early
+    early = {
+        name: value
+        for name, value in env.items()
+        if _matches(name, STARTUP_VARIABLES) and environ.get(name) != value
+    }
+    unset = [name for name in PRELOAD_VARIABLES if environ.get(name) and name not in env]
+    return early | dict.fromkeys(unset, "")
 
 # %% ../../nbs/cluster/00_environment.ipynb #4631d6c7
-def apply_env(
-    env: Mapping[str, str],  # full environment of this worker
-) -> None:
+def apply_env(env: Mapping[str, str]) -> None:
     """Replace the environment of this process, except `RAY_*` and the addresses of the machine.
 
     `PYTHONPATH` is also added to `sys.path`."""
@@ -219,10 +178,8 @@ def apply_env(
             sys.path.insert(1, path)
 
 # %% ../../nbs/cluster/00_environment.ipynb #943fc080
-def redirect_output(
-    path: str | Path,  # appended to; its folder is created
-) -> None:
-    "Redirect output, crashes and stacks of this process to a file"
+def redirect_output(path: str | Path) -> None:
+    "Append output, crashes and stacks of this process to a file; its folder is created"
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -231,63 +188,47 @@ def redirect_output(
     for standard in (1, 2):
         os.dup2(fd, standard)
     os.close(fd)
-    sys.stdout = _open_stream(1)
-    sys.stderr = _open_stream(2)
+    options: dict[str, Any] = dict(buffering=1, encoding="utf-8", errors="replace")
+    sys.stdout = os.fdopen(os.dup(1), "w", **options)
+    sys.stderr = os.fdopen(os.dup(2), "w", **options)
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 
-
-def _open_stream(fd: int) -> TextIO:
-    "Return a line-buffered text stream on a copy of a descriptor"
-    return os.fdopen(os.dup(fd), "w", buffering=1, encoding="utf-8", errors="replace")
-
-# %% ../../nbs/cluster/00_environment.ipynb #a0732254
-def _import_file(path: str) -> ModuleType:
-    "Import a Python file as a module with the name of the file"
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ConfigError(
-            f"{path} does not exist", "Give the path of a Python file before the colon."
-        )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
 # %% ../../nbs/cluster/00_environment.ipynb #dea4a6f2
-def _import_source(source: str, role: str) -> ModuleType:
-    "Import the file or module of a role"
-    try:
-        if source.endswith(".py"):
-            return _import_file(source)
-        return importlib.import_module(source)
-    except ModuleNotFoundError as e:
-        raise ConfigError(
-            f"role {role!r}: there is no module {e.name!r}",
-            "Check the part before the colon.",
-        ) from e
+def load_role(role: str | type) -> type:
+    """Return the class of a role: a class, "package.module:Class" or "/path/file.py:Class".
 
-
-def load_role(
-    role: str | type,  # class, "package.module:Class" or "/path/file.py:Class"
-) -> type:
-    "Return the class of a role; raises `ConfigError` with the nearest name"
+    Raises `ConfigError` with the nearest name."""
     if isinstance(role, type):
         return role
     source, _, name = role.rpartition(":")
     if not source:
         raise ConfigError(f"role {role!r} names no class", "Write 'package.module:Class'.")
-    module = _import_source(source, role)
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ConfigError(
+            f"{source} does not exist", "Give the path of a Python file before the colon."
+        )
+    try:
+        if source.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(source)
+    except ModuleNotFoundError as e:
+        raise ConfigError(
+            f"role {role!r}: there is no module {e.name!r}",
+            "Check the part before the colon.",
+        ) from e
     if not hasattr(module, name):
         classes = [n for n, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(f"{source} has no class {name!r}", nearest(name, classes))
     return getattr(module, name)
 
 # %% ../../nbs/cluster/00_environment.ipynb #068be646
-def role_name(
-    role: str | type,  # class, or its name as text
-) -> str:
+def role_name(role: str | type) -> str:
     "Return the class name of a role"
     return role.__name__ if isinstance(role, type) else role.rpartition(":")[2]
 
@@ -297,10 +238,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _INTERNAL_FRAMES = ("/ray/", "cookbook_npu/cluster/")
 
 
-def traceback_tail(
-    text: str,
-    lines: int = 8,
-) -> str:
+def traceback_tail(text: str, lines: int = 8) -> str:
     "Return the last lines of a traceback without colours and frames of Ray and this subpackage"
     kept = []
     skip = False

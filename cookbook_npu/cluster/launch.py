@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RAY_ENV', 'SUBMITTED_VARIABLES', 'host_port', 'address_env', 'Node', 'ray_head_command', 'ray_worker_command',
-           'join_instructions', 'end_process', 'started_at', 'Job', 'make_job', 'list_jobs', 'find_job',
+           'join_instructions', 'wait_for_end', 'end_process', 'started_at', 'Job', 'make_job', 'list_jobs', 'find_job',
            'submitted_env', 'submit_command', 'submit_job', 'server_commands', 'wait_for_head', 'wait_for_devices',
-           'Children', 'start_head', 'Supervisor', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job',
-           'prepare_relaunch', 'supervise_job']
+           'Supervisor', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job', 'prepare_relaunch',
+           'supervise_job']
 
 # %% ../../nbs/cluster/03_launch.ipynb #e6ac896a
 import json
@@ -27,6 +27,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
 
 from .environment import MACHINE_VARIABLES, worker_env
 from ..cluster.ray_cluster import (
@@ -50,10 +51,8 @@ def host_port(host: str, port: int) -> str:
     return f"{host}:{port}"
 
 
-def address_env(
-    host: str,  # address of the head
-) -> dict[str, str]:
-    "Return the variables that an address requires in every process of the run"
+def address_env(host: str) -> dict[str, str]:
+    "Return the variables that the head's address requires in every process of the run"
     if host == "127.0.0.1":
         return {LOOPBACK: "0"}
     if ":" in host.strip("[]"):
@@ -74,8 +73,10 @@ def _ray_command(*words: str) -> list[str]:
     return [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words]
 
 
-def _resource_options(devices: int) -> list[str]:
-    return ["--num-gpus", "0", "--resources", json.dumps({NPU.resource: devices})]
+def _start_command(devices: int, *words: str) -> list[str]:
+    npus = json.dumps({NPU.resource: devices})
+    words += ("--block", "--disable-usage-stats", "--num-gpus", "0", "--resources", npus)
+    return _ray_command("start", *words)
 
 
 def ray_head_command(
@@ -84,35 +85,24 @@ def ray_head_command(
     dashboard: bool = False,  # also the dashboard and its job server, on loopback
 ) -> list[str]:
     "Return the command of a cluster's head, which runs until it is terminated"
-    words = ["start", "--head", "--block", "--disable-usage-stats"]
-    words += ["--node-ip-address", node.host, "--port", str(node.port)]
+    words = ["--head", "--node-ip-address", node.host, "--port", str(node.port)]
     words += ["--include-dashboard", str(dashboard).lower()]
     words += ["--dashboard-host", "127.0.0.1"]
-    words += _resource_options(node.devices)
-    if folder:
-        words += ["--temp-dir", str(folder)]
-    return _ray_command(*words)
+    words += ["--temp-dir", str(folder)] if folder else []
+    return _start_command(node.devices, *words)
+
+
+def ray_worker_command(head: Node, devices: int) -> list[str]:
+    "Return the command that joins a machine with these NPUs to a cluster; see `ray_head_command`"
+    return _start_command(devices, "--address", host_port(head.host, head.port))
 
 # %% ../../nbs/cluster/03_launch.ipynb #7adb0393
-def ray_worker_command(
-    head: Node,
-    devices: int,  # NPUs of this machine
-) -> list[str]:
-    "Return the command that joins a machine to a cluster, which runs until it is terminated"
-    address = host_port(head.host, head.port)
-    words = ["start", "--address", address, "--block", "--disable-usage-stats"]
-    return _ray_command(*words, *_resource_options(devices))
-
-
 _CANN = "/usr/local/Ascend"
 _TOKEN = "~/.ray/auth_token"
 
 
-def join_instructions(
-    head: Node,  # this machine
-    nodes: int,  # machines of the run
-) -> str:
-    "Return the commands for the other machines of a run; empty: there are none"
+def join_instructions(head: Node, nodes: int) -> str:
+    "Return the commands for the other machines of a run on `nodes` machines; empty for one"
     if nodes == 1:
         return ""
     env = RAY_ENV | address_env(head.host)
@@ -120,32 +110,31 @@ def join_instructions(
     env["GLOO_SOCKET_IFNAME"] = "<interface>"
     settings = " ".join(f"{name}={value}" for name, value in env.items())
     command = shlex.join(["ray", *ray_worker_command(head, head.devices)[3:]])
-    lines = [
-        f"On each of the other {nodes - 1} machines, in the same environment and with the same paths:",
-        f"  scp {head.host}:{_TOKEN} {_TOKEN} && chmod 600 {_TOKEN}",
-        f"  source {_CANN}/ascend-toolkit/set_env.sh && source {_CANN}/nnal/atb/set_env.sh "
-        "&& cookbook-npu doctor",
-        f"  export {settings}",
-        f"  {command}",
-    ]
-    return "\n".join(lines)
+    return f"""On each of the other {nodes - 1} machines, in the same environment and with the same paths:
+  scp {head.host}:{_TOKEN} {_TOKEN} && chmod 600 {_TOKEN}
+  source {_CANN}/ascend-toolkit/set_env.sh && source {_CANN}/nnal/atb/set_env.sh && cookbook-npu doctor
+  export {settings}
+  {command}"""
 
 # %% ../../nbs/cluster/03_launch.ipynb #5758d075
-def end_process(
-    process: subprocess.Popen,  # leads a process group
-    grace: float = 40.0,  # to exit by itself, s; a Ray node with work takes up to 30
-) -> None:
-    "Terminate a child, then kill its process group; a no-op if the child has exited already"
-    if process.poll() is not None:
-        return
-    process.terminate()
+def wait_for_end(process: subprocess.Popen, timeout: float | None = None) -> int:
+    "Wait up to `timeout` s for a child, kill what is left of its process group, return the exit code"
     pidfd = os.pidfd_open(process.pid)
-    select.select([pidfd], [], [], grace)
+    select.select([pidfd], [], [], timeout)
     os.close(pidfd)
     # before `wait`, so the id of the process group is still valid
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return process.wait()
+
+
+def end_process(process: subprocess.Popen, grace: float = 40.0) -> None:
+    """Terminate a child, then kill its process group; a no-op if the child has exited already.
+
+    `grace` is for the child to exit, in s: a Ray node with work takes up to 30."""
+    if process.poll() is None:
+        process.terminate()
+        wait_for_end(process, grace)
 
 
 def started_at(pid: int) -> int | None:
@@ -158,7 +147,7 @@ def started_at(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 # %% ../../nbs/cluster/03_launch.ipynb #a2d98539
-def _write_whole(file: Path, text: str) -> None:
+def _replace_file(file: Path, text: str) -> None:
     "Replace a file atomically; not flushed to disk"
     aside = file.with_suffix(".partial")
     aside.write_text(text, encoding="utf-8")
@@ -195,7 +184,7 @@ class Job:
         "Change the record"
         file = self.folder / "job.json"
         record = self.record() if file.is_file() else {}
-        _write_whole(file, json.dumps(record | fields, indent=1))
+        _replace_file(file, json.dumps(record | fields, indent=1))
 
     def exit_code(self) -> int | None:
         "Return the exit code; `None`: the job runs, or its supervisor was killed"
@@ -231,59 +220,43 @@ def make_job(
     return job
 
 
-def list_jobs(
-    root: str | Path,  # folder of the run folders
-) -> list[Job]:
+def list_jobs(root: str | Path) -> list[Job]:
     "Return the jobs in ROOT/.jobs, the newest first"
     files = (Path(root).resolve() / ".jobs").glob("*/job.json")
     jobs = [Job(file.parent) for file in files]
     return sorted(jobs, key=lambda job: job.folder.stat().st_mtime_ns, reverse=True)
 
 
-def find_job(
-    root: str | Path,  # folder of the run folders
-    job_id: str,
-) -> Job:
-    "Return a job; raises `MissingError` with the nearest id"
+def find_job(root: str | Path, job_id: str) -> Job:
+    "Return a job in ROOT/.jobs; raises `MissingError` with the nearest id"
     _check_job_name(job_id)
     known = {job.id: job for job in list_jobs(root)}
     if job_id not in known:
+        remedy = "Give the --runs that it was launched with."
         raise MissingError(
             f"there is no job {job_id!r} under {Path(root).resolve() / '.jobs'}",
-            nearest(job_id, known)
-            if known
-            else "Give the --runs that it was launched with.",
+            nearest(job_id, known) if known else remedy,
         )
     return known[job_id]
 
 # %% ../../nbs/cluster/03_launch.ipynb #036bfa95
 # No secrets.
 SUBMITTED_VARIABLES = (
-    "HCCL_*",
-    "GLOO_SOCKET_IFNAME",
-    "TP_SOCKET_IFNAME",
-    "P2P_HCCL_BUFFSIZE",
-    "STREAMS_PER_DEVICE",
-    "TASK_QUEUE_ENABLE",
-    "CPU_AFFINITY_CONF",
-    "ACLNN_CACHE_LIMIT",
-    "INF_NAN_*",
-    "DISABLE_L2_CACHE",
-    "HF_HOME",
-    "HF_ENDPOINT",
-    "HF_HUB_OFFLINE",
+    *("HCCL_*", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "P2P_HCCL_BUFFSIZE"),
+    *("STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", "CPU_AFFINITY_CONF", "ACLNN_CACHE_LIMIT"),
+    *("INF_NAN_*", "DISABLE_L2_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     "COOKBOOK_NPU_*",
 )
 
 
 def submitted_env(environ: Mapping[str, str]) -> dict[str, str]:
     "Return the variables that are submitted with a job"
-    env = {}
-    for name, value in environ.items():
-        wanted = any(fnmatchcase(name, pattern) for pattern in SUBMITTED_VARIABLES)
-        if wanted and name not in MACHINE_VARIABLES:
-            env[name] = value
-    return env
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in SUBMITTED_VARIABLES)
+        and name not in MACHINE_VARIABLES
+    }
 
 # %% ../../nbs/cluster/03_launch.ipynb #a82a97c3
 def submit_command(
@@ -299,12 +272,10 @@ def submit_command(
                 f"{word!r} would be changed by a shell on the cluster",
                 "Rename the file or folder.",
             )
-    runtime_env = json.dumps({"env_vars": submitted_env(environ)})
-    words = ["job", "submit", "--address", record["address"]]
-    words += ["--submission-id", record["submission"]]
-    words += ["--runtime-env-json", runtime_env]
+    words = ["--address", record["address"], "--submission-id", record["submission"]]
+    words += ["--runtime-env-json", json.dumps({"env_vars": submitted_env(environ)})]
     words += [] if follow else ["--no-wait"]
-    return _ray_command(*words, "--", *record["run"])
+    return _ray_command("job", "submit", *words, "--", *record["run"])
 
 
 def submit_job(
@@ -330,7 +301,7 @@ def server_commands(job: Job) -> str:
 
 # %% ../../nbs/cluster/03_launch.ipynb #0a4eb1c5
 def wait_for_head(
-    folder: Path,  # Ray's folder
+    folder: Path,  # of Ray's session
     process: subprocess.Popen,  # the head
     timeout: float = 120.0,  # s
 ) -> None:
@@ -351,12 +322,10 @@ def wait_for_head(
         time.sleep(0.2)
 
 
-def wait_for_devices(
-    address: str,  # of Ray's head, "host:port"
-    devices: int,  # NPUs of the run
-    timeout: float = 1800.0,  # s
-) -> None:
-    "Wait until a cluster has so many NPUs; raises `RoleTimeout` with the machines that joined"
+def wait_for_devices(address: str, devices: int, timeout: float = 1800.0) -> None:
+    """Wait up to `timeout` s until the cluster at HOST:PORT has these NPUs.
+
+    Raises `RoleTimeout` with the machines that joined."""
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -380,63 +349,22 @@ def wait_for_devices(
         time.sleep(1.0)
 
 # %% ../../nbs/cluster/03_launch.ipynb #670b444e
-class Children:
-    "Processes of a job, each in its own session; their output goes to the log"
-
-    def __init__(
-        self,
-        cwd: str,  # working folder
-    ):
-        self.cwd = cwd
-        self.started: list[subprocess.Popen] = []
-
-    def start(self, words: Sequence[str], **env: str) -> subprocess.Popen:
-        "Start a process"
-        env = os.environ | env
-        child = subprocess.Popen(list(words), env=env, cwd=self.cwd, start_new_session=True)
-        self.started.append(child)
-        return child
-
-    def end(self) -> None:
-        "End all processes, the last one first"
-        while self.started:
-            end_process(self.started.pop())
-
-
 _WAIT_FOR_DEVICES = """
 import sys
 from cookbook_npu.cluster.launch import wait_for_devices
 wait_for_devices(sys.argv[1], int(sys.argv[2]))
 """
 _TERMINATED = 128 + signal.SIGTERM
+_HEAD_ATTEMPTS = 3  # Ray allows itself 30 s, too few on a busy machine
 
 
-def start_head(
-    children: Children,
-    node: Node,
-    folder: Path,  # Ray's folder
-    attempts: int = 3,  # Ray allows itself 30 s, too few on a busy machine
-) -> str:
-    "Start the head of a cluster; return its address"
-    while True:
-        attempts -= 1
-        process = children.start(ray_head_command(node, folder))
-        try:
-            wait_for_head(folder, process)
-            return host_port(node.host, node.port)
-        except RoleError as e:
-            if attempts < 1 or process.poll() is None:
-                raise
-            print(f"{e} Trying again.", flush=True)
-
-# %% ../../nbs/cluster/03_launch.ipynb #3a250a43
 class Supervisor:
     "Runs a job in this process"
 
     def __init__(self, job: Job):
         self.job = job
         self.record = job.record()
-        self.children = Children(self.record["cwd"])
+        self.children: list[subprocess.Popen] = []
         self.started_run: subprocess.Popen | None = None
         self.stop_requested = False
 
@@ -460,32 +388,49 @@ class Supervisor:
         except (RoleError, OSError) as e:
             print(f"error: {e}", flush=True)
         finally:
-            self.children.end()
+            while self.children:
+                end_process(self.children.pop())
             if folder:
                 remove_session_folder(folder)
-            _write_whole(self.job.folder / "exit", str(code))
+            _replace_file(self.job.folder / "exit", str(code))
         return code
 
     def _run(self, folder: Path | None) -> int:
+        "Start Ray in a folder unless it runs, then run the job; return its exit code"
         node = Node(**self.record["node"])
-        address = self.record["address"]
-        if folder:
-            address = start_head(self.children, node, folder)
+        address = self._start_head(node, folder) if folder else self.record["address"]
         if self.record["nodes"] > 1:
             # a separate process: Ray ends a driver that outlives its cluster
             devices = str(self.record["nodes"] * node.devices)
             words = [sys.executable, "-c", _WAIT_FOR_DEVICES, address, devices]
-            if code := self.children.start(words).wait():
+            if code := self._start(words).wait():
                 return code
-        self.started_run = self.children.start(self.record["run"], RAY_ADDRESS=address)
-        pid = self.started_run.pid
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        # before `wait`, so the id of the process group is still valid
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        code = self.started_run.wait()
+        self.started_run = self._start(self.record["run"], RAY_ADDRESS=address)
+        code = wait_for_end(self.started_run)
         stopped = self.stop_requested and code not in (0, EXIT_STOPPED)
         return _TERMINATED if stopped else code
+
+    def _start(self, words: Sequence[str], **env: str) -> subprocess.Popen:
+        "Start a process in its own session; its output goes to the log"
+        child = subprocess.Popen(
+            list(words), env=os.environ | env, cwd=self.record["cwd"], start_new_session=True
+        )
+        self.children.append(child)
+        return child
+
+    def _start_head(self, node: Node, folder: Path) -> str:
+        "Start the head of a cluster; return its address"
+        attempts = _HEAD_ATTEMPTS
+        while True:
+            attempts -= 1
+            process = self._start(ray_head_command(node, folder))
+            try:
+                wait_for_head(folder, process)
+                return host_port(node.host, node.port)
+            except RoleError as e:
+                if attempts < 1 or process.poll() is None:
+                    raise
+                print(f"{e} Trying again.", flush=True)
 
 # %% ../../nbs/cluster/03_launch.ipynb #0c9ef68a
 def launch_job(
@@ -530,6 +475,7 @@ def job_state(job: Job) -> str:
 
 
 def _refuse_submitted(job: Job) -> None:
+    "Raise `ConfigError` for a job of a Ray job server"
     if job.server:
         raise ConfigError(
             f"job {job.id} was submitted to {job.server}",
@@ -537,11 +483,8 @@ def _refuse_submitted(job: Job) -> None:
         )
 
 # %% ../../nbs/cluster/03_launch.ipynb #f41d188c
-def follow_log(
-    job: Job,
-    interval: float = 0.3,  # s
-) -> Iterator[str]:
-    "Yield the log of a job from the beginning until the job has ended"
+def follow_log(job: Job, interval: float = 0.3) -> Iterator[str]:
+    "Yield the log of a job until it has ended; reads every `interval` s"
     _refuse_submitted(job)
     with open(job.log, errors="replace") as log:
         while True:
@@ -555,10 +498,7 @@ def follow_log(
                 time.sleep(interval)
 
 
-def stop_job(
-    job: Job,
-    interval: float = 0.1,  # between checks, s
-) -> bool:
+def stop_job(job: Job) -> bool:
     "Request a stop after the step and wait for the end; return whether the job was running"
     _refuse_submitted(job)
     if not is_running(job):
@@ -566,15 +506,14 @@ def stop_job(
     with suppress(ProcessLookupError):
         os.kill(job.record()["pid"], signal.SIGTERM)
     while is_running(job):
-        time.sleep(interval)
+        time.sleep(0.1)
     return True
 
 
-def prepare_relaunch(
-    job: Job,
-    run: Sequence[str],  # argument vector that resumes the run
-) -> Job:
-    "Prepare a job for another launch; raises `ConfigError` if it is running or has succeeded"
+def prepare_relaunch(job: Job, run: Sequence[str]) -> Job:
+    """Prepare a job for another launch with an argument vector that resumes the run.
+
+    Raises `ConfigError` if it is running or has succeeded."""
     state = job_state(job)
     if state in ("running", "succeeded"):
         what = "is running" if state == "running" else state
@@ -586,12 +525,9 @@ def prepare_relaunch(
     if job.log.is_file():
         os.replace(job.log, job.folder / f"job-{attempt - 1}.log")
     (job.folder / "exit").unlink(missing_ok=True)
-    job.update(
-        run=list(run),
-        attempt=attempt,
-        submission=f"{job.id}-{attempt}",
-        node=record["node"] | {"port": free_port()},
-    )
+    node = record["node"] | {"port": free_port()}
+    submission = f"{job.id}-{attempt}"
+    job.update(run=list(run), attempt=attempt, submission=submission, node=node)
     return job
 
 # %% ../../nbs/cluster/03_launch.ipynb #09f0a691

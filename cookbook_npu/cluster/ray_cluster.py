@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'START_TIMEOUT_S', 'import_ray', 'ensure_token', 'session_folder',
            'remove_session_folder', 'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options', 'cluster_env',
-           'start_forks', 'preload_workers', 'device_options', 'bundle_options', 'RayNode', 'ReservedDevices',
-           'DevicesWithWorkers', 'Cluster']
+           'start_forks', 'preload_workers', 'device_options', 'bundle_options', 'dead_nodes', 'RayNode', 'Cluster']
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #22520fb4
 import atexit
@@ -61,19 +60,6 @@ def import_ray() -> ModuleType:
         npu.setLevel(logging.CRITICAL)
     return importlib.import_module("ray")
 
-
-@contextmanager
-def _env_var(name: str, value: str) -> Iterator[None]:
-    "Set an environment variable within a block, unless it is set"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #0d9f3a57
 def _own_address() -> str:
     "Return the address of this machine in its network; sends nothing"
@@ -85,10 +71,8 @@ def _own_address() -> str:
         return probe.getsockname()[0]
 
 
-def _stays_on_loopback(
-    address: str | None,  # None: a cluster to start
-) -> bool:
-    "Whether a cluster listens on the loopback interface only"
+def _stays_on_loopback(address: str | None) -> bool:
+    "Whether a cluster listens on the loopback interface only; None: a cluster to start"
     if address is None:
         return True
     host, _, port = address.rpartition(":")
@@ -126,10 +110,19 @@ SESSION_BYTES = 66
 LONGEST_FOLDER = 107 - SESSION_BYTES
 
 
-def session_folder(
-    folder: str | Path | None = None,  # None: create a short one
-) -> Path:
-    "Return the folder for Ray's sockets and logs; raises `ConfigError` if `folder` is too long"
+def _short_scratch(added: int) -> Path:
+    "Return a scratch folder in the temporary folder; in /tmp if a socket path would be too long"
+    root = Path(tempfile.gettempdir())
+    # also added: a slash, the prefix and eight characters
+    if len(os.fsencode(root)) + len(SESSION_PREFIX) + 9 + added > 107:
+        root = Path("/tmp")
+    return make_scratch(SESSION_PREFIX, root)
+
+
+def session_folder(folder: str | Path | None = None) -> Path:
+    """Return the folder for Ray's sockets and logs; None: create a short one.
+
+    Raises `ConfigError` if `folder` is too long."""
     if folder is not None:
         path = Path(folder).resolve()
         if len(os.fsencode(path)) > LONGEST_FOLDER:
@@ -139,19 +132,13 @@ def session_folder(
             )
         return path
     sweep_scratch()
-    root = tempfile.gettempdir()
-    # added: a slash, the prefix, eight characters, and /r
-    if len(os.fsencode(root)) + len(SESSION_PREFIX) + 11 > LONGEST_FOLDER:
-        root = "/tmp"
-    path = make_scratch(SESSION_PREFIX, Path(root)) / "r"
+    path = _short_scratch(len("/r") + SESSION_BYTES) / "r"
     path.mkdir()
     return path
 
 
-def remove_session_folder(
-    folder: Path,  # that `session_folder` created
-) -> None:
-    "Remove Ray's folder and the one around it"
+def remove_session_folder(folder: Path) -> None:
+    "Remove a folder that `session_folder` created, and the one around it"
     remove_scratch(folder.parent)
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #a761a89f
@@ -179,16 +166,15 @@ def sort_slots(
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5e980592
 def ray_resources(
-    devices: int,  # of the run
+    devices: int,
     resource: str,  # "NPU" or "GPU"
     simulated: bool,
 ) -> dict[str, Any]:
     "Return the arguments of `ray.init` that declare the devices; empty: Ray detects them"
     if resource != NPU.resource:
         return {}
-    if simulated:
-        count = devices
-    else:
+    count = devices
+    if not simulated:
         found = probe_npu()
         count = found.count if found.usable else 0
     return {"resources": {resource: count}, "num_gpus": 0} if count else {}
@@ -198,11 +184,11 @@ START_TIMEOUT_S = 180.0  # Ray's own deadlines are shorter
 
 
 def init_options(
-    devices: int,  # of the run
+    devices: int,
     resource: str,  # "NPU" or "GPU"
     simulated: bool,
-    folder: Path,  # session folder
-    object_store: int,  # bytes of Ray's object store
+    folder: Path,  # of Ray's sockets and logs
+    object_store: int,  # bytes
 ) -> dict[str, Any]:
     "Return the arguments of `ray.init` that start a cluster on this machine"
     workers = max(4, 2 * devices)
@@ -231,10 +217,7 @@ def init_options(
     )
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #c140ef90
-def cluster_env(
-    devices: int,  # of the run
-    simulated: bool,
-) -> dict[str, str]:
+def cluster_env(devices: int, simulated: bool) -> dict[str, str]:
     "Return the variables of every worker of a cluster"
     if not simulated:
         return {SIMULATE_ENV: "0"}
@@ -246,25 +229,20 @@ def cluster_env(
         "OMP_NUM_THREADS": "1",
     }
     env = {SIMULATE_ENV: "1", AUTOLOAD_ENV: "0"}
-    for name, value in defaults.items():
-        env[name] = os.environ.get(name, value)
-    return env
-
-
-def _server_root() -> Path:
-    "Return a folder for the fork server's socket, whose path must be short; removed at exit"
-    root = Path(tempfile.gettempdir())
-    if len(os.fsencode(root)) > 60:
-        root = Path("/tmp")
-    folder = make_scratch(SESSION_PREFIX, root)
-    atexit.register(remove_scratch, folder)
-    return folder
+    return env | {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def start_forks(env: Mapping[str, str]) -> Any:
     "Start the process whose forks become workers with this environment"
+
+    def server_root() -> Path:
+        "Return a folder for the server's files, which have short names; removed at exit"
+        folder = _short_scratch(32)
+        atexit.register(remove_scratch, folder)
+        return folder
+
     modules = ("cookbook_npu.cluster.worker_group",)
-    return laptop.start_worker_forks(worker_env(env), modules, _server_root)
+    return laptop.start_worker_forks(worker_env(env), modules, server_root)
 
 
 def preload_workers() -> None:
@@ -272,15 +250,6 @@ def preload_workers() -> None:
     start_forks(cluster_env(1, simulated=True))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
-def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
-    "Return machine, device id and node id of a bundle; `before` only makes Ray wait for it"
-    import ray
-
-    context = ray.get_runtime_context()
-    device = context.get_accelerator_ids()[resource][0]
-    return ray.util.get_node_ip_address(), device, context.get_node_id()
-
-
 def device_options(
     resource: str,  # "NPU" or "GPU"
     share: float,  # of one device
@@ -290,34 +259,9 @@ def device_options(
         return {"num_cpus": 0, "num_gpus": share}
     return {"num_cpus": 0, "resources": {resource: share}}
 
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #12b676cf
-def _reserve(ray: ModuleType, devices: int, resource: str, timeout: float) -> Any:
-    "Return a placement group of `devices` bundles"
-    from ray.util.placement_group import placement_group, remove_placement_group
 
-    total = ray.cluster_resources().get(resource, 0)
-    free = ray.available_resources().get(resource, 0)
-    if total < devices:
-        raise DeviceError(
-            f"{devices} x {resource} are wanted, the cluster has {total:g}",
-            "Ask for fewer devices, or add machines to the cluster.",
-        )
-    placement = placement_group([{resource: 1, "CPU": 0.5}] * devices, strategy="PACK")
-    if not placement.wait(timeout):
-        remove_placement_group(placement)
-        raise DeviceError(
-            f"{devices} x {resource} could not be reserved within {timeout:g} s: "
-            f"{free:g} of {total:g} were free",
-            "Wait until the other run ends, or ask for fewer devices.",
-        )
-    return placement
-
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #284eb2be
-def bundle_options(
-    placement: Any,
-    bundle: int,  # index in the placement group
-) -> dict[str, Any]:
-    "Return the options of a Ray task or actor that runs in a bundle"
+def bundle_options(placement: Any, bundle: int) -> dict[str, Any]:
+    "Return the options of a Ray task or actor that runs in a bundle of a placement group"
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     strategy = PlacementGroupSchedulingStrategy(
@@ -325,53 +269,30 @@ def bundle_options(
     )
     return {"scheduling_strategy": strategy}
 
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #12b676cf
+def _locate_bundle(resource: str, before: Any) -> tuple[str, str, str]:
+    "Return machine, device id and node id of a bundle; `before` only makes Ray wait for it"
+    import ray
 
-def _ask_in_sequence(
-    ask: Callable[[int, Any], Any],  # gets a bundle and the reference to wait for
-    nodes: Sequence[str],  # Ray node of each bundle
-) -> list[Any]:
-    "Return the answer of each bundle; the bundles of a machine answer one after the other"
-    newest: dict[str, Any] = {}
-    answers = []
-    for bundle, node in enumerate(nodes):
-        newest[node] = ask(bundle, newest.get(node))
-        answers.append(newest[node])
-    return answers
+    context = ray.get_runtime_context()
+    device = context.get_accelerator_ids()[resource][0]
+    return ray.util.get_node_ip_address(), device, context.get_node_id()
 
 
-def _locate_slots(
-    ray: ModuleType, placement: Any, resource: str, timeout: float
-) -> tuple[DeviceSlot, ...]:
-    "Return the slots of a placement group"
+def _locate_slots(placement: Any, resource: str, timeout: float) -> tuple[DeviceSlot, ...]:
+    "Return the slots of a placement group; the tasks of one machine run one after the other"
+    ray = import_ray()
     nodes = ray.util.placement_group_table(placement)["bundles_to_node_id"]
     task = ray.remote(_locate_bundle)
-    share = device_options(resource, 0.01)
-
-    def ask(bundle: int, before: Any) -> Any:
-        "Start the task of a bundle"
-        options = share | bundle_options(placement, bundle)
-        return task.options(**options).remote(resource, before)
-
-    found = _ask_in_sequence(ask, [nodes[bundle] for bundle in sorted(nodes)])
+    newest: dict[str, Any] = {}
+    found = []
+    for bundle, node in sorted(nodes.items()):
+        options = device_options(resource, 0.01) | bundle_options(placement, bundle)
+        newest[node] = task.options(**options).remote(resource, newest.get(node))
+        found.append(newest[node])
     return sort_slots(ray.get(found, timeout=timeout))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #8be757f2
-def _check_address(
-    address: str,  # "host:port", or a word that Ray resolves ("auto")
-) -> None:
-    "Raise `MissingError` if nothing listens at the address"
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as e:
-        raise MissingError(
-            f"no Ray cluster answers at {address!r} ({e})",
-            "Start one with `ray start --head`, or leave the address out.",
-        ) from e
-
-
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
     "Restore the driver's handler of SIGTERM after the block"
@@ -402,21 +323,19 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #33ac0038
 def _init_ray(address: str | None, options: dict[str, Any], shims: Sequence[str]) -> None:
-    "Attach to Ray at an address, or start it with these options"
-    if address:
-        _check_address(address)
-        options = {
-            "address": address,
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-        }
-    ray = import_ray()
+    "Attach to Ray at an address (host:port or auto), or start it with these options"
     try:
+        if address:
+            host, _, port = address.rpartition(":")
+            if port.isdigit():
+                socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            options = {"address": address, "log_to_driver": False}
+            options["logging_level"] = logging.ERROR
         with _own_sigterm(), _deadline(START_TIMEOUT_S), applied(*shims):
-            ray.init(**options)
-    except ConnectionError as e:
+            import_ray().init(**options)
+    except (ConnectionError, TimeoutError, socket.gaierror) as e:
         raise MissingError(
-            f"no Ray cluster answers at {address!r}",
+            f"no Ray cluster answers at {address!r} ({e})",
             "Start one with `ray start --head`, or leave the address out.",
         ) from e
     except ValueError as e:
@@ -437,12 +356,9 @@ def _find_raylet() -> psutil.Process:
     return next(process for process in children if process.name() == "raylet")
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    "Whether a process runs; a killed raylet is a zombie until Ray notices"
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def dead_nodes() -> set[str]:
+    "Return the ids of the Ray nodes that have ended"
+    return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
 
 
 def _ray_has_ended(machine: str, what: str) -> DeviceError:
@@ -466,8 +382,8 @@ class RayNode:
         self,
         address: str | None,  # None: start a cluster
         temp_dir: str | Path | None,  # None: a folder that `stop` removes
-        options: Callable[[Path], dict[str, Any]],  # of `ray.init`, from the session folder
-        shims: Sequence[str],  # names, while Ray starts
+        options: Callable[[Path], dict[str, Any]],  # of `ray.init`, for a session folder
+        shims: Sequence[str],  # names; applied while Ray starts
     ) -> None:
         "Start Ray, or attach to it"
         ensure_token()
@@ -485,7 +401,14 @@ class RayNode:
         """Raise `DeviceError` if the raylet of this process has ended.
 
         Check before each use of the object store: without a raylet Ray ends the driver silently."""
-        if self.raylet is not None and not _is_alive(self.raylet):
+        if self.raylet is None:
+            return
+        try:
+            # a killed raylet is a zombie until Ray notices
+            alive = self.raylet.is_running() and self.raylet.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            alive = False
+        if not alive:
             raise _ray_has_ended("this machine", f"process {self.raylet.pid}")
 
     def check_machines(self, slots: Sequence[DeviceSlot]) -> None:
@@ -493,9 +416,9 @@ class RayNode:
         if not self.owned:
             return  # an external cluster may replace a lost machine
         self.check()
-        alive = {node["NodeID"]: node["Alive"] for node in import_ray().nodes()}
+        dead = dead_nodes()
         for slot in slots:
-            if not alive.get(slot.node_id, True):
+            if slot.node_id in dead:
                 raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}")
 
     def address(self) -> str:
@@ -514,21 +437,54 @@ class RayNode:
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d30fe2ef
 @dataclass
-class ReservedDevices:
-    "Devices of a Ray cluster, reserved for one run"
+class Cluster:
+    "Ray, reserved devices and worker groups of one run"
 
     resource: str  # "NPU" or "GPU"
+    simulated: bool = True  # simulated NPUs
+    env: dict[str, str] = field(default_factory=dict)  # variables of every worker
+    log_dir: Path | None = None  # folder of the workers' logs
     slots: tuple[DeviceSlot, ...] = ()  # sorted
     placements: list[Any] = field(default_factory=list)  # Ray's placement groups
+    worker_groups: list[Any] = field(default_factory=list)  # living groups
+    on_wait: Callable[[], Any] | None = None  # called about once a second during a call
+    node: RayNode = field(default_factory=RayNode)
 
     @property
     def type(self) -> DeviceType:
         "Return the names of the device type"
         return CUDA if self.resource == CUDA.resource else NPU
 
-    def placement_of(self, slot: DeviceSlot) -> Any:
-        "Return the placement group of a slot"
-        return self.placements[slot.extension]
+    def status(self) -> list[str]:
+        "Return a line for each rank of each role: what it does"
+        return [line for group in self.worker_groups for line in group.status()]
+
+    def abandon_workers(self) -> None:
+        "Let `stop` end workers without waiting for their calls"
+        for group in self.worker_groups:
+            group.abandon()
+
+    def stop(self) -> None:
+        "End the worker groups, release the devices and stop a cluster that this run started"
+        atexit.unregister(self.stop)
+        while self.worker_groups:
+            self.worker_groups[-1].kill()
+        ray = import_ray()
+        if ray.is_initialized():
+            for placement in self.placements:
+                ray.util.remove_placement_group(placement)
+        self.placements = []
+        self.slots = ()
+        self.node.stop()
+        sweep_scratch()  # of the killed workers
+        if self.simulated:
+            laptop.remove_leftovers()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def reserve(
         self,
@@ -537,18 +493,32 @@ class ReservedDevices:
         locate_timeout: float,  # of the tasks that locate the devices, s
     ) -> None:
         "Reserve devices and append their slots; raises `DeviceError` if too few are free"
+        from ray.util.placement_group import placement_group, remove_placement_group
+
         ray = import_ray()
-        self.placements.append(_reserve(ray, devices, self.resource, timeout))
-        found = _locate_slots(ray, self.placements[-1], self.resource, locate_timeout)
+        resource = self.resource
+        total = ray.cluster_resources().get(resource, 0)
+        free = ray.available_resources().get(resource, 0)
+        if total < devices:
+            raise DeviceError(
+                f"{devices} x {resource} are wanted, the cluster has {total:g}",
+                "Ask for fewer devices, or add machines to the cluster.",
+            )
+        placement = placement_group([{resource: 1, "CPU": 0.5}] * devices, strategy="PACK")
+        if not placement.wait(timeout):
+            remove_placement_group(placement)
+            raise DeviceError(
+                f"{devices} x {resource} could not be reserved within {timeout:g} s: "
+            f"{free:g} of {total:g} were free",
+                "Wait until the other run ends, or ask for fewer devices.",
+            )
+        self.placements.append(placement)
         extension = len(self.placements) - 1
+        found = _locate_slots(placement, resource, locate_timeout)
         self.slots += tuple(replace(slot, extension=extension) for slot in found)
 
-    def extend(
-        self,
-        devices: int,
-        timeout: float = 60.0,  # of the reservation, s
-    ) -> None:
-        "Reserve more devices, numbered after the others; raises `DeviceError` if none are free"
+    def extend(self, devices: int, timeout: float = 60.0) -> None:
+        "Reserve more devices within `timeout` s, numbered after the others; raises `DeviceError`"
         free = import_ray().available_resources().get(self.resource, 0)
         if free < devices:
             raise DeviceError(
@@ -557,47 +527,6 @@ class ReservedDevices:
             )
         self.reserve(devices, timeout, timeout)
 
-    def release(self) -> None:
-        "Release the devices"
-        ray = import_ray()
-        if ray.is_initialized():
-            for placement in self.placements:
-                ray.util.remove_placement_group(placement)
-        self.placements = []
-        self.slots = ()
-
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #0cc756e6
-@dataclass
-class DevicesWithWorkers(ReservedDevices):
-    "Reserved devices and the worker groups on them"
-
-    simulated: bool = True  # simulated NPUs
-    env: dict[str, str] = field(default_factory=dict)  # variables of every worker
-    log_dir: Path | None = None  # folder of the workers' logs
-    worker_groups: list[Any] = field(default_factory=list)  # living groups
-    on_wait: Callable[[], Any] | None = None  # called about once a second during a call
-
-    def status(self) -> list[str]:
-        "Return a line for each rank of each role: what it does"
-        return [line for group in self.worker_groups for line in group.status()]
-
-    def abandon_workers(self) -> None:
-        "Let `kill_workers` end workers without waiting for their calls"
-        for group in self.worker_groups:
-            group.abandon()
-
-    def kill_workers(self) -> None:
-        "End all worker groups, the newest first"
-        while self.worker_groups:
-            self.worker_groups[-1].kill()
-
-# %% ../../nbs/cluster/01_ray_cluster.ipynb #7c73f3c0
-@dataclass
-class Cluster(DevicesWithWorkers):
-    "Ray, reserved devices and worker groups of one run"
-
-    node: RayNode = field(default_factory=RayNode)
-
     @classmethod
     def start(
         cls,
@@ -605,7 +534,7 @@ class Cluster(DevicesWithWorkers):
         resource: str = "NPU",  # or "GPU"
         simulated: bool = True,  # run on simulated NPUs
         address: str | None = None,  # Ray cluster to attach to; None: start one
-        log_dir: str | Path | None = None,  # None: no logs of workers
+        log_dir: str | Path | None = None,  # None: Ray keeps the workers' output
         timeout: float = 60.0,  # of the reservation, s
         object_store: int = 2**28,  # of a cluster to start, bytes
         temp_dir: str | Path | None = None,  # of Ray; None: a folder that `stop` removes
@@ -615,13 +544,13 @@ class Cluster(DevicesWithWorkers):
         for mistake in check_environment(os.environ):
             warnings.warn(mistake, stacklevel=2)
         env = cluster_env(devices, simulated)
-        logs = Path(log_dir) if log_dir else None
-        cluster = cls(resource, simulated=simulated, env=env, log_dir=logs)
-        own = _stays_on_loopback(address)
-        loopback = _env_var(LOOPBACK, "0") if own else nullcontext()
-        with loopback, ExitStack() as undo:  # Ray reads the variable during import
+        cluster = cls(resource, simulated, env, Path(log_dir) if log_dir else None)
+        node = cluster.node
+        with ExitStack() as undo, ExitStack() as after:
             undo.callback(cluster.stop)
-            node = cluster.node
+            if LOOPBACK not in os.environ and _stays_on_loopback(address):
+                os.environ[LOOPBACK] = "0"  # Ray reads it during import
+                after.callback(os.environ.pop, LOOPBACK)
             if not import_ray().is_initialized():
                 if preload and simulated and address is None:
                     node.server = start_forks(env)
@@ -635,19 +564,3 @@ class Cluster(DevicesWithWorkers):
             undo.pop_all()
         atexit.register(cluster.stop)
         return cluster
-
-    def stop(self) -> None:
-        "End the worker groups, release the devices and stop a cluster that this run started"
-        atexit.unregister(self.stop)
-        self.kill_workers()
-        self.release()
-        self.node.stop()
-        sweep_scratch()  # of the killed workers
-        if self.simulated:
-            laptop.remove_leftovers()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

@@ -34,7 +34,7 @@ class Chat:
     engine: "Engine"
     sampling: "SamplingParams"
     tokenizer: Any
-    processor: Any = None  # data.images.ImageProcessor; None: no vision
+    processor: Any = None  # data.images.ImageProcessor; None: a text-only model
     template: bool = True  # False: each message is a prompt without history
     system: str | None = None  # system message
     seed: int = 0
@@ -98,8 +98,8 @@ def reply(chat: Chat, text: str) -> str:
     return sample.text
 
 
-def answer_line(chat: Chat, line: str) -> str | None:  # None: the line was a command
-    "Reply to a message or execute a command; raises `CookbookError`"
+def answer_line(chat: Chat, line: str) -> str | None:
+    "Reply to a message, or execute a command and return None; raises `CookbookError`"
     word, _, rest = line.partition(" ")
     if word == "/image":
         chat.show(rest.strip())
@@ -124,7 +124,7 @@ class ChatSettings:
     "Settings of a conversation"
 
     temperature: float = 0.0  # 0: greedy
-    max_tokens: int | None = None  # per reply; None: the run's longest response
+    max_tokens: int | None = None  # per reply; None: use the run's maximum
     seed: int = 0
     system: str | None = None  # system message
     engine: str = "transformers"  # or vllm
@@ -142,10 +142,8 @@ def typed_lines() -> Iterable[str]:
             return
 
 
-def converse(
-    chat: Chat, lines: Iterable[str], write: Callable[[str], Any]
-) -> int:  # lines with an error
-    "Answer lines; skips empty ones"
+def converse(chat: Chat, lines: Iterable[str], write: Callable[[str], Any]) -> int:
+    "Answer lines, skipping empty ones; return the number of lines with an error"
     failed = 0
     for line in filter(None, map(str.strip, lines)):
         try:
@@ -161,7 +159,7 @@ def converse(
 # %% ../../nbs/policy/02_chat.ipynb #caa13988
 def chat_with_run(
     path: Path,  # run folder
-    step: int | None,  # of the checkpoint; None: the newest
+    step: int | None,  # of the checkpoint; None: use the newest
     settings: ChatSettings,
     lines: Iterable[str] | None,  # from a pipe; None: from the user
     write: Callable[[str], Any],
@@ -187,20 +185,13 @@ def chat_with_run(
         sampling = SamplingParams(
             temperature=settings.temperature, max_response_tokens=longest
         )
-        history = "" if template else "; trained on bare text: each line has no history"
-        note(f"step {checkpoint.step} of {run.path.name} on a {device}{history}; {HELP}")
+        bare = "" if template else "; trained on bare text: each line has no history"
+        note(f"step {checkpoint.step} of {run.path.name} on a {device}{bare}; {HELP}")
         if settings.system is not None and not template:
             note("--system is ignored: there is no chat template")
         with make_engine(config, str(hf_path)) as engine:
-            chat = Chat(
-                engine,
-                sampling,
-                tokenizer,
-                processor,
-                template,
-                settings.system,
-                settings.seed,
-            )
+            history = (template, settings.system, settings.seed)
+            chat = Chat(engine, sampling, tokenizer, processor, *history)
             failed = converse(chat, typed_lines() if lines is None else lines, write)
     if failed and lines is not None:
         raise SystemExit(1)

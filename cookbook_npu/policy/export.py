@@ -24,11 +24,10 @@ from ..runs.folder import RunFolder, storage_errors
 from ..runs.metrics import load_metrics, metric_points
 
 # %% ../../nbs/policy/00_export.ipynb #17cc7ee7
-def chosen_checkpoint(
-    run: RunFolder,
-    step: int | None = None,  # None: the newest
-) -> Checkpoint:
-    "Return a checkpoint, its files unchecked; raises `MissingError` naming the available steps"
+def chosen_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
+    """Return the checkpoint of a step, its files unchecked; None: use the newest.
+
+    Raises `MissingError` naming the available steps."""
     finished = Checkpoints.of_run(run).finished()
     if not finished:
         raise MissingError(
@@ -51,26 +50,18 @@ POLICY = "hf"  # folder of a checkpoint with the policy
 class PolicyWriter:
     "Writes the weights of a trainer's state as a Hugging Face folder, on one device"
 
-    def __init__(
-        self,
-        rank: int,  # always 0: one device
-        world_size: int,  # always 1
-        config: RunConfig,
-        hf_path: str,  # folder that the run started from
-    ):
+    def __init__(self, rank: int, world_size: int, config: RunConfig, hf_path: str):
         from ..model.megatron import init_parallel, load_model
 
         one_device = ParallelConfig()
         init_parallel(one_device, config.seed)
-        self.hf_path = hf_path
+        self.hf_path = hf_path  # folder that the run started from
         self.model = load_model(hf_path, config.model, one_device)
 
-    def write(
-        self,
-        state: str,  # folder of the trainer's state, of any TP and DP size
-        target: str,  # folder to create
-    ) -> None:
-        "Write the folder; raises `DataError` for a damaged state"
+    def write(self, state: str, target: str) -> None:
+        """Write the folder `target` from a folder of the trainer's state, of any TP and DP size.
+
+        Raises `DataError` for a damaged state."""
         from ..model.checkpoint import load_policy_weights
         from ..model.megatron import export_weights
         from ..train.trainer import write_hf_folder
@@ -81,12 +72,8 @@ class PolicyWriter:
         write_hf_folder(Path(target), self.hf_path, named)
 
 # %% ../../nbs/policy/00_export.ipynb #4dbb101c
-def convert_state(
-    run: RunFolder,
-    checkpoint: Checkpoint,  # without a Hugging Face folder
-    target: Path,  # folder to create
-) -> None:
-    "Convert a trainer's state into a Hugging Face folder, in a process on one device"
+def convert_state(run: RunFolder, checkpoint: Checkpoint, target: Path) -> None:
+    "Convert a trainer's state into the Hugging Face folder `target`, in a process on one device"
     from ..cluster.worker_group import RayWorkerGroup
     from ..plan.roles import role_environment
     from ..train.session import first_weights, start_cluster
@@ -132,8 +119,8 @@ def policy_folder(run: RunFolder, checkpoint: Checkpoint) -> Iterator[Path]:
         yield Path(aside) / POLICY
 
 # %% ../../nbs/policy/00_export.ipynb #3c228bfc
-def evaluated_at(run: RunFolder, step: int) -> float | None:  # None: not evaluated
-    "Return the run's own held-out accuracy after a step"
+def evaluated_at(run: RunFolder, step: int) -> float | None:
+    "Return the run's own held-out accuracy after a step, None if it did not evaluate"
     points = dict(metric_points(load_metrics(run.path), "eval_accuracy"))
     return points.get(step)
 
@@ -142,34 +129,32 @@ def model_card(run: RunFolder, checkpoint: Checkpoint) -> str:
     "Return the README.md of an export, with the hub's metadata"
     config = run.config()
     base = config.model.path or f"tiny {config.model.tiny.family}, random first weights"
-    method = config.algorithm.advantage_estimator
     accuracy = evaluated_at(run, checkpoint.step)
-    lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [reinforcement-learning, grpo, ascend]",
-        "---",
-        f"# {run.path.name}, step {checkpoint.step}",
-        "",
-        f"- recipe `{config.recipe}`, scale `{config.scale}`, seed {config.seed}",
-        f"- started from `{base}`",
-        f"- trained on `{config.data.prompt_data}` with {method}",
-    ]
+    card = f"""---
+library_name: transformers
+tags: [reinforcement-learning, grpo, ascend]
+---
+# {run.path.name}, step {checkpoint.step}
+
+- recipe `{config.recipe}`, scale `{config.scale}`, seed {config.seed}
+- started from `{base}`
+- trained on `{config.data.prompt_data}` with {config.algorithm.advantage_estimator}
+"""
     if accuracy is not None:
-        lines += [
-            f"- held-out accuracy {accuracy:.3f} at this step (the run's own evaluation)"
-        ]
+        card += (
+            f"- held-out accuracy {accuracy:.3f} at this step (the run's own evaluation)\n"
+        )
     if config.target.simulated:
-        lines += ["- made on simulated NPUs"]
-    return "\n".join(lines) + "\n"
+        card += "- made on simulated NPUs\n"
+    return card
 
 # %% ../../nbs/policy/00_export.ipynb #e57562b0
 def export_policy(
     path: Path,  # run folder
-    step: int | None = None,  # of the checkpoint; None: the newest
+    step: int | None = None,  # of the checkpoint; None: use the newest
     to: Path | None = None,  # folder to create; None: RUN/export/step_NNNNNN
-) -> Path:  # the folder, absolute
-    "Export the trained policy of a run; raises `ConfigError` if the folder is not empty"
+) -> Path:
+    "Export the policy of a run; return the folder; raises `ConfigError` if it is not empty"
     run = RunFolder.open(path)
     checkpoint = chosen_checkpoint(run, step)
     target = (to or run.path / "export" / step_folder(checkpoint.step)).absolute()
@@ -203,8 +188,7 @@ def _refused(endpoint: str, error: Exception) -> ConfigError:
 def _check_reachable(endpoint: str) -> None:
     "Raise `MissingError` if there is no answer within 5 s"
     try:
-        with urllib.request.urlopen(f"{endpoint}/api/whoami-v2", timeout=5):
-            pass
+        urllib.request.urlopen(f"{endpoint}/api/whoami-v2", timeout=5).close()
     except urllib.error.HTTPError as error:
         if error.code >= 500:
             raise _refused(endpoint, error) from error
@@ -217,10 +201,10 @@ def _check_reachable(endpoint: str) -> None:
         ) from error
 
 
-def check_hub(
-    repo: str,  # "me/my-model"
-) -> Any:  # huggingface_hub's HfApi
-    "Check address, name and login within seconds; raises `MissingError` or `ConfigError`"
+def check_hub(repo: str) -> Any:
+    """Check address, name (me/my-model) and login within seconds; return huggingface_hub's HfApi.
+
+    Raises `MissingError` or `ConfigError`."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -249,14 +233,13 @@ def push_folder(
     folder: Path,  # an export
     repo: str,  # created if it does not exist
     public: bool = False,  # a new repository is public
-) -> str:  # URL of the commit
-    "Upload a folder; raises `StorageError` with the command that repeats the upload"
+) -> str:
+    "Upload a folder, return the commit's URL; raises `StorageError` with the command to repeat it"
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
         message = f"Policy {folder.name}"
-        return str(
-            api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-        )
+        upload = dict(repo_id=repo, folder_path=folder, commit_message=message)
+        return str(api.upload_folder(**upload))
     except Exception as error:
         # every HTTP library has its own errors, some of several lines
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -11,8 +11,8 @@ __all__ = ['RuleKind', 'RULES', 'LAST_STEPS', 'Points', 'Difference', 'Rule', 'r
 # %% ../../nbs/runs/10_compare.ipynb #55d8c440
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,16 +115,13 @@ class MetricComparison:
     last_b: float | None = None  # mean of B's last steps
 
 
-def _mean_of_last(points: Points) -> float | None:
-    values = [points[step] for step in sorted(points)[-LAST_STEPS:]]
-    return statistics.fmean(values) if values else None
-
-
 def measure_metric(metric: str, kind: RuleKind, a: Points, b: Points) -> MetricComparison:
     "Return the statistics of one metric, without a verdict"
-    found = MetricComparison(
-        metric, kind, "", last_a=_mean_of_last(a), last_b=_mean_of_last(b)
-    )
+    last = []
+    for points in (a, b):
+        values = [points[step] for step in sorted(points)[-LAST_STEPS:]]
+        last.append(statistics.fmean(values) if values else None)
+    found = MetricComparison(metric, kind, "", last_a=last[0], last_b=last[1])
     steps = sorted(a.keys() & b.keys())
     if not steps:
         return found
@@ -157,7 +154,7 @@ def _drift_text(m: MetricComparison) -> str:
     return f"B is {side} A at {m.same_side} of {m.steps} steps ({_percent(m.drift)} in the mean)"
 
 
-def _compare_bitwise(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str:
+def _compare_bitwise(m: MetricComparison) -> str:
     "Any difference counts"
     if not m.unequal:
         return ""
@@ -219,13 +216,6 @@ def _compare_ratio(m: MetricComparison, rule: Rule, a: Points, b: Points) -> str
     return f"{ratio:.2f} times in the median{seen}; up to {limit:.2f} is noise"
 
 
-_COMPARE: dict[RuleKind, Callable[[MetricComparison, Rule, Points, Points], str]] = {
-    "bitwise": _compare_bitwise,
-    "band": _compare_band,
-    "ratio": _compare_ratio,
-}
-
-
 def compare_metric(
     metric: str,
     a: Points,
@@ -242,7 +232,10 @@ def compare_metric(
         return replace(m, differs=f"step {step} has a value in {where} only")
     if kind == "ignored" or not a or not b:
         return m
-    return replace(m, differs=_COMPARE[kind](m, rule, a, b))
+    if kind == "bitwise":
+        return replace(m, differs=_compare_bitwise(m))
+    compare = _compare_band if kind == "band" else _compare_ratio
+    return replace(m, differs=compare(m, rule, a, b))
 
 # %% ../../nbs/runs/10_compare.ipynb #2c105018
 _SMALL_PHASE = 0.02  # fraction of a step
@@ -307,7 +300,7 @@ class RunComparison:
     not_bitwise: str  # why the runs may differ; empty: reproducible bitwise
     config: Sequence[Difference] = ()  # keys that influence the numbers
     stack: Sequence[Difference] = ()  # code, packages, machine
-    metrics: Sequence[MetricComparison] = field(default_factory=list)
+    metrics: Sequence[MetricComparison] = ()
 
     @property
     def found(self) -> list[MetricComparison]:
@@ -336,32 +329,28 @@ def config_differences(a: RunConfig, b: RunConfig) -> list[Difference]:
     return [pair for pair in found if not pair[0].startswith(NO_NUMBERS)]
 
 
-def _stack_values(stack: Mapping[str, Any]) -> dict[str, Any]:
-    values = {"code commit": stack.get("git")}
-    for kind in ("packages", "device", "data"):
-        label = kind.removesuffix("s")
-        values |= {f"{label} {name}": v for name, v in stack.get(kind, {}).items()}
-    return values | {name: stack.get(name) for name in ("python", "platform", "cpus")}
+def stack_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    "Return how two stack.json differ in code commit, package versions and machine"
 
+    def values(stack: Mapping[str, Any]) -> dict[str, Any]:
+        found = {"code commit": stack.get("git")}
+        for kind in ("packages", "device", "data"):
+            label = kind.removesuffix("s")
+            found |= {f"{label} {name}": v for name, v in stack.get(kind, {}).items()}
+        return found | {name: stack.get(name) for name in ("python", "platform", "cpus")}
 
-def stack_differences(
-    a: Mapping[str, Any],  # content of stack.json
-    b: Mapping[str, Any],
-) -> list[Difference]:
-    "Return the differences of code commit, package versions and machine"
-    return _differences(_stack_values(a), _stack_values(b))
+    return _differences(values(a), values(b))
 
 # %% ../../nbs/runs/10_compare.ipynb #dc3a4745
 def why_not_bitwise(
     config: RunConfig,
     stack: Mapping[str, Any],  # content of stack.json
     changed: Sequence[Difference] = (),  # to the other run's stack
-) -> str:  # empty: it is reproducible
-    "Return why a run with the same seed is not reproducible bitwise"
+) -> str:
+    "Return why a run with the same seed is not reproducible bitwise; empty: it is"
     if config.placement.mode == "split" and config.rollout.max_staleness:
-        return (
-            "rollouts are asynchronous: which group finishes first depends on the machine"
-        )
+        first = "which group finishes first depends on the machine"
+        return f"rollouts are asynchronous: {first}"
     if config.rollout.engine != "transformers":
         return f"the batches of the engine {config.rollout.engine} depend on timing"
     if not stack.get("device", {}).get("simulated"):
@@ -370,9 +359,7 @@ def why_not_bitwise(
     return f"{', '.join(others)} differ" if others else ""
 
 # %% ../../nbs/runs/10_compare.ipynb #dcacba63
-def complete_run(
-    path: Path | str,  # a run folder
-) -> tuple[RunFolder, RunConfig, dict[str, list[Any]]]:
+def complete_run(path: Path | str) -> tuple[RunFolder, RunConfig, dict[str, list[Any]]]:
     "Return folder, configuration and metrics of a run; raises `DataError` if it is not complete"
     run = RunFolder.open(path)
     config = run.config()
@@ -386,11 +373,8 @@ def complete_run(
     return run, config, metrics
 
 
-def compare_runs(
-    a: Path | str,  # a run folder
-    b: Path | str,
-) -> RunComparison:
-    "Compare two complete runs; raises `DataError` if they are not comparable"
+def compare_runs(a: Path | str, b: Path | str) -> RunComparison:
+    "Compare two complete runs by their folders; raises `DataError` if they are not comparable"
     first, config, metrics = complete_run(a)
     second, other, others = complete_run(b)
     if (config.recipe, config.scale) != (other.recipe, other.scale):
@@ -414,9 +398,7 @@ def compare_runs(
     )
 
 # %% ../../nbs/runs/10_compare.ipynb #4eba909b
-def compare_expected(
-    path: Path | str,  # a run folder
-) -> RunComparison:
+def compare_expected(path: Path | str) -> RunComparison:
     "Compare a complete run with its recipe's expected numbers; raises `MissingError` or `DataError`"
     run, config, metrics = complete_run(path)
     recipe = RECIPES.get(config.recipe)
@@ -433,29 +415,20 @@ def compare_expected(
             f"the expected numbers were measured with another configuration: {'; '.join(named)}",
             remedy,
         )
-    found = [
-        _compare_points(name, points, _points(metrics, name), expected.within)
-        for name, points in expected.metrics.items()
-    ]
+    found = []
+    for name, points in expected.metrics.items():
+        own = _points(metrics, name)
+        m = measure_metric(name, "band", points, own)
+        missing = sorted(points.keys() - own.keys())
+        if missing:
+            m = replace(m, differs=f"step {missing[0]} has no value")
+        elif m.at_step is not None and m.largest > expected.within:
+            value, goal = format_number(own[m.at_step]), format_number(points[m.at_step])
+            differs = f"step {m.at_step} is {value}, expected {goal} ± {expected.within}"
+            m = replace(m, differs=differs)
+        found.append(m)
     source = f"expected: {expected.hardware}, {expected.conditions}"
     return RunComparison(str(run.path), source, "another machine", metrics=found)
-
-
-def _compare_points(
-    name: str,
-    expected: Points,
-    own: Points,
-    within: float,  # allowed difference
-) -> MetricComparison:
-    m = measure_metric(name, "band", expected, own)
-    missing = sorted(expected.keys() - own.keys())
-    if missing:
-        return replace(m, differs=f"step {missing[0]} has no value")
-    if m.largest <= within:
-        return m
-    assert m.at_step is not None
-    value, goal = format_number(own[m.at_step]), format_number(expected[m.at_step])
-    return replace(m, differs=f"step {m.at_step} is {value}, expected {goal} ± {within}")
 
 # %% ../../nbs/runs/10_compare.ipynb #c54e3ec7
 def comparison_text(
@@ -464,8 +437,10 @@ def comparison_text(
 ) -> str:
     "Format a comparison for a terminal"
     lines = [f"A {result.a}", f"B {result.b}"]
-    rule = f"need not repeat bitwise: {result.not_bitwise}" if result.not_bitwise else ""
-    lines.append(rule or "same seed and configuration repeat bitwise here")
+    rule = "same seed and configuration repeat bitwise here"
+    if result.not_bitwise:
+        rule = f"need not repeat bitwise: {result.not_bitwise}"
+    lines.append(rule)
     lines += [f"config {name}: A {a}, B {b}" for name, a, b in result.config]
     lines += [f"stack {name}: A {a}, B {b}" for name, a, b in result.stack]
     shown = [m for m in result.metrics if m.differs or every]
@@ -483,7 +458,7 @@ def comparison_text(
 
 # %% ../../nbs/runs/10_compare.ipynb #1338af56
 def _figures(a: MetricColumns, b: MetricColumns) -> list[str]:
-    "One figure per metric of the report, with both runs, as SVG"
+    "Return one figure per metric of the report, with both runs, as SVG"
     steps = sorted({*a.get("step", []), *b.get("step", [])})
     both: dict[str, list[Any]] = {"step": steps}
     for label, metrics in (("A", a), ("B", b)):
@@ -498,30 +473,25 @@ def _figures(a: MetricColumns, b: MetricColumns) -> list[str]:
     return figures
 
 
-def _phase_medians(a: MetricColumns, b: MetricColumns) -> list[tuple[str, str, str]]:
-    "Median seconds of each phase in both runs"
-    rows = []
-    for name in a:
-        before, after = _points(a, name).values(), _points(b, name).values()
-        if name.startswith(TIME_PREFIX) and before and after:
-            medians = [format_number(statistics.median(v)) for v in (before, after)]
-            rows.append((name.removeprefix(TIME_PREFIX), *medians))
-    return rows
-
-
 def render_comparison(
     result: RunComparison,
     a: MetricColumns,
     b: MetricColumns,  # empty: A was compared with expected numbers
 ) -> str:
     "Return a comparison as a complete HTML page"
+    phases = []
+    for name in a:
+        times = [_points(columns, name).values() for columns in (a, b)]
+        if name.startswith(TIME_PREFIX) and all(times):
+            medians = [format_number(statistics.median(values)) for values in times]
+            phases.append((name.removeprefix(TIME_PREFIX), *medians))
     return render_page(
         "compare.html.j2",
         result=result,
         number=format_number,
         percent=_percent,
         curves=_figures(a, b),
-        phases=_phase_medians(a, b),
+        phases=phases,
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import io
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,38 +74,27 @@ def _facts(record: Mapping[str, Any], group_mean: float) -> list[tuple[str, str]
         facts.append(("images", ", ".join(names)))
     return facts
 
-# %% ../../nbs/runs/08_gallery.ipynb #c37ad113
+# %% ../../nbs/runs/08_gallery.ipynb #2d4cdc28
 def _gallery_sample(
     kind: str, step: int, record: Mapping[str, Any], group_mean: float
 ) -> GallerySample:
+    "Return a response for display"
     metadata = record.get("metadata", {})
-    prompt = metadata.get("prompt") or metadata.get("prompt_id", record["group_id"])
     response = record["text"]
     if metadata.get("turn_texts"):
         turns = zip(record["turns"], metadata["turn_texts"], strict=True)
         response = "\n".join(f"[{turn['role']}] {text}" for turn, text in turns)
-    facts = _facts(record, group_mean)
-    images = record.get("images") or ()
-    return GallerySample(kind, step, shorten(prompt), shorten(response), facts, images)
+    return GallerySample(
+        kind,
+        step,
+        shorten(metadata.get("prompt") or metadata.get("prompt_id", record["group_id"])),
+        shorten(response),
+        _facts(record, group_mean),
+        record.get("images") or (),
+    )
 
 # %% ../../nbs/runs/08_gallery.ipynb #pics-co1
 SHOWN_PIXELS = 256  # of the longer side
-
-
-def _picture_source(reference: str, task: Mapping[str, Any]) -> ImageSource | None:
-    "Return where an image can be read; None: not available any more"
-    name, _, problem_name = reference.partition(":")
-    if name in GENERATED:
-        drawn = generated_task(name, task)
-        for problem in (*drawn.train, *drawn.held_out):
-            if problem.name == problem_name and problem.draw is not None:
-                return ImageSource(
-                    reference=reference, key=reference, place=name, open=problem.draw
-                )
-        return None
-    if reference.startswith("data:") or Path(reference).is_file():
-        return image_source(reference, "a sample", "a picture")
-    return None
 
 
 def _data_url(picture: "Image.Image") -> str:
@@ -114,20 +104,27 @@ def _data_url(picture: "Image.Image") -> str:
     return DATA_URL + base64.b64encode(content.getvalue()).decode("ascii")
 
 
-def sample_pictures(
-    references: Sequence[str],  # of a sample
-    task: Mapping[str, Any],  # `data.task` of its run
-) -> list[str]:
-    "Return the available images of a sample as data URLs"
-    found = []
+def sample_pictures(references: Sequence[str], task: Mapping[str, Any]) -> list[str]:
+    "Return the available images of a sample as data URLs; `task` is `data.task` of its run"
+    urls = []
     for reference in references:
-        try:
-            source = _picture_source(reference, task)
-            if source is not None:
-                found.append(_data_url(read_image(source)))
-        except CookbookError:
-            continue  # the file has changed: only its reference is shown
-    return found
+        name, _, problem_name = reference.partition(":")
+        # the file has changed: only its reference is shown
+        with suppress(CookbookError):
+            if name in GENERATED:
+                drawn = generated_task(name, task)
+                problems = (*drawn.train, *drawn.held_out)
+                draw = next((p.draw for p in problems if p.name == problem_name), None)
+                if draw is None:
+                    continue
+                own = dict(reference=reference, key=reference, place=name)
+                source = ImageSource(**own, open=draw)
+            elif reference.startswith("data:") or Path(reference).is_file():
+                source = image_source(reference, "a sample", "a picture")
+            else:
+                continue
+            urls.append(_data_url(read_image(source)))
+    return urls
 
 # %% ../../nbs/runs/08_gallery.ipynb #97ebba15
 def choose_samples(

@@ -43,19 +43,6 @@ def _ignores_interrupt(pid: int) -> bool:
     return bool(int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1)
 
 
-def _kill_tree(pid: int) -> None:
-    "Kill a process and its descendants, and wait until they have ended"
-    try:
-        process = psutil.Process(pid)
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in tree:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(tree, timeout=5)
-
-
 class _Manager(AsyncKernelManager):
     "Remembers its clients: an open client would wait at exit for a killed kernel"
 
@@ -83,7 +70,7 @@ class KernelStop(StopRequest):
 
     @property
     def pid(self) -> int | None:
-        "Process id of the kernel; None: not running"
+        "Return the process id of the kernel, None if it does not run"
         provisioner: Any = self.manager.provisioner
         return provisioner.pid if provisioner and provisioner.has_process else None
 
@@ -98,7 +85,13 @@ class KernelStop(StopRequest):
             self._interrupt()
             if self.at_once and not self._ended.wait(GRACE_S) and self.pid:
                 self.killed = True
-                _kill_tree(self.pid)
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(self.pid)
+                    tree = [process, *process.children(recursive=True)]
+                    for process in tree:
+                        with suppress(psutil.NoSuchProcess):
+                            process.kill()
+                    psutil.wait_procs(tree, timeout=5)
 
     def _interrupt(self) -> None:
         "Send SIGINT as soon as the kernel accepts it"
@@ -189,8 +182,14 @@ def run_notebook(
         raise StoppedAtOnce(aborted, stop.signal) from None
 
 # %% ../../nbs/runs/06_kernel.ipynb #dd9cfef6
-def _adopt_notebooks(root: Path) -> None:
-    "Move the notebooks of killed commands into their run folders, or remove them"
+@contextmanager
+def growing_notebook(folder: Path) -> Iterator[Path]:
+    "Yield a file next to a run folder, which may not exist yet; moves it into the folder at the end"
+    root = folder.parent
+    aside = root / f".{folder.name}.ipynb"
+    new_root = not root.exists()
+    root.mkdir(parents=True, exist_ok=True)
+    # notebooks of killed commands
     for path in root.glob(".*.ipynb"):
         with open(path, "rb") as file:
             try:
@@ -198,23 +197,11 @@ def _adopt_notebooks(root: Path) -> None:
                 ours = "papermill" in json.load(file).get("metadata", {})
             except (BlockingIOError, ValueError):
                 continue  # being written, or not by papermill
-        folder = root / path.name[1 : -len(".ipynb")]
-        if ours and (folder / "config.json").is_file():
-            os.replace(path, folder / "notebook.ipynb")
+        owner = root / path.name[1 : -len(".ipynb")]
+        if ours and (owner / "config.json").is_file():
+            os.replace(path, owner / "notebook.ipynb")
         elif ours:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def growing_notebook(
-    folder: Path,  # run folder; may not exist
-) -> Iterator[Path]:
-    "Yield a file next to the run folder that is moved into it at the end"
-    root = folder.parent
-    aside = root / f".{folder.name}.ipynb"
-    new_root = not root.exists()
-    root.mkdir(parents=True, exist_ok=True)
-    _adopt_notebooks(root)
     try:
         with open(aside, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -10,7 +10,6 @@ __all__ = ['RunState', 'sparkline', 'RunLine', 'is_locked', 'run_line', 'list_ru
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from ..errors import ConfigError, CookbookError, RunLocked
 from ..runs.folder import (
     RunFolder,
     lock_folder,
-    open_nofollow,
     read_lines,
+    staged_folder,
     storage_errors,
 )
 from ..runs.metrics import (
@@ -86,25 +85,13 @@ class RunLine:
 def is_locked(run: RunFolder) -> bool:
     "Whether a process holds the lock of a run"
     try:
-        fd = open_nofollow(run.path / ".lock")
+        with open(run.path / ".lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(fd)
     return False
-
-
-def _state(run: RunFolder, steps: int, num_steps: int) -> RunState:
-    if is_locked(run):
-        return "running"
-    if steps >= num_steps:
-        return "done"
-    kinds = [event.get("kind") for event in read_lines(run.events_file)]
-    return "stopped" if kinds and kinds[-1] == "stopped" else "ended early"
 
 # %% ../../nbs/runs/09_listing.ipynb #498b4e8b
 def run_line(path: Path) -> RunLine:
@@ -114,9 +101,15 @@ def run_line(path: Path) -> RunLine:
         config = run.config()
         metrics = load_metrics(path)
         steps = count_steps(metrics)
+        state: RunState = "done" if steps >= config.num_steps else "ended early"
+        events = read_lines(run.events_file)
+        if is_locked(run):
+            state = "running"
+        elif state != "done" and events and events[-1].get("kind") == "stopped":
+            state = "stopped"
         return RunLine(
             path.name,
-            _state(run, steps, config.num_steps),
+            state,
             config.recipe,
             config.scale,
             steps,
@@ -127,9 +120,7 @@ def run_line(path: Path) -> RunLine:
         return RunLine(path.name, "unreadable", why=error.what)
 
 
-def list_runs(
-    root: Path | str,  # folder of run folders
-) -> list[RunLine]:
+def list_runs(root: Path | str) -> list[RunLine]:
     "Return the runs of a folder, sorted by name"
     files = sorted(Path(root).absolute().glob("*/config.json"))
     return [run_line(file.parent) for file in files if not file.parent.name.startswith(".")]
@@ -148,12 +139,8 @@ def runs_table(lines: Sequence[RunLine]) -> str:
     return "\n".join(shown)
 
 # %% ../../nbs/runs/09_listing.ipynb #5fd11d01
-def runs_page(
-    lines: Sequence[RunLine],
-    root: Path,  # folder of the runs
-    beside: Path,  # folder of the page: links are relative to it
-) -> str:
-    "Return the runs as a complete HTML page"
+def runs_page(lines: Sequence[RunLine], root: Path, page_folder: Path) -> str:
+    "Return the runs of a folder as a complete HTML page, with links relative to its own folder"
     root = root.absolute()
     reports = {line.name: root / line.name / "report.html" for line in lines}
     states = [line.state for line in lines]
@@ -163,7 +150,7 @@ def runs_page(
         states=[(state, states.count(state)) for state in dict.fromkeys(states)],
         runs=lines,
         reports={
-            name: quote(os.path.relpath(report, beside.absolute()))
+            name: quote(os.path.relpath(report, page_folder.absolute()))
             for name, report in reports.items()
             if report.is_file()
         },
@@ -199,33 +186,26 @@ def folder_size(path: Path) -> int:
                 continue  # removed meanwhile
     return size
 
-
-def _last_written(path: Path) -> float:
-    files = [path / name for name in ("config.json", "metrics.jsonl", "events.jsonl")]
-    return max((os.lstat(file).st_mtime for file in files if file.exists()), default=0.0)
-
 # %% ../../nbs/runs/09_listing.ipynb #06ac9e2b
-def _check_limits(keep: int | None, max_gb: float | None) -> None:
+def find_old_runs(
+    root: Path | str,
+    keep: int | None = None,  # newest runs to keep; None: unlimited
+    max_gb: float | None = None,  # of all runs together, 1e9 bytes; None: unlimited
+    unfinished: bool = False,  # also runs that were stopped or ended early
+) -> list[OldRun]:  # newest first
+    "Return every run and whether it exceeds a limit; changes nothing"
     if keep is None and max_gb is None:
         raise ConfigError("no limit is given", "Give --keep N, --max-gb GB, or both.")
     if keep is not None and keep < 0:
         raise ConfigError(f"--keep is {keep}", "Give 0 or more runs.")
     if max_gb is not None and not max_gb >= 0:
         raise ConfigError(f"--max-gb is {max_gb}", "Give 0 or more GB.")
-
-
-def find_old_runs(
-    root: Path | str,  # folder of run folders
-    keep: int | None = None,  # newest runs to keep; None: no limit
-    max_gb: float | None = None,  # of all runs together, 1e9 bytes; None: no limit
-    unfinished: bool = False,  # also runs that were stopped or ended early
-) -> list[OldRun]:  # newest first
-    "Return every run and whether it exceeds a limit; changes nothing"
-    _check_limits(keep, max_gb)
     found = []
     for line in list_runs(root):
         path = Path(root).absolute() / line.name
-        found.append(OldRun(path, line.state, folder_size(path), _last_written(path)))
+        files = [path / name for name in ("config.json", "metrics.jsonl", "events.jsonl")]
+        written = max((f.lstat().st_mtime for f in files if f.exists()), default=0.0)
+        found.append(OldRun(path, line.state, folder_size(path), written))
     found.sort(key=lambda run: (run.written, run.path.name), reverse=True)
     removable = ("done", "stopped", "ended early") if unfinished else ("done",)
     if keep is not None:
@@ -247,8 +227,7 @@ def remove_run(path: Path) -> None:
     "Remove a run folder; raises `RunLocked` for a running one, or `StorageError`"
     lock = lock_folder(path)
     try:
-        # a name that `remove_half_made` removes after an interruption
-        aside = path.parent / f".new-{os.getpid()}-{time.monotonic_ns()}"
+        aside = staged_folder(path.parent)
         with storage_errors(path):
             os.rename(path, aside)
             shutil.rmtree(aside)
@@ -256,10 +235,8 @@ def remove_run(path: Path) -> None:
         os.close(lock)
 
 
-def remove_old_runs(
-    runs: Sequence[OldRun],  # from `find_old_runs`
-) -> list[OldRun]:  # removed runs
-    "Remove the runs over a limit, except those that were resumed meanwhile"
+def remove_old_runs(runs: Sequence[OldRun]) -> list[OldRun]:
+    "Remove and return the runs over a limit, except those that were resumed meanwhile"
     removed = []
     for run in runs:
         if not run.why:
@@ -272,11 +249,8 @@ def remove_old_runs(
     return removed
 
 
-def old_runs_text(
-    runs: Sequence[OldRun],  # from `find_old_runs`
-    removed: Sequence[OldRun] | None = None,  # from `remove_old_runs`; None: a preview
-) -> str:
-    "Format which runs are kept and which are removed as a table for a terminal"
+def old_runs_text(runs: Sequence[OldRun], removed: Sequence[OldRun] | None = None) -> str:
+    "Format which runs are kept and which are removed as a table; `removed` None: a preview"
     width = max((len(run.path.name) for run in runs), default=0)
     gone = [run for run in runs if run.why] if removed is None else removed
     shown = []

@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+
 from .folder import read_lines
 from ..runs.metrics import (
     ConsoleSink,
@@ -58,7 +59,7 @@ _RUNNING_COLOUR = "#0072B2"
 
 def progress_bar(
     done: int,  # finished steps
-    steps: int,  # steps of the run
+    steps: int,  # of the run
     elapsed: float,  # s since the first record of this session
     status: str = "",
     ended: bool = False,
@@ -84,9 +85,6 @@ def progress_bar(
     return _BAR.format(percent=percent, colour=colour, text=text)
 
 # %% ../../nbs/runs/03_live.ipynb #64cbdd46
-_STATUS_METRICS = ("raw_reward", "eval_accuracy")  # newest values, next to the bar
-
-
 class _Html:
     "An object that a notebook shows as HTML"
 
@@ -106,49 +104,7 @@ def _display(shown: Any) -> Any:
     return display(shown, display_id=True)
 
 # %% ../../nbs/runs/03_live.ipynb #be276d99
-class _Progress:
-    "Records of a run, and how long the steps of this session take"
-
-    def __init__(
-        self,
-        steps: int,  # steps of the run
-        history: Iterable[Mapping[str, Any]],  # records before a resume
-        clock: Callable[[], float],  # s
-    ):
-        self.steps = steps
-        self.clock = clock
-        self.records = list(history)
-        self.resumed = len(self.records)
-        self.before = self.done()  # steps finished when the clock started
-        self.began = clock()
-
-    def done(self) -> int:
-        "Return the number of finished steps"
-        return sum(is_step(record) for record in self.records)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        "Add a record; the clock starts at the first one of this session"
-        self.records.append(record)
-        # start-up and the first step, which warms caches, would distort the estimate
-        if len(self.records) == self.resumed + 1:
-            self.began = self.clock()
-            self.before = self.done()
-
-    def bar(self, ended: bool = False, notes: Iterable[str] = ()) -> _Html:
-        "Return the progress bar"
-        newest = {}
-        for record in self.records:
-            for name in _STATUS_METRICS:
-                if record.get(name) is not None:
-                    newest[name] = f"{name} {format_number(record[name])}"
-        status = "  ".join(newest[name] for name in sorted(newest))
-        elapsed = self.clock() - self.began
-        done = self.done()
-        return _Html(
-            progress_bar(done, self.steps, elapsed, status, ended, self.before, notes)
-        )
-
-# %% ../../nbs/runs/03_live.ipynb #2a2b9321
+_STATUS_METRICS = ("eval_accuracy", "raw_reward")  # newest values, next to the bar
 _DRAWING_SHARE = 20  # pause between drawings, in units of the time to draw
 _LONGEST_PAUSE_S = 8.0  # upper limit of the pause
 
@@ -158,48 +114,69 @@ class NotebookView(Sink):
 
     def __init__(
         self,
-        steps: int,  # steps of the run
+        steps: int,  # of the run
         panels: Sequence[Panel] = PANELS,
         show: Callable[[Any], Any] = _display,  # shows an object, returns a handle
         clock: Callable[[], float] = time.monotonic,  # s
         history: Iterable[Mapping[str, Any]] = (),  # records before a resume
     ):
-        self.times = _Progress(steps, history, clock)
+        self.steps = steps
         self.panels = panels
         self.clock = clock
+        self.records = list(history)
+        self.resumed = len(self.records)
+        self.before = self.done()  # steps finished when the clock started
+        self.began = clock()
         self.due = 0.0  # when the curves may be drawn again
-        self.bar = show(self.times.bar())
+        self.bar = show(self.progress())
         self.figure = show(_Html(""))
+
+    def done(self) -> int:
+        "Return the number of finished steps"
+        return sum(is_step(record) for record in self.records)
+
+    def progress(self, ended: bool = False, notes: Iterable[str] = ()) -> _Html:
+        "Return the progress bar with lines below it"
+        newest = {}
+        for record in self.records:
+            for name in _STATUS_METRICS:
+                if record.get(name) is not None:
+                    newest[name] = f"{name} {format_number(record[name])}"
+        status = "  ".join(newest[name] for name in sorted(newest))
+        elapsed = self.clock() - self.began
+        times = (self.done(), self.steps, elapsed)
+        return _Html(progress_bar(*times, status, ended, self.before, notes))
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Update the bar at once, and the curves when they are due"
-        self.times.add(record)
+        self.records.append(record)
+        # start-up and the first step, which warms caches, would distort the estimate
+        if len(self.records) == self.resumed + 1:
+            self.began = self.clock()
+            self.before = self.done()
         self.show_notes(())
         if self.clock() >= self.due:
             self._draw()
 
-    def show_notes(
-        self,
-        notes: Iterable[str],  # lines below the bar
-    ) -> None:
-        "Show what is happening during a long step, e.g. what each worker does"
-        self.bar.update(self.times.bar(notes=notes))
+    def show_notes(self, notes: Iterable[str]) -> None:
+        "Show lines below the bar during a long step, such as what each worker does"
+        self.bar.update(self.progress(notes=notes))
 
     def close(self, failed: bool = False) -> None:
         "Draw the last state"
-        self.bar.update(self.times.bar(ended=True))
-        if self.times.records:
+        self.bar.update(self.progress(ended=True))
+        if self.records:
             self._draw()
 
     def _draw(self) -> None:
         began = self.clock()
-        self.figure.update(plot_curves(to_columns(self.times.records), self.panels))
+        self.figure.update(plot_curves(to_columns(self.records), self.panels))
         ended = self.clock()
         self.due = ended + min(_LONGEST_PAUSE_S, _DRAWING_SHARE * (ended - began))
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def live_view(
-    steps: int,  # steps of the run
+    steps: int,  # of the run
     panels: Sequence[Panel] = PANELS,
     history: Iterable[Mapping[str, Any]] = (),  # records before a resume
 ) -> Sink:
@@ -217,11 +194,8 @@ def live_view(
 class Follower:
     "Reads metrics.jsonl of a run that another process writes"
 
-    def __init__(
-        self,
-        path: Path | str,  # metrics.jsonl; may not exist yet
-    ):
-        self.path = Path(path)
+    def __init__(self, path: Path | str):
+        self.path = Path(path)  # may not exist yet
         self.seen: list[dict[str, Any]] = []  # records of the last call
 
     def new(self) -> list[dict[str, Any]]:

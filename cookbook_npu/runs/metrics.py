@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['STEP_PHASES', 'CRITIC_PHASES', 'TIME_PREFIX', 'TRAIN_WAIT', 'TRAINER_PHASES', 'CONSOLE_METRICS', 'MetricColumns',
-           'is_timing', 'train_wait_time', 'is_step', 'Sink', 'FileSink', 'SinkGroup', 'TensorBoardSink',
-           'format_number', 'format_bytes', 'step_line', 'ConsoleSink', 'Tracker', 'to_columns', 'load_metrics',
-           'count_steps', 'metric_points', 'phase_means']
+           'is_timing', 'train_wait_time', 'is_step', 'Sink', 'TensorBoardSink', 'format_number', 'format_bytes',
+           'step_line', 'ConsoleSink', 'Tracker', 'to_columns', 'load_metrics', 'count_steps', 'metric_points',
+           'phase_means']
 
 # %% ../../nbs/runs/01_metrics.ipynb #7cda0875
 import importlib
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
+
 
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, read_steps, replace_nonfinite
@@ -48,20 +48,18 @@ TRAIN_WAIT = "perf/train_wait_time"
 TRAINER_PHASES = ("ref_logprobs", "logprobs", "values", "critic_train", "actor_train")
 
 
-def train_wait_time(
-    times: Mapping[str, float],  # phase -> s, of a finished step
-) -> float:
-    "Return the seconds of the step outside of the trainer's phases"
+def train_wait_time(times: Mapping[str, float]) -> float:
+    "Return the seconds of a finished step outside of the trainer's phases; `times` by phase, in s"
     return times["step"] - sum(times.get(phase, 0.0) for phase in TRAINER_PHASES)
 
 # %% ../../nbs/runs/01_metrics.ipynb #4855b509
 def is_step(record: Mapping[str, Any]) -> bool:
     "Whether a record is a training step, not only an evaluation"
-    for name, value in record.items():
-        evaluation = name.startswith(("eval", f"{TIME_PREFIX}eval"))
-        if name != "step" and value is not None and not evaluation:
-            return True
-    return False
+    evaluations = ("eval", f"{TIME_PREFIX}eval")
+    return any(
+        name != "step" and value is not None and not name.startswith(evaluations)
+        for name, value in record.items()
+    )
 
 # %% ../../nbs/runs/01_metrics.ipynb #06d3166c
 class Sink:
@@ -71,47 +69,10 @@ class Sink:
         "Receive a record"
         raise NotImplementedError
 
-    def close(
-        self,
-        failed: bool = False,  # the run ends before its last step
-    ) -> None:
-        "Called after the last record"
-
-
-class FileSink(Sink):
-    "Appends to metrics.jsonl, flushed to disk before the next step"
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        "Append a line"
-        append_line(self.path, record)
-
-
-class SinkGroup(Sink):
-    "Sends each record to several sinks, and closes them at the end of a `with` block"
-
-    def __init__(self, sinks: Iterable[Sink] = ()):
-        self.sinks = list(sinks)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        "Send a record to every sink"
-        for sink in self.sinks:
-            sink.write(record)
-
     def close(self, failed: bool = False) -> None:
-        "Close all sinks, the last one first"
-        while self.sinks:
-            self.sinks.pop().close(failed)
+        "Called after the last record; `failed`: the run ends before its last step"
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(failed=kind is not None)
-
-# %% ../../nbs/runs/01_metrics.ipynb #1001dec5
 class TensorBoardSink(Sink):
     "Writes TensorBoard scalars"
 
@@ -143,45 +104,31 @@ def format_number(value: float | int | None) -> str:
     "Format a number with at most four significant digits; None: `-`"
     if value is None:
         return "-"
-    whole = float(value).is_integer() and abs(value) < 1e6
-    if isinstance(value, int) or whole:
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
         return f"{int(value)}"
-    if abs(value) < 1:
-        return f"{value:.3g}"
-    return f"{value:.4g}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
 
 
 def format_bytes(count: float | None) -> str:
     "Format a number of bytes with a binary unit; None: `-`"
     if count is None:
         return "-"
-    power = (int(abs(count)).bit_length() - 1) // 10
-    power = min(4, max(0, power))
+    power = min(4, max(0, (int(abs(count)).bit_length() - 1) // 10))
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     return f"{format_number(count / 2 ** (10 * power))} {unit}"
 
 # %% ../../nbs/runs/01_metrics.ipynb #69521605
 CONSOLE_METRICS = (
-    "eval_accuracy",
-    "raw_reward",
-    "response_length_mean",
-    "grad_norm",
-    "entropy_loss",
-    "train_rollout_logprob_abs_diff",
-    "time/step",
+    *("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm", "entropy_loss"),
+    *("train_rollout_logprob_abs_diff", "time/step"),
 )
 
 
-def step_line(
-    record: Mapping[str, Any],
-    names: Iterable[str] = CONSOLE_METRICS,  # metrics to show if present
-    steps: int | None = None,  # steps of the run
-) -> str:
-    "Format the record of a step as one line"
-    width = len(str(steps or 0))
+def step_line(record: Mapping[str, Any], steps: int | None = None) -> str:
+    "Format the record of a step as one line; `steps` of the run"
     total = f"/{steps}" if steps else ""
-    parts = [f"step {record['step']:>{width}}{total}"]
-    for name in names:
+    parts = [f"step {record['step']:>{len(str(steps or 0))}}{total}"]
+    for name in CONSOLE_METRICS:
         if name in record:
             label = name
             if name.startswith(TIME_PREFIX):
@@ -193,41 +140,25 @@ def step_line(
 class ConsoleSink(Sink):
     "Prints one line per step"
 
-    def __init__(
-        self,
-        steps: int | None = None,  # steps of the run
-        out: TextIO | None = None,  # None: standard output
-    ):
-        self.steps = steps
-        self.out = out
+    def __init__(self, steps: int | None = None):
+        self.steps = steps  # of the run
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Print a line"
-        out = self.out or sys.stdout
-        print(step_line(record, steps=self.steps), file=out, flush=True)
-
-# %% ../../nbs/runs/01_metrics.ipynb #a8b4e12f
-def _plain_value(name: str, value: Any) -> Any:
-    "Convert a numpy or torch scalar into a Python number"
-    if hasattr(value, "item"):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise DataError(
-        f"metric {name} is a {type(value).__name__}",
-        "Log numbers; put lists into events or samples.",
-    )
+        print(step_line(record, self.steps), flush=True)
 
 # %% ../../nbs/runs/01_metrics.ipynb #28fd72bc
-class Tracker(SinkGroup):
-    "Collects the record of each step and sends it to every sink"
+class Tracker:
+    "Collects the record of each step, appends it to metrics.jsonl and sends it to every sink"
 
     def __init__(
         self,
         sinks: Iterable[Sink] = (),
         span_log: SpanLog | None = None,  # None: spans are not written
+        file: Path | None = None,  # metrics.jsonl; None: records are only sent to sinks
     ):
-        super().__init__(sinks)
+        self.sinks = list(sinks)
+        self.file = file
         self.last = -1  # newest step that was logged
         self.spans = span_log or SpanLog()
         self.span = self.spans.span
@@ -238,22 +169,38 @@ class Tracker(SinkGroup):
     def for_run(
         cls,
         folder: RunFolder,  # open for writing
-        steps: int | None = None,  # steps of the run
+        steps: int | None = None,  # of the run
         tensorboard: bool = True,  # write TensorBoard events
         console: bool = True,  # print one line per step
         extra_sinks: Iterable[Sink] = (),
     ) -> Self:
         "Return the tracker of a run with the usual sinks"
-        sinks: list[Sink] = [FileSink(folder.metrics_file)]
-        if tensorboard:
-            sinks.append(TensorBoardSink(folder.tensorboard))
+        sinks: list[Sink] = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
         if console:
             sinks.append(ConsoleSink(steps))
-        return cls([*sinks, *extra_sinks], SpanLog(folder.spans_file))
+        spans = SpanLog(folder.spans_file)
+        return cls([*sinks, *extra_sinks], spans, folder.metrics_file)
 
     def hold_version(self, version: int) -> None:
         "Set the engines' weight version for later spans"
         self.spans.version = version
+
+    def restart(self, last: int) -> None:
+        "Continue after step `last` (-1: before all steps); drop measurements that were not logged"
+        self.spans.take()
+        self.spans.newest = max(last, 0)
+        self.last = last
+
+    def close(self, failed: bool = False) -> None:
+        "Close all sinks, the last one first"
+        while self.sinks:
+            self.sinks.pop().close(failed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "Log a step and return its record, with phase times; steps must increase"
@@ -263,20 +210,24 @@ class Tracker(SinkGroup):
                 "Log every step once, in order.",
             )
         record: dict[str, Any] = {"step": step}
-        record |= {name: _plain_value(name, value) for name, value in metrics.items()}
+        for name, value in metrics.items():
+            plain = value.item() if hasattr(value, "item") else value
+            if not (plain is None or isinstance(plain, bool | int | float | str)):
+                raise DataError(
+                    f"metric {name} is a {type(plain).__name__}",
+                    "Log numbers; put lists into events or samples.",
+                )
+            record[name] = plain
         # write first: `take` drops spans that were not written
         self.spans.write(step)
         record |= {TIME_PREFIX + phase: s for phase, s in self.spans.take().items()}
         record = replace_nonfinite(record)
         self.last = step
-        self.write(record)
+        if self.file is not None:
+            append_line(self.file, record)  # on disk before the next step
+        for sink in self.sinks:
+            sink.write(record)
         return record
-
-    def restart(self, last: int) -> None:
-        "Continue after step `last` (-1: before all steps); drop measurements that were not logged"
-        self.spans.take()
-        self.spans.newest = max(last, 0)
-        self.last = last
 
 # %% ../../nbs/runs/01_metrics.ipynb #9f0c4687
 MetricColumns = Mapping[str, Sequence[Any]]  # metric -> one value per step
@@ -290,10 +241,8 @@ def to_columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def load_metrics(
-    path: Path | str,  # a run folder or a metrics.jsonl
-) -> dict[str, list[Any]]:
-    "Return the metrics of a run as columns"
+def load_metrics(path: Path | str) -> dict[str, list[Any]]:
+    "Return the metrics of a run folder or a metrics.jsonl as columns"
     path = Path(path)
     file = path / "metrics.jsonl" if path.is_dir() else path
     return to_columns(read_steps(file))
@@ -311,19 +260,17 @@ def metric_points(metrics: MetricColumns, name: str) -> list[tuple[int, float]]:
     return [(step, value) for step, value in pairs if value is not None]
 
 
-def phase_means(
-    metrics: MetricColumns,
-    skip: int = 1,  # first steps to leave out as warm-up, unless there are no others
-) -> dict[str, float]:  # phase -> s
-    "Return the mean time of each phase over the steps that have it"
+def phase_means(metrics: MetricColumns, skip: int = 1) -> dict[str, float]:
+    """Return the mean time of each phase over the steps that have it, in s.
+
+    The first `skip` steps are left out as warm-up, unless there are no others."""
     steps = [step for step, _ in metric_points(metrics, f"{TIME_PREFIX}step")]
-    left_out = steps[:skip] if len(steps) > skip else []
+    warm_up = steps[skip - 1] if skip and len(steps) > skip else -1
     means = {}
     for name in metrics:
-        if not name.startswith(TIME_PREFIX):
-            continue
-        points = metric_points(metrics, name)
-        kept = [value for step, value in points if not left_out or step > left_out[-1]]
-        if kept:
-            means[name.removeprefix(TIME_PREFIX)] = sum(kept) / len(kept)
+        if name.startswith(TIME_PREFIX):
+            points = metric_points(metrics, name)
+            kept = [value for step, value in points if step > warm_up]
+            if kept:
+                means[name.removeprefix(TIME_PREFIX)] = sum(kept) / len(kept)
     return means

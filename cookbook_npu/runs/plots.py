@@ -59,10 +59,7 @@ PANELS = (
 )
 
 # %% ../../nbs/runs/02_plots.ipynb #3cf3cda0
-def matching_metrics(
-    metrics: MetricColumns,
-    patterns: Sequence[str],  # names or prefixes: `eval*`
-) -> list[str]:
+def matching_metrics(metrics: MetricColumns, patterns: Sequence[str]) -> list[str]:
     "Return the metrics that match and have a value, in the order of the patterns"
     found = []
     for pattern in patterns:
@@ -75,43 +72,10 @@ def matching_metrics(
     return found
 
 # %% ../../nbs/runs/02_plots.ipynb #e91ccc55
-def moving_average(
-    values: Sequence[float],
-    window: int,  # points
-) -> list[float]:
+def moving_average(values: Sequence[float], window: int) -> list[float]:
     "Return the mean of the last `window` values at each point"
-    means = []
-    for end in range(1, len(values) + 1):
-        part = values[max(0, end - window) : end]
-        means.append(sum(part) / len(part))
-    return means
-
-# %% ../../nbs/runs/02_plots.ipynb #c89ab6c7
-_SMOOTH_FROM = 24  # points from which a moving average is drawn
-_DOTS_UP_TO = 12  # points up to which each gets a dot
-
-
-def _draw_curve(
-    axes: Any, points: Sequence[tuple[int, float]], number: int, name: str
-) -> None:
-    "Draw one metric: a line, or a pale line under its average"
-    steps = [step for step, _ in points]
-    values = [value for _, value in points]
-    colour = COLOURS[number % len(COLOURS)]
-    # a mean of maxima is not a maximum
-    if len(points) >= _SMOOTH_FROM and not name.endswith("_max"):
-        axes.plot(steps, values, color=colour, alpha=0.3, lw=0.8)
-        values = moving_average(values, max(3, len(values) // 12))
-    axes.plot(
-        steps,
-        values,
-        STYLES[number % len(STYLES)],
-        color=colour,
-        lw=1.6,
-        label=name,
-        marker="o" if len(points) <= _DOTS_UP_TO else None,
-        ms=3,
-    )
+    parts = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(part) / len(part) for part in parts]
 
 # %% ../../nbs/runs/02_plots.ipynb #8048f0b7
 def _style_axes(axes: Any, title: str, log: bool = False, legend: bool = False) -> None:
@@ -131,18 +95,9 @@ def _style_axes(axes: Any, title: str, log: bool = False, legend: bool = False) 
     if log:
         axes.set_yscale("log")
     if legend:
-        # above the lines
-        axes.legend(
-            fontsize=7,
-            frameon=False,
-            labelcolor=INK,
-            loc="lower left",
-            bbox_to_anchor=(-0.02, 0.98),
-            borderaxespad=0,
-            handlelength=1.6,
-            columnspacing=1.2,
-            ncols=4,
-        )
+        above: Any = dict(loc="lower left", bbox_to_anchor=(-0.02, 0.98), borderaxespad=0)
+        above |= dict(handlelength=1.6, columnspacing=1.2, ncols=4)
+        axes.legend(fontsize=7, frameon=False, labelcolor=INK, **above)
 
 
 def _new_figure(width: float, height: float) -> Any:
@@ -154,6 +109,10 @@ def _new_figure(width: float, height: float) -> Any:
     return figure
 
 # %% ../../nbs/runs/02_plots.ipynb #13f94e05
+_SMOOTH_FROM = 24  # points from which a moving average is drawn
+_DOTS_UP_TO = 12  # points up to which each gets a dot
+
+
 def plot_curves(
     metrics: MetricColumns,
     panels: Sequence[Panel] = PANELS,
@@ -168,15 +127,21 @@ def plot_curves(
     for place, (panel, names) in enumerate(filled, 1):
         axes = figure.add_subplot(rows, across, place, facecolor="none")
         for number, name in enumerate(names):
-            _draw_curve(axes, metric_points(metrics, name), number, name)
+            steps, values = zip(*metric_points(metrics, name), strict=True)
+            style: Any = dict(color=COLOURS[number % len(COLOURS)])
+            marker = "o" if len(steps) <= _DOTS_UP_TO else None
+            # a mean of maxima is not a maximum
+            if len(steps) >= _SMOOTH_FROM and not name.endswith("_max"):
+                axes.plot(steps, values, alpha=0.3, lw=0.8, **style)
+                values = moving_average(values, max(3, len(values) // 12))
+            style |= dict(ls=STYLES[number % len(STYLES)], marker=marker, ms=3)
+            axes.plot(steps, values, lw=1.6, label=name, **style)
         _style_axes(axes, panel.title, panel.log, legend=len(names) > 1)
     return figure
 
 # %% ../../nbs/runs/02_plots.ipynb #b80d358f
-def phase_shares(
-    phases: Mapping[str, float],  # phase -> s, with "step" as the whole
-) -> dict[str, float]:
-    "Return the fraction of each phase in a step, with `other` last"
+def phase_shares(phases: Mapping[str, float]) -> dict[str, float]:
+    "Return the fraction of each phase in the time of the phase `step`, with `other` last"
     parts = {name: phases[name] for name in STEP_PHASES[:-1] if phases.get(name)}
     total = sum(parts.values())
     whole = max(phases.get("step") or 0.0, total) or 1.0
@@ -202,30 +167,7 @@ PHASE_COLOURS = {
 _LABELS = {"engine_weights": "engine weights", "kv_cache": "KV cache"}
 
 
-def _draw_bar(axes: Any, row: int, shares: Mapping[str, float]) -> None:
-    "Draw one stacked bar, with percentages where they fit"
-    left = 0.0
-    for name, share in shares.items():
-        colour = PHASE_COLOURS[name]
-        axes.barh(row, share, left=left, height=0.6, color=colour)
-        if share > 0.06:
-            axes.text(
-                left + share / 2,
-                row,
-                f"{share:.0%}",
-                ha="center",
-                va="center",
-                fontsize=7,
-                color=ON_COLOUR if colour in COLOURS[:2] else "black",
-            )
-        left += share
-
-
-def _draw_legend(
-    figure: Any,
-    colours: Mapping[str, str],  # name -> colour
-    drawn: set[str],
-) -> None:
+def _draw_legend(figure: Any, colours: Mapping[str, str], drawn: set[str]) -> None:
     "Draw the names and colours above the figure"
     from matplotlib.patches import Patch
 
@@ -235,26 +177,26 @@ def _draw_legend(
         if name in drawn
     ]
     if handles:
-        figure.legend(
-            handles=handles,
-            ncols=5,
-            fontsize=7,
-            frameon=False,
-            labelcolor=INK,
-            loc="outside upper left",
-        )
+        style: Any = dict(fontsize=7, frameon=False, labelcolor=INK)
+        figure.legend(handles=handles, ncols=5, loc="outside upper left", **style)
 
 # %% ../../nbs/runs/02_plots.ipynb #a76e32fb
-def plot_phase_bars(
-    runs: Mapping[str, Mapping[str, float]],  # label -> phase -> s
-) -> Any:
-    "Return the phases of a step of each run as a matplotlib figure"
+def plot_phase_bars(runs: Mapping[str, Mapping[str, float]]) -> Any:
+    "Return the phases of a step as a matplotlib figure; `runs` has label -> phase -> s"
     shares = {label: phase_shares(phases) for label, phases in runs.items()}
     labels = list(shares)[::-1]  # the first one on top
     figure = _new_figure(6.6, 0.55 + 0.45 * len(runs))
     axes = figure.add_subplot(facecolor="none")
     for row, label in enumerate(labels):
-        _draw_bar(axes, row, shares[label])
+        left = 0.0
+        for name, share in shares[label].items():
+            colour = PHASE_COLOURS[name]
+            axes.barh(row, share, left=left, height=0.6, color=colour)
+            if share > 0.06:  # the percentage fits
+                ink = ON_COLOUR if colour in COLOURS[:2] else "black"
+                style: Any = dict(ha="center", va="center", fontsize=7, color=ink)
+                axes.text(left + share / 2, row, f"{share:.0%}", **style)
+            left += share
     axes.set_yticks(range(len(labels)), labels, fontsize=8, color=INK)
     axes.set(xlim=(0, 1), xticks=[])
     axes.tick_params(length=0)
@@ -283,22 +225,6 @@ def _rows(spans: Sequence[RoleSpan]) -> dict[str, int]:
     return {role: row for row, role in enumerate(reversed(roles))}
 
 
-def _draw_spans(axes: Any, spans: Sequence[RoleSpan], rows: Mapping[str, int]) -> set[str]:
-    "Draw the bars; returns the phases that were drawn"
-    zero = min(span.start for span in spans)
-    bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for span in spans:
-        if span.role in rows and span.phase != "wait":
-            phase = span.phase if span.phase in TIMELINE_COLOURS else "other"
-            bar = (span.start - zero, span.end - span.start)
-            bars.setdefault((rows[span.role], phase), []).append(bar)
-    for (row, phase), drawn in bars.items():
-        height = 0.3 if phase in NOT_WORK else 0.6
-        colour = TIMELINE_COLOURS[phase]
-        axes.broken_barh(drawn, (row - height / 2, height), color=colour, lw=0)
-    return {phase for _, phase in bars}
-
-
 def _step_ends(spans: Sequence[RoleSpan]) -> dict[int, float]:
     "Return the end of each step in s, from the driver's spans or else from the trainer's"
     ends: dict[int, float] = {}
@@ -309,30 +235,31 @@ def _step_ends(spans: Sequence[RoleSpan]) -> dict[int, float]:
     return ends
 
 # %% ../../nbs/runs/02_plots.ipynb #8eaf563b
-def plot_timeline(
-    spans: Sequence[RoleSpan],  # of a window, from `newest_steps`
-) -> Any:  # None: no spans
-    "Return the spans of each role as a matplotlib figure"
+def plot_timeline(spans: Sequence[RoleSpan]) -> Any:
+    "Return the spans of each role in a window as a matplotlib figure; None without spans"
     rows = _rows(spans)
     if not rows:
         return None
     figure = _new_figure(6.6, 0.85 + 0.32 * len(rows))
     axes = figure.add_subplot(facecolor="none")
-    drawn = _draw_spans(axes, spans, rows)
     zero = min(span.start for span in spans)
     end = max(span.end for span in spans)
+    bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for span in spans:
+        if span.role in rows and span.phase != "wait":
+            phase = span.phase if span.phase in TIMELINE_COLOURS else "other"
+            bar = (span.start - zero, span.end - span.start)
+            bars.setdefault((rows[span.role], phase), []).append(bar)
+    for (row, phase), drawn in bars.items():
+        height = 0.3 if phase in NOT_WORK else 0.6
+        colour = TIMELINE_COLOURS[phase]
+        axes.broken_barh(drawn, (row - height / 2, height), color=colour, lw=0)
+    above: Any = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
     for step, seconds in _step_ends(spans).items():
-        axes.axvline(seconds - zero, color=INK, lw=0.8, ls=":")
-        axes.annotate(
-            f"step {step}",
-            (seconds - zero, 1),
-            (-3, 2),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7,
-            color=INK,
-        )
+        x = seconds - zero
+        axes.axvline(x, color=INK, lw=0.8, ls=":")
+        style: Any = dict(ha="right", fontsize=7, color=INK, **above)
+        axes.annotate(f"step {step}", (x, 1), (-3, 2), **style)
     axes.set_yticks(list(rows.values()), list(rows), fontsize=8, color=INK)
     axes.set(xlim=(0, end - zero), ylim=(-0.6, len(rows) - 0.4))
     axes.set_xlabel("seconds", fontsize=8, color=INK)
@@ -340,7 +267,7 @@ def plot_timeline(
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(INK)
-    _draw_legend(figure, TIMELINE_COLOURS, drawn)
+    _draw_legend(figure, TIMELINE_COLOURS, {phase for _, phase in bars})
     return figure
 
 # %% ../../nbs/runs/02_plots.ipynb #b0098e47
@@ -418,10 +345,8 @@ def _draw_layers(
     return f"{unit} of {format_bytes(whole)}"
 
 
-def plot_memory(
-    metrics: MetricColumns,
-) -> Any:  # None: no memory metrics
-    "Return the device memory of each step as a matplotlib figure"
+def plot_memory(metrics: MetricColumns) -> Any:
+    "Return the device memory of each step as a matplotlib figure; None without memory metrics"
     measured = [(p, *memory_layers(metrics, p)) for p in MEMORY_PICTURES]
     found = [entry for entry in measured if entry[1]]
     if not found:
@@ -442,17 +367,16 @@ _AGE_COUNT = re.compile(r"staleness/age_(\d+)_samples")
 
 def age_counts(metrics: MetricColumns) -> dict[int, int]:
     "Return the samples of a run by age in steps; empty for a synchronous run"
-    found = {_AGE_COUNT.fullmatch(name): values for name, values in metrics.items()}
     counts = {
-        int(m[1]): int(sum(v or 0 for v in values)) for m, values in found.items() if m
+        int(match[1]): int(sum(value or 0 for value in values))
+        for name, values in metrics.items()
+        if (match := _AGE_COUNT.fullmatch(name))
     }
     return dict(sorted(counts.items()))
 
 
-def plot_ages(
-    metrics: MetricColumns,
-) -> Any:  # None: a synchronous run
-    "Return the histogram of sample ages as a matplotlib figure"
+def plot_ages(metrics: MetricColumns) -> Any:
+    "Return the histogram of sample ages as a matplotlib figure; None for a synchronous run"
     counts = age_counts(metrics)
     if not counts:
         return None
@@ -471,11 +395,10 @@ def plot_ages(
 _SVG_SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "font.family": "sans-serif"}
 
 
-def to_svg(
-    figure: Any,  # None: returns ""
-    title: str,  # for screen readers
-) -> str:
-    "Return a matplotlib figure as an `<svg>` element"
+def to_svg(figure: Any, title: str) -> str:
+    """Return a matplotlib figure as an `<svg>` element, with a title for screen readers.
+
+    Returns an empty text for None."""
     import matplotlib
 
     if figure is None:
@@ -492,11 +415,8 @@ def to_svg(
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
 
 
-def render_page(
-    template: str,  # file in cookbook_npu/runs/templates
-    **values: Any,
-) -> str:
-    "Return a complete HTML page"
+def render_page(template: str, **values: Any) -> str:
+    "Return a complete HTML page from a template in cookbook_npu/runs/templates"
     import jinja2
 
     loader = jinja2.PackageLoader("cookbook_npu.runs", "templates")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import RunConfig
-from ..recipes import RECIPES, Expected, Reference, run_command
+from ..recipes import RECIPES, Reference, run_command
 from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
 from .live import format_duration
@@ -48,53 +48,19 @@ from ..runs.plots import (
 from .spans import RoleSpan, load_spans, newest_steps, role_use
 
 # %% ../../nbs/runs/04_report.ipynb #dc730400
-ResultRow = tuple[str, str | None]  # name, value; None: not measured
+ResultRow = tuple[str, str | None]  # name, value; None if not measured
 
 
 def _values(metrics: MetricColumns, name: str) -> list[float]:
     return [value for _, value in metric_points(metrics, name)]
 
 
-def _first_and_last(metrics: MetricColumns, name: str) -> str | None:
-    values = _values(metrics, name)
-    if not values:
-        return None
-    return f"{format_number(values[0])} → {format_number(values[-1])}"
-
-
-def _mean(metrics: MetricColumns, name: str) -> float | None:
-    "Mean over the steps, without the first one if there are others"
-    values = _values(metrics, name)
-    values = values[1:] or values
-    return sum(values) / len(values) if values else None
-
-
 def _number(value: float | None, unit: str = "") -> str | None:
     return None if value is None else f"{format_number(value)}{unit}"
 
-# %% ../../nbs/runs/04_report.ipynb #c1f27957
-def _freed_by_sleep(metrics: MetricColumns) -> str | None:
-    "Free device memory before and after the last sleep of the trainer"
-    before = _values(metrics, "memory/free_before_sleep")
-    after = _values(metrics, "memory/free_after_sleep")
-    if not before or not after:
-        return None
-    return f"{format_bytes(before[-1])} → {format_bytes(after[-1])}"
-
-
-def _shim_count(stack: Mapping[str, Any]) -> str | None:
-    "Number of shims per state, `applied` first"
-    states = [shim.get("state") for shim in stack.get("shims", [])]
-    if not states:
-        return None
-    order = dict.fromkeys(["applied", *states])
-    return ", ".join(f"{states.count(state)} {state}" for state in order)
-
 # %% ../../nbs/runs/04_report.ipynb #6e7c1c67
-def steps_without_advantage(
-    metrics: MetricColumns,
-) -> tuple[int, int]:  # such steps, steps with this metric
-    "Count the steps in which every advantage was 0, so that nothing was learned"
+def steps_without_advantage(metrics: MetricColumns) -> tuple[int, int]:
+    "Return the number of steps in which every advantage was 0, and of all steps with advantages"
     shares = _values(metrics, "zero_advantages")
     return sum(share == 1 for share in shares), len(shares)
 
@@ -108,24 +74,33 @@ def learned_nothing(metrics: MetricColumns) -> bool:
 def result_table(
     metrics: MetricColumns,
     stack: Mapping[str, Any],  # content of stack.json
-    steps: int | None = None,  # planned steps
+    steps: int | None = None,  # planned
 ) -> list[ResultRow]:
     "Return the result of a run in a few lines"
+    rows: list[ResultRow] = []
+    for name in ("raw_reward", *(name for name in metrics if name.startswith("eval"))):
+        values = _values(metrics, name)
+        label = "reward, first → last step"
+        if name != "raw_reward":
+            label = f"{name.replace('_', ' ')}, first → last"
+        ends = [format_number(values[0]), format_number(values[-1])] if values else []
+        rows.append((label, " → ".join(ends) or None))
     done = count_steps(metrics)
-    rows = [("reward, first → last step", _first_and_last(metrics, "raw_reward"))]
-    for name in metrics:
-        if name.startswith("eval"):
-            label = name.replace("_", " ")
-            rows.append((f"{label}, first → last", _first_and_last(metrics, name)))
-    differences = _values(metrics, "train_rollout_logprob_abs_diff")
     times = _values(metrics, f"{TIME_PREFIX}step")
+    speeds = _values(metrics, "tokens_per_s_per_device")
+    speeds = speeds[1:] or speeds  # the first step includes the warm-up
+    differences = _values(metrics, "train_rollout_logprob_abs_diff")
+    free = [_values(metrics, f"memory/free_{when}_sleep") for when in ("before", "after")]
+    freed = [format_bytes(values[-1]) for values in free] if all(free) else []
+    states = [shim.get("state") for shim in stack.get("shims", [])]
+    counts = [f"{states.count(s)} {s}" for s in dict.fromkeys(["applied", *states])]
     rows += [
         ("steps", f"{done} of {steps}" if steps else f"{done}"),
         ("time in steps", format_duration(sum(times)) if times else None),
         ("mean step", _number(phase_means(metrics).get("step"), " s")),
         (
             "tokens per second and device",
-            _number(_mean(metrics, "tokens_per_s_per_device")),
+            _number(sum(speeds) / len(speeds) if speeds else None),
         ),
         (
             "largest trainer/engine log-prob difference",
@@ -133,9 +108,9 @@ def result_table(
         ),
         (
             "free device memory, before → after the trainer sleeps",
-            _freed_by_sleep(metrics),
+            " → ".join(freed) or None,
         ),
-        ("shims", _shim_count(stack)),
+        ("shims", ", ".join(counts) if states else None),
     ]
     empty, known = steps_without_advantage(metrics)
     if empty:
@@ -155,22 +130,6 @@ class Verdict:
     text: str  # one sentence
     details: Sequence[str] = ()  # one line per number
 
-
-def _compare_expected(expected: Expected, metrics: MetricColumns) -> tuple[bool, list[str]]:
-    "Whether every number is as expected, and a line for each"
-    fine = True
-    lines = []
-    for name, points in expected.metrics.items():
-        own = dict(metric_points(metrics, name))
-        for step, value in points.items():
-            here = own.get(step)
-            fine &= here is not None and abs(here - value) <= expected.within
-            lines.append(
-                f"{name} at step {step}: {_number(here) or 'not measured'}, "
-                f"expected {format_number(value)} ± {expected.within}"
-            )
-    return fine, lines
-
 # %% ../../nbs/runs/04_report.ipynb #6cfcbe95
 def verdict(config: RunConfig, metrics: MetricColumns) -> Verdict:
     "Compare a run with its recipe's expected numbers"
@@ -184,9 +143,8 @@ def verdict(config: RunConfig, metrics: MetricColumns) -> Verdict:
     recipe = RECIPES.get(config.recipe)
     expected = recipe.expected.get(config.scale) if recipe else None
     if recipe is None or expected is None:
-        return Verdict(
-            "unknown", f"Not judged: no numbers are expected at scale {config.scale}."
-        )
+        why = f"no numbers are expected at scale {config.scale}"
+        return Verdict("unknown", f"Not judged: {why}.")
     usual = dict(recipe(scale=config.scale).flat())
     changed = [
         f"{key} is {json.dumps(value)}, was {json.dumps(usual[key])}"
@@ -197,9 +155,19 @@ def verdict(config: RunConfig, metrics: MetricColumns) -> Verdict:
         return Verdict(
             "unknown", "Not judged: the expected numbers belong to other settings.", changed
         )
-    fine, lines = _compare_expected(expected, metrics)
+    as_expected = True
+    lines = []
+    for name, points in expected.metrics.items():
+        own = dict(metric_points(metrics, name))
+        for step, value in points.items():
+            here = own.get(step)
+            as_expected &= here is not None and abs(here - value) <= expected.within
+            lines.append(
+                f"{name} at step {step}: {_number(here) or 'not measured'}, "
+                f"expected {format_number(value)} ± {expected.within}"
+            )
     where = f"measured on {expected.hardware}, {expected.conditions}"
-    if fine:
+    if as_expected:
         return Verdict("same", f"As expected ({where}).", lines)
     return Verdict("different", f"Not as expected ({where}).", lines)
 
@@ -215,7 +183,7 @@ def result_text(rows: Iterable[ResultRow]) -> str:
 def phase_rows(
     metrics: MetricColumns, references: Sequence[Reference]
 ) -> list[dict[str, Any]]:
-    "Return name and cells of each phase, for this run and the references; None: not measured"
+    "Return name and cells of each phase, for this run and the references, None if not measured"
     own = phase_means(metrics)
     further = sorted(set(own) - set(STEP_PHASES))
     columns = [own, *(reference.phases for reference in references)]
@@ -228,8 +196,10 @@ def phase_rows(
 # %% ../../nbs/runs/04_report.ipynb #8cd5ab95
 def metric_table(
     metrics: MetricColumns, references: Sequence[Reference]
-) -> dict[str, Any] | None:  # None: no reference reports metrics
-    "Return column groups, heads and rows for the last steps of this run and the references' steps"
+) -> dict[str, Any] | None:
+    """Return column groups, heads and rows for the last steps of this run and the references' steps.
+
+    Returns None if no reference reports metrics."""
     used = [reference for reference in references if reference.metrics]
     if not used:
         return None
@@ -254,10 +224,8 @@ def metric_table(
     }
 
 # %% ../../nbs/runs/04_report.ipynb #ea68538e
-def use_rows(
-    spans: Sequence[RoleSpan],
-) -> list[tuple[str, str, str, str]]:  # role, busy, waiting, paused
-    "Return how much of the time each role worked"
+def use_rows(spans: Sequence[RoleSpan]) -> list[tuple[str, str, str, str]]:
+    "Return each role and the fractions of the time in which it was busy, waiting and paused"
     steps = {span.step for span in spans}
     window = newest_steps(spans, max(1, len(steps) - 1))
     return [
@@ -282,10 +250,8 @@ def staleness_rows(metrics: MetricColumns) -> list[tuple[str, str, str]]:
     return rows
 
 # %% ../../nbs/runs/04_report.ipynb #cf2e065e
-def stack_rows(
-    stack: Mapping[str, Any],  # content of stack.json
-) -> list[tuple[str, str]]:
-    "Return name and value of device, packages and machine"
+def stack_rows(stack: Mapping[str, Any]) -> list[tuple[str, str]]:
+    "Return name and value of device, packages and machine, from stack.json"
     if not stack:
         return []
     rows = []
@@ -304,28 +270,20 @@ def stack_rows(
     return rows
 
 
-def event_rows(
-    events: Iterable[Mapping[str, Any]],  # records of events.jsonl
-) -> list[dict[str, str]]:
-    "Return time, kind and details of each event"
+def event_rows(events: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    "Return time, kind and details of each record of events.jsonl"
     rows = []
     for event in events:
         when = time.localtime(event.get("time", 0))
         details = [f"{k} {v}" for k, v in event.items() if k not in ("time", "kind")]
-        rows.append(
-            {
-                "time": time.strftime("%Y-%m-%d %H:%M:%S", when),
-                "kind": str(event.get("kind", "")),
-                "details": ", ".join(details),
-            }
-        )
+        row = {"time": time.strftime("%Y-%m-%d %H:%M:%S", when)}
+        row |= {"kind": str(event.get("kind", "")), "details": ", ".join(details)}
+        rows.append(row)
     return rows
 
 
-def setting_rows(
-    settings: Iterable[Mapping[str, Any]],  # records of settings.json
-) -> list[tuple[str, str, str]]:
-    "Return key, value and source of non-default settings, those set by the user first"
+def setting_rows(settings: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    "Return key, value and source of each record of settings.json, those set by the user first"
     rows = [
         (s["key"], json.dumps(s.get("value"), ensure_ascii=False), s["source"])
         for s in settings
@@ -341,21 +299,12 @@ _AGE_PANEL = Panel(
 
 
 def _curves(metrics: MetricColumns, panels: Sequence[Panel]) -> list[str]:
-    "One figure per panel, as SVG"
+    "Return one figure per panel, as SVG"
     return [
         to_svg(plot_curves(metrics, [panel]), panel.title)
         for panel in panels
         if matching_metrics(metrics, panel.metrics)
     ]
-
-
-def _phase_figure(metrics: MetricColumns, references: Sequence[Reference]) -> str:
-    "Phase bars of this run and of the references, as SVG"
-    timed = {"this run": phase_means(metrics)}
-    timed |= {reference.label: reference.phases for reference in references}
-    timed = {label: phases for label, phases in timed.items() if phase_shares(phases)}
-    figure = plot_phase_bars(timed) if timed else None
-    return to_svg(figure, "share of each phase in a step")
 
 
 def _figures(
@@ -364,12 +313,16 @@ def _figures(
     panels: Sequence[Panel],
     spans: Sequence[RoleSpan],
 ) -> dict[str, Any]:
-    "All figures of the page"
+    "Return all figures of the page"
+    timed = {"this run": phase_means(metrics)}
+    timed |= {reference.label: reference.phases for reference in references}
+    timed = {label: phases for label, phases in timed.items() if phase_shares(phases)}
+    bars = plot_phase_bars(timed) if timed else None
     ages = [*_curves(metrics, [_AGE_PANEL]), to_svg(plot_ages(metrics), "samples by age")]
     newest = newest_steps(spans, _TIMELINE_STEPS)
     return {
         "curves": _curves(metrics, panels),
-        "bars": _phase_figure(metrics, references),
+        "bars": to_svg(bars, "share of each phase in a step"),
         "memory": to_svg(plot_memory(metrics), "device memory in each step"),
         "timeline": to_svg(plot_timeline(newest), "spans of each role"),
         "timeline_steps": _TIMELINE_STEPS,
@@ -377,50 +330,11 @@ def _figures(
     }
 
 # %% ../../nbs/runs/04_report.ipynb #8b038c04
-def _shim_groups(stack: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    "Shims that were needed, then those that were not, which the page shows collapsed"
-    shims = stack.get("shims", [])
-    idle = [shim for shim in shims if shim.get("state") == "not needed"]
-    acting = [shim for shim in shims if shim.get("state") != "not needed"]
-    return [(name, group) for name, group in (("", acting), ("not needed", idle)) if group]
-
-
-def _files(run: RunFolder) -> list[tuple[str, str]]:
-    "Names and relative paths of the files that the report links to"
-    newest = sorted(run.checkpoints.glob("step_*"))[-1:]
-    named = [
-        ("executed notebook", run.notebook),
-        ("metrics", run.metrics_file),
-        ("samples", run.samples),
-        ("configuration", run.config_file),
-        ("settings", run.settings_file),
-        ("logs", run.logs),
-        *((f"checkpoint of {path.name.replace('_', ' ')}", path) for path in newest),
-    ]
-    return [
-        (name, path.relative_to(run.path).as_posix())
-        for name, path in named
-        if path.exists()
-    ]
-
-
 def not_computed(config: RunConfig) -> list[str]:
     "Return sentences about metrics that a reader may expect and the run does not compute"
     if config.algorithm.use_reference:
         return []
     return ["The KL to the reference is not computed: algorithm.use_reference is false."]
-
-
-def _subtitle(config: RunConfig, stack: Mapping[str, Any]) -> list[str]:
-    device = stack.get("device", {})
-    known = "count" in device and "name" in device
-    return [
-        f"recipe {config.recipe}",
-        f"scale {config.scale}",
-        f"{device['count']} x {device['name']}" if known else "device not recorded",
-        f"engine {config.rollout.engine}",
-        f"seed {config.seed}",
-    ]
 
 # %% ../../nbs/runs/04_report.ipynb #4d205745
 def render_report(
@@ -437,11 +351,21 @@ def render_report(
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
 ) -> str:
     "Return the report of a run as a complete HTML page"
+    device = stack.get("device", {})
+    where = "device not recorded"
+    if "count" in device and "name" in device:
+        where = f"{device['count']} x {device['name']}"
+    subtitle = [f"recipe {config.recipe}", f"scale {config.scale}", where]
+    subtitle += [f"engine {config.rollout.engine}", f"seed {config.seed}"]
+    shims = stack.get("shims", [])
+    unneeded = [shim for shim in shims if shim.get("state") == "not needed"]
+    needed = [shim for shim in shims if shim.get("state") != "not needed"]
+    shim_groups = [("", needed), ("not needed", unneeded)]  # the second one is collapsed
     return render_page(
         "report.html.j2",
         title=title or f"{config.recipe}, {config.scale}",
-        subtitle=_subtitle(config, stack),
-        simulated=bool(stack.get("device", {}).get("simulated")),
+        subtitle=subtitle,
+        simulated=bool(device.get("simulated")),
         verdict=verdict(config, metrics),
         results=result_table(metrics, stack, config.num_steps),
         not_computed=not_computed(config),
@@ -450,7 +374,7 @@ def render_report(
         references=references,
         phases=phase_rows(metrics, references),
         metrics=metric_table(metrics, references),
-        shims=_shim_groups(stack),
+        shims=[(name, group) for name, group in shim_groups if group],
         samples=samples,
         files=files,
         command=run_command(config) if config.recipe in RECIPES else "",
@@ -464,7 +388,7 @@ def render_report(
 # %% ../../nbs/runs/04_report.ipynb #28c28f5a
 def write_report(
     folder: RunFolder | Path | str,
-    references: Sequence[Reference] | None = None,  # None: the reference of its recipe
+    references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
 ) -> Path:
@@ -474,6 +398,17 @@ def write_report(
     if references is None:
         recipe = RECIPES.get(config.recipe)
         references = [recipe.reference] if recipe and recipe.reference else []
+    named = [
+        ("executed notebook", run.notebook),
+        ("metrics", run.metrics_file),
+        ("samples", run.samples),
+        ("configuration", run.config_file),
+        ("settings", run.settings_file),
+        ("logs", run.logs),
+    ]
+    for path in sorted(run.checkpoints.glob("step_*"))[-1:]:
+        named.append((f"checkpoint of {path.name.replace('_', ' ')}", path))
+    files = [(n, p.relative_to(run.path).as_posix()) for n, p in named if p.exists()]
     page = render_report(
         config,
         load_metrics(run.path),
@@ -484,7 +419,7 @@ def write_report(
         panels,
         load_spans(run.path),
         sample_gallery(run),
-        _files(run),
+        files,
         run.settings(),
     )
     write_atomic(run.report, page)

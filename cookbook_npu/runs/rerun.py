@@ -20,15 +20,14 @@ from .folder import data_checksums, stack_record
 # %% ../../nbs/runs/11_rerun.ipynb #8d78e153
 def changed_data(
     config: RunConfig,
-    recorded: Mapping[str, str] | None,  # checksums; None: not recorded
+    recorded: Mapping[str, str] | None,  # checksums; None if not recorded
 ) -> list[str]:
     "Return what changed in the data of a run, as text; raises `DataError` for a missing file"
     try:
         present = data_checksums(config)
     except FileNotFoundError as error:
-        raise DataError(
-            f"data of the run is missing: {error.filename}", "Restore it."
-        ) from None
+        what = f"data of the run is missing: {error.filename}"
+        raise DataError(what, "Restore it.") from None
     if recorded is None:
         return [f"{path}: the run recorded no checksum" for path in present]
     names = dict.fromkeys([*recorded, *present])
@@ -50,10 +49,8 @@ class Rerun:
     data: Sequence[str]  # changes, as text
 
 
-def prepare_rerun(
-    path: Path | str,  # a run folder
-) -> Rerun:
-    "Check a run before it is repeated; raises `DataError` when it is not complete"
+def prepare_rerun(path: Path | str) -> Rerun:
+    "Check a run folder before it is repeated; raises `DataError` when it is not complete"
     run, config, _ = complete_run(path)
     parameters = parameters_of(config)
     overrides = parameters["overrides"]

@@ -49,7 +49,7 @@ def keep_handlers() -> Iterator[None]:
     finally:
         sys.excepthook = hook
         for number, handler in before.items():
-            # None: not installed from Python, cannot be restored
+            # None if not installed from Python, cannot be restored
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
@@ -109,6 +109,7 @@ class TrackerSink(Sink):
             self._try("the end of the run", self.connection.end, failed)
 
     def _try(self, what: str, call: Callable[..., Any], *args: Any) -> None:
+        "Call the tracker; after an error print one message and send nothing more"
         if self.lost:
             return
         try:
@@ -252,12 +253,9 @@ def start_clearml(run: TrackerRun) -> Connection:
     return Connection(task.id, send, end, f"offline; send it with: {upload}")
 
 # %% ../../nbs/runs/12_trackers.ipynb #198af573
-TRACKERS: dict[str, Callable[[TrackerRun], Connection]] = {
-    "wandb": start_wandb,
-    "swanlab": start_swanlab,
-    "mlflow": start_mlflow,
-    "clearml": start_clearml,
-}
+TRACKERS: dict[str, Callable[[TrackerRun], Connection]] = dict(
+    wandb=start_wandb, swanlab=start_swanlab, mlflow=start_mlflow, clearml=start_clearml
+)
 
 
 def check_trackers(config: RunConfig) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..cluster.worker_group import LOST_PEER_MESSAGES
+from ..cluster.worker_group import lost_peer
 from ..errors import RoleError, RoleRaised
 from ..runs.checkpoints import Checkpoint
 from ..scratch import sweep_scratch
@@ -32,8 +32,7 @@ _VARIES = re.compile(r"0x[0-9a-f]+|\d+")  # rank, sizes and addresses
 
 def _error_kind(error: RoleError) -> str | None:
     "Group, call and error without their numbers; None: the process died, hung or lost a peer"
-    lost_peer = any(message in error.what for message in LOST_PEER_MESSAGES)
-    if lost_peer or not isinstance(error, RoleRaised):
+    if lost_peer(error) or not isinstance(error, RoleRaised):
         return None
     group, _, rest = error.what.partition(" rank ")
     return f"{group} {_VARIES.sub('#', rest)}"
