@@ -13,11 +13,10 @@ __all__ = ['PICTURE_KINDS', 'ENGINE_CHECKS', 'IMAGE_CHECKS', 'reference_model', 
            'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'while_generating',
            'pause_keep_continues_with_new_weights', 'pause_abort_returns_partial_responses', 'sample_keys',
            'collect_all', 'require_same', 'streamed_equals_generate', 'collected_in_order',
-           'requests_join_while_others_run', 'interrupted', 'aborted_responses_continue', 'updated_in_flight',
-           'updated_gap', 'update_in_flight_recomputes', 'update_in_flight_keeps', 'invalid_calls_are_refused',
-           'limits_are_enforced', 'stop_tokens_end_a_response', 'pictures_are_distinguished',
-           'placeholders_are_never_sampled', 'every_picture_takes_its_tokens', 'wrong_placeholders_are_refused',
-           'run_suite', 'sharpen_model']
+           'requests_join_while_others_run', 'interrupted', 'aborted_responses_continue', 'updated_gap',
+           'update_in_flight_recomputes', 'update_in_flight_keeps', 'invalid_calls_are_refused', 'limits_are_enforced',
+           'stop_tokens_end_a_response', 'pictures_are_distinguished', 'placeholders_are_never_sampled',
+           'every_picture_takes_its_tokens', 'wrong_placeholders_are_refused', 'run_suite', 'sharpen_model']
 
 # %% ../../nbs/testing/02_conformance.ipynb #b82694c5
 import functools
@@ -754,8 +753,8 @@ def aborted_responses_continue(case: Case) -> None:
     require_same(case, interrupted(case, case.sampling()), samples)
 
 # %% ../../nbs/testing/02_conformance.ipynb #d673d5a8
-def updated_in_flight(case: Case) -> list[Sample]:
-    "Return all responses, with a weight update to `case.other` after four steps"
+def updated_gap(case: Case) -> float:
+    "Update to `case.other` in flight; return the largest log-prob difference from its weights"
     engine = case.engine
     before = engine.version
     engine.submit(case.requests, case.sampling())
@@ -768,12 +767,6 @@ def updated_in_flight(case: Case) -> list[Sample]:
         want = ([before] * 4 + [before + 1] * n)[:n]
         require(s.versions == want, f"{s.group_id}/{s.index} has versions {s.versions}")
     require(any(len(s.response_ids) > 5 for s in samples), "no response continued")
-    return samples
-
-
-def updated_gap(case: Case) -> float:
-    "Return the largest difference of log-probs from the new weights, after an update in flight"
-    samples = updated_in_flight(case)
     return max(logprob_gap(case, case.other, s, 0.8, first=4) for s in samples)
 
 

@@ -15,12 +15,8 @@ from torch import Tensor
 from ..errors import ConfigError
 
 # %% ../../nbs/weights/00_checksum.ipynb #380a18dd
-def bit_words(
-    tensor: Tensor,
-) -> tuple[
-    Tensor, Tensor
-]:  # int64: whole words (a view if possible), the rest (0 or 1 word)
-    "Return the bits of a tensor as flat 64-bit words"
+def bit_words(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    "Return the bits of a tensor as flat int64 words: whole ones (a view if possible), 0 or 1 padded"
     if tensor.is_complex():
         raise ConfigError(
             f"checksum of a {tensor.dtype} tensor",
@@ -43,16 +39,11 @@ def bit_words(
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # floor(2**64 / phi)
 BLOCK_WORDS = 1 << 16  # words per block: their factors (512 KiB) fit into the cache
 
-
-def _signed(value: int) -> int:
-    "The int64 with the same bits as `value` modulo 2**64"
-    value %= 1 << 64
-    return value - (1 << 64) if value >> 63 else value
-
 # %% ../../nbs/weights/00_checksum.ipynb #f9837088
 def position_weights(n: int, device: torch.device) -> Tensor:
     "Return the factors of the positions in a block: n odd int64 numbers, equal on every device"
-    w = torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(GOLDEN_RATIO)
+    w = torch.arange(1, n + 1, dtype=torch.int64, device=device)
+    w *= GOLDEN_RATIO - (1 << 64)  # the int64 with the same bits
     return (w ^ (w >> 29)) | 1
 
 

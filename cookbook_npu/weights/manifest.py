@@ -28,11 +28,8 @@ class Entry:
     offset: int  # first byte in the bucket
     checksum: int | None  # of the trainer's tensor; None: not verified in this update
 
-    def view_in(
-        self,
-        block: torch.Tensor,  # the bucket, flat uint8
-    ) -> torch.Tensor:
-        "Return a view of this tensor in its bucket"
+    def view_in(self, block: torch.Tensor) -> torch.Tensor:
+        "Return a view of this tensor in its bucket, which is flat uint8"
         nbytes = self.dtype.itemsize * torch.Size(self.shape).numel()
         own = block[self.offset : self.offset + nbytes]
         return own.view(self.dtype).view(self.shape)
