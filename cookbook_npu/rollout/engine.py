@@ -38,7 +38,7 @@ class Request:
     index: int  # position in the group, 0..G-1
     prompt_ids: list[int]
     seed: int  # unused by greedy sampling
-    max_response_tokens: int | None = None  # None: the limit of the sampling parameters
+    max_response_tokens: int | None = None  # default: the sampling parameters' limit
     # response to continue; its tokens count towards the limit
     partial: Sample | None = None
     # images of the prompt, then those of `partial`, in the order of their placeholders
@@ -79,12 +79,10 @@ def derive_seed(seed: int, *parts: int) -> int:  # 0 <= seed < 2**63
     return state >> 1
 
 # %% ../../nbs/rollout/00_engine.ipynb #89e8d0c9
-def uniforms(
-    seeds_B: Sequence[int],
-    start: int | Sequence[int],  # first position: of all rows, or one for each row
-    count: int,  # positions
-) -> np.ndarray:  # [B, count] float32 in (0, 1)
-    "Return uniform numbers for positions start..start+count-1 of each row"
+def uniforms(seeds_B: Sequence[int], start: int | Sequence[int], count: int) -> np.ndarray:
+    """Return uniform numbers in (0, 1) for `count` positions of each row, [B, count] float32
+
+    `start` is the first position: of all rows, or one for each row."""
     seeds = np.asarray([s & _MASK for s in seeds_B], np.uint64)[:, None]
     first = np.asarray(start, np.uint64).reshape(-1, 1)
     steps = (first + np.arange(1, count + 1, dtype=np.uint64)) * np.uint64(_GOLDEN)
@@ -170,11 +168,7 @@ def _check_partial(request: Request, limit: int, name: str) -> None:
         )
 
 
-def check_placeholders(
-    request: Request,
-    image_token_id: int,
-    merge_size: int,  # patches per token, along height and along width
-) -> None:
+def check_placeholders(request: Request, image_token_id: int, merge_size: int) -> None:
     "Raise `EngineError` unless the tokens have one placeholder for each merged patch"
     found = list(request.prompt_ids).count(image_token_id)
     if request.partial is not None:  # observations may contain images
@@ -312,7 +306,7 @@ def collect_weights(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Te
 # %% ../../nbs/rollout/00_engine.ipynb #add14771
 def check_weights(
     tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, torch.Size],  # shape of every weight by name, tied ones once
+    shapes: Mapping[str, torch.Size],  # of every weight by name, tied ones once
     tied: Mapping[str, str],  # tied name -> name of the weight it shares
 ) -> None:
     "Raise `WeightUpdateError` for the first unknown, mis-shaped, missing or contradictory tensor"
@@ -351,7 +345,7 @@ class DecodeGate:
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
-        self.mode: PauseMode | None = None  # None: not paused
+        self.mode: PauseMode | None = None  # None while not paused
         self.running = False  # a generate or collect call is active
         self.waiting = False  # that call is blocked at the gate
 
@@ -428,12 +422,15 @@ class Decoder(Protocol):
 
     def add(self, states: list[RequestState], version: int) -> None:
         "Queue requests; others may be running"
+        ...
 
     def step(self, version: int) -> list[RequestState]:
         "Sample a token for each running request; return those that ended, with their `reason`"
+        ...
 
     def remove(self, states: list[RequestState]) -> None:
         "Drop unfinished requests"
+        ...
 
 
 class EngineWeights(Protocol):
@@ -442,18 +439,22 @@ class EngineWeights(Protocol):
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
         "Shape of each weight by Hugging Face name, tied ones once"
+        ...
 
     @property
     def tied(self) -> Mapping[str, str]:
         "Tied name -> name of the weight it shares"
+        ...
 
     def load(
         self, version: int, tensors: dict[str, Tensor], handles: Mapping[str, tuple]
     ) -> None:
         "Copy all weights in; they have been checked"
+        ...
 
     def checksums(self, names: list[str]) -> dict[str, int]:
         "Checksums of the weights that the engine computes with"
+        ...
 
 # %% ../../nbs/rollout/00_engine.ipynb #021d7a70
 class Engine(ABC):
@@ -464,14 +465,14 @@ class Engine(ABC):
     dtype = torch.float32  # of the weights
     holder = "the engine"  # name of this process in errors: an engine, or a rank of one
     takes_images = False
-    image_token_id: int | None = None  # None: the model has no image placeholder
+    image_token_id: int | None = None  # None for a text-only model
     merge_size = 2  # patches per image token, along height and along width
     continues_noise = True  # a continued response equals the uninterrupted one
 
     def __init__(
         self,
         model: str = "",  # for messages
-        tokenizer: Any = None,  # None: no text prompts
+        tokenizer: Any = None,  # required for text prompts
         max_tokens: int | None = None,  # prompt plus response; None: unlimited
         kept_cache: KeptCache = "recompute",  # key/value cache of running requests at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s

@@ -36,7 +36,7 @@ class Episode:
 
     request: Request  # of the next turn
     prompt: Prompt
-    environment: Environment | None = None  # None: not created yet, or released
+    environment: Environment | None = None  # None before creation and after release
     sample: Sample | None = None  # set when the episode ends
     turns: int = 0  # of the policy
     reward: float = 0.0  # from the environment
@@ -245,7 +245,8 @@ class EpisodeRunner:
 
     def _reset(self, episode: Episode, environment: Environment | None) -> None:
         environment = self.environments.create(environment)
-        prompt, limit = episode.prompt, self.max_prompt_tokens
+        prompt = episode.prompt
+        limit = self.max_prompt_tokens
         ids = self._first_ids(prompt, environment, episode.request.seed)
         if ids is not prompt.ids and limit is not None and len(ids) > limit:
             raise DataError(

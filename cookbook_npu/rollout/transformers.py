@@ -139,10 +139,9 @@ class GrowingLayer(DynamicLayer):
 
 # %% ../../nbs/rollout/01_transformers.ipynb #9cd0018c
 def join_attention(
-    parts: Sequence[tuple[GrowingLayer, Tensor]],  # layers, and the rows to take of each
-    width: int,  # columns of the result; layers are right-aligned
+    parts: Sequence[tuple[GrowingLayer, Tensor]], width: int
 ) -> GrowingLayer:
-    "Return rows of several layers as one layer"
+    "Return the given rows of several layers as one layer of `width` columns, right-aligned"
     spare = max(layer.spare for layer, _ in parts)
     rows = sum(len(rows_B) for _, rows_B in parts)
     joined = []
@@ -217,10 +216,8 @@ def _join_layers(parts: list[tuple[Any, Tensor]], width: int) -> Any:
     return first
 
 
-def join_rows(
-    parts: Sequence[tuple[RowBatch, list[int]]],  # batches, and the rows to take of each
-) -> RowBatch:
-    "Return rows of several batches as one batch, as wide as its longest row"
+def join_rows(parts: Sequence[tuple[RowBatch, list[int]]]) -> RowBatch:
+    "Return the given rows of several batches as one batch, as wide as its longest row"
     device = parts[0][0].pads_B.device
     width = max(b.width - min(b.pads[k] for k in rows) for b, rows in parts)
     states: list[RequestState] = []
@@ -386,7 +383,7 @@ class Qwen3TextForward:
         ids_BT: Tensor,  # one token per row, or the first tokens of an empty cache
         position_BT: Tensor,
         longest: int,  # highest position
-        mask: Tensor | None,  # bool, columns that a token attends to; None: all before it
+        mask: Tensor | None,  # bool, attended columns; None means all previous ones
     ) -> Tensor:  # [B, V] logits of the next tokens
         "Run new tokens of each row; the cache grows by T columns"
         B, T = ids_BT.shape
@@ -579,11 +576,7 @@ def _length(state: RequestState) -> int:
 class WaitingQueue:
     "Requests that wait for a place in the batch"
 
-    def __init__(
-        self,
-        batch_size: int,  # maximum number of rows
-        layer_types: set[str],  # of the model
-    ):
+    def __init__(self, batch_size: int, layer_types: set[str]):
         self.batch_size = batch_size
         self.mixed_lengths = layer_types == {"full_attention"}
         self.can_join = layer_types <= {"full_attention", "linear_attention"}
@@ -725,10 +718,7 @@ class DeviceWeights:
     "The weights and buffers of a model, by Hugging Face name; a sleep moves or drops them"
 
     def __init__(
-        self,
-        net: torch.nn.Module,  # on its device
-        device: torch.device,
-        shared: Sequence[JoinedRows] = (),  # weights that share memory
+        self, net: torch.nn.Module, device: torch.device, shared: Sequence[JoinedRows] = ()
     ):
         self.device = device
         self.shared = shared
@@ -850,7 +840,7 @@ class TransformersEngine(Engine):
         self,
         hf_path: str | Path,  # Hugging Face folder
         dtype: str = "bfloat16",  # of the weights
-        device: torch.device | str | None = None,  # None: the first of this process
+        device: torch.device | str | None = None,  # default: the first of this process
         batch_size: int = 128,  # maximum number of sequences decoded together
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update

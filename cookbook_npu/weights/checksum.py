@@ -81,11 +81,8 @@ class BlockSums:
         products_KC = self.products[: blocks_KC.numel()].view(blocks_KC.shape)
         return torch.mul(blocks_KC, weights_C, out=products_KC).sum(1)
 
-    def of_words(
-        self,
-        words: Tensor,  # flat
-    ) -> list[Tensor]:  # to be concatenated
-        "Return the weighted sum of each block; the last block may be shorter"
+    def of_words(self, words: Tensor) -> list[Tensor]:  # to be concatenated
+        "Return the weighted sum of each block of flat words; the last block may be shorter"
         full = words.numel() // BLOCK_WORDS * BLOCK_WORDS
         sums: list[Tensor] = []
         if full:
@@ -122,10 +119,8 @@ def _sums_of_size(size: int, parts: Sequence[_Part], summed: BlockSums) -> list[
     return sums
 
 
-def _computed_in_place(
-    tensors: Sequence[Tensor],  # all on one device
-) -> list[int]:
-    "The checksum of each tensor, computed on its device"
+def _computed_in_place(tensors: Sequence[Tensor]) -> list[int]:
+    "Return the checksum of each tensor, computed on their device"
     by_size = _parts(tensors)
     totals = [tensor.nbytes for tensor in tensors]
     if not by_size:
@@ -171,10 +166,8 @@ def why_on_host(device: torch.device) -> str:  # "": computed on the device
     return _on_host.get(device, "")
 
 
-def tensor_checksums(
-    tensors: Sequence[Tensor],  # real, all on one device
-) -> list[int]:  # 0 <= checksum < 2**64
-    """Return a position-sensitive checksum of the bits of each tensor
+def tensor_checksums(tensors: Sequence[Tensor]) -> list[int]:  # 0 <= checksum < 2**64
+    """Return a position-sensitive checksum of the bits of each real tensor, all on one device
 
     Includes the size in bytes, but not the shape. Computed on the host if the device's integer
     arithmetic differs."""
@@ -188,10 +181,8 @@ def checksum(tensor: Tensor) -> int:
     return tensor_checksums([tensor])[0]
 
 # %% ../../nbs/weights/00_checksum.ipynb #26fe7fec
-def checksums(
-    named: Iterable[tuple[str, Tensor]],  # (name, tensor) pairs, all on one device
-) -> dict[str, int]:
-    "Return the checksum of each named tensor, in the given order"
+def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    "Return the checksum of each named tensor, all on one device, in the given order"
     pairs = list(named)
     sums = tensor_checksums([tensor for _, tensor in pairs])
     return {name: value for (name, _), value in zip(pairs, sums, strict=True)}

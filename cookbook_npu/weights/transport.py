@@ -45,12 +45,15 @@ class Transport(Protocol):
 
     def allocate(self, index: int, nbytes: int) -> torch.Tensor:
         "Return a block for a bucket, flat uint8"
+        ...
 
     def share(self, index: int, version: int) -> dict[str, Any]:
         "Make a filled bucket visible; returns machine or device -> location"
+        ...
 
     def release(self) -> None:
         "Release what was shared, after every engine has read"
+        ...
 
 # %% ../../nbs/weights/02_transport.ipynb #419362a4
 MACHINE_ENV = "COOKBOOK_NPU_MACHINE"  # the driver's name for a process's machine
@@ -242,10 +245,8 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
-def offer_handle(
-    memory: DeviceHandles,  # of a trainer rank; release it after the engines have answered
-) -> tuple[dict[str, bytes], str]:  # (device -> handle, reason for a failure or "")
-    "Export one byte for an engine to read"
+def offer_handle(memory: DeviceHandles) -> tuple[dict[str, bytes], str]:
+    "Export one byte for an engine to read; return device -> handle, and the reason of a failure or ''"
     try:
         memory.allocate(0, 1).fill_(PROBE_BYTE)
         return memory.share(0, 0), ""
@@ -253,11 +254,8 @@ def offer_handle(
         return {}, f"no handle can be made on {memory.key}: {_first_line(error)}"
 
 
-def try_handle(
-    handles: Mapping[str, bytes],  # device -> handle, of all trainer ranks
-    acc: Accelerator,  # of the engine's process
-) -> str:  # reason for a failure; "": it works
-    "Open the handle of this device and read it"
+def try_handle(handles: Mapping[str, bytes], acc: Accelerator) -> str:
+    "Open the handle of the engine's device among all; return the reason of a failure, or ''"
     key = device_key(acc)
     if key not in handles:
         return f"no trainer rank shares {key}, only {', '.join(handles)}"
@@ -270,12 +268,8 @@ def try_handle(
     return ""
 
 # %% ../../nbs/weights/02_transport.ipynb #e641f01b
-def make_transport(
-    backend: str,  # "shm" or "ipc"; the same on every rank
-    acc: Accelerator,
-    rank: int,
-) -> Transport | None:  # None: this rank does not write
-    "Return the transport of a trainer rank; collective"
+def make_transport(backend: str, acc: Accelerator, rank: int) -> Transport | None:
+    "Return the transport of a trainer rank (None: it does not write); collective"
     if backend == "ipc":
         return DeviceHandles(acc.device(0), device_key(acc))
     machines: list[Any] = [None] * dist.get_world_size()
@@ -404,12 +398,8 @@ def read_buckets(
         yield entry.name, entry.view_in(blocks[entry.bucket])
 
 # %% ../../nbs/weights/02_transport.ipynb #4c291c27
-def entry_handle(
-    rebuild: Callable[..., torch.Tensor],  # opens the bucket
-    args: tuple,
-    entry: Entry,
-) -> tuple:
-    "Return the rebuild arguments of one tensor in a bucket"
+def entry_handle(rebuild: Callable[..., torch.Tensor], args: tuple, entry: Entry) -> tuple:
+    "Return the rebuild arguments of one tensor, from those of its bucket"
     own = {
         "tensor_size": torch.Size(entry.shape),
         "tensor_stride": torch.empty(entry.shape, device="meta").stride(),
@@ -419,10 +409,7 @@ def entry_handle(
     return _replace_arguments(rebuild, args, own)
 
 
-def tensor_handles(
-    manifest: Manifest,
-    acc: Accelerator,  # of the engine
-) -> dict[str, tuple]:
+def tensor_handles(manifest: Manifest, acc: Accelerator) -> dict[str, tuple]:
     "Return HF name -> rebuild arguments, for an engine that opens device memory; empty without handles"
     if manifest.backend != "ipc":
         return {}
