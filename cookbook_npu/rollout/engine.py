@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['PauseMode', 'WAKE_TAGS', 'KeptCache', 'Request', 'SamplingParams', 'derive_seed', 'uniforms', 'apply_top_k_top_p',
            'token_logprobs', 'sample_tokens', 'check_placeholders', 'response_limit', 'check_requests', 'RequestState',
-           'make_sample', 'collect_weights', 'check_weights', 'find_mismatch', 'DecodeGate', 'text_requests', 'Decoder',
-           'EngineWeights', 'EngineBase', 'check_images', 'use_images', 'RequestTable', 'DecodeLoop', 'StreamingEngine',
-           'GeneratingEngine', 'UpdatableEngine', 'SleepingEngine', 'Engine']
+           'make_sample', 'collect_weights', 'check_weights', 'DecodeGate', 'text_requests', 'Decoder', 'EngineWeights',
+           'Engine']
 
 # %% ../../nbs/rollout/00_engine.ipynb #843f1abe
 import math
@@ -39,10 +38,9 @@ class Request:
     index: int  # position in the group, 0..G-1
     prompt_ids: list[int]
     seed: int  # unused by greedy sampling
-    max_response_tokens: int | None = None  # None: the limit of the sampling parameters
-    partial: Sample | None = (
-        None  # response to continue; its tokens count towards the limit
-    )
+    max_response_tokens: int | None = None  # default: the sampling parameters' limit
+    # response to continue; its tokens count towards the limit
+    partial: Sample | None = None
     # images of the prompt, then those of `partial`, in the order of their placeholders
     images: tuple[ImageInput, ...] = ()
 
@@ -51,9 +49,7 @@ class SamplingParams(SamplingConfig):
     "Sampling parameters of an engine: those of a run, plus truncation for evaluation"
 
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass; 1 keeps all")
-    top_k: int = Field(
-        default=-1, ge=-1, description="keep the k likeliest tokens; -1 keeps all"
-    )
+    top_k: int = Field(default=-1, ge=-1, description="keep the k likeliest; -1 keeps all")
 
     @classmethod
     def of(cls, sampling: SamplingConfig) -> "SamplingParams":
@@ -75,23 +71,18 @@ def _mix(x: _Bits) -> _Bits:
     return x ^ (x >> 31)
 
 
-def derive_seed(
-    seed: int,
-    *parts: int,  # purpose of the seed: step, prompt, index in the group
-) -> int:  # 0 <= seed < 2**63
-    "Derive an independent seed for each combination of `parts`"
+def derive_seed(seed: int, *parts: int) -> int:  # 0 <= seed < 2**63
+    "Derive an independent seed for each combination of `parts`, such as step, prompt and index"
     state = seed & _MASK
     for part in parts:
         state = _mix(((state + _GOLDEN) & _MASK) ^ _mix(part & _MASK))
     return state >> 1
 
 # %% ../../nbs/rollout/00_engine.ipynb #89e8d0c9
-def uniforms(
-    seeds_B: Sequence[int],
-    start: int | Sequence[int],  # first position: of all rows, or one for each row
-    count: int,  # positions
-) -> np.ndarray:  # [B, count] float32 in (0, 1)
-    "Return uniform numbers for positions start..start+count-1 of each row"
+def uniforms(seeds_B: Sequence[int], start: int | Sequence[int], count: int) -> np.ndarray:
+    """Return uniform numbers in (0, 1) for `count` positions of each row, [B, count] float32
+
+    `start` is the first position: of all rows, or one for each row."""
     seeds = np.asarray([s & _MASK for s in seeds_B], np.uint64)[:, None]
     first = np.asarray(start, np.uint64).reshape(-1, 1)
     steps = (first + np.arange(1, count + 1, dtype=np.uint64)) * np.uint64(_GOLDEN)
@@ -177,11 +168,7 @@ def _check_partial(request: Request, limit: int, name: str) -> None:
         )
 
 
-def check_placeholders(
-    request: Request,
-    image_token_id: int,
-    merge_size: int,  # patches per token, along height and along width
-) -> None:
+def check_placeholders(request: Request, image_token_id: int, merge_size: int) -> None:
     "Raise `EngineError` unless the tokens have one placeholder for each merged patch"
     found = list(request.prompt_ids).count(image_token_id)
     if request.partial is not None:  # observations may contain images
@@ -285,16 +272,11 @@ class RequestState:
         self.versions.append(version)
 
 # %% ../../nbs/rollout/00_engine.ipynb #c5f6711e
-def make_sample(
-    state: RequestState,
-    tokenizer: Any = None,  # decodes the response; None: no text
-) -> Sample:
-    "Return the sample of a response that has ended or was aborted"
+def make_sample(state: RequestState, tokenizer: Any = None) -> Sample:
+    "Return the sample of a response that has ended or was aborted, with text if a tokenizer is given"
     request = state.request
     partial = request.partial
-    text = ""
-    if tokenizer is not None:
-        text = tokenizer.decode(state.ids, skip_special_tokens=True)
+    text = tokenizer.decode(state.ids, skip_special_tokens=True) if tokenizer else ""
     return Sample(
         group_id=request.group_id,
         index=request.index,
@@ -324,7 +306,7 @@ def collect_weights(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Te
 # %% ../../nbs/rollout/00_engine.ipynb #add14771
 def check_weights(
     tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, torch.Size],  # shape of every weight by name, tied ones once
+    shapes: Mapping[str, torch.Size],  # of every weight by name, tied ones once
     tied: Mapping[str, str],  # tied name -> name of the weight it shares
 ) -> None:
     "Raise `WeightUpdateError` for the first unknown, mis-shaped, missing or contradictory tensor"
@@ -354,23 +336,6 @@ def check_weights(
                 "Send one of the two, or equal values.",
             )
 
-# %% ../../nbs/rollout/00_engine.ipynb #1fd9e6a0
-def find_mismatch(
-    tensors: Mapping[str, Tensor],  # the weight update
-    expected: Mapping[str, int],  # the trainer's checksums, of some or all tensors
-    held: Mapping[str, int],  # the engine's checksums of the same tensors
-    dtype: torch.dtype,  # of the engine's weights
-) -> str | None:
-    "Return the first tensor whose values the engine does not hold"
-    for name, want in expected.items():
-        if held[name] == want:
-            continue
-        t = tensors[name]
-        others = {dtype, torch.float32} - {t.dtype}
-        if checksum(t) != want or all(checksum(t.to(d)) != held[name] for d in others):
-            return name
-    return None
-
 # %% ../../nbs/rollout/00_engine.ipynb #081571ff
 PauseMode = Literal["keep", "abort"]
 
@@ -380,7 +345,7 @@ class DecodeGate:
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
-        self.mode: PauseMode | None = None  # None: not paused
+        self.mode: PauseMode | None = None  # None while not paused
         self.running = False  # a generate or collect call is active
         self.waiting = False  # that call is blocked at the gate
 
@@ -426,21 +391,17 @@ class DecodeGate:
 
 # %% ../../nbs/rollout/00_engine.ipynb #91e3c8d7
 def text_requests(
-    prompts: Sequence[str],
-    n: int,  # responses to each prompt
-    seed: int,  # the seeds of the requests are derived from it
-    tokenizer: Any,
+    prompts: Sequence[str], n: int, seed: int, tokenizer: Any
 ) -> list[Request]:
-    "Return n requests for each text prompt, prompt by prompt"
-    requests = []
-    for p, prompt in enumerate(prompts):
-        ids = list(tokenizer.encode(prompt))
-        for i in range(n):
-            own_seed = derive_seed(seed, p, i)
-            requests.append(
-                Request(group_id=f"prompt {p}", index=i, prompt_ids=ids, seed=own_seed)
-            )
-    return requests
+    "Return n requests for each text prompt, prompt by prompt, with seeds derived from `seed`"
+    ids = [list(tokenizer.encode(prompt)) for prompt in prompts]
+    return [
+        Request(
+            group_id=f"prompt {p}", index=i, prompt_ids=ids[p], seed=derive_seed(seed, p, i)
+        )
+        for p in range(len(prompts))
+        for i in range(n)
+    ]
 
 # %% ../../nbs/rollout/00_engine.ipynb #d29bd45f
 WAKE_TAGS = ("weights", "kv_cache")
@@ -496,31 +457,29 @@ class EngineWeights(Protocol):
         ...
 
 # %% ../../nbs/rollout/00_engine.ipynb #021d7a70
-class EngineBase(ABC):
-    "The attributes of an engine, and the state derived from them"
+class Engine(ABC):
+    "A rollout engine; a subclass provides `decoder`, `weights` and the abstract methods"
 
     decoder: Decoder
     weights: EngineWeights
     dtype = torch.float32  # of the weights
     holder = "the engine"  # name of this process in errors: an engine, or a rank of one
     takes_images = False
-    image_token_id: int | None = None  # None: the model has no image placeholder
+    image_token_id: int | None = None  # None for a text-only model
     merge_size = 2  # patches per image token, along height and along width
     continues_noise = True  # a continued response equals the uninterrupted one
 
     def __init__(
         self,
         model: str = "",  # for messages
-        tokenizer: Any = None,  # None: no text prompts
+        tokenizer: Any = None,  # required for text prompts
         max_tokens: int | None = None,  # prompt plus response; None: unlimited
         kept_cache: KeptCache = "recompute",  # key/value cache of running requests at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s
     ):
         if kept_cache not in get_args(KeptCache):
-            raise EngineError(
-                f"kept_cache is {kept_cache!r}",
-                nearest(str(kept_cache), get_args(KeptCache)),
-            )
+            remedy = nearest(str(kept_cache), get_args(KeptCache))
+            raise EngineError(f"kept_cache is {kept_cache!r}", remedy)
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -532,6 +491,25 @@ class EngineBase(ABC):
         self._weights_valid = True
         self._closed = False
         self._gate = DecodeGate()
+        self._submitted = 0  # requests so far
+        self._running: dict[tuple[str, int], RequestState] = {}  # queued or decoding
+        self._finished: list[RequestState] = []  # not yet collected
+
+    @abstractmethod
+    def _weights_changed(self) -> None:
+        "Recompute or keep the cache of running requests, as `kept_cache` says"
+
+    @abstractmethod
+    def _sleep(self, level: int) -> None:
+        "Release the device memory"
+
+    @abstractmethod
+    def _wake(self, tags: set[str]) -> None:
+        "Allocate the memory of these tags"
+
+    @abstractmethod
+    def _close(self) -> None:
+        "Release everything"
 
     @property
     def state(self) -> str:
@@ -554,35 +532,6 @@ class EngineBase(ABC):
                 _REMEDIES.get(self.state, f"Allowed while {' or '.join(states)}."),
             )
 
-# %% ../../nbs/rollout/00_engine.ipynb #e9a41545
-def check_images(request: Request, engine: EngineBase) -> None:
-    "Raise `EngineError` for images that the engine does not support, or wrong placeholders"
-    if request.images and not engine.takes_images:
-        raise EngineError(
-            f"request {request.group_id}/{request.index} has images, "
-            f"{type(engine).__name__} supports none",
-            "Send text prompts only.",
-        )
-    if engine.image_token_id is not None:
-        check_placeholders(request, engine.image_token_id, engine.merge_size)
-
-
-def use_images(engine: EngineBase, config: Any, supported: bool) -> None:
-    "Set up an engine for the placeholders of a model with a vision tower"
-    engine.takes_images = supported
-    engine.image_token_id = config.image_token_id
-    engine.merge_size = config.vision_config.spatial_merge_size
-
-# %% ../../nbs/rollout/00_engine.ipynb #90a3c8b6
-class RequestTable(EngineBase):
-    "The requests of an engine: queued, decoding, or finished and not yet collected"
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._submitted = 0  # requests so far
-        self._running: dict[tuple[str, int], RequestState] = {}  # queued or decoding
-        self._finished: list[RequestState] = []
-
     @property
     def in_flight(self) -> int:
         "Requests that are queued or decoding"
@@ -595,15 +544,28 @@ class RequestTable(EngineBase):
                 "collect() or abort() them first.",
             )
 
+    def _use_images(self, config: Any, supported: bool) -> None:
+        "Set up the placeholders of a model with a vision tower"
+        self.takes_images = supported
+        self.image_token_id = config.image_token_id
+        self.merge_size = config.vision_config.spatial_merge_size
+
     def _queue(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
         check_requests(requests, self.max_tokens, sampling)
         first = self._submitted
         states = [RequestState(r, sampling, n) for n, r in enumerate(requests, first)]
         for state in states:
-            check_images(state.request, self)
+            name = f"request {state.key[0]}/{state.key[1]}"
+            if state.request.images and not self.takes_images:
+                raise EngineError(
+                    f"{name} has images, {type(self).__name__} supports none",
+                    "Send text prompts only.",
+                )
+            if self.image_token_id is not None:
+                check_placeholders(state.request, self.image_token_id, self.merge_size)
             if state.key in self._running:
                 raise EngineError(
-                    f"request {state.key[0]}/{state.key[1]} is in flight already",
+                    f"{name} is in flight already",
                     "Give each response of a group its own index, or abort the group first.",
                 )
         self._submitted += len(states)
@@ -618,10 +580,6 @@ class RequestTable(EngineBase):
             self.decoder.remove(states)
         return states
 
-# %% ../../nbs/rollout/00_engine.ipynb #7a54861e
-class DecodeLoop(RequestTable):
-    "Decodes the requests in flight step by step"
-
     @contextmanager
     def _decoding(self, method: str) -> Iterator[None]:
         with self._gate.lock:
@@ -632,7 +590,9 @@ class DecodeLoop(RequestTable):
         finally:
             self._gate.finish()
 
-    def _decode(self, decode_steps: int | None, wanted: int | None) -> list[RequestState]:
+    def _decode(
+        self, decode_steps: int | None, wanted: int | None
+    ) -> list[RequestState]:
         "Decode for `decode_steps` steps, or until `wanted` responses have finished"
         steps = 0
         while self._running and steps != decode_steps:
@@ -651,11 +611,8 @@ class DecodeLoop(RequestTable):
         self._finished = []
         return finished
 
-    def pause(
-        self,
-        mode: PauseMode = "keep",  # keep: continue after resume; abort: return partial responses
-    ) -> None:
-        "Stop decoding; return when no decode step runs"
+    def pause(self, mode: PauseMode = "keep") -> None:
+        "Stop decoding until `resume`; mode abort returns partial responses; wait for the running step"
         modes = get_args(PauseMode)
         if mode not in modes:
             raise EngineError(f"pause mode is {mode!r}", nearest(str(mode), modes))
@@ -669,46 +626,6 @@ class DecodeLoop(RequestTable):
             self._require("resume", "paused", "awake")
             self._gate.resume()
 
-# %% ../../nbs/rollout/00_engine.ipynb #18ea6153
-class StreamingEngine(DecodeLoop):
-    "An engine that admits requests while others run: submit, collect, abort"
-
-    def submit(
-        self,
-        requests: Sequence[Request],
-        sampling: SamplingParams,  # a request's own limit takes precedence
-    ) -> None:
-        "Queue requests for `collect`; they run together with those in flight"
-        with self._gate.lock:
-            self._require_no_decoding("submit", "awake", "paused")
-            self._queue(requests, sampling)
-
-    def collect(
-        self,
-        decode_steps: int | None = None,  # maximum; None: until a response has finished
-    ) -> list[Sample]:  # finished responses, in the order of submission
-        "Decode in this thread; stop early only when nothing is left in flight"
-        if decode_steps is not None and decode_steps < 1:
-            raise EngineError(
-                f"collect with decode_steps {decode_steps}",
-                "Give at least 1, or None: until a response has finished.",
-            )
-        with self._decoding("collect"):
-            return self._samples(self._decode(decode_steps, None if decode_steps else 1))
-
-    def abort(
-        self,
-        group_ids: Collection[str] | None = None,  # None: all groups
-    ) -> list[Sample]:  # partial responses, in the order of submission
-        'Abort unfinished responses and return them, with `finish_reason` "abort"'
-        wanted = {group_ids} if isinstance(group_ids, str) else group_ids
-        with self._gate.lock:
-            self._require_no_decoding("abort", *_HAVE_WEIGHTS)
-            states = list(self._running.values())
-            if wanted is not None:
-                states = [s for s in states if s.request.group_id in wanted]
-            return self._samples(self._abort(states))
-
     def _require_no_decoding(self, method: str, *states: str) -> None:
         self._require(method, *states)
         if self._gate.running:
@@ -720,9 +637,33 @@ class StreamingEngine(DecodeLoop):
         self.tokens += sum(state.sampled for state in states)
         return [make_sample(state, self.tokenizer) for state in states]
 
-# %% ../../nbs/rollout/00_engine.ipynb #463c28d7
-class GeneratingEngine(StreamingEngine):
-    "An engine that samples whole batches: generate, generate_text"
+    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        "Queue requests for `collect`; they run together with those in flight"
+        with self._gate.lock:
+            self._require_no_decoding("submit", "awake", "paused")
+            self._queue(requests, sampling)
+
+    def collect(self, decode_steps: int | None = None) -> list[Sample]:
+        """Decode up to `decode_steps` steps (None: until a response has finished)
+
+        Runs in this thread; returns finished responses in the order of submission."""
+        if decode_steps is not None and decode_steps < 1:
+            raise EngineError(
+                f"collect with decode_steps {decode_steps}",
+                "Give at least 1, or None: until a response has finished.",
+            )
+        with self._decoding("collect"):
+            return self._samples(self._decode(decode_steps, None if decode_steps else 1))
+
+    def abort(self, group_ids: Collection[str] | None = None) -> list[Sample]:
+        "Abort unfinished responses, of some groups or of all; return the partial samples in order"
+        wanted = {group_ids} if isinstance(group_ids, str) else group_ids
+        with self._gate.lock:
+            self._require_no_decoding("abort", *_HAVE_WEIGHTS)
+            states = list(self._running.values())
+            if wanted is not None:
+                states = [s for s in states if s.request.group_id in wanted]
+            return self._samples(self._abort(states))
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams
@@ -758,9 +699,19 @@ class GeneratingEngine(StreamingEngine):
         requests = text_requests(prompts, n, seed, self.tokenizer)
         return [sample.text for sample in self.generate(requests, sampling)]
 
-# %% ../../nbs/rollout/00_engine.ipynb #e9cfab01
-class UpdatableEngine(GeneratingEngine):
-    "An engine whose weights can be replaced in place"
+    def _find_mismatch(
+        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
+    ) -> str | None:
+        "Return the first tensor whose values the engine does not hold; a cast is no mismatch"
+        held = self.weights.checksums(list(expected))
+        for name, want in expected.items():
+            if held[name] == want:
+                continue
+            t = tensors[name]
+            others = {self.dtype, torch.float32} - {t.dtype}
+            if checksum(t) != want or all(checksum(t.to(d)) != held[name] for d in others):
+                return name
+        return None
 
     def update_weights(
         self,
@@ -769,7 +720,7 @@ class UpdatableEngine(GeneratingEngine):
         expected: Mapping[str, int] | None = None,  # checksums by name, of some or all
         handles: Mapping[str, tuple] | None = None,
     ) -> None:
-        """Replace all weights and compare the held values with `expected`; see `kept_cache`.
+        """Replace all weights and compare the held values with `expected`; see `kept_cache`
 
         A refused update changes nothing. An update that fails later raises `WeightUpdateError`
         and leaves the weights invalid."""
@@ -792,32 +743,15 @@ class UpdatableEngine(GeneratingEngine):
             if name:
                 raise WeightUpdateError(
                     f"weight update {version}: {self.holder} holds other values in {name} "
-                    f"{list(tensors[name].shape)}",
+                f"{list(tensors[name].shape)}",
                     "It samples nothing until an update succeeds: update again, or restart it.",
                 )
             self.version = version
             self._weights_changed()
             self._weights_valid = True
 
-    def _find_mismatch(
-        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
-    ) -> str | None:
-        held = self.weights.checksums(list(expected))
-        return find_mismatch(tensors, expected, held, self.dtype)
-
-    @abstractmethod
-    def _weights_changed(self) -> None:
-        "Recompute or keep the cache of running requests, as `kept_cache` says"
-
-# %% ../../nbs/rollout/00_engine.ipynb #f9e8d708
-class SleepingEngine(UpdatableEngine):
-    "An engine that can release its device memory"
-
-    def sleep(
-        self,
-        level: int = 2,  # 1: move weights to host memory; 2: drop them
-    ) -> None:
-        "Release the device memory"
+    def sleep(self, level: int = 2) -> None:
+        "Release the device memory; level 1 moves the weights to host memory, level 2 drops them"
         if level not in (1, 2):
             raise EngineError(
                 f"sleep level is {level!r}",
@@ -857,34 +791,17 @@ class SleepingEngine(UpdatableEngine):
                 self._wake(missing)
             self._resident |= wanted
 
-    @abstractmethod
-    def _sleep(self, level: int) -> None:
-        "Release the device memory"
-
-    @abstractmethod
-    def _wake(self, tags: set[str]) -> None:
-        "Allocate the memory of these tags"
-
-# %% ../../nbs/rollout/00_engine.ipynb #b4040a78
-class Engine(SleepingEngine):
-    "A rollout engine; a subclass provides `decoder`, `weights` and the abstract methods"
-
-    def checksums(
-        self,
-        names: Iterable[str] | None = None,  # None: all weights
-    ) -> dict[str, int]:
-        "Return the checksums of the held weights, in the engine's dtype, by Hugging Face name"
+    def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
+        "Return the checksums of the held weights (None: all) by name, in the engine's dtype"
         self._require("checksums", *_HAVE_WEIGHTS)
         shapes = self.weights.shapes
         names = list(shapes) if names is None else list(names)
         for name in names:
             if name not in shapes and name not in self.weights.tied:
-                raise EngineError(
-                    f"{name} is not a weight of the model", nearest(name, shapes)
-                )
+                raise EngineError(f"{name} is not a weight of the model", nearest(name, shapes))
         return self.weights.checksums(names)
 
-    def health(self) -> dict[str, Any]:  # engine, model, state, version, tokens, ...
+    def health(self) -> dict[str, Any]:
         "Return the state of the engine, for logs and checks"
         return {
             "engine": type(self).__name__,
@@ -912,7 +829,3 @@ class Engine(SleepingEngine):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    @abstractmethod
-    def _close(self) -> None:
-        "Release everything"

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['EpisodeOutcome', 'ObservationTokens', 'EnvironmentAnswer', 'SUMMARY_FIELDS', 'Episode', 'continue_episode',
-           'EpisodeBatch', 'EnvironmentPool', 'check_first_messages', 'EpisodeThreads', 'EpisodeRunner',
-           'InitialPromptLength', 'episode_metrics']
+           'EpisodeBatch', 'EnvironmentPool', 'EpisodeRunner', 'InitialPromptLength', 'episode_metrics']
 
 # %% ../../nbs/rollout/04_episodes.ipynb #4c32e40a
 import time
@@ -37,7 +36,7 @@ class Episode:
 
     request: Request  # of the next turn
     prompt: Prompt
-    environment: Environment | None = None  # None: not created yet, or released
+    environment: Environment | None = None  # None before creation and after release
     sample: Sample | None = None  # set when the episode ends
     turns: int = 0  # of the policy
     reward: float = 0.0  # from the environment
@@ -201,19 +200,9 @@ class EnvironmentPool:
         if environment in self.made:
             self.made.remove(environment)
 
-# %% ../../nbs/rollout/04_episodes.ipynb #73f51c7c
-def check_first_messages(prompt: Prompt, ids: list[int], limit: int | None) -> None:
-    "Raise `DataError` if an environment's first messages exceed the limit"
-    if limit is not None and len(ids) > limit:
-        raise DataError(
-            f"the first messages of {prompt.prompt_id} have {len(ids)} tokens, "
-            f"data.max_prompt_tokens is {limit}",
-            "Raise data.max_prompt_tokens.",
-        )
-
 # %% ../../nbs/rollout/04_episodes.ipynb #b44cd97a
-class EpisodeThreads:
-    "Calls environments in threads and tokenizes their observations"
+class EpisodeRunner:
+    "Runs episodes: calls environments in threads and tokenizes their observations"
 
     def __init__(
         self,
@@ -230,22 +219,53 @@ class EpisodeThreads:
         self.max_prompt_tokens = max_prompt_tokens
         self.calls = CallPool(workers, timeout_s)
 
-    def _first_ids(self, prompt: Prompt, environment: Environment, seed: int) -> list[int]:
+    def begin(
+        self,
+        requests: Sequence[Request],  # first turns
+        prompt_of: Mapping[str, Prompt],  # by group
+        limit: int,  # maximum number of response tokens, observations included
+    ) -> EpisodeBatch:
+        "Start an episode for each request"
+        episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
+        answers = [self.start_reset(episode) for episode in episodes]
+        for episode, answer in zip(episodes, answers, strict=True):
+            self.record_answer(episode, None, answer.result(), limit)
+        return EpisodeBatch(self, episodes, limit)
+
+    def close(self) -> None:
+        "Close all environments; wait for a hanging one no longer than its time limit"
+        self.calls.drain()
+        self.calls.run(self.environments.close_calls())
+        self.calls.close()
+
+    def start_reset(self, episode: Episode) -> Future[EnvironmentAnswer]:
+        "Start an episode in an environment; pass the answer to `record_answer`"
+        environment = self.environments.take()
+        return self.calls.start(partial(self._reset, episode, environment))
+
+    def _reset(self, episode: Episode, environment: Environment | None) -> None:
+        environment = self.environments.create(environment)
+        prompt = episode.prompt
+        limit = self.max_prompt_tokens
+        ids = self._first_ids(prompt, environment, episode.request.seed)
+        if ids is not prompt.ids and limit is not None and len(ids) > limit:
+            raise DataError(
+                f"the first messages of {prompt.prompt_id} have {len(ids)} tokens, "
+            f"data.max_prompt_tokens is {limit}",
+                "Raise data.max_prompt_tokens.",
+            )
+        episode.request = replace(episode.request, prompt_ids=ids)
+        episode.environment = environment
+
+    def _first_ids(
+        self, prompt: Prompt, environment: Environment, seed: int
+    ) -> list[int]:
         "Reset an environment; return the ids of its first messages"
         messages = environment.reset(prompt, seed)
         if messages is None:
             return prompt.ids
         place = f"the first messages of {prompt.prompt_id}"
         return self.format.prompt_ids(messages, environment.tools, prompt.images, place)
-
-    def _reset(self, episode: Episode, environment: Environment | None) -> None:
-        environment = self.environments.create(environment)
-        prompt = episode.prompt
-        ids = self._first_ids(prompt, environment, episode.request.seed)
-        if ids is not prompt.ids:
-            check_first_messages(prompt, ids, self.max_prompt_tokens)
-        episode.request = replace(episode.request, prompt_ids=ids)
-        episode.environment = environment
 
     def count_tokens(self, prompt: Prompt) -> int:
         "Return the tokens of an episode's first messages; if that fails, those of the prompt"
@@ -260,6 +280,12 @@ class EpisodeThreads:
         (answer,) = self.calls.run([count])
         return len(prompt.ids) if isinstance(answer, CallFailure) else answer
 
+    def start_step(
+        self, episode: Episode, sample: Sample
+    ) -> Future[EnvironmentAnswer]:
+        "Pass a turn of the policy to the environment; pass the answer to `record_answer`"
+        return self.calls.start(partial(self._step, episode, sample))
+
     def _step(self, episode: Episode, sample: Sample) -> EnvironmentAnswer:
         assert episode.environment is not None
         text = self.format.decode(last_turn_ids(sample))
@@ -269,32 +295,6 @@ class EpisodeThreads:
         place = f"the observation of {episode.prompt.prompt_id}"
         last_id = sample.response_ids[-1]
         return observation, self.format.observation(observation.messages, last_id, place)
-
-# %% ../../nbs/rollout/04_episodes.ipynb #18736db9
-class EpisodeRunner(EpisodeThreads):
-    "Runs episodes: starts and resets environments, records their observations"
-
-    def begin(
-        self,
-        requests: Sequence[Request],  # first turns
-        prompt_of: Mapping[str, Prompt],  # by group
-        limit: int,  # maximum number of response tokens, observations included
-    ) -> EpisodeBatch:
-        "Start an episode for each request"
-        episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
-        answers = [self.start_reset(episode) for episode in episodes]
-        for episode, answer in zip(episodes, answers, strict=True):
-            self.record_answer(episode, None, answer.result(), limit)
-        return EpisodeBatch(self, episodes, limit)
-
-    def start_reset(self, episode: Episode) -> Future[EnvironmentAnswer]:
-        "Start an episode in an environment; pass the answer to `record_answer`"
-        environment = self.environments.take()
-        return self.calls.start(partial(self._reset, episode, environment))
-
-    def start_step(self, episode: Episode, sample: Sample) -> Future[EnvironmentAnswer]:
-        "Pass a turn of the policy to the environment; pass the answer to `record_answer`"
-        return self.calls.start(partial(self._step, episode, sample))
 
     def record_answer(
         self,
@@ -315,12 +315,6 @@ class EpisodeRunner(EpisodeThreads):
             else:
                 continue_episode(episode, sample, tokens, limit)
 
-    def close(self) -> None:
-        "Close all environments; wait for a hanging one no longer than its time limit"
-        self.calls.drain()
-        self.calls.run(self.environments.close_calls())
-        self.calls.close()
-
     def described(self, episode: Episode) -> Sample:
         "Return the sample of an ended episode, with the episode in its metadata"
         assert episode.sample is not None
@@ -335,13 +329,9 @@ class EpisodeRunner(EpisodeThreads):
 class InitialPromptLength:
     "Counts the tokens of an episode's first messages"
 
-    def __init__(
-        self,
-        runner: EpisodeRunner,
-        seconds: float = 5.0,  # time in which every prompt is measured
-    ):
+    def __init__(self, runner: EpisodeRunner, seconds: float = 5.0):
         self.runner = runner
-        self.seconds = seconds
+        self.seconds = seconds  # time in which every prompt is measured
         self.spent = 0.0  # s
         self.added = 0  # largest number of additional tokens so far
 
@@ -358,18 +348,6 @@ class InitialPromptLength:
         return tokens
 
 # %% ../../nbs/rollout/04_episodes.ipynb #3a834ad5
-def _answer_metrics(answers: Sequence[Sequence[float]]) -> dict[str, float]:
-    "First and last answer of each episode; an episode without an answer counts as 0"
-    if not any(answers):
-        return {}
-    first = [values[0] if values else 0.0 for values in answers]
-    last = [values[-1] if values else 0.0 for values in answers]
-    return {
-        "env/first_answer_reward_mean": float(np.mean(first)),
-        "env/last_answer_reward_mean": float(np.mean(last)),
-    }
-
-
 def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     "Return the env/ metrics of a rollout with environments; empty without samples"
     episodes = [sample.metadata["environment"] for sample in samples]
@@ -377,22 +355,19 @@ def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         return {}
     calls = sum(episode["tool_calls"] for episode in episodes)
     errors = sum(episode["tool_errors"] for episode in episodes)
-
-    def mean(name: str) -> float:
-        return float(np.mean([episode[name] for episode in episodes]))
-
-    metrics = {
-        "env/turns_mean": mean("turns"),
-        "env/tool_calls_mean": calls / len(episodes),
-        "env/tool_error_ratio": errors / max(calls, 1),
-        "env/observation_tokens_mean": float(
-            np.mean([sample.loss_mask.count(0) for sample in samples])
-        ),
-        "env/reward_mean": mean("reward"),
-        "env/oracle_calls_mean": mean("oracle_calls"),
-        **_answer_metrics([episode["answers"] for episode in episodes]),
+    observed = [sample.loss_mask.count(0) for sample in samples]
+    means = {
+        "turns_mean": [episode["turns"] for episode in episodes],
+        "tool_calls_mean": [episode["tool_calls"] for episode in episodes],
+        "observation_tokens_mean": observed,
+        "reward_mean": [episode["reward"] for episode in episodes],
+        "oracle_calls_mean": [episode["oracle_calls"] for episode in episodes],
     }
     for outcome in ("truncated", "max_turns"):
-        ended = [episode["outcome"] == outcome for episode in episodes]
-        metrics[f"env/{outcome}_ratio"] = float(np.mean(ended))
-    return metrics
+        means[f"{outcome}_ratio"] = [e["outcome"] == outcome for e in episodes]
+    answers = [episode["answers"] for episode in episodes]
+    if any(answers):  # an episode without an answer counts as 0
+        means["first_answer_reward_mean"] = [a[0] if a else 0.0 for a in answers]
+        means["last_answer_reward_mean"] = [a[-1] if a else 0.0 for a in answers]
+    metrics = {f"env/{name}": float(np.mean(values)) for name, values in means.items()}
+    return metrics | {"env/tool_error_ratio": errors / max(calls, 1)}

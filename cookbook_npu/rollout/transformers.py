@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'MOST_SPARE', 'Store', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left',
            'prefill_mask', 'GrowingLayer', 'join_attention', 'RowBatch', 'join_rows', 'JoinedRows', 'RotationTable',
-           'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'CachedForward', 'ModelRunner', 'RowSampler',
-           'WaitingQueue', 'RunningRows', 'BatchDecoder', 'DeviceWeights', 'SleepingWeights', 'model_class',
-           'load_folder', 'end_token_ids', 'TransformersEngine']
+           'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'ModelRunner', 'RowSampler', 'WaitingQueue',
+           'BatchDecoder', 'DeviceWeights', 'model_class', 'load_folder', 'end_token_ids', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
 import importlib
@@ -36,7 +35,6 @@ from ..rollout.engine import (
     sample_tokens,
     token_logprobs,
     uniforms,
-    use_images,
 )
 from ..weights.checksum import checksums
 
@@ -45,7 +43,7 @@ PREFILL_LIMIT = 65536  # padded tokens
 
 
 def plan_prefills(
-    lengths: Sequence[int],  # tokens of each sequence
+    lengths: Sequence[int],
     mixed_lengths: bool = True,  # a prefill may contain different lengths
     max_tokens: int = PREFILL_LIMIT,  # of one prefill, padding included
 ) -> Iterator[list[int]]:
@@ -69,11 +67,8 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids_PT, torch.tensor([width - len(p) for p in prompts])
 
 
-def prefill_mask(
-    pads_P: Tensor,  # number of pads of each prompt
-    width: int,  # padded length T
-) -> Tensor:  # [P, 1, T, T] bool, True: query (row) attends to key (column)
-    "Return a causal mask that hides the padding"
+def prefill_mask(pads_P: Tensor, width: int) -> Tensor:
+    "Return a causal mask that hides the padding, [P, 1, T, T] bool: query (row) attends to key (column)"
     column_T = torch.arange(width, device=pads_P.device)
     causal_TT = column_T[None] <= column_T[:, None]
     real_P11T = column_T >= pads_P[:, None, None, None]
@@ -144,10 +139,9 @@ class GrowingLayer(DynamicLayer):
 
 # %% ../../nbs/rollout/01_transformers.ipynb #9cd0018c
 def join_attention(
-    parts: Sequence[tuple[GrowingLayer, Tensor]],  # layers, and the rows to take of each
-    width: int,  # columns of the result; layers are right-aligned
+    parts: Sequence[tuple[GrowingLayer, Tensor]], width: int
 ) -> GrowingLayer:
-    "Return rows of several layers as one layer"
+    "Return the given rows of several layers as one layer of `width` columns, right-aligned"
     spare = max(layer.spare for layer, _ in parts)
     rows = sum(len(rows_B) for _, rows_B in parts)
     joined = []
@@ -222,10 +216,8 @@ def _join_layers(parts: list[tuple[Any, Tensor]], width: int) -> Any:
     return first
 
 
-def join_rows(
-    parts: Sequence[tuple[RowBatch, list[int]]],  # batches, and the rows to take of each
-) -> RowBatch:
-    "Return rows of several batches as one batch, as wide as its longest row"
+def join_rows(parts: Sequence[tuple[RowBatch, list[int]]]) -> RowBatch:
+    "Return the given rows of several batches as one batch, as wide as its longest row"
     device = parts[0][0].pads_B.device
     width = max(b.width - min(b.pads[k] for k in rows) for b, rows in parts)
     states: list[RequestState] = []
@@ -391,7 +383,7 @@ class Qwen3TextForward:
         ids_BT: Tensor,  # one token per row, or the first tokens of an empty cache
         position_BT: Tensor,
         longest: int,  # highest position
-        mask: Tensor | None,  # bool, columns that a token attends to; None: all before it
+        mask: Tensor | None,  # bool, attended columns; None means all previous ones
     ) -> Tensor:  # [B, V] logits of the next tokens
         "Run new tokens of each row; the cache grows by T columns"
         B, T = ids_BT.shape
@@ -404,14 +396,37 @@ class Qwen3TextForward:
             x_NE = x_NE + layer.mlp(x_NE)
         return F.linear(self.layers[0].normed(x_NE, self.norm), self.head)
 
-# %% ../../nbs/rollout/01_transformers.ipynb #85e41a21
-class CachedForward:
-    "Runs new tokens of a model, by `Qwen3TextForward` where possible"
+# %% ../../nbs/rollout/01_transformers.ipynb #42a84267
+def _image_inputs(
+    states: list[RequestState], width: int, config: Any
+) -> tuple[dict[str, Tensor], list[int]]:
+    "Return pixels, grids and three-dimensional positions (empty without images), and the rope deltas"
+    images = [image for state in states for image in state.request.images]
+    deltas = [0] * len(states)
+    if not images:
+        return {}, deltas
+    positions_3PT = torch.zeros(3, len(states), width, dtype=torch.long)
+    for p, state in enumerate(states):
+        ids = state.sequence
+        found_3T = vision_positions(ids, state.request.images, config)
+        positions_3PT[:, p, width - len(ids) :] = found_3T
+        deltas[p] = int(found_3T.max()) + 1 - len(ids)
+    pixels = torch.cat([torch.as_tensor(image.pixel_values) for image in images])
+    grids = torch.tensor([image.grid_thw for image in images])
+    return {
+        "pixel_values": pixels,
+        "image_grid_thw": grids,
+        "position_ids": positions_3PT,
+    }, deltas
 
-    def __init__(self, net: Any):  # a transformers model
+# %% ../../nbs/rollout/01_transformers.ipynb #bd2cb6f6
+class ModelRunner:
+    "Prefills sequences and decodes rows of a model, by `Qwen3TextForward` where possible"
+
+    def __init__(self, net: Any, device: torch.device):  # a transformers model
         self.net = net
+        self.device = device
         self.text_forward = Qwen3TextForward(net) if can_run_qwen3(net) else None
-        self.shared = self.text_forward.shared if self.text_forward else []
 
     def new_cache(self, spare: int) -> DynamicCache:
         "Return a cache whose attention layers grow in place, by at least `spare` columns"
@@ -422,7 +437,7 @@ class CachedForward:
         ]
         return cache
 
-    def __call__(
+    def forward(
         self,
         cache: DynamicCache,
         ids_BT: Tensor,
@@ -450,40 +465,6 @@ class CachedForward:
         if self.text_forward is not None:
             self.text_forward.rotations.table = None
 
-# %% ../../nbs/rollout/01_transformers.ipynb #42a84267
-def _image_inputs(
-    states: list[RequestState],
-    width: int,  # padded length
-    config: Any,  # of the model
-) -> tuple[dict[str, Tensor], list[int]]:  # inputs of the model; rope deltas
-    "Return pixels, grids and three-dimensional positions; empty without images"
-    images = [image for state in states for image in state.request.images]
-    deltas = [0] * len(states)
-    if not images:
-        return {}, deltas
-    positions_3PT = torch.zeros(3, len(states), width, dtype=torch.long)
-    for p, state in enumerate(states):
-        ids = state.sequence
-        found_3T = vision_positions(ids, state.request.images, config)
-        positions_3PT[:, p, width - len(ids) :] = found_3T
-        deltas[p] = int(found_3T.max()) + 1 - len(ids)
-    pixels = torch.cat([torch.as_tensor(image.pixel_values) for image in images])
-    grids = torch.tensor([image.grid_thw for image in images])
-    return {
-        "pixel_values": pixels,
-        "image_grid_thw": grids,
-        "position_ids": positions_3PT,
-    }, deltas
-
-# %% ../../nbs/rollout/01_transformers.ipynb #bd2cb6f6
-class ModelRunner:
-    "Prefills sequences and decodes rows of a model"
-
-    def __init__(self, net: Any, device: torch.device):
-        self.net = net
-        self.device = device
-        self.forward = CachedForward(net)
-
     def prefill(
         self, states: list[RequestState]
     ) -> tuple[RowBatch, Tensor]:  # their rows; [B, V] logits of the next tokens
@@ -497,7 +478,7 @@ class ModelRunner:
         if min(map(len, different)) < width:
             mask = prefill_mask(pads_P, width)
         longest = max(state.remaining for state in states)
-        cache = self.forward.new_cache(min(longest, MOST_SPARE))
+        cache = self.new_cache(min(longest, MOST_SPARE))
         given, deltas = _image_inputs(list(owners.values()), width, self.net.config)
         inputs = {name: t.to(self.device) for name, t in given.items()}
         if not inputs:
@@ -514,10 +495,8 @@ class ModelRunner:
             logits_PV = logits_PV[which_B]
         return RowBatch(states, cache, width, pads, rope_deltas, self.device), logits_PV
 
-    def decode(
-        self, rows: RowBatch, token_B: Tensor
-    ) -> Tensor:  # [B, V] logits of the next tokens
-        "Run the last sampled token of each row; the rows grow by one column"
+    def decode(self, rows: RowBatch, token_B: Tensor) -> Tensor:
+        "Run the last sampled token of each row, a new column; return the logits [B, V] of the next"
         mask = None
         if rows.padded:
             column_T = torch.arange(rows.width + 1, device=self.device)
@@ -597,21 +576,14 @@ def _length(state: RequestState) -> int:
 class WaitingQueue:
     "Requests that wait for a place in the batch"
 
-    def __init__(
-        self,
-        batch_size: int,  # maximum number of rows
-        layer_types: set[str],  # of the model
-    ):
+    def __init__(self, batch_size: int, layer_types: set[str]):
         self.batch_size = batch_size
         self.mixed_lengths = layer_types == {"full_attention"}
         self.can_join = layer_types <= {"full_attention", "linear_attention"}
         self.states: deque[RequestState] = deque()
 
-    def admit(
-        self,
-        running: int,  # rows in use
-    ) -> list[RequestState]:
-        "Remove and return the requests that join now"
+    def admit(self, running: int) -> list[RequestState]:
+        "Remove and return the requests that join `running` rows now"
         free = self.batch_size - running
         enough = min(len(self.states), max(1, self.batch_size // 8))
         if not self.states or free < enough or (running and not self.can_join):
@@ -635,16 +607,20 @@ class WaitingQueue:
             chosen = {id(state) for i in plan for state in groups[i]}
             yield [state for state in joining if id(state) in chosen]
 
-# %% ../../nbs/rollout/01_transformers.ipynb #3091a8a0
-class RunningRows:
-    "The rows in the batch, and what they need on the device"
+# %% ../../nbs/rollout/01_transformers.ipynb #f693858b
+class BatchDecoder:
+    "Samples the responses of requests that join and leave a batch of rows"
 
     def __init__(
         self,
         runner: ModelRunner,
+        queue: WaitingQueue,
+        end_tokens: frozenset[int],
         unsampled: Tensor | None = None,  # token ids to exclude
     ):
         self.runner = runner
+        self.queue = queue
+        self.end_tokens = end_tokens
         self.unsampled = unsampled
         self.clear()
 
@@ -652,17 +628,32 @@ class RunningRows:
         "Free the device memory of the rows"
         self.batch: RowBatch | None = None
         self.token_B = torch.empty(0)  # last sampled token of each row
-        self.runner.forward.release()
+        self.runner.release()
         self.sampler = RowSampler(self.unsampled)
 
     @property
-    def states(self) -> list[RequestState]:
+    def running(self) -> list[RequestState]:
         "Unfinished requests of the rows"
         if self.batch is None:
             return []
         return [self.batch.states[k] for k in self.batch.live]
 
-    def run(self, prefills: list[list[RequestState]]) -> tuple[RowBatch, Tensor]:
+    def add(self, states: list[RequestState], version: int) -> None:
+        "Queue requests, the shortest first"
+        self.queue.states.extend(sorted(states, key=_length))
+
+    def remove(self, states: list[RequestState]) -> None:
+        "Drop aborted requests"
+        self.queue.states = deque(s for s in self.queue.states if s.reason is None)
+        if not self.running:
+            self.clear()
+
+    def requeue(self) -> None:
+        "Return the running requests to the head of the queue and drop their cache"
+        self.queue.states.extendleft(reversed(self.running))
+        self.clear()
+
+    def _run(self, prefills: list[list[RequestState]]) -> tuple[RowBatch, Tensor]:
         "Return all rows, the new ones included, and the logits [B, V] of their next tokens"
         parts: list[tuple[RowBatch, list[int]]] = []
         logits: list[Tensor] = []
@@ -682,54 +673,14 @@ class RunningRows:
             return parts[0][0], logits[0]
         return join_rows(parts), torch.cat(logits)
 
-    def drop_ended(self, batch: RowBatch) -> None:
-        "Drop finished rows once they are half of the batch: dropping copies the cache"
-        self.batch = batch
-        live = batch.live
-        if not live:
-            self.clear()
-        elif 2 * len(live) <= len(batch.states):
-            rows_B = batch.keep(live)
-            self.token_B = self.token_B[rows_B]
-            self.sampler.keep(rows_B)
-
-# %% ../../nbs/rollout/01_transformers.ipynb #f693858b
-class BatchDecoder:
-    "Samples the responses of requests that join and leave a batch of rows"
-
-    def __init__(
-        self,
-        rows: RunningRows,
-        queue: WaitingQueue,
-        end_tokens: frozenset[int],
-    ):
-        self.rows = rows
-        self.queue = queue
-        self.end_tokens = end_tokens
-
-    def add(self, states: list[RequestState], version: int) -> None:
-        "Queue requests, the shortest first"
-        self.queue.states.extend(sorted(states, key=_length))
-
-    def remove(self, states: list[RequestState]) -> None:
-        "Drop aborted requests"
-        self.queue.states = deque(s for s in self.queue.states if s.reason is None)
-        if not self.rows.states:
-            self.rows.clear()
-
-    def requeue(self) -> None:
-        "Return the running requests to the head of the queue and drop their cache"
-        self.queue.states.extendleft(reversed(self.rows.states))
-        self.rows.clear()
-
     @torch.inference_mode()
     def step(self, version: int) -> list[RequestState]:  # finished requests
         "Sample one token for every row, joining rows included"
-        joining = self.queue.admit(len(self.rows.states))
+        joining = self.queue.admit(len(self.running))
         try:
-            batch, logits_BV = self.rows.run(list(self.queue.prefills(joining)))
-            self.rows.token_B, logprob_B = self.rows.sampler.sample(logits_BV, batch.states)
-            tokens = self.rows.token_B.tolist()
+            batch, logits_BV = self._run(list(self.queue.prefills(joining)))
+            self.token_B, logprob_B = self.sampler.sample(logits_BV, batch.states)
+            tokens = self.token_B.tolist()
             logprobs = logprob_B.tolist()
         except BaseException:
             # some layers of the cache may have one more column: rebuild all of them
@@ -748,18 +699,26 @@ class BatchDecoder:
                 state.reason = "length"
             if state.reason is not None:
                 ended.append(state)
-        self.rows.drop_ended(batch)
+        self._drop_ended(batch)
         return ended
+
+    def _drop_ended(self, batch: RowBatch) -> None:
+        "Drop finished rows once they are half of the batch: dropping copies the cache"
+        self.batch = batch
+        live = batch.live
+        if not live:
+            self.clear()
+        elif 2 * len(live) <= len(batch.states):
+            rows_B = batch.keep(live)
+            self.token_B = self.token_B[rows_B]
+            self.sampler.keep(rows_B)
 
 # %% ../../nbs/rollout/01_transformers.ipynb #1c7e9b05
 class DeviceWeights:
-    "The weights and buffers of a model, by Hugging Face name"
+    "The weights and buffers of a model, by Hugging Face name; a sleep moves or drops them"
 
     def __init__(
-        self,
-        net: torch.nn.Module,  # on its device
-        device: torch.device,
-        shared: Sequence[JoinedRows] = (),  # weights that share memory
+        self, net: torch.nn.Module, device: torch.device, shared: Sequence[JoinedRows] = ()
     ):
         self.device = device
         self.shared = shared
@@ -776,6 +735,7 @@ class DeviceWeights:
         self.buffers = {name: t for name, t in net.named_buffers() if id(t) not in names}
         self.shapes = {name: t.shape for name, t in self.weights.items()}
         self._host: dict[str, Tensor] = {}  # copies made by a sleep
+        self._sizes: dict[str, torch.Size] = {}  # shapes before a sleep
 
     def checksums(self, names: Iterable[str]) -> dict[str, int]:
         "Return the checksum of each named weight; tied names are allowed"
@@ -804,15 +764,8 @@ class DeviceWeights:
         if self.acc is not None:
             self.acc.empty_cache()
 
-# %% ../../nbs/rollout/01_transformers.ipynb #5ad19111
-class SleepingWeights(DeviceWeights):
-    "Device weights that can be moved to host memory, or dropped, and restored"
-
-    def offload(
-        self,
-        keep_weights: bool,  # False: drop their values; buffers are always kept
-    ) -> None:
-        "Release the device memory"
+    def offload(self, keep_weights: bool) -> None:
+        "Release the device memory; move the buffers, and the weights to keep, to host memory"
         kept = self.buffers | self.weights if keep_weights else self.buffers
         pin = self.device.type != "cpu"
         self._host = {
@@ -847,7 +800,6 @@ def model_class(config: Any) -> type:  # of a transformers configuration
     import transformers
 
     install_finder()
-
     name = (config.architectures or ["?"])[0]
     if not hasattr(transformers, name):
         raise EngineError(
@@ -858,12 +810,8 @@ def model_class(config: Any) -> type:  # of a transformers configuration
     return getattr(transformers, name)
 
 
-def load_folder(
-    path: Path,  # Hugging Face folder
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Any, Any]:  # model on the device, tokenizer
-    "Load a model for inference, and its tokenizer"
+def load_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
+    "Load the model of a Hugging Face folder for inference, and its tokenizer"
     from transformers import AutoConfig, AutoTokenizer
 
     if not path.joinpath("config.json").is_file():
@@ -881,11 +829,8 @@ def load_folder(
 def end_token_ids(model: Any, extra: Iterable[int] = ()) -> frozenset[int]:
     "Return the end tokens of a model's generation settings, and `extra` ones"
     eos = model.generation_config.eos_token_id
-    if eos is None:
-        eos = []
-    elif isinstance(eos, int):
-        eos = [eos]
-    return frozenset(eos) | frozenset(extra)
+    ids = [eos] if isinstance(eos, int) else eos or []
+    return frozenset([*ids, *extra])
 
 # %% ../../nbs/rollout/01_transformers.ipynb #6a066e7c
 class TransformersEngine(Engine):
@@ -895,7 +840,7 @@ class TransformersEngine(Engine):
         self,
         hf_path: str | Path,  # Hugging Face folder
         dtype: str = "bfloat16",  # of the weights
-        device: torch.device | str | None = None,  # None: the first of this process
+        device: torch.device | str | None = None,  # default: the first of this process
         batch_size: int = 128,  # maximum number of sequences decoded together
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
@@ -908,22 +853,19 @@ class TransformersEngine(Engine):
         text = net.config.get_text_config()
         longest = text.max_position_embeddings
         super().__init__(str(hf_path), tokenizer, longest, kept_cache, simulated_latency)
-        runner = ModelRunner(self.net, self.device)
-        shared = runner.forward.shared
-        self.weights: SleepingWeights = SleepingWeights(self.net, self.device, shared)
+        runner = ModelRunner(net, self.device)
+        shared = runner.text_forward.shared if runner.text_forward else []
+        self.weights: DeviceWeights = DeviceWeights(net, self.device, shared)
+        unsampled = None
+        if ids := unsampled_token_ids(net.config):
+            self._use_images(net.config, supported=hasattr(net.model, "get_rope_index"))
+            unsampled = torch.tensor(ids, device=self.device)
         self.decoder: BatchDecoder = BatchDecoder(
-            RunningRows(runner, self._unsampled(self.net.config)),
+            runner,
             WaitingQueue(batch_size, _layer_types(text)),
-            end_token_ids(self.net, stop_token_ids),
+            end_token_ids(net, stop_token_ids),
+            unsampled,
         )
-
-    def _unsampled(self, config: Any) -> Tensor | None:
-        "Return the tokens to exclude; set up images for a model with a vision tower"
-        ids = unsampled_token_ids(config)
-        if not ids:
-            return None
-        use_images(self, config, supported=hasattr(self.net.model, "get_rope_index"))
-        return torch.tensor(ids, device=self.device)
 
     def _weights_changed(self) -> None:
         if self.kept_cache == "recompute":
@@ -941,7 +883,7 @@ class TransformersEngine(Engine):
         self.net = None
         self.weights.release()
 
-    def health(self) -> dict[str, Any]:  # Engine.health, device, memory_bytes
+    def health(self) -> dict[str, Any]:
         "Return the state of the engine and the device memory of its process"
         return super().health() | {
             "device": str(self.device),

@@ -37,7 +37,7 @@ def layer_weight(
     layer: Any,  # a vLLM layer
     leaf: str,  # name of its parameter
     packed: bool = False,  # read the packed copy even if the original exists
-    columns: Sequence[int] | None = None,  # of a matrix; None: all
+    columns: Sequence[int] | None = None,  # of a matrix; default: all
 ) -> Tensor:
     "Return the matrix (or vector) that the layer computes with"
     weight = getattr(layer, leaf)
@@ -93,7 +93,7 @@ class Shard:
     "The part of a weight that one rank holds"
 
     rows: tuple[range, ...]  # of the weight, in the order of the layer
-    columns: range | None  # of the weight as a matrix; None: all
+    columns: range | None  # of the weight as a matrix; None means all
     start: int  # row of the layer's parameter where they begin
 
     @property
@@ -126,13 +126,8 @@ class Shard:
         return f"rows {rows}, columns {self.columns.start}..{self.columns.stop - 1}"
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #676db852
-def shard_range(
-    size: int,  # of the whole dimension
-    held: int,  # by each rank
-    rank: int,
-    ranks: int,
-) -> range:
-    "Return this rank's part of a dimension"
+def shard_range(size: int, held: int, rank: int, ranks: int) -> range:
+    "Return this rank's part of a dimension of which each rank holds `held`"
     parts = size // held if held else 0
     if not parts or parts * held != size or ranks % parts:
         raise EngineError(
@@ -158,11 +153,9 @@ def _fill_partitions(heights: Sequence[int], sizes: Sequence[int]) -> list[list[
 
 
 def _partitions(
-    model: Any,
-    parameter: LayerParameter,
-    heights: list[int],  # rows of each weight in it
-    ranks: int,
-) -> tuple[list[int], list[int]]:  # rows of each partition: (in total, on this rank)
+    model: Any, parameter: LayerParameter, heights: list[int], ranks: int
+) -> tuple[list[int], list[int]]:
+    "Return the rows of each partition, in total and on this rank; `heights`: those of its weights"
     layer = parameter.layer
     if parameter.path.endswith(".conv1d"):  # of a gated delta net: queries, keys and values
         net = model.get_submodule(parameter.path.removesuffix(".conv1d"))
@@ -176,13 +169,9 @@ def _partitions(
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #a8c7ff19
 def find_shard(
-    model: Any,  # a vLLM model
-    name: str,  # Hugging Face name
-    shapes: Mapping[str, torch.Size],  # of every weight by Hugging Face name
-    rank: int = 0,  # tensor-parallel rank
-    ranks: int = 1,
+    model: Any, name: str, shapes: Mapping[str, torch.Size], rank: int = 0, ranks: int = 1
 ) -> Shard:
-    "Return the part of a weight that a rank must hold"
+    "Return the part of a weight that a tensor-parallel rank must hold; `shapes`: of all weights"
     parameter = find_parameter(model, name)
     shape = shapes[name]
     layer = parameter.layer
@@ -220,7 +209,7 @@ def read_shard(
     name: str,  # Hugging Face name
     shard: Shard,
     packed: bool = False,  # read the packed copy even if the original exists
-    columns: Sequence[int] | None = None,  # of the shard; None: all
+    columns: Sequence[int] | None = None,  # of the shard; default: all
 ) -> Tensor:
     "Return a rank's part of a weight as the engine computes with it"
     parameter = find_parameter(model, name)
@@ -256,11 +245,8 @@ def read_weight(
 COMPARED_COLUMNS = 16  # of a matrix
 
 
-def some_columns(
-    width: int,
-    version: int,  # of the weight update; shifts the columns
-) -> list[int]:
-    "Return evenly distributed columns"
+def some_columns(width: int, version: int) -> list[int]:
+    "Return evenly distributed columns, others for each version"
     step = max(1, width // COMPARED_COLUMNS)
     return sorted({(i * step + version) % width for i in range(COMPARED_COLUMNS)})
 
@@ -301,11 +287,9 @@ def tensor_parallel_group() -> tuple[int, int, Any]:
 
 
 def worker_checksums(
-    worker: Any,
-    names: list[str],  # tied names are allowed
-    shapes: dict[str, torch.Size],  # by Hugging Face name, tied ones included
+    worker: Any, names: list[str], shapes: dict[str, torch.Size]
 ) -> dict[str, int]:
-    "Return checksums of the whole weights; collective over ranks"
+    "Return checksums of the whole weights, tied names included; collective over ranks"
     model = worker.model_runner.model
     place = tensor_parallel_group()
     with torch.inference_mode():

@@ -78,11 +78,8 @@ def start_kind() -> str:
     return "a fork of a server" if preload.is_fork() else "a fresh interpreter"
 
 
-def arm_faults(
-    role: Any,  # object of a worker
-    env: Mapping[str, str],  # of the worker
-) -> None:
-    "Let the methods of a role raise the faults that a test has configured"
+def arm_faults(role: Any, env: Mapping[str, str]) -> None:
+    "Let the methods of a worker's role raise the faults that a test has configured"
     from ..npu.simulator import faults
 
     if faults.FAULTS_ENV in env:

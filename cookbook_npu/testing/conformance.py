@@ -13,11 +13,10 @@ __all__ = ['PICTURE_KINDS', 'ENGINE_CHECKS', 'IMAGE_CHECKS', 'reference_model', 
            'sleep_level_1_keeps_weights', 'pause_refuses_generate', 'while_generating',
            'pause_keep_continues_with_new_weights', 'pause_abort_returns_partial_responses', 'sample_keys',
            'collect_all', 'require_same', 'streamed_equals_generate', 'collected_in_order',
-           'requests_join_while_others_run', 'interrupted', 'aborted_responses_continue', 'updated_in_flight',
-           'updated_gap', 'update_in_flight_recomputes', 'update_in_flight_keeps', 'invalid_calls_are_refused',
-           'limits_are_enforced', 'stop_tokens_end_a_response', 'pictures_are_distinguished',
-           'placeholders_are_never_sampled', 'every_picture_takes_its_tokens', 'wrong_placeholders_are_refused',
-           'run_suite', 'sharpen_model']
+           'requests_join_while_others_run', 'interrupted', 'aborted_responses_continue', 'updated_gap',
+           'update_in_flight_recomputes', 'update_in_flight_keeps', 'invalid_calls_are_refused', 'limits_are_enforced',
+           'stop_tokens_end_a_response', 'pictures_are_distinguished', 'placeholders_are_never_sampled',
+           'every_picture_takes_its_tokens', 'wrong_placeholders_are_refused', 'run_suite', 'sharpen_model']
 
 # %% ../../nbs/testing/02_conformance.ipynb #b82694c5
 import functools
@@ -69,11 +68,8 @@ def folder_weights(folder: Path) -> dict[str, Tensor]:
     "Return a copy of each weight of a Hugging Face folder by name, as a trainer would send them"
     from safetensors.torch import load_file
 
-    weights = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        for name, t in load_file(file).items():
-            weights[name] = t.clone()
-    return weights
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: t.clone() for file in files for name, t in load_file(file).items()}
 
 # %% ../../nbs/testing/02_conformance.ipynb #c07b79bf
 def _image_arguments(
@@ -108,11 +104,7 @@ def teacher_forced(
 
 
 @torch.no_grad()
-def greedy_response(
-    folder: Path,  # Hugging Face folder
-    prompt: list[int],
-    limit: int,  # maximum number of tokens
-) -> list[int]:
+def greedy_response(folder: Path, prompt: list[int], limit: int) -> list[int]:
     "Return the response of transformers' `generate` at temperature 0"
     ids_1T = torch.tensor([prompt])
     out_1T = reference_model(folder).generate(
@@ -124,10 +116,8 @@ def greedy_response(
     return out_1T[0, len(prompt) :].tolist()
 
 # %% ../../nbs/testing/02_conformance.ipynb #527ca338
-def image_prompts(
-    folder: Path,  # Hugging Face folder of a model with a vision tower
-) -> list[tuple[list[int], tuple[ImageInput, ...]]]:
-    "Return token ids and images of five prompts"
+def image_prompts(folder: Path) -> list[tuple[list[int], tuple[ImageInput, ...]]]:
+    "Return token ids and images of five prompts for the model of a folder"
     from PIL import Image
     from transformers import AutoConfig
 
@@ -155,12 +145,7 @@ def image_prompts(
 PICTURE_KINDS = "RGB RGBA L CMYK palette transparent animated rotated".split()
 
 
-def encoded_picture(
-    kind: str,  # one of `PICTURE_KINDS`
-    width: int,  # stored pixels
-    height: int,
-    seed: int,
-) -> bytes:
+def encoded_picture(kind: str, width: int, height: int, seed: int) -> bytes:
     "Return a file with random pixels: JPEG (CMYK, rotated by EXIF), GIF (animated) or PNG"
     from PIL import ExifTags, Image
 
@@ -197,11 +182,8 @@ def many_pictures() -> list[ImageSource]:
     return found
 
 
-def seeing_ids(
-    config: Any,  # a transformers configuration
-    tokens: int,  # placeholders of the image
-) -> list[int]:
-    "Return the ids of a prompt with one image"
+def seeing_ids(config: Any, tokens: int) -> list[int]:
+    "Return the ids of a prompt with one image of `tokens` placeholders"
     shown = [config.image_token_id] * tokens
     return [7, config.vision_start_token_id, *shown, config.vision_end_token_id, 31]
 
@@ -470,9 +452,7 @@ def update_equals_a_fresh_engine(case: Case) -> None:
     require_tokens(case.ask(), old, "the old weights do not restore the old responses")
 
 # %% ../../nbs/testing/02_conformance.ipynb #e62c6ae8
-def invalid_updates(
-    weights: dict[str, Tensor],
-) -> Iterator[tuple[dict[str, Tensor], str]]:
+def invalid_updates(weights: dict[str, Tensor]) -> Iterator[tuple[dict[str, Tensor], str]]:
     "Yield invalid weight updates, and the name that the error must contain"
     last = list(weights)[-1]
     yield {n: t for n, t in weights.items() if n != last}, last
@@ -665,12 +645,9 @@ def streamed_equals_generate(case: Case) -> None:
             pieces.append(case.engine.collect(decode_steps=1))
         return pieces + collect_all(case.engine, 3)
 
-    first = stream()
-    again = stream()
+    first, again = stream(), stream()
     require_same(case, [s for piece in first for s in piece], want)
-    same = [sample_keys(piece) for piece in first] == [
-        sample_keys(piece) for piece in again
-    ]
+    same = [*map(sample_keys, first)] == [*map(sample_keys, again)]
     require(same, "the same calls returned other pieces")
 
 # %% ../../nbs/testing/02_conformance.ipynb #559ec5d5
@@ -754,8 +731,8 @@ def aborted_responses_continue(case: Case) -> None:
     require_same(case, interrupted(case, case.sampling()), samples)
 
 # %% ../../nbs/testing/02_conformance.ipynb #d673d5a8
-def updated_in_flight(case: Case) -> list[Sample]:
-    "Return all responses, with a weight update to `case.other` after four steps"
+def updated_gap(case: Case) -> float:
+    "Update to `case.other` in flight; return the largest log-prob difference from its weights"
     engine = case.engine
     before = engine.version
     engine.submit(case.requests, case.sampling())
@@ -768,12 +745,6 @@ def updated_in_flight(case: Case) -> list[Sample]:
         want = ([before] * 4 + [before + 1] * n)[:n]
         require(s.versions == want, f"{s.group_id}/{s.index} has versions {s.versions}")
     require(any(len(s.response_ids) > 5 for s in samples), "no response continued")
-    return samples
-
-
-def updated_gap(case: Case) -> float:
-    "Return the largest difference of log-probs from the new weights, after an update in flight"
-    samples = updated_in_flight(case)
     return max(logprob_gap(case, case.other, s, 0.8, first=4) for s in samples)
 
 
@@ -946,11 +917,8 @@ def run_suite(case: Case) -> list[str]:
     return [check.__name__ for check in checks]
 
 # %% ../../nbs/testing/02_conformance.ipynb #e120afc8
-def sharpen_model(
-    folder: Path,  # Hugging Face folder; its weights are rewritten
-    factor: float = 4.0,  # multiplies every matrix
-) -> Path:
-    "Scale the matrices of a random model, so that its distributions are peaked"
+def sharpen_model(folder: Path, factor: float = 4.0) -> Path:
+    "Scale the matrices in the folder of a random model, so that its distributions are peaked"
     from safetensors.torch import load_file, save_file
 
     for file in folder.glob("*.safetensors"):

@@ -34,11 +34,7 @@ def _on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
 
 
-def _reads(
-    operator: str,  # name without "aten::"
-    args: tuple[Any, ...],
-    result: Any,
-) -> bool:
+def _reads(operator: str, args: tuple[Any, ...], result: Any) -> bool:
     "Whether a call waits for a value of the device"
     if not any(_on_device(value) for value in tree_leaves(args)):
         return False

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 from ..errors import ConfigError, RoleError, RoleTimeout
@@ -32,16 +31,6 @@ from ..npu.shims.bootstrap import PROCESS_ROLES
 from ..npu.simulator.fork_server import ForkedProcess, fork_process
 
 # %% ../../nbs/testing/01_ranks.ipynb #c77c8935
-def _load_file(path: str) -> ModuleType:
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def import_target(target: str) -> Callable:
     "Return the function named 'package.module:function' or '/path/file.py:function'"
     where, _, name = target.rpartition(":")
@@ -50,7 +39,14 @@ def import_target(target: str) -> Callable:
             f"target {target!r} names no function",
             "Write 'package.module:function' or '/path/file.py:function'.",
         )
-    module = _load_file(where) if where.endswith(".py") else importlib.import_module(where)
+    if where.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
     if not hasattr(module, name):
         raise ConfigError(
             f"{where} has no function {name!r}", "Check the name after the colon."
@@ -60,17 +56,16 @@ def import_target(target: str) -> Callable:
 # %% ../../nbs/testing/01_ranks.ipynb #c196db1e
 # slow imports of Megatron that are safe before the shims are applied
 MEGATRON_IMPORTS = ("torch.distributed.tensor", "torch.distributed.checkpoint")
+_SIMULATOR = "cookbook_npu.npu.simulator:install"
 
 
 def _run_bootstrap(bootstrap: str | None) -> None:
     import_target("cookbook_npu.npu.shims.torchvision_ops:install_finder")()
     if bootstrap == "simulator":
-        bootstrap = "cookbook_npu.npu.simulator:install"
-    if bootstrap is None:
-        return
-    if ":" in bootstrap:
+        bootstrap = _SIMULATOR
+    if bootstrap is not None and ":" in bootstrap:
         import_target(bootstrap)()
-    else:
+    elif bootstrap is not None:
         import_target("cookbook_npu.npu.shims.bootstrap:bootstrap")(bootstrap)
 
 
@@ -79,25 +74,20 @@ def warm_up_of(
     preload: Sequence[str] = (),  # modules that the target imports
 ) -> list[str] | None:
     "Return the imports and calls of a fork server for these ranks; None: use new interpreters"
-    first = [
-        "cookbook_npu.npu.shims.torchvision_ops:install_finder",
-        "torch",
-        "cookbook_npu.testing.ranks",
-    ]
-    if bootstrap is None:
-        return [*first, *preload]
-    if bootstrap == "simulator":
-        return [*first, "cookbook_npu.npu.simulator:install", *preload]
+    ranks = "cookbook_npu.testing.ranks"
     if bootstrap in PROCESS_ROLES:
-        role = f"cookbook_npu.npu.shims.bootstrap:bootstrap:{bootstrap}"
-        return ["cookbook_npu.testing.ranks", role, *preload]
-    if bootstrap.startswith("cookbook_npu."):
-        return [*first, bootstrap, *preload]
-    if ".py:" in bootstrap:  # runs in the fork; most of them import Megatron
-        return [*first, *MEGATRON_IMPORTS, *preload]
-    if bootstrap.partition(":")[0] in preload:
-        return [*first, *preload]
-    return None  # the module name may be ambiguous in a fork server
+        return [ranks, f"cookbook_npu.npu.shims.bootstrap:bootstrap:{bootstrap}", *preload]
+    own: list[str] = []
+    if bootstrap == "simulator":
+        own = [_SIMULATOR]
+    elif bootstrap is not None and bootstrap.startswith("cookbook_npu."):
+        own = [bootstrap]
+    elif bootstrap is not None and ".py:" in bootstrap:
+        own = [*MEGATRON_IMPORTS]  # it runs in the fork; most of them import Megatron
+    elif bootstrap is not None and bootstrap.partition(":")[0] not in preload:
+        return None  # the module name may be ambiguous in a fork server
+    finder = "cookbook_npu.npu.shims.torchvision_ops:install_finder"
+    return [finder, "torch", ranks, *own, *preload]
 
 # %% ../../nbs/testing/01_ranks.ipynb #305d6c98
 def rank_main(
@@ -126,12 +116,6 @@ def rank_main(
             parent.recv(1)
 
 # %% ../../nbs/testing/01_ranks.ipynb #91d2a058
-def _package_root() -> str:
-    if "__file__" in globals():
-        return str(Path(__file__).resolve().parents[2])
-    return os.getcwd()  # of a notebook
-
-
 def simulated_rank_env(
     rank: int,
     world_size: int,
@@ -153,7 +137,9 @@ def simulated_rank_env(
         "PYTHONUNBUFFERED": "1",
         **(extra or {}),
     }
-    paths = [_package_root(), *(env.get("PYTHONPATH") or "").split(os.pathsep)]
+    in_notebook = "__file__" not in globals()
+    root = os.getcwd() if in_notebook else str(Path(__file__).resolve().parents[2])
+    paths = [root, *(env.get("PYTHONPATH") or "").split(os.pathsep)]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
     return {name: str(value) for name, value in env.items() if value is not None}
 

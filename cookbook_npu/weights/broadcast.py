@@ -39,18 +39,15 @@ class UpdateGroup:
 
     def connect(self) -> dist.Store:
         "Connect to the store and return this group's part"
-        store = dist.TCPStore(self.host, self.port, timeout=STORE_TIMEOUT)
-        return self.part_of(store)
+        return self.part_of(dist.TCPStore(self.host, self.port, timeout=STORE_TIMEOUT))
 
     def part_of(self, store: dist.Store) -> dist.Store:
         "Return this group's part of a store"
         return dist.PrefixStore(f"weight_update_{self.number}", store)
 
 
-def open_store(
-    host: str,  # address of this machine that members can reach
-) -> dist.TCPStore:
-    "Return the driver's store; keep it as long as groups use it"
+def open_store(host: str) -> dist.TCPStore:
+    "Return the driver's store at an address that members can reach; keep it while groups use it"
     return dist.TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT
     )
@@ -59,23 +56,15 @@ def open_store(
 FAILED = "failed"  # key of a group: reason of its failure
 
 
-def give_up(
-    store: dist.Store,  # a group's part
-    why: str,
-) -> str:
-    "Mark the group as failed, so that all members stop waiting; returns the first reason"
+def give_up(store: dist.Store, why: str) -> str:
+    "Mark a group as failed, so that all members stop waiting; returns the first reason"
     return store.compare_set(FAILED, "", why).decode()
 
 
 class Meetings:
     "A barrier that detects failed members"
 
-    def __init__(
-        self,
-        store: dist.Store,  # the group's part
-        size: int,  # members
-        timeout_s: float,
-    ):
+    def __init__(self, store: dist.Store, size: int, timeout_s: float):
         self.store = store
         self.size = size
         self.timeout_s = timeout_s
@@ -107,33 +96,10 @@ class Meetings:
             )
 
 # %% ../../nbs/weights/03_broadcast.ipynb #ea4ea98e
-def _make_process_group(
-    group: UpdateGroup, rank: int, acc: Accelerator, store: dist.Store
-) -> dist.ProcessGroup:
-    c10d = dist.distributed_c10d
-    made, _ = c10d._new_process_group_helper(
-        group.size,
-        rank,
-        [],
-        acc.type.backend,
-        dist.PrefixStore("torch", store),
-        f"weight_update_{group.number}",  # pyright: ignore[reportArgumentType]
-        # a fallback: `GroupMember` fails earlier, with a reason
-        timeout=timedelta(seconds=2 * group.timeout_s),
-    )
-    c10d._world.pg_group_ranks[made] = {member: member for member in range(group.size)}
-    return made
+class GroupMember:
+    "One process of an update group; its failures reach all members"
 
-
-class _Member:
-    "A process group whose failures reach all members"
-
-    def __init__(
-        self,
-        group: UpdateGroup,
-        rank: int,  # 0 sends
-        acc: Accelerator,
-    ):
+    def __init__(self, group: UpdateGroup, rank: int, acc: Accelerator):
         self.update_group = group
         self.device = acc.device(0)
         self.store = group.connect()
@@ -141,7 +107,23 @@ class _Member:
         with self.report_failure():
             # the barrier comes before anything that blocks on a dead process
             self.meetings.meet()
-            self.process_group = _make_process_group(group, rank, acc, self.store)
+            self.process_group = self._make_process_group(rank, acc.type.backend)
+
+    def _make_process_group(self, rank: int, backend: str) -> Any:
+        group = self.update_group
+        c10d = dist.distributed_c10d
+        made, _ = c10d._new_process_group_helper(
+            group.size,
+            rank,
+            [],
+            backend,
+            dist.PrefixStore("torch", self.store),
+            f"weight_update_{group.number}",  # pyright: ignore[reportArgumentType]
+            # a fallback: `broadcast` fails earlier, with a reason
+            timeout=timedelta(seconds=2 * group.timeout_s),
+        )
+        c10d._world.pg_group_ranks[made] = {member: member for member in range(group.size)}
+        return made
 
     @contextmanager
     def report_failure(self) -> Iterator[None]:
@@ -159,38 +141,27 @@ class _Member:
                 f"a weight broadcast failed: {why}", "It is sent again."
             ) from error
 
-# %% ../../nbs/weights/03_broadcast.ipynb #358ccf4f
-class GroupMember(_Member):
-    "One process of an update group"
-
-    def broadcast(
-        self,
-        block: torch.Tensor,  # on the device: what to send, or where to receive
-    ) -> None:
-        "Send to all others, or receive; raises `WeightUpdateError` if a member has died"
+    def broadcast(self, block: torch.Tensor) -> None:
+        "Send a device tensor to all others, or receive into it; `WeightUpdateError` if a member died"
         with self.report_failure():
             self.meetings.meet()
-            work = dist.broadcast(
+            work: Any = dist.broadcast(
                 block, group=self.process_group, group_src=0, async_op=True
             )
-            self._wait_for(work)
-
-    def _wait_for(self, work: Any) -> None:
-        "Wait for a collective; abort the communicator after the timeout"
-        deadline = time.monotonic() + self.update_group.timeout_s
-        while not work.is_completed():
-            if time.monotonic() > deadline:
-                why = f"a bucket was not broadcast within {self.update_group.timeout_s:g} s"
-                # store the reason before the others see only a closed connection
-                why = give_up(self.store, why)
-                self._abort("a broadcast does not end")
-                raise WeightUpdateError(
-                    why,
-                    "A member died in it, or the network is slow: raise placement.transfer_timeout_s.",
-                )
-            self.meetings.check()
-            time.sleep(POLL_STORE_S)
-        work.wait()
+            deadline = time.monotonic() + self.update_group.timeout_s
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    why = f"a bucket was not broadcast within {self.update_group.timeout_s:g} s"
+                    # store the reason before the others see only a closed connection
+                    why = give_up(self.store, why)
+                    self._abort("a broadcast does not end")
+                    raise WeightUpdateError(
+                        why,
+                        "A member died in it, or the network is slow: raise placement.transfer_timeout_s.",
+                    )
+                self.meetings.check()
+                time.sleep(POLL_STORE_S)
+            work.wait()
 
     def _abort(self, why: str) -> None:
         "Free the communicator, even during a collective"
@@ -210,27 +181,22 @@ def bucket_sizes(manifest: Manifest) -> list[int]:
     "Return the bytes of each bucket"
     sizes = [0] * len(manifest.buckets)
     for entry in manifest.entries:
-        end = entry.offset + aligned_bytes(entry)
-        sizes[entry.bucket] = max(sizes[entry.bucket], end)
+        sizes[entry.bucket] += aligned_bytes(entry)
     return sizes
 
 
 def send_buckets(
-    member: GroupMember,  # rank 0 of its group
-    manifest: Manifest,
-    blocks: Mapping[int, torch.Tensor],  # bucket -> flat uint8, on the host
+    member: GroupMember, manifest: Manifest, blocks: Mapping[int, torch.Tensor]
 ) -> None:
-    "Broadcast all buckets"
+    "Broadcast all buckets, flat uint8 on the host, from rank 0"
     for index, nbytes in enumerate(bucket_sizes(manifest)):
         member.broadcast(blocks[index][:nbytes].to(member.device))
 
 
 def receive_buckets(
-    member: GroupMember,  # another rank of its group
-    manifest: Manifest,
-    shared: SharedMemory,  # of this machine
+    member: GroupMember, manifest: Manifest, shared: SharedMemory
 ) -> list[dict[str, str]]:
-    "Receive all buckets into shared memory; returns the location of each"
+    "Receive all buckets from rank 0 into shared memory; returns the location of each"
     locations = []
     for index, nbytes in enumerate(bucket_sizes(manifest)):
         block = torch.empty(nbytes, dtype=torch.uint8, device=member.device)

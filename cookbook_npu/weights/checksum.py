@@ -15,12 +15,8 @@ from torch import Tensor
 from ..errors import ConfigError
 
 # %% ../../nbs/weights/00_checksum.ipynb #380a18dd
-def bit_words(
-    tensor: Tensor,
-) -> tuple[
-    Tensor, Tensor
-]:  # int64: whole words (a view if possible), the rest (0 or 1 word)
-    "Return the bits of a tensor as flat 64-bit words"
+def bit_words(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    "Return the bits of a tensor as flat int64 words: whole ones (a view if possible), 0 or 1 padded"
     if tensor.is_complex():
         raise ConfigError(
             f"checksum of a {tensor.dtype} tensor",
@@ -43,16 +39,11 @@ def bit_words(
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # floor(2**64 / phi)
 BLOCK_WORDS = 1 << 16  # words per block: their factors (512 KiB) fit into the cache
 
-
-def _signed(value: int) -> int:
-    "The int64 with the same bits as `value` modulo 2**64"
-    value %= 1 << 64
-    return value - (1 << 64) if value >> 63 else value
-
 # %% ../../nbs/weights/00_checksum.ipynb #f9837088
 def position_weights(n: int, device: torch.device) -> Tensor:
     "Return the factors of the positions in a block: n odd int64 numbers, equal on every device"
-    w = torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(GOLDEN_RATIO)
+    w = torch.arange(1, n + 1, dtype=torch.int64, device=device)
+    w *= GOLDEN_RATIO - (1 << 64)  # the int64 with the same bits
     return (w ^ (w >> 29)) | 1
 
 
@@ -90,11 +81,8 @@ class BlockSums:
         products_KC = self.products[: blocks_KC.numel()].view(blocks_KC.shape)
         return torch.mul(blocks_KC, weights_C, out=products_KC).sum(1)
 
-    def of_words(
-        self,
-        words: Tensor,  # flat
-    ) -> list[Tensor]:  # to be concatenated
-        "Return the weighted sum of each block; the last block may be shorter"
+    def of_words(self, words: Tensor) -> list[Tensor]:  # to be concatenated
+        "Return the weighted sum of each block of flat words; the last block may be shorter"
         full = words.numel() // BLOCK_WORDS * BLOCK_WORDS
         sums: list[Tensor] = []
         if full:
@@ -131,10 +119,8 @@ def _sums_of_size(size: int, parts: Sequence[_Part], summed: BlockSums) -> list[
     return sums
 
 
-def _computed_in_place(
-    tensors: Sequence[Tensor],  # all on one device
-) -> list[int]:
-    "The checksum of each tensor, computed on its device"
+def _computed_in_place(tensors: Sequence[Tensor]) -> list[int]:
+    "Return the checksum of each tensor, computed on their device"
     by_size = _parts(tensors)
     totals = [tensor.nbytes for tensor in tensors]
     if not by_size:
@@ -180,10 +166,8 @@ def why_on_host(device: torch.device) -> str:  # "": computed on the device
     return _on_host.get(device, "")
 
 
-def tensor_checksums(
-    tensors: Sequence[Tensor],  # real, all on one device
-) -> list[int]:  # 0 <= checksum < 2**64
-    """Return a position-sensitive checksum of the bits of each tensor
+def tensor_checksums(tensors: Sequence[Tensor]) -> list[int]:  # 0 <= checksum < 2**64
+    """Return a position-sensitive checksum of the bits of each real tensor, all on one device
 
     Includes the size in bytes, but not the shape. Computed on the host if the device's integer
     arithmetic differs."""
@@ -197,10 +181,8 @@ def checksum(tensor: Tensor) -> int:
     return tensor_checksums([tensor])[0]
 
 # %% ../../nbs/weights/00_checksum.ipynb #26fe7fec
-def checksums(
-    named: Iterable[tuple[str, Tensor]],  # (name, tensor) pairs, all on one device
-) -> dict[str, int]:
-    "Return the checksum of each named tensor, in the given order"
+def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    "Return the checksum of each named tensor, all on one device, in the given order"
     pairs = list(named)
     sums = tensor_checksums([tensor for _, tensor in pairs])
     return {name: value for (name, _), value in zip(pairs, sums, strict=True)}

@@ -26,13 +26,10 @@ class Entry:
     shape: tuple[int, ...]
     bucket: int  # index of the bucket
     offset: int  # first byte in the bucket
-    checksum: int | None  # of the trainer's tensor; None: not verified in this update
+    checksum: int | None  # of the trainer's tensor; None if not verified in this update
 
-    def view_in(
-        self,
-        block: torch.Tensor,  # the bucket, flat uint8
-    ) -> torch.Tensor:
-        "Return a view of this tensor in its bucket"
+    def view_in(self, block: torch.Tensor) -> torch.Tensor:
+        "Return a view of this tensor in its bucket, which is flat uint8"
         nbytes = self.dtype.itemsize * torch.Size(self.shape).numel()
         own = block[self.offset : self.offset + nbytes]
         return own.view(self.dtype).view(self.shape)
@@ -55,10 +52,8 @@ class Manifest:
         return {e.name: e.checksum for e in self.entries if e.checksum is not None}
 
 # %% ../../nbs/weights/01_manifest.ipynb #5d9e7714
-def merge_manifests(
-    manifests: Iterable[Manifest | None],  # of all ranks; None: a rank that wrote nothing
-) -> Manifest:
-    "Return one manifest with the locations of each bucket on every machine or device"
+def merge_manifests(manifests: Iterable[Manifest | None]) -> Manifest:
+    "Return the manifests of all ranks (None: it wrote nothing) as one, with all bucket locations"
     written = [m for m in manifests if m is not None and m.buckets]
     whole = written[0]
     for other in written[1:]:
@@ -80,8 +75,7 @@ def aligned_bytes(tensor: torch.Tensor | Entry) -> int:
 
 
 def fill_buckets(
-    named: Iterable[tuple[str, torch.Tensor]],  # (HF name, tensor), consumed once
-    bucket_bytes: int,
+    named: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
 ) -> Generator[Bucket, None, None]:
     "Split a stream of tensors into buckets, greedily; holds one open bucket per dtype"
     open_buckets: dict[torch.dtype, Bucket] = {}
@@ -106,12 +100,8 @@ def fill_buckets(
             named.close()
 
 # %% ../../nbs/weights/01_manifest.ipynb #6be9c6b6
-def in_checksum_sample(
-    position: int,  # of the tensor among all
-    version: int,
-    every: int,  # verify every n-th tensor; 1: all
-) -> bool:
-    "Whether a tensor is verified in this update"
+def in_checksum_sample(position: int, version: int, every: int) -> bool:
+    "Whether the tensor at this position is verified in this update, as every n-th is"
     return (position + version) % every == 0
 
 # %% ../../nbs/weights/01_manifest.ipynb #750060e3

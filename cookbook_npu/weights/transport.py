@@ -15,11 +15,11 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -82,20 +82,17 @@ class SharedMemory:
     def allocate(self, index: int, nbytes: int) -> torch.Tensor:
         "Return a block, reused if possible; raises `WeightUpdateError` without host memory"
         if index not in self.blocks or len(self.blocks[index]) < nbytes:
-            self._make_block(index, nbytes)
+            free = read_memory(Path("/"))["available"]
+            if free is not None and free < nbytes:
+                raise WeightUpdateError(
+                    f"a bucket of {nbytes} bytes: the machine has {free} bytes of memory left",
+                    "Free host memory.",
+                )
+            file = open(os.memfd_create(BUCKET_PREFIX), "rb+")
+            os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
+            self.files[index] = file
+            self.blocks[index] = _map_file(file.fileno())
         return self.blocks[index][:nbytes]
-
-    def _make_block(self, index: int, nbytes: int) -> None:
-        free = read_memory(Path("/"))["available"]
-        if free is not None and free < nbytes:
-            raise WeightUpdateError(
-                f"a bucket of {nbytes} bytes: the machine has {free} bytes of memory left",
-                "Free host memory.",
-            )
-        file = open(os.memfd_create(BUCKET_PREFIX), "rb+")
-        os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
-        self.files[index] = file
-        self.blocks[index] = _map_file(file.fileno())
 
     def share(self, index: int, version: int) -> dict[str, str]:
         "Link to the bucket on this machine; returns machine -> name of the link"
@@ -115,26 +112,19 @@ class SharedMemory:
         self.folder = None
 
 # %% ../../nbs/weights/02_transport.ipynb #d1a94c70
-@contextmanager
-def _open_bucket_file(
-    name: str,  # from `SharedMemory.share`
-) -> Iterator[Any]:
+def _open_bucket_file(name: str) -> IO[bytes]:
     "Open the file behind a link; raises `MissingError` if it does not exist"
     try:
-        file = open(SHM_FOLDER / name, "rb+")
+        return open(SHM_FOLDER / name, "rb+")
     except FileNotFoundError as error:
         raise MissingError(
             f"bucket {SHM_FOLDER / name} is gone",
             "The trainer died or released it: update the weights again.",
         ) from error
-    with file:
-        yield file
 
 
-def open_shared(
-    name: str,  # from `SharedMemory.share`
-) -> torch.Tensor:
-    "Map a bucket of another process, flat uint8; raises `MissingError` if it does not exist"
+def open_shared(name: str) -> torch.Tensor:
+    "Map a bucket that `SharedMemory.share` named, flat uint8; raises `MissingError`"
     with _open_bucket_file(name) as file:
         return _map_file(file.fileno())
 
@@ -145,11 +135,8 @@ class MappedBuckets:
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], torch.Tensor] = {}  # (device, inode) -> block
 
-    def open(
-        self,
-        names: Iterable[str],  # of all buckets of an update, from `SharedMemory.share`
-    ) -> list[torch.Tensor]:
-        "Return the buckets, flat uint8; raises `MissingError` if one does not exist"
+    def open(self, names: Iterable[str]) -> list[torch.Tensor]:
+        "Return all buckets of an update, flat uint8; raises `MissingError` if one does not exist"
         before, self.blocks = self.blocks, {}
         opened = []
         for name in names:
@@ -162,11 +149,8 @@ class MappedBuckets:
         return opened
 
 # %% ../../nbs/weights/02_transport.ipynb #e9f6982e
-def device_key(
-    acc: Accelerator,
-    index: int = 0,  # among the visible devices
-) -> str:
-    "Return host and physical number of a device, the same in every process"
+def device_key(acc: Accelerator, index: int = 0) -> str:
+    "Return host and physical number of a visible device, the same in every process"
     visible = os.environ.get(acc.type.visible_env, "")
     numbers = [part.strip() for part in visible.split(",") if part.strip()]
     number = numbers[index] if index < len(numbers) else index
@@ -203,11 +187,7 @@ class DeviceHandles:
         self.blocks[index] = block
         return block[:nbytes]
 
-    def share(
-        self,
-        index: int,
-        version: int,  # unused
-    ) -> dict[str, bytes]:
+    def share(self, index: int, version: int) -> dict[str, bytes]:
         "Return device -> handle"
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -226,11 +206,8 @@ class DeviceHandles:
 DEVICE_ARGUMENT = "storage_device"  # rebuild argument: the sender's device index
 
 
-def open_handle(
-    handle: bytes,  # from `DeviceHandles.share`
-    device: torch.device,  # of this process
-) -> torch.Tensor:
-    "Open a block of another process, flat uint8"
+def open_handle(handle: bytes, device: torch.device) -> torch.Tensor:
+    "Open a block that another process shared, flat uint8, on a device of this process"
     # safe to unpickle: written by the trainer of this run and sent by Ray, which uses pickle anyway
     rebuild, args = pickle.loads(handle)
     if device.type == "cpu":
@@ -268,10 +245,8 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
-def offer_handle(
-    memory: DeviceHandles,  # of a trainer rank; release it after the engines have answered
-) -> tuple[dict[str, bytes], str]:  # (device -> handle, reason for a failure or "")
-    "Export one byte for an engine to read"
+def offer_handle(memory: DeviceHandles) -> tuple[dict[str, bytes], str]:
+    "Export one byte for an engine to read; return device -> handle, and the reason of a failure or ''"
     try:
         memory.allocate(0, 1).fill_(PROBE_BYTE)
         return memory.share(0, 0), ""
@@ -279,11 +254,8 @@ def offer_handle(
         return {}, f"no handle can be made on {memory.key}: {_first_line(error)}"
 
 
-def try_handle(
-    handles: Mapping[str, bytes],  # device -> handle, of all trainer ranks
-    acc: Accelerator,  # of the engine's process
-) -> str:  # reason for a failure; "": it works
-    "Open the handle of this device and read it"
+def try_handle(handles: Mapping[str, bytes], acc: Accelerator) -> str:
+    "Open the handle of the engine's device among all; return the reason of a failure, or ''"
     key = device_key(acc)
     if key not in handles:
         return f"no trainer rank shares {key}, only {', '.join(handles)}"
@@ -296,12 +268,8 @@ def try_handle(
     return ""
 
 # %% ../../nbs/weights/02_transport.ipynb #e641f01b
-def make_transport(
-    backend: str,  # "shm" or "ipc"; the same on every rank
-    acc: Accelerator,
-    rank: int,
-) -> Transport | None:  # None: this rank does not write
-    "Return the transport of a trainer rank; collective"
+def make_transport(backend: str, acc: Accelerator, rank: int) -> Transport | None:
+    "Return the transport of a trainer rank (None: it does not write); collective"
     if backend == "ipc":
         return DeviceHandles(acc.device(0), device_key(acc))
     machines: list[Any] = [None] * dist.get_world_size()
@@ -430,12 +398,8 @@ def read_buckets(
         yield entry.name, entry.view_in(blocks[entry.bucket])
 
 # %% ../../nbs/weights/02_transport.ipynb #4c291c27
-def entry_handle(
-    rebuild: Callable[..., torch.Tensor],  # opens the bucket
-    args: tuple,
-    entry: Entry,
-) -> tuple:
-    "Return the rebuild arguments of one tensor in a bucket"
+def entry_handle(rebuild: Callable[..., torch.Tensor], args: tuple, entry: Entry) -> tuple:
+    "Return the rebuild arguments of one tensor, from those of its bucket"
     own = {
         "tensor_size": torch.Size(entry.shape),
         "tensor_stride": torch.empty(entry.shape, device="meta").stride(),
@@ -445,10 +409,7 @@ def entry_handle(
     return _replace_arguments(rebuild, args, own)
 
 
-def tensor_handles(
-    manifest: Manifest,
-    acc: Accelerator,  # of the engine
-) -> dict[str, tuple]:
+def tensor_handles(manifest: Manifest, acc: Accelerator) -> dict[str, tuple]:
     "Return HF name -> rebuild arguments, for an engine that opens device memory; empty without handles"
     if manifest.backend != "ipc":
         return {}

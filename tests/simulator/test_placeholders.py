@@ -88,8 +88,10 @@ def test_without_the_mask_nothing_else_is_sampled(folder):
     from cookbook_npu.rollout.transformers import TransformersEngine
 
     class SamplesAnything(TransformersEngine):
-        def _unsampled(self, config):
-            super()._unsampled(config)
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.decoder.unsampled = None
+            self.decoder.clear()
 
     never = set(unsampled_token_ids(AutoConfig.from_pretrained(folder)))
     tokens = sampled(folder, SamplesAnything, rows=20, limit=1)
