@@ -675,7 +675,7 @@ def _schedule(
     ] = 3,
 ) -> None:
     "Show what other depths, staleness bounds and engine counts would do to a run, from its own times."
-    from .plan.measured_schedule import measure_run, measured_schedule_text
+    from .plan.schedule import measure_run, measured_schedule_text
 
     typer.echo(measured_schedule_text(measure_run(run, skip)))
 
