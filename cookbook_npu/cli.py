@@ -351,7 +351,8 @@ def refuse_empty_result(folder: Path) -> None:
 _ORDER = (
     "Precedence, from low to high: default, recipe at its scale, resumed run, -f files in their order, "
     "-p parameters, -p overrides. Overrides are merged key by key; environment variables set no key. "
-    "cookbook-npu plan RECIPE --settings shows the source of each value. Examples: cookbook-npu config; cookbook-npu config clip; cookbook-npu config --all"
+    "cookbook-npu plan RECIPE --settings shows the source of each value. "
+    "Examples: cookbook-npu config; cookbook-npu config clip; cookbook-npu config --all"
 )
 
 

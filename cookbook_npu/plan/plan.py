@@ -185,7 +185,9 @@ def _weights(config: RunConfig, soc: str) -> tuple[str, str]:
     wanted = config.placement.transfer_backend
     collective = config.target.device.backend
     if wanted == "broadcast":
-        method = f"a broadcast over {collective} to all engines, while the trainer goes on"
+        method = (
+            f"a broadcast over {collective} to all engines, while the trainer continues"
+        )
     elif config.placement.mode == "split":
         method = (
             "host memory that trainer and engines share; "
