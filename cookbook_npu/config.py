@@ -202,6 +202,11 @@ class RewardConfig(Config):
         le=1,
     )
 
+    @property
+    def scorer_names(self) -> set[str]:
+        "The scorers of all sources"
+        return set(self.scorers).union(*self.by_source.values())
+
 
 class SamplingConfig(Config):
     """Sampling in training, always from the full distribution
@@ -868,10 +873,7 @@ def _check_environment(c: RunConfig) -> None:
                 f"rollout.{key} is {getattr(r, key)} without rollout.environment",
                 "Name the environment, or leave it out.",
             )
-    scorers = {*c.reward.scorers}
-    for of_source in c.reward.by_source.values():
-        scorers |= of_source.keys()
-    if "environment" in scorers:
+    if "environment" in c.reward.scorer_names:
         raise ConfigError(
             "reward.scorers has environment without rollout.environment",
             "Name the environment, or another scorer.",
@@ -1106,11 +1108,8 @@ def _check_loss(c: RunConfig) -> None:
 
 # %% ../nbs/01_config.ipynb #f282bc39
 def _check_overlong(c: RunConfig) -> None:
-    scorers = {*c.reward.scorers}
-    for of_source in c.reward.by_source.values():
-        scorers |= of_source.keys()
     share = c.algorithm.overlong_buffer_share
-    if share and "length" in scorers:
+    if share and "length" in c.reward.scorer_names:
         raise ConfigError(
             f"reward.scorers has length and algorithm.overlong_buffer_share is {share}",
             "Penalize length once.",

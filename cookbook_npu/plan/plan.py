@@ -35,7 +35,7 @@ from ..plan.memory import (
     planned_cache,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
-from .schedule import compare_schedules, schedule_text
+from .schedule import ScheduleRow, compare_schedules, schedule_text
 from ..plan.time import (
     Estimate,
     estimate,
@@ -336,13 +336,6 @@ class RunPlan:
         "Whether trainer and engines have separate devices"
         return self.config.placement.mode == "split"
 
-    def _schedule_rows(self) -> list[dict[str, Any]]:
-        "Return the schedule of a split run as JSON rows"
-        if not self.is_split or not self.times:
-            return []
-        rows = compare_schedules(self.config, self.soc, self.mean_response)
-        return [row.as_json() for row in rows]
-
     def roles_text(self) -> str:
         "Return the arguments and variables of each role; imports torch"
         config = self.config
@@ -397,6 +390,9 @@ class RunPlan:
 
     def as_json(self) -> dict[str, Any]:
         "Return the plan as JSON content"
+        rows: list[ScheduleRow] = []
+        if self.is_split and self.times:
+            rows = compare_schedules(self.config, self.soc, self.mean_response)
         return dict(
             config=self.config.model_dump(mode="json"),
             soc=self.soc,
@@ -407,7 +403,7 @@ class RunPlan:
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
             times=[asdict(e) for e in self.times],
             warnings=self.warnings,
-            schedule=self._schedule_rows(),
+            schedule=[row.as_json() for row in rows],
         )
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
