@@ -364,7 +364,7 @@ def measured_page(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-MEASURED = """Every line is a file of [evidence](../nbs/plan/08_evidence): `cookbook-npu evidence RUN`
+MEASURED = """Every line is a file of [evidence](../nbs/plan/07_evidence): `cookbook-npu evidence RUN`
 writes one, and an issue *A run on an NPU* takes it. A line that says *simulated* was measured on
 a simulated NPU: it says nothing about the speed of Ascend hardware."""
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+
 from .config import ModelConfig, RunConfig, Scale, override
 from .errors import ConfigError, nearest
 from .targets.target import SCALES, find_target
@@ -216,13 +217,9 @@ class Recipe:
     ) -> RunConfig:
         given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
         if not find_target(scale).has_tiny_model:
-            _require(
-                scale, model=parameters["model"], prompt_data=parameters["prompt_data"]
-            )
+            _require(scale, model=parameters["model"], prompt_data=parameters["prompt_data"])
         for key in given.keys() & overrides.keys():
-            raise ConfigError(
-                f"{key} is set by a parameter and in overrides", "Set it once."
-            )
+            raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
         # set the path first: with it the checks of model.tiny do not apply
         path = ModelConfig(path=parameters["model"])
         config = override(
@@ -245,7 +242,7 @@ class Recipe:
             lines.append(f"| `{key}` | {' | '.join(cells)} |")
         return "\n".join(lines)
 
-
+# %% ../nbs/02_recipes.ipynb #e9542259
 def _require(scale: str, **parameters: Any) -> None:
     for name, value in parameters.items():
         if value is None:
@@ -253,6 +250,10 @@ def _require(scale: str, **parameters: Any) -> None:
                 f"{name} is not given at scale {scale}",
                 f"Give the path, for example -p {name} /data/....",
             )
+
+
+
+
 
 # %% ../nbs/02_recipes.ipynb #355251e2
 _BATCH: Settings = {"rollout.prompts_per_step": 32, "rollout.samples_per_prompt": 8}

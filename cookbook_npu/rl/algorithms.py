@@ -16,9 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..config import (
-    AdvantageConfig,
     AlgorithmConfig,
-    PolicyLossConfig,
     RunConfig,
     build_config,
     override,
@@ -37,7 +35,7 @@ from .sequences import Sequences, TokenName, group_rewards
 
 # %% ../../nbs/rl/07_algorithms.ipynb #df623cc3
 def _response_advantages(
-    config: AdvantageConfig, rewards_B: Tensor, group_ids: Sequence[str], group_size: int
+    config: AlgorithmConfig, rewards_B: Tensor, group_ids: Sequence[str], group_size: int
 ) -> Tensor:
     "The advantage of each response; with reinforce_plus_plus its reward"
     if config.advantage_estimator == "grpo":
@@ -57,7 +55,7 @@ def _pad(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _token_returns(
-    config: AdvantageConfig,
+    config: AlgorithmConfig,
     worth_B: Tensor,
     masks: Sequence[Tensor],
     kl: Sequence[Tensor] | None,
@@ -71,7 +69,7 @@ def _token_returns(
 
 # %% ../../nbs/rl/07_algorithms.ipynb #f8299c9f
 def compute_advantages(
-    config: AdvantageConfig,  # estimator and its values
+    config: AlgorithmConfig,  # estimator and its values
     rewards_B: Tensor,
     group_ids: Sequence[str],  # group of each response
     group_size: int,  # G
@@ -99,7 +97,7 @@ def compute_advantages(
 
 
 def _needed_kl(
-    config: AdvantageConfig, kl: Sequence[Tensor] | None
+    config: AlgorithmConfig, kl: Sequence[Tensor] | None
 ) -> Sequence[Tensor] | None:
     "The KL estimates if the reward has a penalty; raises `DataError` when they are missing"
     if config.kl_in_reward and kl is None:
@@ -124,7 +122,7 @@ def _response_kl(kl: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
 # %% ../../nbs/rl/07_algorithms.ipynb #8ac07efb
 @torch.no_grad()
 def compute_gae(
-    config: AdvantageConfig,  # gamma, lambda, whitening, KL in the reward
+    config: AlgorithmConfig,  # gamma, lambda, whitening, KL in the reward
     rewards_B: Tensor,
     masks: Sequence[Tensor],  # loss mask of each response
     values: Sequence[Tensor],  # critic's value of each token of each response
@@ -148,7 +146,7 @@ def compute_gae(
 
 # %% ../../nbs/rl/07_algorithms.ipynb #87e36c6b
 def compute_policy_loss(
-    config: PolicyLossConfig,  # loss and clips
+    config: AlgorithmConfig,  # loss and clips
     logp_T: Tensor,  # log-probs of the current policy, with gradient
     old_logp_T: Tensor,  # log-probs of the old policy
     adv_T: Tensor,

@@ -37,7 +37,7 @@ from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
 from ..npu.shims.torchvision_ops import install_finder
-from ..parameters import handed_on
+from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
@@ -293,7 +293,7 @@ def _while_waiting(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[
     if not isinstance(view, NotebookView):
         return lines
     # the kernel of a command, whose printed lines appear in a terminal
-    told = handed_on(config, os.environ) is not None
+    told = inherited_settings(config, os.environ) is not None
 
     def show() -> None:
         "Both, or the notes alone"

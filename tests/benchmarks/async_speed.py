@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from cookbook_npu.plan.measured_schedule import MeasuredRun, measure_run
+from cookbook_npu.plan.schedule import MeasuredRun, measure_run
 from cookbook_npu.recipes import qwen3_5_9b_async
 from cookbook_npu.train.session import session
 

@@ -188,7 +188,7 @@ MISTAKES = {
     ),
     "place that cannot be written": (
         ("-p", "overrides", '{"output.root": "/proc/runs"}'),
-        "nothing can be written in /proc",
+        "cannot write to /proc",
     ),
     "two scales": (("--scale", "laptop", "-p", "scale", "cuda"), "Give one of them"),
 }
@@ -266,7 +266,7 @@ def test_a_bad_picture_is_refused_before_anything_starts(
     ("words", "told"),
     [
         (("shims", "--explain", "nope"), "no notebook has a shim 'nope'. Known names: "),
-        (("shims", "--role", "driver"), "The driver holds no device and has no shims"),
+        (("shims", "--role", "driver"), "The driver has no shims"),
         (("doctor", "--scale", "moon"), "Known names: 910b, cuda, laptop"),
         (
             ("plan", "qwen3_4b_colocate", "--soc", "Ascend310P3"),
