@@ -265,6 +265,11 @@ class MegatronModel:
         "Return weights and buffers: device tensors that must survive a sleep"
         return [*self.module.parameters(), *self.module.buffers()]
 
+    @property
+    def weight_bytes(self) -> int:
+        "Bytes of the weights of all tensor-parallel ranks together"
+        return sum(p.nbytes for p in self.module.parameters()) * self.layout.tensor_size
+
     def gradient_tensors(self) -> list[Tensor]:
         "Return the flat gradient buffers: device tensors that each step clears"
         return [b.grad_data for b in self.ddp.buffers]

@@ -6,7 +6,7 @@
 __all__ = ['CONTROL_METHODS', 'decided_cache', 'make_engine', 'RolloutWorker', 'Engines']
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #d9d9bb22
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..data.sample import Sample
 from ..errors import RoleError
 from ..npu.device import Accelerator, accelerator
 from ..plan.memory import planned_cache
-from ..rollout.engine import Engine, PauseMode, Request, SamplingParams
+from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
 from ..weights.transport import (
@@ -78,7 +78,7 @@ def make_engine(
     )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #668ac1cd
-CONTROL_METHODS = ("health", "pause", "resume")
+CONTROL_METHODS = ("health",)
 
 
 class RolloutWorker:
@@ -101,58 +101,32 @@ class RolloutWorker:
 
     def generate(
         self,
-        requests: Sequence[Request],  # what to sample
-        sampling: SamplingConfig,  # how
-    ) -> list[Sample]:  # one for each request, in their order
-        "Sample a response to each request"
+        requests: Sequence[Request],
+        sampling: SamplingConfig,
+    ) -> list[Sample]:
+        "Sample a response to each request, in their order"
         return self.engine.generate(requests, SamplingParams.of(sampling))
 
     def submit(
         self,
-        requests: Sequence[Request],  # what to sample
-        sampling: SamplingConfig,  # how
+        requests: Sequence[Request],
+        sampling: SamplingConfig,
     ) -> None:
-        "Queue requests for `collect`"
+        "Queue requests for `engine.collect`"
         self.engine.submit(requests, SamplingParams.of(sampling))
-
-    def collect(
-        self,
-        decode_steps: int | None = None,  # most steps; none: until a response has finished
-    ) -> list[Sample]:  # that have finished, in the order in which they were submitted
-        "Decode, and return what has finished"
-        return self.engine.collect(decode_steps)
-
-    def abort(
-        self,
-        group_ids: Collection[str] | None = None,  # groups to end; none: all
-    ) -> list[Sample]:  # what there is of them
-        "Take unfinished responses out; each can be the `partial` of another request"
-        return self.engine.abort(group_ids)
-
-    def pause(
-        self,
-        mode: PauseMode = "keep",  # keep: go on after resume; abort: return what there is
-    ) -> None:
-        "Stop between two decode steps"
-        self.engine.pause(mode)
-
-    def resume(self) -> None:
-        "Go on after a pause"
-        self.engine.resume()
 
     def try_handle(
         self,
         handles: Mapping[str, bytes],  # device -> handle, of all trainer ranks
-    ) -> str:  # "": it works
-        "Why this engine cannot open device memory of the trainer; awake or asleep"
+    ) -> str:
+        "Return why this engine cannot open device memory of the trainer; empty: it can"
         return try_handle(handles, self.acc)
 
     def update_weights(self, manifest: Manifest) -> int:  # tensors that were compared
         """Load the weights of an update and compare.
 
-        Raises `WeightUpdateError` when the engine holds anything else;
-        it then serves nothing until an update succeeds.
-        """
+        Raises `WeightUpdateError` if the engine holds anything else; it then serves no
+        requests until an update succeeds."""
         expected = manifest.expected
         self.engine.update_weights(
             manifest.version,
@@ -164,37 +138,22 @@ class RolloutWorker:
 
     def receive_weights(
         self,
-        manifest: Manifest,  # what the trainer wrote on its machine
-        group: UpdateGroup,  # this process is the receiver of its machine
+        manifest: Manifest,  # of the trainer's machine
+        group: UpdateGroup,
         rank: int,  # of this process in the group
-    ) -> list[dict[str, str]]:  # of each bucket: where it is on this machine
-        """Take part in a broadcast, for all engines of this machine.
+    ) -> list[dict[str, str]]:  # where each bucket is on this machine
+        """Receive a broadcast for all engines of this machine; `received.release` frees it.
 
-        Raises `WeightUpdateError` when another member is gone."""
+        Raises `WeightUpdateError` if another member is gone."""
         member = self.broadcasts.join(group, rank)
         return receive_buckets(member, manifest, self.received)
 
-    def release_weights(self) -> None:
-        "The engines of this machine have read what was received"
-        self.received.release()
-
-    def sleep(self) -> None:
-        "Drop weights and cache: the next weights come with a weight update"
-        self.engine.sleep(2)
-
-    def wake(
-        self,
-        tags: Sequence[str],  # "weights", "kv_cache"
-    ) -> None:
-        "Take device memory again, in the two stages around a weight update"
-        self.engine.wake(tags)
-
     def health(self) -> dict[str, Any]:
-        "What the engine is doing"
+        "Return the state of the engine"
         return {"rank": self.rank, **self.engine.health()}
 
     def close(self) -> None:
-        "Give everything back"
+        "Free all memory"
         self.broadcasts.close()
         self.received.release()
         self.engine.close()
