@@ -52,6 +52,8 @@ from ..model.vision import (
     check_vision_layout,
     vision_positions,
 )
+
+# %% ../../nbs/train/02_trainer.ipynb #68132b27
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups

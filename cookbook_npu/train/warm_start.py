@@ -210,7 +210,7 @@ def calculator_turns(
         one.answer([*turns.ids(text), end])
         yield one
 
-
+# %% ../../nbs/train/14_warm_start.ipynb #0a0ecf11
 def geo3k_turns(
     config: RunConfig, tokenizer: Any, corrupt: float, processor: ImageProcessor
 ) -> Iterator[Demonstration]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEVICE_SHARE', 'RESTART_ENV', 'Env', 'machine_share', 'start_trainer', 'slots_of_engine', 'start_engine', 'Workers',
-           'start_groups', 'start_workers']
+           'put_to_sleep', 'start_groups', 'start_workers']
 
 # %% ../../nbs/train/04_workers.ipynb #d1ed0f5f
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
@@ -66,7 +67,7 @@ def start_trainer(
         hang_timeout_s=config.faults.hang_timeout_s,
     )
 
-
+# %% ../../nbs/train/04_workers.ipynb #9789dbef
 def slots_of_engine(config: RunConfig, number: int) -> range:
     "Return the device slots of an engine in the cluster"
     devices = config.rollout.devices_per_engine
@@ -161,14 +162,20 @@ class Workers(AbstractContextManager):
         lost = [
             number
             for number, group in enumerate(self.engines.groups)
-            if number not in self.removed and not _put_to_sleep(group, timeout)
+            if number not in self.removed and not put_to_sleep(group, timeout)
         ]
         for number in lost:
             self.restart_engine(number)
         return lost
 
+# %% ../../nbs/train/04_workers.ipynb #0b1c8783
 
-def _put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
+
+
+
+
+
+def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
     "Put an engine to sleep unless it sleeps already; return False if it is lost"
     if group.lost or not len(group):
         return False
