@@ -154,7 +154,7 @@ class TrainerMemory:
         return {**sizes, "activations": activations, "communicators": communicators}
 
     def explaining(self, what: str) -> AbstractContextManager:
-        "Running out of device memory inside raises `DeviceError` with the table"
+        "Return a context in which an out-of-memory error becomes a `DeviceError` with the table"
         return explain_out_of_memory(what, self.table, self.acc)
 
     def metrics(self) -> dict[str, float]:  # bytes
@@ -226,10 +226,10 @@ class TrainerMemory:
 
 # %% ../../nbs/train/02_trainer.ipynb #5ae0c7b4
 def run_on_all_ranks(
-    work: Callable[[], Any],  # what every rank has to do
-    undo: Callable[[], Any] | None = None,  # takes it back; none: nothing to take back
+    work: Callable[[], Any],
+    undo: Callable[[], Any] | None = None,
 ) -> None:
-    "Do what only makes sense on all ranks: where one fails, the others take it back, and every rank raises"
+    "Run something on all ranks or on none: if one fails, the others undo it, and all raise"
     error = None
     try:
         work()
@@ -244,8 +244,8 @@ def run_on_all_ranks(
     if undo is not None:
         undo()
     raise DeviceError(
-        f"{failing} other ranks could not; this one took its part back",
-        "Their errors name what is missing.",
+        f"{failing} other ranks could not; this one has undone its part",
+        "See the errors of these ranks.",
     )
 
 # %% ../../nbs/train/02_trainer.ipynb #e849d1d9
@@ -273,7 +273,7 @@ class ModelTrainer(ABC):
 
     @abstractmethod
     def compute(self, packed: TokenBatch) -> tuple[Tensor, ...]:  # each of T values
-        "Return what the model says of each response token; log-prob or value first"
+        "Return tensors with a value per response token; the log-prob or value first"
 
     @abstractmethod
     def loss(
@@ -290,7 +290,8 @@ class ModelTrainer(ABC):
     ) -> list[list[int]]:  # rows of each micro-batch of this rank
         "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
         layout = self.model.layout
-        lengths = [batch.lengths[i] for i in rows]
+        all_lengths = batch.lengths
+        lengths = [all_lengths[i] for i in rows]
         names = [batch.tokens[i].name for i in rows]
         check_lengths(lengths, self.config.sequence_limit, names)
         for i in rows:
@@ -334,7 +335,8 @@ class ModelTrainer(ABC):
         "Return the values of a micro-batch on the host; {} unless TP rank 0"
         if not rows or not self.is_tp_rank_zero:
             return {}
-        parts = value_T.float().cpu().split([batch.response_lengths[i] for i in rows])
+        lengths = batch.response_lengths
+        parts = value_T.float().cpu().split([lengths[i] for i in rows])
         return {i: part.numpy() for i, part in zip(rows, parts, strict=True)}
 
     def forward_only(self, batch: Batch) -> RowValues:
@@ -363,10 +365,11 @@ class ModelTrainer(ABC):
         passes = []
         for members in self.micro_batches(batch, rows):
             outputs = self.forward(batch, members, grad=True)
-            # without rows zero, for the collectives of the backward pass
-            loss, metrics = outputs[0].sum() * 0, {}
             if members:
                 loss, metrics = self.loss(batch, members, outputs)
+            else:
+                # for the collectives of the backward pass
+                loss, metrics = outputs[0].sum() * 0, {}
             with self.memory.explaining(f"a backward pass of the {self.name}"):
                 loss.backward()
             for name, value in metrics.items():
