@@ -369,7 +369,8 @@ class ModelTrainer(ABC):
                 loss, metrics = self.loss(batch, members, outputs)
             else:
                 # for the collectives of the backward pass
-                loss, metrics = outputs[0].sum() * 0, {}
+                loss = outputs[0].sum() * 0
+                metrics = {}
             with self.memory.explaining(f"a backward pass of the {self.name}"):
                 loss.backward()
             for name, value in metrics.items():
