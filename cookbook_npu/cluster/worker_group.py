@@ -145,8 +145,10 @@ class WorkerGroup(AbstractContextManager):
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #2f06126d
 def _find_method(role: Any, name: str) -> Any:
-    "Return a method of a role object; raises `RoleError` with the nearest name"
-    method = getattr(role, name, None)
+    "Return a method of a role object, or of a part (`part.method`); raises `RoleError` with the nearest name"
+    part, _, last = name.rpartition(".")
+    owner = getattr(role, part, None) if part else role
+    method = getattr(owner, last, None)
     if callable(method):
         return method
     public = [n for n in dir(role) if not n.startswith("_")]

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import DataError, RoleError, StorageError
 from ..heartbeat import report_progress
-from .megatron import Layout, MegatronModel
+from .megatron import MegatronModel
 from .optimizer import Optimizer
 from ..npu.device import accelerator
 
@@ -55,44 +55,37 @@ def _sizes(optimizer: Optimizer) -> dict[str, int]:
     return {"tensor": layout.tensor_size, "data": layout.data_size}
 
 
-def _sharded_random_state(layout: Layout) -> Any:
-    from megatron.core.dist_checkpointing.mapping import ShardedObject
-
-    return ShardedObject(
-        "random",
-        random_state(),
-        global_shape=(layout.tensor_size, layout.data_size),
-        global_offset=(layout.tensor_rank, layout.data_rank),
-        replica_id=0,
-    )
-
-
-def _without_classes(state: dict[str, Any]) -> dict[str, Any]:
-    "Remove the classes that an offloaded optimizer puts into its groups: they cannot be loaded safely"
-    for group in state["optimizer"]["param_groups"]:
-        for name in [name for name, value in group.items() if isinstance(value, type)]:
-            del group[name]
-    return state
-
-
 def sharded_state(
     optimizer: Optimizer,
     loading: bool = False,  # describe what to read, not what to write
     random: bool = True,  # include random states
 ) -> dict[str, Any]:
     "Return the state of a trainer for Megatron's dist_checkpointing; collective"
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+
     weights = optimizer.model.module.sharded_state_dict()
     moments = optimizer.megatron.sharded_state_dict(
         weights, is_loading=loading, metadata=SHARDING
     )
+    # classes that an offloaded optimizer puts into its groups cannot be loaded safely
+    for group in moments["optimizer"]["param_groups"]:
+        for name in [name for name, value in group.items() if isinstance(value, type)]:
+            del group[name]
     state = {
         "model": weights,
-        "optimizer": _without_classes(moments),
+        "optimizer": moments,
         "schedule": optimizer.scheduler.state_dict(),
         "layout": _sizes(optimizer),
     }
     if random:
-        state["random"] = _sharded_random_state(optimizer.model.layout)
+        layout = optimizer.model.layout
+        state["random"] = ShardedObject(
+            "random",
+            random_state(),
+            global_shape=(layout.tensor_size, layout.data_size),
+            global_offset=(layout.tensor_rank, layout.data_rank),
+            replica_id=0,
+        )
     return state
 
 # %% ../../nbs/model/06_checkpoint.ipynb #09d91cfc

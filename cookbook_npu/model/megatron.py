@@ -59,15 +59,6 @@ def check_parallel(parallel: ParallelConfig, world_size: int) -> int:
         )
     return world_size // parallel.tensor
 
-# %% ../../nbs/model/03_megatron.ipynb #330871b6
-def _require_bootstrap() -> None:
-    missing = {"megatron.core", "transformer_engine"} - sys.modules.keys()
-    if missing:
-        raise ShimError(
-            "the training stack of this process is not set up",
-            "Call cookbook_npu.npu.shims.bootstrap.bootstrap('trainer') before anything imports megatron.",
-        )
-
 # %% ../../nbs/model/03_megatron.ipynb #65f3344c
 def local_device() -> torch.device:
     "Return the device of this process, by local rank among its visible devices"
@@ -105,7 +96,11 @@ def init_parallel(
     timeout_s: float = 1800.0,  # of a collective
 ) -> Layout:
     "Join the trainer's process group, create Megatron's groups and seed all generators"
-    _require_bootstrap()
+    if {"megatron.core", "transformer_engine"} - sys.modules.keys():
+        raise ShimError(
+            "the training stack of this process is not set up",
+            "Call cookbook_npu.npu.shims.bootstrap.bootstrap('trainer') before anything imports megatron.",
+        )
     from megatron.core import parallel_state, tensor_parallel
 
     from ..npu.shims.torch.distributed import join_world
@@ -265,6 +260,11 @@ class MegatronModel:
         "Return weights and buffers: device tensors that must survive a sleep"
         return [*self.module.parameters(), *self.module.buffers()]
 
+    @property
+    def weight_bytes(self) -> int:
+        "Bytes of the weights of all tensor-parallel ranks together"
+        return sum(p.nbytes for p in self.module.parameters()) * self.layout.tensor_size
+
     def gradient_tensors(self) -> list[Tensor]:
         "Return the flat gradient buffers: device tensors that each step clears"
         return [b.grad_data for b in self.ddp.buffers]
@@ -347,15 +347,6 @@ def _fuse(module: Any) -> None:
         fuse_tower(tower)
 
 # %% ../../nbs/model/03_megatron.ipynb #b0beaebf
-def _freeze_vision_tower(module: Any) -> None:
-    if getattr(module, "visual", None) is None:
-        raise ConfigError(
-            "model.freeze_vision_tower is true, the model has no vision tower",
-            "Set it to false.",
-        )
-    module.visual.requires_grad_(False)
-
-
 def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     from mcore_bridge import get_mcore_model
 
@@ -371,7 +362,12 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))
     if model.freeze_vision_tower:
-        _freeze_vision_tower(module)
+        if getattr(module, "visual", None) is None:
+            raise ConfigError(
+                "model.freeze_vision_tower is true, the model has no vision tower",
+                "Set it to false.",
+            )
+        module.visual.requires_grad_(False)
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce

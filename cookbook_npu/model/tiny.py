@@ -220,17 +220,6 @@ def random_model(config: Any, seed: int) -> Any:
 _NOTE = "tiny.json"
 
 
-def _inputs(tiny: TinyConfig, tokenizer: Any, seed: int) -> dict[str, Any]:
-    import transformers
-
-    return dict(
-        tiny=tiny.model_dump(),
-        seed=seed,
-        vocab=dict(sorted(tokenizer.get_vocab().items())),
-        transformers=transformers.__version__,
-    )
-
-
 def _reuse(folder: Path, note: dict[str, Any]) -> Path:
     "Return the folder if it was built from `note`; raise an error otherwise"
     if not (folder / _NOTE).is_file():
@@ -285,11 +274,6 @@ def _differing_weight(model: Any, folder: Path) -> str | None:
     return None
 
 
-def _same_tokens(tokenizer: Any, read: Any) -> bool:  # read: loaded; may have more tokens
-    kept = tokenizer.get_vocab().items() <= read.get_vocab().items()
-    return kept and tokenizer.eos_token_id == read.eos_token_id
-
-
 def check_tiny(
     folder: Path | str,  # Hugging Face folder
     tiny: TinyConfig,
@@ -306,9 +290,10 @@ def check_tiny(
     else:
         weight = _differing_weight(model, Path(folder))
         read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        same = tokenizer.get_vocab().items() <= read.get_vocab().items()
         if weight is not None:
             reason = f"the weight {weight} differs"
-        elif not _same_tokens(tokenizer, read):
+        elif not same or tokenizer.eos_token_id != read.eos_token_id:
             reason = "the tokenizer differs"
     if reason:
         raise DataError(
@@ -353,16 +338,6 @@ def _write(
     check_tiny(folder, tiny, tokenizer, model)
     (folder / _NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
-
-def _rename_or_reuse(aside: Path, folder: Path, note: dict[str, Any]) -> None:
-    aside.chmod(0o755)
-    try:
-        os.rename(aside, folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        _reuse(folder, note)
-
 # %% ../../nbs/model/00_tiny.ipynb #39aa858b
 def build_tiny(
     tiny: TinyConfig,
@@ -371,20 +346,33 @@ def build_tiny(
     seed: int,  # of the weights
 ) -> Path:
     "Create a Hugging Face folder with a tiny random model; reuse an equal one, refuse another"
+    import transformers
+
     folder = Path(folder)
     if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
         raise ConfigError(
             "the tokenizer of a tiny model has no end or no padding token",
             "Give it eos_token and pad_token.",
         )
-    note = _inputs(tiny, tokenizer, seed)
+    note = dict(
+        tiny=tiny.model_dump(),
+        seed=seed,
+        vocab=dict(sorted(tokenizer.get_vocab().items())),
+        transformers=transformers.__version__,
+    )
     if folder.exists():
         return _reuse(folder, note)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _write(aside, tiny, tokenizer, seed, note)
-        _rename_or_reuse(aside, folder, note)
+        aside.chmod(0o755)
+        try:
+            os.rename(aside, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            _reuse(folder, note)  # another process was faster
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder

@@ -64,7 +64,7 @@ class AsyncWeightSync(WeightSync):
         wait([self.loading])
         self.loading = None
         self.rollout.background.check()
-        self.state.trainer.call("release_weights")
+        self.state.trainer.call("weights.release")
 
     def forget(self) -> None:
         "The trainer that wrote the last weights is gone"
@@ -78,7 +78,7 @@ class AsyncWeightSync(WeightSync):
         try:
             loaded = self._load_into(self.rollout.engines.loadable, manifest)
         finally:
-            self.state.trainer.call("release_weights")
+            self.state.trainer.call("weights.release")
         self._hold(version)
         self.rollout.engines.restored(loaded)
         return {}
@@ -100,7 +100,7 @@ class AsyncWeightSync(WeightSync):
 
     def _load_into(self, numbers: Sequence[int], manifest: Manifest) -> list[int]:
         "Load and verify; the numbers of the engines that have the weights, the others are lost"
-        numbers = self._each(numbers, "wake", ["weights"])
+        numbers = self._each(numbers, "engine.wake", ["weights"])
         try:
             numbers = self._deliver(numbers, manifest)
         except (WeightUpdateError, MissingError) as error:
@@ -110,7 +110,7 @@ class AsyncWeightSync(WeightSync):
             )
             numbers = self._deliver(numbers, manifest)
         self.broadcast.release()
-        return self._each(numbers, "wake", ["kv_cache"])
+        return self._each(numbers, "engine.wake", ["kv_cache"])
 
     def _deliver(self, numbers: Sequence[int], manifest: Manifest) -> list[int]:
         "Bring the buckets to the engines' machines, then load and verify"
@@ -267,7 +267,7 @@ class AsyncDriver(Driver):
             **rollout_metrics(samples),
             **self.rollout.metrics(step, samples),
             **trained,
-            **state.trainer.call_rank_zero("memory_metrics"),
+            **state.trainer.call_rank_zero("memory.metrics"),
             **evaluation,
             "version": state.version,
         }

@@ -321,10 +321,10 @@ class EngineThread:
         samples: list[Sample] = []
         try:
             if abandoned:
-                samples += engine.call("abort", abandoned)[0]
+                samples += engine.call("engine.abort", abandoned)[0]
             for requests, sampling in submissions:
                 engine.call("submit", requests, sampling)
-            samples += engine.call("collect", decode_steps)[0]
+            samples += engine.call("engine.collect", decode_steps)[0]
         except RoleError as error:
             return [], error
         finally:
@@ -488,7 +488,7 @@ class EnginePool:
     def _take_partials(self, number: int) -> list[Sample]:
         "What an engine at rest has of its responses; nothing when it dies just now"
         try:
-            return self.state.engines.groups[number].call("abort")[0]
+            return self.state.engines.groups[number].call("engine.abort")[0]
         except RoleError as error:
             self.on_failure(error)
             return []
@@ -564,7 +564,7 @@ class EnginePool:
             if thread.lost:
                 continue
             try:
-                self.state.engines.groups[thread.number].call("abort")
+                self.state.engines.groups[thread.number].call("engine.abort")
             except RoleError:
                 thread.lost = True  # whoever goes back to a checkpoint starts it again
 

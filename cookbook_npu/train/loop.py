@@ -136,7 +136,7 @@ class Driver:
         with span("rollout"):
             rollout = self.rollouts.rollout(step)
             # measured while the engines are awake: what they hold is what is no longer free
-            engine_memory = state.trainer.call_rank_zero("engine_memory")
+            engine_memory = state.trainer.call_rank_zero("memory.engine_metrics")
             self.recovery.sleep_engines()
         with self.train_step.samples_saved_on_error(step, rollout.samples):
             with span("wake_up"):

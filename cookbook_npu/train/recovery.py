@@ -200,7 +200,7 @@ class Recovery:
     def sleep_engines(self) -> None:
         "Put the engines to sleep, also when one of them is lost"
         try:
-            self.state.engines.call("sleep")
+            self.state.engines.call("engine.sleep")
         except RoleError as error:
             self.restart_engines(error)
 

@@ -207,7 +207,7 @@ class TrainStep:
                 batch.old_logprobs = self._logprobs(batch, "actor")
         if config.has_critic:
             with span("values"):
-                answers = self.state.trainer.call("values", batch)
+                answers = self.state.trainer.call("critic.forward_only", batch)
                 batch.values = merge_sequences(answers, len(batch))
         self._complete(batch, samples)
         # before an update, where it can be
@@ -263,7 +263,7 @@ class TrainStep:
         warming_up = step < config.critic.warmup_steps
         if config.has_critic:
             with span("critic_train"):
-                metrics = sum_over_ranks(self.state.trainer.call("train_critic", batch))
+                metrics = sum_over_ranks(self.state.trainer.call("critic.train", batch))
             metrics |= value_metrics(batch) | {"critic/warmup": float(warming_up)}
         if warming_up:
             return metrics | self._watch(step, batch, samples)

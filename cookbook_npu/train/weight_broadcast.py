@@ -153,7 +153,7 @@ class WeightBroadcast:
     ) -> Future:
         "Start the call of one member"
         if rank == 0:
-            return member.start_rank_zero("broadcast_weights", manifest, group)
+            return member.start_rank_zero("weights.broadcast", manifest, group)
         return member.start_rank_zero("receive_weights", manifest, group, rank)
 
     def _group_of(self, members: list[WorkerGroup]) -> UpdateGroup:
@@ -184,7 +184,7 @@ class WeightBroadcast:
         "All engines have read what was received"
         for member in self.members[1:]:
             if not member.lost and len(member):
-                member.start_rank_zero("release_weights")
+                member.start_rank_zero("received.release")
 
     def forget(self) -> None:
         "The trainer is another one"

@@ -61,7 +61,7 @@ class WeightSync:
         "What the trainer lays down"
         with self.state.tracker.span("update_weights"):
             self._agree_on_backend()
-            writing = self.state.trainer.start("write_weights", version)
+            writing = self.state.trainer.start("weights.write", version)
             meanwhile()
             manifest = merge_manifests(writing.result())
         if manifest.note:
@@ -74,7 +74,7 @@ class WeightSync:
         trainer = self.state.trainer
         if trainer is self.agreed or why_no_handles(config):
             return
-        offers = trainer.call("offer_handle")
+        offers = trainer.call("weights.offer_handle")
         why = next((reason for _, reason in offers if reason), "")
         if not why:
             handles = {
@@ -87,7 +87,7 @@ class WeightSync:
                 f"placement.transfer_backend is 'ipc': {why}",
                 "Set placement.transfer_backend to auto.",
             )
-        trainer.call("use_backend", "shm" if why else "ipc")
+        trainer.call("weights.use_backend", "shm" if why else "ipc")
         self._record_backend("shm" if why else "ipc", why)
         self.agreed = trainer
 
@@ -101,11 +101,11 @@ class WeightSync:
         "The engines wake in two stages: for the weights, and, once these are right, for the cache"
         engines = self.state.engines
         try:
-            engines.call("wake", ["weights"])
+            engines.call("engine.wake", ["weights"])
             self._load(manifest)
         finally:
-            self.state.trainer.call("release_weights")
-        engines.call("wake", ["kv_cache"])
+            self.state.trainer.call("weights.release")
+        engines.call("engine.wake", ["kv_cache"])
 
     def _load(self, manifest: Manifest) -> None:
         "Let every engine load the weights, twice if need be"

@@ -185,7 +185,7 @@ def start_ours(task: Task) -> Any:
     trainer, engine = (
         LocalWorkerGroup.create(name, role, kwargs=kwargs) for name, role in classes.items()
     )
-    engine.call("sleep")
+    engine.call("engine.sleep")
     workers = Workers(None, config, task["folder"], trainer, Engines([engine]))
     tracker = Tracker(span_log=SpanLog(clock=time.process_time))
     root = tempfile.mkdtemp(dir=Path(task["output"]).parent)

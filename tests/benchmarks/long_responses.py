@@ -188,7 +188,7 @@ def train(task: Task) -> dict[str, float]:
     seconds = time.process_time() - start
     micro_batches = [
         [batch.lengths[i] for i in rows]
-        for rows in trainer.runner.micro_batches(batch, batch.optimizer_steps[0])
+        for rows in trainer.micro_batches(batch, batch.optimizer_steps[0])
     ]
     padded = task["what"] == "bshd"
     computed = [len(m) * max(m) if padded else sum(m) for m in micro_batches]

@@ -91,7 +91,7 @@ def in_one_process(task: Task) -> Point:
         rows["sleep, wake"].append(phases["sleep"] + phases["wake_up"])
         rows["driver"].append(whole - sum(phases.values()))
     rows["checkpoint"] = checkpoints(driver, Path(task["output"]))
-    weights = driver.state.trainer.workers[0].weight_bytes
+    weights = driver.state.trainer.workers[0].model.weight_bytes
     return {"weights": weights} | middle(rows)
 
 

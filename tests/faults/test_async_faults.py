@@ -158,7 +158,7 @@ def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
 
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     "The engine's groups go to the other one, the trainer back to its checkpoint"
-    faults = "rollout0/collect#2/die; trainer/1/train#4/die"
+    faults = "rollout0/engine.collect#2/die; trainer/1/train#4/die"
     driver = Driver(configure(tmp_path, "run", **SPLIT), faults)
     assert driver.end() == 0, driver.text()
     folder = tmp_path / "run"

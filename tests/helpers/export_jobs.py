@@ -6,11 +6,16 @@ import torch
 
 from cookbook_npu.config import OptimConfig, ParallelConfig
 from cookbook_npu.model.checkpoint import BackgroundSaver
-from cookbook_npu.model.megatron import destroy_parallel, init_parallel, load_model
+from cookbook_npu.model.megatron import (
+    destroy_parallel,
+    export_weights,
+    init_parallel,
+    load_model,
+)
 from cookbook_npu.model.optimizer import build_optimizer
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
-from cookbook_npu.train.trainer import CheckpointWriter
+from cookbook_npu.train.trainer import write_hf_folder
 
 STEP = 2
 IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -35,9 +40,9 @@ def train_and_save(hf_path: str, run_path: str, rank: int) -> torch.Tensor:
     saver = BackgroundSaver(optimizer)
     saver.start(folder / "state")
     saver.finish()
-    writer = CheckpointWriter(rank, model, optimizer, sleeping=None)
-    writer.export(str(folder / "hf"), hf_path)
+    named = {name: w.detach().cpu().contiguous() for name, w in export_weights(model)}
     if rank == 0:
+        write_hf_folder(folder / "hf", hf_path, named)
         commit(run, folder)
     logits = model.logits(IDS).detach().cpu()
     destroy_parallel()

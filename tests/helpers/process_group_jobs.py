@@ -85,25 +85,25 @@ def disturb(trainer):
     "Everything that can go wrong between two steps, and what is left of it: nothing"
     from cookbook_npu.npu.simulator import faults
 
-    host = trainer.offloader.host
+    host = trainer.memory.offloader.host
     rank = trainer.rank
-    trainer.offloader.host = Poor() if rank == 0 else host
+    trainer.memory.offloader.host = Poor() if rank == 0 else host
     fails(trainer.sleep, "pinned" if rank == 0 else "1 other ranks could not")
-    assert not trainer.offloader.asleep
+    assert not trainer.memory.offloader.asleep
     assert process_groups.total_communicator_bytes() > 0
-    trainer.offloader.host = host
+    trainer.memory.offloader.host = host
     process_groups.destroy_process_groups()  # a save may have done that already
     trainer.sleep()
     if rank == 1:
         faults.out_of_memory()
     fails(trainer.wake, "half-way" if rank == 1 else "1 other ranks could not")
-    assert trainer.offloader.asleep
+    assert trainer.memory.offloader.asleep
     assert process_groups.destroy_process_groups() == []
     reload = process_groups.reload_process_groups
     process_groups.reload_process_groups = partial(reload, attempts=1)
     faults.fail_collective("all_reduce")
     fails(trainer.wake, "could not be reloaded in 1 attempts")
-    assert not trainer.offloader.asleep
+    assert not trainer.memory.offloader.asleep
     assert process_groups.total_communicator_bytes() == 0
     faults.clear_faults()
     process_groups.reload_process_groups = reload
@@ -144,7 +144,7 @@ def train_steps(rank, world_size, config, hf_path, between=None, folder=None):
         # the last checkpoint of a run is finished when the trainer sleeps already
         if between and step == 2:
             trainer.finish_state()
-            assert trainer.sleeping.groups_destroyed
+            assert trainer.memory.groups_destroyed
             assert not trainer.health()["saving"]
         process_groups.destroy_process_groups()
         kept = trainer.acc.mem_get_info(0)[0] - memory["memory/free_after_sleep"]

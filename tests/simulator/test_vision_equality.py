@@ -353,7 +353,7 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
     first = trainer.logprobs(batch)
     found = {
         "passed on": trainer.model.config.recompute_num_layers,
-        "micro_batches": len(trainer.runner.micro_batches(batch, range(len(batch)))),
+        "micro_batches": len(trainer.micro_batches(batch, range(len(batch)))),
         "logps": [far(want["logps"][i], torch.from_numpy(v)) for i, v in first.items()],
     }
     many = as_batch(config, many_samples(root / "qwen3_vl", trainer.model.hf_config))
@@ -367,14 +367,14 @@ def check_trainer(rank: int, world_size: int, root: Path, want: dict) -> dict:
     trainer.save_state(str(root / "state"))
     trainer.finish_state()
     held = digest(trainer.model)
-    manifest = trainer.write_weights(1)
+    manifest = trainer.weights.write(1)
     trainer.save(str(root / "export"), str(root / "qwen3_vl"))
     if manifest is not None:
         sent = {name: t.clone() for name, t in read_buckets(manifest)}
         exported = load_file(root / "export" / "model.safetensors")
         found["names"] = set(sent) ^ set(want["grads"])
         found["unequal"] = [n for n in sent if not torch.equal(sent[n], exported[n])]
-    trainer.release_weights()
+    trainer.weights.release()
     trainer.train(ready)
     moved = digest(trainer.model)
     trainer.load_state(str(root / "state"))

@@ -28,7 +28,7 @@ def build_trainer(rank, world_size, hf_path):
 
     settings = {"parallel.tensor": 2, "placement.bucket_bytes": BUCKET}
     trainer = Trainer(rank, world_size, config_of(settings, world_size), hf_path)
-    trainer.use_backend("ipc")
+    trainer.weights.use_backend("ipc")
     return trainer
 
 
@@ -48,13 +48,13 @@ def travels(rank, world_size, hf_path):
 
     from cookbook_npu.plan import memory
 
-    config = trainer.writer.config
+    config = trainer.weights.config
     planned = memory._handle_needs(memory.model_of(config), config)
-    manifest = trainer.write_weights(1)
+    manifest = trainer.weights.write(1)
     values = held_values(manifest)
-    copy = trainer.writer.copy_bytes
+    copy = trainer.weights.copy_bytes
     # an engine whose cache fits when the copy is released, and one whose cache never fits
-    engine = trainer.sleeping
+    engine = trainer.memory
     engine.engine_needs = (0, 0)
     free = int(trainer.sleep()["memory/free_after_sleep"])
     trainer.wake()
@@ -67,13 +67,13 @@ def travels(rank, world_size, hf_path):
         refused = ""
     except Exception as error:
         refused = str(error)
-    trainer.release_weights()
+    trainer.weights.release()
     return (
         manifest.backend,
         list(manifest.buckets[0]),
         values,
-        (asdict(planned), asdict(trainer.writer.handle_needs())),
-        (copy, trainer.weight_bytes, trainer.writer.copy_bytes),
+        (asdict(planned), asdict(trainer.weights.handle_needs())),
+        (copy, trainer.model.weight_bytes, trainer.weights.copy_bytes),
         refused,
     )
 
@@ -83,7 +83,7 @@ def runs_out(rank, world_size, hf_path):
     trainer = build_trainer(rank, world_size, hf_path)
     from cookbook_npu.npu.simulator import faults
 
-    handles = trainer.writer.transport
+    handles = trainer.weights.transport
     allocate = type(handles).allocate
 
     def allocate_then_fail(index, nbytes):
@@ -92,12 +92,12 @@ def runs_out(rank, world_size, hf_path):
         return allocate(handles, index, nbytes)
 
     handles.allocate = allocate_then_fail
-    manifest = trainer.write_weights(1)
+    manifest = trainer.weights.write(1)
     left = len(handles.blocks)
-    again = trainer.write_weights(2)
+    again = trainer.weights.write(2)
     found = [(m.backend, m.note, held_values(m)) if m else None for m in (manifest, again)]
-    trainer.release_weights()
-    return left, trainer.writer.backend, found
+    trainer.weights.release()
+    return left, trainer.weights.backend, found
 
 
 def has_no_room(rank, world_size, hf_path):
@@ -107,9 +107,9 @@ def has_no_room(rank, world_size, hf_path):
 
     if rank == 1:
         set_capacity(GIB, 0)
-    manifest = trainer.write_weights(1)
-    trainer.release_weights()
-    return trainer.writer.backend, manifest and manifest.note
+    manifest = trainer.weights.write(1)
+    trainer.weights.release()
+    return trainer.weights.backend, manifest and manifest.note
 
 
 def stays(rank, world_size, hf_path):
@@ -118,12 +118,12 @@ def stays(rank, world_size, hf_path):
     from cookbook_npu.config import override
     from cookbook_npu.npu.simulator.runtime import set_capacity
 
-    writer = trainer.writer
+    writer = trainer.weights
     writer.config = override(writer.config, {"placement.transfer_backend": "ipc"})
     if rank == 1:
         set_capacity(trainer.acc.memory_allocated(0) + 2**15, 0)
     try:
-        trainer.write_weights(1)
+        trainer.weights.write(1)
     except Exception as error:
         return type(error).__name__, writer.backend
     return "no error", writer.backend
