@@ -206,10 +206,11 @@ def with_outputs() -> list[str]:
 
 
 def main() -> int:
-    "Print what drifted; 1 if anything did"
+    "Write what nbdev leaves to do, or print what drifted; 1 if anything did"
     if "--write" in sys.argv:
         finish(ROOT / "cookbook_npu")
         (ROOT / "README.md").write_text(readme(), encoding="utf-8")
+        return 0
     wrong = {
         "differs from its notebook (run `make export`)": package_drift(),
         "differs from nbs/index.ipynb (run `make export`)": []

@@ -55,9 +55,8 @@ from ..stop import (
     end_with_parent,
     resume_hint,
 )
-from .async_loop import AsyncDriver
 from .checkpointing import open_folder
-from .loop import Driver
+from .driver import Driver
 from .state import DriverState
 from .warm_start import needs_warm_start, warm_folder
 from .workers import DEVICE_SHARE, start_workers
@@ -238,12 +237,9 @@ class Run:
         "Run the loop; after `RunStopped` another call goes on where it stopped"
         return self.driver.steps()
 
-    def scale_engines(
-        self,
-        engines: int,  # to go on with
-    ) -> None:
+    def set_num_engines(self, num_engines: int) -> None:
         "Remove or add engines of a split run; call it between two steps, in the loop over `steps`"
-        self.driver.scale_engines(engines)
+        self.driver.set_num_engines(num_engines)
 
     def status(self) -> list[str]:  # one line for each process
         "What every worker is doing and how long ago it made progress; call it from another thread"
@@ -360,8 +356,7 @@ def _start(
     state = DriverState(
         config, workers, prompts, held_out, rewards, folder, tracker, episodes=episodes
     )
-    kind = AsyncDriver if config.placement.mode == "split" else Driver
-    driver = kind(state, stop)
+    driver = Driver(state, stop)
     stack.callback(driver.close)
     driver.start(checkpoint)
     return Run(driver)
