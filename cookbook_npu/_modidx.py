@@ -7217,6 +7217,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                           'cookbook_npu/train/train_step.py'),
                                                'cookbook_npu.train.train_step.TrainStep._sequences': ( 'train/train_step.html#trainstep._sequences',
                                                                                                        'cookbook_npu/train/train_step.py'),
+                                               'cookbook_npu.train.train_step.TrainStep._speed': ( 'train/train_step.html#trainstep._speed',
+                                                                                                   'cookbook_npu/train/train_step.py'),
                                                'cookbook_npu.train.train_step.TrainStep._train': ( 'train/train_step.html#trainstep._train',
                                                                                                    'cookbook_npu/train/train_step.py'),
                                                'cookbook_npu.train.train_step.TrainStep._watch': ( 'train/train_step.html#trainstep._watch',

@@ -143,13 +143,13 @@ def fresh_logprob_diff(
 
 
 def split_logprob_diff(
-    mismatch: dict[str, float],  # metrics over all tokens
+    trained: dict[str, float],  # metrics over all tokens
     batch: Batch,
     samples: Sequence[Sample],
     version: int,
 ) -> dict[str, float]:
     "Return the metrics with the difference of fresh tokens and, under its own name, that of all"
-    metrics = mismatch | {"staleness/logprob_abs_diff": mismatch[LOGPROB_DIFF]}
+    metrics = trained | {"staleness/logprob_abs_diff": trained[LOGPROB_DIFF]}
     if all(set(sample.versions) <= {version} for sample in samples):
         return metrics
     del metrics[LOGPROB_DIFF]
@@ -227,7 +227,7 @@ class TrainStep:
         self.state = state
         self.no_signal = ZeroAdvantageAlarm()
         self.passes_compared = False  # log-probs before and during training agree: `ppo_kl`
-        self.unmeasured: tuple[int, Batch, list[Sample]] | None = None  # see `late_metrics`
+        self.unmeasured: Batch | None = None  # see `late_metrics`
 
     def prepare(self, step: int, samples: list[Sample]) -> Batch:
         "Save the samples and make a batch of them, without the trainer"
@@ -290,19 +290,17 @@ class TrainStep:
             config.algorithm,
             config.sampling.max_response_tokens,
         )
-        mismatch = self._mismatch(step, batch, samples) if batch.old_logprobs else {}
+        mismatch = self._mismatch(batch) if batch.old_logprobs else {}
         metrics = self._train(step, batch, samples)
         if batch.old_logprobs:
             self.passes_compared |= "ppo_kl" in metrics
         elif not metrics.get("skipped_steps"):
             with span("actor_train"):
                 batch.old_logprobs = self._sequences(batch, "trained_logprobs")
-            self.unmeasured = step, batch, samples
-        seconds = self.state.tracker.spans.times.get("actor_train")
-        if seconds:
-            dimensions = model_of(config)
-            flops = training_flops(dimensions, batch, config.model.freeze_vision_tower)
-            metrics[TRAIN_TFLOPS] = flops / seconds / config.trainer_devices / 1e12
+            self.unmeasured = batch
+        if config.placement.mode == "split" and LOGPROB_DIFF in metrics and batch.old_logprobs:
+            metrics = split_logprob_diff(metrics, batch, samples, version=step)
+        metrics |= self._speed(batch)
         names = ("skipped_steps", "critic/skipped_steps")
         skipped = sum(metrics.get(name, 0.0) for name in names)
         if skipped:
@@ -311,18 +309,21 @@ class TrainStep:
 
     def late_metrics(self) -> dict[str, float]:
         "Return the mismatch metrics that are known only after training; {} without any"
-        late, self.unmeasured = self.unmeasured, None
-        return {} if late is None else self._mismatch(*late)
+        batch, self.unmeasured = self.unmeasured, None
+        return {} if batch is None else self._mismatch(batch)
 
-    def _mismatch(
-        self, step: int, batch: Batch, samples: list[Sample]
-    ) -> dict[str, float]:
+    def _mismatch(self, batch: Batch) -> dict[str, float]:
         "Compare the log-probs of engine and trainer"
+        return rollout_mismatch(batch, self.state.config.algorithm)
+
+    def _speed(self, batch: Batch) -> dict[str, float]:
+        "Return the operations per second and device; {} when the policy was not trained"
+        seconds = self.state.tracker.spans.times.get("actor_train")
+        if not seconds:
+            return {}
         config = self.state.config
-        metrics = rollout_mismatch(batch, config.algorithm)
-        if config.placement.mode == "split":
-            return split_logprob_diff(metrics, batch, samples, version=step)
-        return metrics
+        flops = training_flops(model_of(config), batch, config.model.freeze_vision_tower)
+        return {TRAIN_TFLOPS: flops / seconds / config.trainer_devices / 1e12}
 
     def _needs_logprobs(self, step: int, batch: Batch) -> bool:
         """Whether the actor's log-probs are needed before training.
