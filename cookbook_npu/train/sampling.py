@@ -155,7 +155,7 @@ class Grading:
             )
         return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
 
-# %% ../../nbs/train/10_sampling.ipynb #ac92e257
+# %% ../../nbs/train/10_sampling.ipynb #293b78cf
 @dataclass
 class Rollout:
     "The samples of one step"
@@ -164,7 +164,7 @@ class Rollout:
     samples: list[Sample]  # graded, group by group
     metrics: dict[str, float] = field(default_factory=dict)
 
-
+# %% ../../nbs/train/10_sampling.ipynb #a2cbc7f0
 class Sampler:
     "Samples the steps and evaluations of a colocated run on all engines"
 
