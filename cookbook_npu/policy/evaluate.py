@@ -110,7 +110,7 @@ def sample_answers(
 ) -> "tuple[list[Sample], dict[str, str]]":  # ungraded; group -> failure
     "Sample answers to the prompts; leaves out groups whose environment failed"
     from ..rollout.engine import SamplingParams
-    from ..train.rollout_manager import make_requests, shard_requests
+    from ..train.sampling import make_requests, shard_requests
 
     sampling = SamplingParams.of(config.eval_sampling)
 

@@ -135,7 +135,7 @@ def collate(
 # %% ../../nbs/train/14_warm_start.ipynb #da8ae3f8
 def shown_prompts(
     config: RunConfig, tokenizer: Any, processor: ImageProcessor
-) -> list[Prompt]:
+) -> Sequence[Prompt]:
     "Return the prompts of the demonstrated task, with their images"
     only = {"prompt_data": demonstrated_task(config), "mixture": {}, "blank_images": False}
     data = config.data.model_copy(update=only)

@@ -102,11 +102,13 @@ class Prompts:
             for i, text in enumerate(task["prompts"])
         ]
 
-    def next_batch(self, count: int) -> list:
-        self.at += count
-        return self.all[self.at - count : self.at]
+    def next_draws(self, count: int) -> list:
+        from cookbook_npu.data.prompts import Draw
 
-    def mark_done(self, prompt_ids: list[str], outcome: str) -> None:
+        self.at += count
+        return [Draw(n, self.all[n]) for n in range(self.at - count, self.at)]
+
+    def end_draw(self, number: int, outcome: str) -> None:
         "Nothing is resumed here"
 
     def state(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def start_ours(task: Task) -> Any:
     from cookbook_npu.runs.folder import RunFolder
     from cookbook_npu.runs.metrics import Tracker
     from cookbook_npu.runs.spans import SpanLog
-    from cookbook_npu.train.loop import Driver
+    from cookbook_npu.train.driver import Driver
     from cookbook_npu.train.rollout_worker import Engines
     from cookbook_npu.train.state import DriverState
     from cookbook_npu.train.workers import Workers
@@ -192,7 +194,7 @@ def start_ours(task: Task) -> Any:
     folder = RunFolder.create(override(config, {"output.root": root}))
     state = DriverState(config, workers, Prompts(task), [], Rewards(), folder, tracker)
     driver = Driver(state)
-    driver.weights.update()  # the first weights; there is nothing to resume
+    driver.placement.send_first_weights()  # there is nothing to resume
     return driver
 
 
@@ -226,8 +228,9 @@ def gate_ours(task: Task) -> dict[str, Any]:
     state = driver.state
     config = state.config
     trainer = state.trainer.workers[0]
-    samples = driver.rollouts.generate(state.prompts.next_batch(PROMPTS), SAMPLES, step=0)
-    driver.recovery.sleep_engines()
+    prompts = [draw.prompt for draw in state.prompts.next_draws(PROMPTS)]
+    samples = driver.placement.sampler.generate(prompts, SAMPLES, step=0)
+    driver.placement.restarts.sleep_engines()
     state.trainer.call("wake")
     batch = make_batch(
         samples, SAMPLES, config.algorithm, config.global_batch_size, task["tokens"]

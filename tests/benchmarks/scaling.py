@@ -98,7 +98,7 @@ def in_one_process(task: Task) -> Point:
 def checkpoints(driver: Any, folder: Path) -> list[float]:
     "Processor time of some checkpoints, written to the end"
     trainer = driver.state.trainer
-    driver.recovery.sleep_engines()
+    driver.placement.restarts.sleep_engines()
     trainer.call("wake")
     found = []
     for number in range(WARM + 2):

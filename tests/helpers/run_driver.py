@@ -147,8 +147,8 @@ class Strike:
 
 def scale(run, engines):
     "A person who changes the number of engines, and waits for them"
-    run.scale_engines(engines)
-    pool = run.driver.rollout.engines
+    run.set_num_engines(engines)
+    pool = run.driver.placement.sampler.engines
     deadline = time.monotonic() + 120
     while len(pool.loadable) < engines and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -36,7 +36,7 @@ cli cookbook_npu""".split()
 
 
 def name_of(path: Path) -> str:
-    "A module as people write it: train.loop"
+    "A module as people write it: train.driver"
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(p for p in parts if p != "__init__") or "cookbook_npu"
 

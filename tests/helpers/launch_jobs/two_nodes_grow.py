@@ -29,7 +29,7 @@ def play(head, folder, running) -> dict:
         for row in run.steps():
             if row["step"] == int(sys.argv[2]):
                 try:
-                    run.scale_engines(3)
+                    run.set_num_engines(3)
                 except DeviceError as error:
                     found["refused"] = str(error)
                 running.append(join_node(head, folder))
