@@ -44,6 +44,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'cookbook_npu.cli.name_run': ('cli.html#name_run', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli.new_job': ('cli.html#new_job', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli.one_scale': ('cli.html#one_scale', 'cookbook_npu/cli.py'),
+                                  'cookbook_npu.cli.parameter_names': ('cli.html#parameter_names', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli.planned_config': ('cli.html#planned_config', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli.print_progress': ('cli.html#print_progress', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli.print_result': ('cli.html#print_result', 'cookbook_npu/cli.py'),

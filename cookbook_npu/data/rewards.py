@@ -14,9 +14,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from multiprocessing.pool import ThreadPool
 from operator import itemgetter
 from threading import Lock
 from typing import Any, Self
@@ -376,14 +376,16 @@ class GradingPool:
                 for i, score in zip(call, found, strict=True):
                     scores[i] = score
 
-        with ThreadPoolExecutor(len(self.processes)) as threads:
+        # its threads are daemons: the interpreter may end while a call hangs
+        with ThreadPool(len(self.processes)) as threads:
             try:
-                for served in as_completed([threads.submit(serve, p) for p in self.processes]):
-                    served.result()
+                for _ in threads.imap_unordered(serve, self.processes):
+                    pass
             finally:
-                deque(
-                    calls, maxlen=0
-                )  # after an error or an interrupt, no thread starts a call
+                # after an error or an interrupt, no thread starts another call
+                deque(calls, maxlen=0)
+                threads.close()
+                threads.join()
         return scores
 
 # %% ../../nbs/data/07_rewards.ipynb #d8fabf93

@@ -105,7 +105,8 @@ class Evidence(Config):
     @model_validator(mode="after")
     def _check_where(self) -> "Evidence":
         "Refuse simulated numbers that claim to be from an NPU, and an unknown chip"
-        where, target = self.where, find_target(self.scale)
+        where = self.where
+        target = find_target(self.scale)
         if where.simulated != target.simulated:
             raise ConfigError(
                 f"where.simulated is {where.simulated} at scale {self.scale!r}",

@@ -285,7 +285,9 @@ def simulate_schedule(
     run = _Schedule(times, work, gate, seed)
     for _ in range(skip):
         run.step()
-    began, waited, busy = run.clock, run.waited, run.busy
+    began = run.clock
+    waited = run.waited
+    busy = run.busy
     ages: Counter[int] = Counter()
     counted = steps - skip
     for _ in range(counted):

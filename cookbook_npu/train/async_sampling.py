@@ -236,7 +236,10 @@ class EngineThread:
     def release(self) -> list[RunningGroup]:
         "Drop all work; return the unfinished groups"
         unfinished = [group for group in self.groups if group.missing]
-        self.groups, self.queue, self.abandoned, self.in_flight = [], [], [], 0
+        self.groups = []
+        self.queue = []
+        self.abandoned = []
+        self.in_flight = 0
         return unfinished
 
     def run(self) -> None:
