@@ -684,7 +684,8 @@ def measure_run(path: Path | str, skip: int = WARM_STEPS) -> MeasuredRun:
 
 def measured_schedule_text(run: MeasuredRun) -> str:
     "Return the measured times and the comparison as text"
-    step, work = run.step, run.work
+    step = run.step
+    work = run.work
     rows = run.compare()
     own = next(row.result for row in rows if row.own)
     lines = [
