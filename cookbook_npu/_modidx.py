@@ -6479,6 +6479,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                        'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session.Run.result': ( 'train/session.html#run.result',
                                                                                        'cookbook_npu/train/session.py'),
+                                            'cookbook_npu.train.session.Run.scale_engines': ( 'train/session.html#run.scale_engines',
+                                                                                              'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session.Run.set_num_engines': ( 'train/session.html#run.set_num_engines',
                                                                                                 'cookbook_npu/train/session.py'),
                                             'cookbook_npu.train.session.Run.state': ( 'train/session.html#run.state',

@@ -36,6 +36,7 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
+from ..errors import ConfigError
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
@@ -240,6 +241,10 @@ class Run:
     def set_num_engines(self, num_engines: int) -> None:
         "Remove or add engines of a split run; call it between two steps, in the loop over `steps`"
         self.driver.set_num_engines(num_engines)
+
+    def scale_engines(self, *_: int) -> NoReturn:
+        "Refuse the old name of `set_num_engines`"
+        raise ConfigError("run.scale_engines has another name", "Call run.set_num_engines.")
 
     def status(self) -> list[str]:
         "Return the activity and last progress of each process; for another thread"
