@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from cookbook_npu.npu import simulator
+from cookbook_npu.npu.shims.torchvision_ops import install_finder
 
 OPERATORS = {
     "a + b": lambda a, b, i: a + b,
@@ -62,6 +63,7 @@ def small_operators() -> None:
 
 
 def training_step(device: str) -> tuple[Callable[[], None], int]:
+    install_finder()  # transformers imports torchvision
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
