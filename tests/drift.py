@@ -6,11 +6,14 @@ compares README.md; checks that committed notebooks carry no outputs.
 
 import ast
 import filecmp
+import io
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import token
+import tokenize
 from pathlib import Path
 from posixpath import normpath
 
@@ -45,6 +48,10 @@ def use_relative_imports(package: Path) -> None:
             file.write_text("".join(lines), encoding="utf-8")
 
 
+# tokens of strings; from Python 3.12 on the text of an f-string has one of its own
+TEXT = {token.STRING, getattr(token, "FSTRING_MIDDLE", token.STRING)}
+
+
 def patched_class(node: ast.stmt) -> str | None:
     "The class that a function with fastcore's `@patch` is a method of"
     if not isinstance(node, ast.FunctionDef):
@@ -58,13 +65,14 @@ def patched_class(node: ast.stmt) -> str | None:
 
 def as_method(lines: list[str], node: ast.FunctionDef) -> str:
     "Source of a function with `@patch`, as a method in the body of its class"
-    fixed = set()  # lines that begin inside a string of several lines
-    for inner in ast.walk(node):
-        if (
-            isinstance(inner, ast.Constant | ast.JoinedStr)
-            and inner.end_lineno > inner.lineno
-        ):
-            fixed |= set(range(inner.lineno + 1, inner.end_lineno + 1))
+    last = node.end_lineno
+    source = io.StringIO(
+        "".join([*["\n"] * (node.lineno - 1), *lines[node.lineno - 1 : last]])
+    )
+    fixed: set[int] = set()  # lines that begin inside a string
+    for word in tokenize.generate_tokens(source.readline):
+        if word.type in TEXT:
+            fixed |= set(range(word.start[0] + 1, word.end[0] + 1))
     if ast.get_docstring(node) is not None:
         doc = node.body[0]
         fixed -= set(range(doc.lineno, doc.end_lineno + 1))

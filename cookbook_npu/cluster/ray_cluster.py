@@ -509,7 +509,7 @@ class Cluster:
             remove_placement_group(placement)
             raise DeviceError(
                 f"{devices} x {resource} could not be reserved within {timeout:g} s: "
-            f"{free:g} of {total:g} were free",
+                f"{free:g} of {total:g} were free",
                 "Wait until the other run ends, or ask for fewer devices.",
             )
         self.placements.append(placement)

@@ -275,7 +275,7 @@ class GradingProcess:
         except TimeoutError:
             raise RoleTimeout(
                 f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
-            f"{self._stderr_tail()}",
+                f"{self._stderr_tail()}",
                 "Check the load of the machine.",
             ) from None
         except EOFError:

@@ -297,7 +297,7 @@ class RunPlan:
         tokens = cache_tokens(self.model, self.config, self.capacity)
         return [
             f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
-        f"{tokens:,} tokens in each engine"
+            f"{tokens:,} tokens in each engine"
         ]
 
     def _host_lines(self) -> list[str]:
@@ -317,7 +317,7 @@ class RunPlan:
             return ""
         lines = [
             f"time of one step on {self.soc}, responses of full length "
-        "(an estimate; nbs/plan/04_plan.ipynb has its errors)"
+            "(an estimate; nbs/plan/04_plan.ipynb has its errors)"
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
         if all(e.name != "logprobs" for e in self.times):
@@ -365,7 +365,7 @@ class RunPlan:
         lines += [
             f"{config.recipe} at scale {config.scale}: {config.num_steps} steps, seed {config.seed}",
             f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-        f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
+            f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
             "",
             device_map(config),
             "",

@@ -743,7 +743,7 @@ class Engine(ABC):
             if name:
                 raise WeightUpdateError(
                     f"weight update {version}: {self.holder} holds other values in {name} "
-                f"{list(tensors[name].shape)}",
+                    f"{list(tensors[name].shape)}",
                     "It samples nothing until an update succeeds: update again, or restart it.",
                 )
             self.version = version

@@ -251,7 +251,7 @@ class EpisodeRunner:
         if ids is not prompt.ids and limit is not None and len(ids) > limit:
             raise DataError(
                 f"the first messages of {prompt.prompt_id} have {len(ids)} tokens, "
-            f"data.max_prompt_tokens is {limit}",
+                f"data.max_prompt_tokens is {limit}",
                 "Raise data.max_prompt_tokens.",
             )
         episode.request = replace(episode.request, prompt_ids=ids)

@@ -505,7 +505,7 @@ class VllmRequests:
             if sent is not None and list(output.prompt_token_ids) != sent:
                 raise EngineError(
                     f"vLLM made {len(output.prompt_token_ids)} tokens of the prompt of "
-                f"{state.request.group_id}/{state.request.index}, {len(sent)} were sent",
+                    f"{state.request.group_id}/{state.request.index}, {len(sent)} were sent",
                     "Its image processor has other settings than ours: do not train with it.",
                 )
             new = output.outputs[0]

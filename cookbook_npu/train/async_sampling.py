@@ -253,7 +253,14 @@ class EngineThread:
                 abandoned, self.abandoned = self.abandoned, []
                 submissions = self._take_submissions()
                 self.calling = True
-            samples, error = self._call(submissions, abandoned)
+            samples = None
+            try:
+                samples, error = self._call(submissions, abandoned)
+            finally:
+                if samples is None:  # an error that the driver raises: it must not wait here
+                    with jobs.changed:
+                        self.calling = False
+                        jobs.changed.notify_all()
             with jobs.changed:
                 self.calling = False
                 jobs.changed.notify_all()
@@ -803,7 +810,7 @@ class AsyncSampler:
                 raise RewardError(
                     f"group {group.group_id} has no reward; the last failure: {failure}",
                     "Is the reward server up? Raise reward.retries, or let faults.min_groups leave "
-                "such groups out; the run can be resumed.",
+                    "such groups out; the run can be resumed.",
                 )
             self.state.folder.event("groups_dropped", kept=0, groups=1, error=failure)
             return False

@@ -98,7 +98,7 @@ class ColocatedPlacement:
         raise ConfigError(
             f"set_num_engines({num_engines}) with placement.mode 'colocate'",
             "Engines can be added and removed when they have their own devices: "
-        "set placement.mode to split.",
+            "set placement.mode to split.",
         )
 
     def halt(self) -> None:

@@ -744,7 +744,7 @@ class Trainer(ModelTrainer):
                 if optimizer.steps:
                     raise DataError(
                         f"{folder} was written before the policy's first step, this trainer has "
-                    f"done {optimizer.steps}",
+                        f"done {optimizer.steps}",
                         "Load it into a new trainer.",
                     )
                 continue
