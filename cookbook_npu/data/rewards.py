@@ -430,7 +430,7 @@ class Grade:
 
 
 def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
-    "The weighted sum of the scores, and their common verdict"
+    "The weighted sum of the scores; correct if every verdict is true"
     total = 0.0
     verdicts = []
     for weight, score in scores:
@@ -442,7 +442,7 @@ def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
     return Grade(total, all(verdicts) if verdicts else total > 0)
 
 # %% ../../nbs/data/07_rewards.ipynb #1aa09752
-# Wait before the first repeated call of a reward server, s; doubled for each further one.
+# Delay before the first retry of a reward server, s; doubles with each retry.
 RETRY_WAIT_S = 1.0
 
 
@@ -502,7 +502,7 @@ class RewardPool(GradingPool):
             ) from None
 
     def _retried(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
-        "Grade jobs in processes, those without a score again up to `reward.retries` times"
+        "Grade jobs in processes; retry those without a score up to `reward.retries` times"
         scores = self.run(jobs)
         for attempt in range(self.config.retries):
             missing = [i for i, score in enumerate(scores) if score is None]

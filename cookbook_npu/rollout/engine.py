@@ -702,7 +702,7 @@ class Engine(ABC):
     def _find_mismatch(
         self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
     ) -> str | None:
-        "Return the first tensor whose values the engine does not hold; a cast is no mismatch"
+        "Return the first tensor that differs from the trainer's, or None; a cast is allowed"
         held = self.weights.checksums(list(expected))
         for name, want in expected.items():
             if held[name] == want:

@@ -629,7 +629,7 @@ class VllmEngine(Engine):
     "A rollout engine that starts vLLM in this process"
 
     is_open = False  # this process has an engine; it can have one at a time
-    is_spent = False  # an engine on an NPU was closed; there is no second one
+    is_spent = False  # an NPU engine was closed; this process cannot start another
     continues_noise = False  # see above: a continued response gets another seed
 
     def __init__(

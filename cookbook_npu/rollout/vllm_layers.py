@@ -246,7 +246,7 @@ COMPARED_COLUMNS = 16  # of a matrix
 
 
 def some_columns(width: int, version: int) -> list[int]:
-    "Return evenly distributed columns, others for each version"
+    "Return evenly spaced column indices, different for each version"
     step = max(1, width // COMPARED_COLUMNS)
     return sorted({(i * step + version) % width for i in range(COMPARED_COLUMNS)})
 
