@@ -164,7 +164,7 @@ def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     folder = tmp_path / "run"
     told = [failure["error"] for failure in events(folder, "failure")]
     assert len(told) == 2, told
-    assert "rollout0 rank 0 of 1: collect(): the process died" in told[0]
+    assert "rollout0 rank 0 of 1: engine.collect(): the process died" in told[0]
     assert "trainer rank 1 of 2" in told[1]
     restarts = events(folder, "restart")
     assert [0] in [restart["engines"] for restart in restarts]
