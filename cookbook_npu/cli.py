@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['app', 'join_pairs', 'find_notebook', 'parameter_names', 'check_names', 'name_run', 'resolve_run', 'resume_parameters',
            'print_progress', 'execute', 'complete_recipes', 'complete_keys', 'complete_runs', 'show_settings',
-           'print_result', 'refuse_empty_result', 'planned_config', 'machine_need', 'resolve_scale', 'recipe_summary',
-           'compared', 'show_comparison', 'job_command', 'job_parameters', 'end_job', 'check_nodes', 'new_job',
+           'print_result', 'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale', 'recipe_summary',
+           'compared', 'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job',
            'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
@@ -115,7 +115,7 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 # %% ../nbs/99_cli.ipynb #8eba6bf3
 def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
-    """Return the run folder; set `output.name` in `parameters` unless it is given
+    """Return the run folder, and add its name to `parameters` unless they have one
 
     Raises `RunLocked` or `ConfigError` for an existing folder."""
     from .runs.folder import lock_folder
@@ -320,14 +320,14 @@ def _run(
         recipe = recipe or name
     if not recipe:
         raise ConfigError(
-            "run needs a recipe", "Name one (see recipes/), or give --resume FOLDER."
+            "run was given no recipe", "Name one (see recipes/), or give --resume FOLDER."
         )
     notebook = find_notebook(recipe)
     given = gather_parameters(file, parameter, resumed)
     if scale:
-        given.add({"scale": resolve_scale(scale, given.parameters)}, lambda key: "--scale")
+        given.add({"scale": one_scale(scale, given.parameters)}, lambda key: "--scale")
     parameters = given.as_parameters()
-    steps = None  # of a notebook that is not a recipe
+    steps = None  # of a notebook that is no recipe
     with locate_errors(given):
         folder = name_run(notebook, parameters)
         if notebook.stem in RECIPES:
@@ -373,7 +373,7 @@ def refuse_empty_result(folder: Path) -> None:
 # %% ../nbs/99_cli.ipynb #83e251fa
 _ORDER = (
     "Precedence, from low to high: default, recipe at its scale, resumed run, -f files in their order, "
-    "-p parameters, -p overrides. Overrides are merged key by key; environment variables do not set keys. "
+    "-p parameters, -p overrides. Overrides are merged key by key; environment variables set no key. "
     "cookbook-npu plan RECIPE --settings shows the source of each value. "
     "Examples: cookbook-npu config; cookbook-npu config clip; cookbook-npu config --all"
 )
@@ -506,7 +506,7 @@ def machine_need(
     )
 
 # %% ../nbs/99_cli.ipynb #58b2e271
-def resolve_scale(scale: str | None, parameters: Mapping[str, Any]) -> str:
+def one_scale(scale: str | None, parameters: Mapping[str, Any]) -> str:
     """Return the scale of a command, from --scale or the parameter (default: 910b)
 
     Raises `ConfigError` for an unknown scale, or two different ones."""
@@ -555,7 +555,7 @@ def _doctor(
     from .npu.stack.stacks import read_lock
 
     parameters = read_parameters(parameter)
-    scale = resolve_scale(scale, parameters)
+    scale = one_scale(scale, parameters)
     before = read_lock(compare) if compare else None
     if find_target(scale).simulated:
         os.environ[SIMULATE_ENV] = "1"
@@ -606,7 +606,7 @@ def _plan(
 
     given = gather_parameters(file, parameter)
     parameters = given.as_parameters()
-    scale = resolve_scale(scale, parameters)
+    scale = one_scale(scale, parameters)
     with locate_errors(given):
         config = planned_config(recipe, scale, parameters)
     if not config.target.has_soc:  # runs on NPUs are planned on any machine
@@ -645,7 +645,7 @@ def _schedule(
 def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.")],
 ) -> None:
-    "Regenerate the report of a run."
+    "Write the report of a run again."
     from .runs.report import write_report
 
     typer.echo(f"report: {write_report(run)}")
@@ -670,7 +670,7 @@ def _evidence(
     ] = Path("evidence"),
     soc: Annotated[
         str | None,
-        Option(show_default="from npu-smi", help="Chip of the run, e.g. Ascend910B3."),
+        Option(show_default="as npu-smi says", help="Chip of the run, e.g. Ascend910B3."),
     ] = None,
     note: Annotated[str, Option(help="Remarks; private content is hidden.")] = "",
 ) -> None:
@@ -917,11 +917,7 @@ def _compare(
 def _rerun(
     run: Annotated[Path, Argument(help="Folder of a complete run.")],
     dry_run: Annotated[
-        bool,
-        Option(
-            "--dry-run",
-            help="Print what would run and what has changed, without running it.",
-        ),
+        bool, Option("--dry-run", help="Only print what would run, and what changed.")
     ] = False,
     changed_data: Annotated[
         bool, Option("--changed-data", help="Run even if the data changed.")
@@ -947,7 +943,7 @@ def _rerun(
     raise typer.Exit(show_comparison(compared(rerun.path, folder, None), False, None))
 
 # %% ../nbs/99_cli.ipynb #394cd618
-def job_command(*words: str | Path) -> list[str]:
+def job_words(*words: str | Path) -> list[str]:
     "Return the argument vector of a job: this program and `words`"
     return [sys.executable, "-m", "cookbook_npu.cli", *map(str, words)]
 
@@ -983,9 +979,7 @@ _Address = Annotated[
 _Host = Annotated[str, Option(help="Address of this machine for the other nodes.")]
 _Port = Annotated[
     int | None,
-    Option(
-        help="Port of the Ray head node (default: 6379 with --nodes, else any free port)."
-    ),
+    Option(help="Port of Ray's head (default: 6379 with --nodes, else any free port)."),
 ]
 _Nodes = Annotated[
     int, Option(help="Number of machines; prints the commands for the others.")
@@ -1021,7 +1015,7 @@ def _launch(
     resume: _Resume = False,
     restart: _Restart = False,
 ) -> None:
-    "Run a recipe as a job: starts or joins Ray, keeps running after the terminal closes, cleans up."
+    "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up."
     from .cluster import launch
 
     if resume:
@@ -1029,7 +1023,7 @@ def _launch(
     else:
         given = gather_parameters(file, parameter)
         parameters = given.as_parameters()
-        parameters["scale"] = resolve_scale(scale, parameters)
+        parameters["scale"] = one_scale(scale, parameters)
         if rehearse:
             show_rehearsal(planned_config(recipe, "910b", parameters), runs)
             return
@@ -1073,7 +1067,7 @@ def _jobs(
 
 @app.command("attach", epilog="Example: cookbook-npu attach ID")
 def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
-    "Follow a job's log to its end; exits with the exit code of the job. Ctrl-C leaves the job running."
+    "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
     from .cluster import launch
 
     follow_job(launch.find_job(runs, job_id))
@@ -1135,7 +1129,7 @@ def new_job(
     file = _parameter_file(job)
     content = json.dumps(job_parameters(parameters, runs, job.id), indent=1)
     file.write_text(content, encoding="utf-8")
-    job.update(run=job_command("run", find_notebook(recipe), "-f", file))
+    job.update(run=job_words("run", find_notebook(recipe), "-f", file))
     return job
 
 # %% ../nbs/99_cli.ipynb #2ad6ee62
@@ -1148,7 +1142,7 @@ def resume_job(job: Any, restart: bool = False) -> Any:
     folder = Path(overrides["output.root"]) / overrides["output.name"]
     words = job.record()["run"]
     if (folder / "config.json").is_file():
-        words = job_command("run", "--resume", folder, *(["--restart"] if restart else []))
+        words = job_words("run", "--resume", folder, *(["--restart"] if restart else []))
     return launch.prepare_relaunch(job, words)
 
 

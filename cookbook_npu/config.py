@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'AdvantageEstimator', 'LossAggMode', 'TrackerName',
-           'RESERVED_ENGINE_ARGS', 'RESERVED_MEGATRON_ARGS', 'RUN_NAME_BYTES', 'Config', 'setting', 'TinyConfig',
+           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'Config', 'setting', 'TinyConfig',
            'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
            'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig',
            'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_argument_names', 'check_run_name',
@@ -183,7 +183,7 @@ class RewardConfig(Config):
     retries: int = setting(
         2, "retries of an async scorer (a reward server) after a failure or timeout", ge=0
     )
-    correct_threshold: dict[str, float] = setting(
+    right_from: dict[str, float] = setting(
         {},
         "scorer name -> score at which a response counts as correct, for accuracy and "
         "pass@k (replaces the scorer's threshold)",
@@ -252,7 +252,7 @@ class RolloutConfig(Config):
     engine_args: dict[str, Any] = setting(
         {},
         "vllm: additional arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; arguments "
-        "that the run sets are rejected",
+        "that the loop sets are rejected",
     )
     request_seeds: bool = setting(
         True, "vllm: one seed per response; false: one per batch, which decodes faster"
@@ -547,7 +547,7 @@ class PlacementConfig(Config):
     )
     sleep: Literal["offload", "torch_memory_saver"] = setting(
         "offload",
-        "how a sleeping trainer releases memory: host copies, or pages unmapped by torch_memory_saver",
+        "how a sleeping trainer releases memory: copies on the host, or unmapped pages",
     )
     destroy_process_groups: bool = setting(
         False,
@@ -791,7 +791,7 @@ def _check_engines(c: RunConfig) -> None:
     if devices % each:
         raise ConfigError(
             f"rollout.devices_per_engine is {each}, but the engines have {devices} devices",
-            "Choose a divisor of the number of engine devices.",
+            "Make it a divisor of that.",
         )
     if c.rollout.engine == "transformers" and each != 1:
         raise ConfigError(
@@ -849,12 +849,12 @@ def _check_staleness(c: RunConfig) -> None:
     if c.placement.mode == "split" and r.depth > r.max_staleness:
         raise ConfigError(
             f"rollout.depth is {r.depth} with rollout.max_staleness {r.max_staleness}",
-            "The driver would have to discard stale rollouts: set depth to at most max_staleness.",
+            "The loop would have to discard stale rollouts: make depth at most max_staleness.",
         )
 
 
 # settings without effect unless there is an environment
-_ENVIRONMENT_KEYS = (
+_OF_ENVIRONMENT = (
     "environment_arguments",
     "environment_timeout_s",
     "environment_workers",
@@ -867,7 +867,7 @@ def _check_environment(c: RunConfig) -> None:
     if r.environment is not None:
         return
     unset = RolloutConfig()
-    for key in _ENVIRONMENT_KEYS:
+    for key in _OF_ENVIRONMENT:
         if getattr(r, key) != getattr(unset, key):
             raise ConfigError(
                 f"rollout.{key} is {getattr(r, key)} without rollout.environment",
@@ -881,7 +881,7 @@ def _check_environment(c: RunConfig) -> None:
 
 # %% ../nbs/01_config.ipynb #f99358ae
 # rejected argument of vllm.LLM -> remedy
-RESERVED_ENGINE_ARGS = {
+ENGINE_ARGS_OF_THE_LOOP = {
     "model": "Set model.path.",
     "tokenizer": "Leave it out: it is the model's own.",
     "trust_remote_code": "Leave it out: code of a model folder is never executed.",
@@ -901,10 +901,10 @@ RESERVED_ENGINE_ARGS = {
     "gpu_memory_utilization": "Set rollout.memory_utilization.",
     "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
     "weight_transfer_config": "Set rollout.weight_update_method.",
-    "async_scheduling": "Leave it out: a step in flight would mix two weight versions.",
+    "async_scheduling": "Leave it out: a step under way would mix weights of two versions.",
 }
 # rejected field of Megatron's TransformerConfig -> remedy
-RESERVED_MEGATRON_ARGS = {
+MEGATRON_ARGS_OF_THE_RUN = {
     **dict.fromkeys(
         (
             "num_layers",
@@ -950,9 +950,9 @@ def _check_engine_args(c: RunConfig) -> None:
             "Its entries are arguments of vLLM: set engine vllm, or leave it out.",
         )
     for name, value in given.items():
-        if name in RESERVED_ENGINE_ARGS:
+        if name in ENGINE_ARGS_OF_THE_LOOP:
             raise ConfigError(
-                f"rollout.engine_args.{name} is {value!r}", RESERVED_ENGINE_ARGS[name]
+                f"rollout.engine_args.{name} is {value!r}", ENGINE_ARGS_OF_THE_LOOP[name]
             )
     graphs = given.get("compilation_config")
     if c.rollout.enforce_eager and isinstance(graphs, dict):
@@ -966,9 +966,9 @@ def _check_engine_args(c: RunConfig) -> None:
 
 def _check_megatron_args(c: RunConfig) -> None:
     for name, value in c.train.megatron_args.items():
-        if name in RESERVED_MEGATRON_ARGS:
+        if name in MEGATRON_ARGS_OF_THE_RUN:
             raise ConfigError(
-                f"train.megatron_args.{name} is {value!r}", RESERVED_MEGATRON_ARGS[name]
+                f"train.megatron_args.{name} is {value!r}", MEGATRON_ARGS_OF_THE_RUN[name]
             )
         if name.startswith("recompute_") and c.model.recompute == "none":
             raise ConfigError(
@@ -1134,14 +1134,14 @@ def _check_rollout_is(c: RunConfig) -> None:
         raise ConfigError(
             f"algorithm.rollout_is_threshold_lower is {a.rollout_is_threshold_lower}, "
             f"algorithm.rollout_is_threshold is {a.rollout_is_threshold}",
-            "Choose bounds with lower <= 1 <= upper.",
+            "Make them an interval that holds 1.",
         )
     single = a.advantage_estimator in ("reinforce_plus_plus", "gae")
     if a.dynamic_sampling_attempts > 1 and single:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} "
             f"with algorithm.advantage_estimator {a.advantage_estimator!r}",
-            "It does not compare within groups, so groups with equal rewards also have a gradient: "
+            "It does not compare inside groups, so groups with equal rewards teach, too: "
             "set dynamic_sampling_attempts 1.",
         )
 
@@ -1190,7 +1190,7 @@ RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
 
 
 def check_run_name(name: str) -> None:
-    "Raise `ConfigError` unless `name` is a valid name of a single, non-hidden folder"
+    "Raise `ConfigError` unless `name` names one visible folder"
     hidden = not name or name.startswith(".")
     if hidden or "/" in name or not name.isprintable():
         raise ConfigError(
@@ -1283,7 +1283,7 @@ def _set(tree: dict, key: str, value: Any) -> None:
     tree[last] = value
 
 # %% ../nbs/01_config.ipynb #1ba07d9d
-_MAPPING_KEYS = (
+_OPEN = (
     "data.task.",
     "reward.scorers.",
     "rollout.engine_args.",
@@ -1314,7 +1314,7 @@ def _check_key(key: str, config: RunConfig) -> None:
     "Raise `ConfigError` with the nearest name for a key that `config` does not have"
     known = dict(config.flat())
     is_section = key in type(config).model_fields
-    if key in known or is_section or key.startswith(_MAPPING_KEYS):
+    if key in known or is_section or key.startswith(_OPEN):
         return
     raise ConfigError(
         f"overrides: {key} is not a configuration key", nearest_key(key, known)
@@ -1334,7 +1334,7 @@ def override(
         tree["rollout"]["engine_args"] = {}
     environment = overrides.get("rollout.environment", config.rollout.environment)
     if environment != config.rollout.environment:
-        reset = _ENVIRONMENT_KEYS[:1] if environment else _ENVIRONMENT_KEYS
+        reset = _OF_ENVIRONMENT[:1] if environment else _OF_ENVIRONMENT
         tree["rollout"] |= {name: getattr(RolloutConfig(), name) for name in reset}
     estimator = overrides.get("algorithm.advantage_estimator", "gae")
     if estimator != "gae" and config.has_critic:

@@ -49,7 +49,7 @@ def read_parameters(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def check_overrides(parameters: dict[str, Any]) -> dict[str, Any]:
-    "Return the parameters; raises `ConfigError` for overrides that are not a mapping"
+    "Return the parameters; raises `ConfigError` for overrides that are no mapping"
     overrides = parameters.get("overrides")
     if overrides is None or isinstance(overrides, dict):
         return parameters
@@ -79,7 +79,7 @@ def _number(loader: Any, node: Any) -> int:
 
 
 def _mapping(loader: Any, node: Any) -> dict[str, Any]:
-    "Construct a mapping; raises `ConfigError` for a duplicate or non-string key"
+    "Construct a mapping; raises `ConfigError` for a duplicate key or one that is no string"
     loader.flatten_mapping(node)
     found: dict[str, Any] = {}
     for key_node, value_node in node.value:
@@ -143,7 +143,7 @@ def config_sections() -> frozenset[str]:
 def flat_overrides(
     overrides: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    "Yield (dotted key, value); do not flatten keys whose value is a mapping (`reward.scorers`)"
+    "Yield (dotted key, value); a mapping that is a value (`reward.scorers`) stays one"
     for name, value in overrides.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key in config_sections():
@@ -213,7 +213,7 @@ class Given:
     sources: dict[str, str] = field(default_factory=dict)  # dotted key -> source
 
     def add(self, values: Mapping[str, Any], source: Callable[[str], str]) -> None:
-        "Add a layer with precedence over the earlier ones; `source` maps a parameter or key to its source"
+        "Add a layer, which has precedence; `source` maps a parameter or key to its source"
         for name, value in values.items():
             if name == "overrides":
                 continue

@@ -104,7 +104,7 @@ class Evidence(Config):
 
     @model_validator(mode="after")
     def _check_where(self) -> "Evidence":
-        "Reject simulated numbers labelled as NPU measurements, and unknown chips"
+        "Refuse simulated numbers that claim to be from an NPU, and an unknown chip"
         where = self.where
         target = find_target(self.scale)
         if where.simulated != target.simulated:
@@ -322,7 +322,7 @@ def chip_of(config: RunConfig, machine: Machine | None, soc: str | None) -> str 
     if soc is None and len(names) != 1:
         raise ConfigError(
             "npu-smi shows no NPU here, or several kinds",
-            "Specify the chip of the run, e.g. --soc Ascend910B3.",
+            "Say which the run had: --soc Ascend910B3.",
         )
     return find_soc(soc or names.pop()).name
 
@@ -456,7 +456,7 @@ def check_evidence(file: Path | str) -> Evidence:
     content = parse_json(raw, str(file))
     if not isinstance(content, dict):
         raise DataError(
-            f"{file} is not a JSON object", "Write it with cookbook-npu evidence RUN."
+            f"{file} holds no mapping", "Write it with cookbook-npu evidence RUN."
         )
     try:
         evidence = build_config(Evidence, content)
@@ -487,7 +487,7 @@ def write_evidence(evidence: Evidence, to: Path) -> Path:
 
 
 def load_evidence(folder: Path | str) -> dict[str, Evidence]:
-    "Return the checked files of a folder by name; files lane_* (test results) are skipped"
+    "Return the checked files of a folder by name; results of test lanes have another format"
     files = sorted(Path(folder).glob("*.json"))
     return {f.name: check_evidence(f) for f in files if not f.name.startswith("lane_")}
 

@@ -177,7 +177,7 @@ def critic_training(d: Dimensions, config: RunConfig) -> list[Component]:
     return [Component("activations", nbytes, ("model.recompute", *knobs))]
 
 # %% ../../nbs/plan/01_memory.ipynb #a269f31d
-def _critic_forward(d: Dimensions, config: RunConfig) -> list[Component]:
+def _valuing(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return the peak of a forward pass of the critic"
     tokens, response = micro_batch(config)
     element = ELEMENT_BYTES[config.model.dtype]
@@ -191,10 +191,7 @@ def _critic_phases(d: Dimensions, config: RunConfig) -> dict[str, list[Component
     "Return the components of the critic's phases, besides the state"
     if not config.has_critic:
         return {}
-    return {
-        "values": _critic_forward(d, config),
-        "critic_train": critic_training(d, config),
-    }
+    return {"values": _valuing(d, config), "critic_train": critic_training(d, config)}
 
 
 def scoring(
@@ -202,7 +199,7 @@ def scoring(
     config: RunConfig,
     tokens: int | None = None,  # T (None: of the largest micro-batch)
 ) -> list[Component]:
-    "Return the peak of a forward pass without gradients: one feed-forward block, or a chunk of logits"
+    "A forward pass without gradients at its peak: one layer's feed-forward block, or a chunk of logits"
     tokens = tokens or micro_batch(config)[0]
     tensor = config.parallel.tensor
     element = ELEMENT_BYTES[config.model.dtype]
@@ -344,7 +341,7 @@ def planned_cache(
     config: RunConfig,
     total: int,  # device memory as reported by the driver, bytes
 ) -> int | None:
-    "Return the planned size of an engine's key/value cache, bytes (None: vLLM decides)"
+    "Return the configured size of an engine's key/value cache (None: vLLM decides)"
     if not config.target.has_soc:
         return None
     capacity = config.target.engine_capacity(total)
@@ -526,7 +523,7 @@ def _check_cache(config: RunConfig, capacity: int) -> None:
     room = cache_tokens(model_of(config), config, capacity)
     if room < longest:
         raise DeviceError(
-            f"the engine's key/value cache holds {room:,} tokens, but one sequence may need {longest:,}",
+            f"the engine's key/value cache holds {room:,} tokens, one sequence may have {longest:,}",
             "Raise rollout.memory_utilization or rollout.devices_per_engine, "
             "or lower sampling.max_response_tokens and rollout.eval_max_response_tokens.",
         )

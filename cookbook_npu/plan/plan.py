@@ -165,7 +165,7 @@ def _turns(config: RunConfig) -> tuple[str, str]:
         "turns",
         f"up to {r.max_turns} with {r.environment}: turns and observations have {response} tokens "
         f"together, first messages {prompt}; a sequence at most {prompt + response}; "
-        f"{later_turns(config)} resend the earlier turns as context",
+        f"{later_turns(config)} begin with what was said before",
     )
 
 
@@ -176,7 +176,7 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
     return (
         "ahead",
         f"the rollout at most {r.depth} steps, samples at most {r.max_staleness} steps old: "
-        f"up to {groups} groups in flight",
+        f"up to {groups} groups under way",
     )
 
 # %% ../../nbs/plan/04_plan.ipynb #0373a8f0
@@ -285,7 +285,7 @@ class RunPlan:
 
     @property
     def cache_bytes(self) -> int | None:  # None: vLLM decides
-        "Planned size of the key/value cache per device, bytes (None: vLLM decides)"
+        "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
         if self.config.rollout.engine != "vllm":
             return None
         return planned_cache(self.config, self.capacity)
@@ -322,7 +322,7 @@ class RunPlan:
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
         if all(e.name != "logprobs" for e in self.times):
             lines.append(
-                "  logprobs          none    computed in the training pass (one optimizer step)"
+                "  logprobs          none    one optimizer step: the training pass has them"
             )
         if self.is_split:
             return "\n".join([*lines, "  rollout and training overlap: see the schedule"])

@@ -78,7 +78,7 @@ MEGATRON_CLASSES = {
 def field_names(module: str, class_name: str) -> set[str]:
     "Return the fields of a data class from its source; empty when it is not installed"
     package, *inner = module.split(".")
-    spec = importlib.util.find_spec(package)  # does not import the package
+    spec = importlib.util.find_spec(package)  # finds, and imports nothing
     folders = (spec.submodule_search_locations if spec else None) or []
     files = [Path(folder, *inner).with_suffix(".py") for folder in folders]
     found = set()
@@ -177,7 +177,7 @@ def check_model(
 ) -> None:
     "Raise `MissingError` for a missing model, `ConfigError` for a missing chat template"
     if not (Path(folder) / "config.json").is_file():
-        raise MissingError(f"model {folder} holds no config.json", _download_hint(folder))
+        raise MissingError(f"model {folder} holds no config.json", _how_to_get(folder))
     if chat and not _has_chat_template(Path(folder)):
         raise ConfigError(
             f"model {folder} has no chat template, which data.apply_chat_template asks for",
@@ -186,7 +186,7 @@ def check_model(
         )
 
 
-def _download_hint(folder: str) -> str:
+def _how_to_get(folder: str) -> str:
     "Return the remedy for a missing model"
     name = folder.removeprefix("hf://")
     if Path(folder).exists() or not _HUB_ID.fullmatch(name):

@@ -247,5 +247,5 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
         sees=d.family != "qwen3",
         max_pixels=config.data.image_max_pixels,
         engine_args=r.engine_args,
-        load_weights=False,  # weights come with the first update
+        load_weights=False,  # the first update brings them
     )

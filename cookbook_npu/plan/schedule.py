@@ -51,7 +51,7 @@ class PhaseTimes:
     "Seconds of the phases of a step"
 
     token: float  # one decode step of an engine
-    row: float = 0.0  # additional time per sequence in the batch
+    row: float = 0.0  # what each sequence of the batch adds to a decode step
     train: float = 0.0  # log-probs and optimizer steps
     update_weights: float = 0.0  # pause of trainer and engines for a weight update
     recompute: float = 0.0  # after an update, per token of a response that continues
@@ -278,7 +278,7 @@ def simulate_schedule(
     skip: int = 8,  # first steps to leave out: the pipeline fills
     seed: int = 0,
 ) -> ScheduleResult:
-    "Simulate a split run; with depth 0 its phases are sequential"
+    "Simulate a split run; with depth 0 its phases follow each other"
     if not 0 <= skip < steps:
         raise ConfigError(f"skip is {skip} of {steps} steps", "Count at least one step.")
     gate = StalenessGate(work.prompts_per_step, depth, max_staleness)
@@ -662,7 +662,7 @@ def measure_run(path: Path | str, skip: int = WARM_STEPS) -> MeasuredRun:
     config = run.config()
     if config.placement.mode != "split":
         raise ConfigError(
-            f"{run.path} used placement.mode {config.placement.mode!r}",
+            f"{run.path} was made with placement.mode {config.placement.mode!r}",
             "Measure a short run with placement.mode split on your devices.",
         )
     step = step_times(load_spans(run.path), skip)

@@ -97,7 +97,7 @@ def training_group(draw: Draw, config: RunConfig) -> RunningGroup:
 
 # %% ../../nbs/train/11_async_sampling.ipynb #6ac6b890
 class BackgroundJobs:
-    "Background threads, the lock they share, and their errors"
+    "Threads beside the driver, the lock they share, and their errors"
 
     def __init__(self, num_engines: int):
         self.changed = threading.Condition(threading.RLock())
@@ -200,7 +200,7 @@ class EngineThread:
 
     @property
     def may_call(self) -> bool:
-        "Whether the engine has work and is not paused"
+        "Whether there is work, and it may start"
         ready = self.status is EngineStatus.READY and not self.pool.paused
         return ready and bool(self.queue or self.in_flight)
 
@@ -311,7 +311,7 @@ class EngineThread:
 
 # %% ../../nbs/train/11_async_sampling.ipynb #9181f482
 class EnginePool:
-    "The engines of a split run; methods that change state take the lock"
+    "The engines of a split run; all methods take the lock"
 
     def __init__(
         self,
@@ -412,7 +412,7 @@ class EnginePool:
             self.jobs.changed.notify_all()
 
     def set_loaded(self, numbers: Iterable[int]) -> None:
-        "Mark engines that have loaded the current weights as ready"
+        "Engines have loaded the current weights and are ready"
         with self.jobs.changed:
             for number in set(numbers) & set(self.loadable):
                 self.threads[number].set_status(EngineStatus.READY)
@@ -421,7 +421,7 @@ class EnginePool:
             self.jobs.changed.notify_all()
 
     def halt(self) -> None:
-        "Abort all responses and mark every engine as unloaded; call it only when all engines are idle"
+        "Abort all responses; every engine then waits for weights. All engines are idle"
         with self.jobs.changed:
             self.unassigned = []
             for thread in self.threads:
@@ -430,7 +430,7 @@ class EnginePool:
             try:
                 self.state.engines.groups[number].call("engine.abort")
             except RoleError:
-                pass  # recovery or the next weight update handles the loss
+                pass  # the restart of the run finds it lost, or the next weight update
         with self.jobs.changed:
             for number in self.in_service:
                 self.threads[number].set_status(EngineStatus.UNLOADED)
@@ -580,7 +580,7 @@ class AsyncSampler:
         self.gate = StalenessGate(
             rollout.prompts_per_step, rollout.depth, rollout.max_staleness, step
         )
-        self.constant = 0  # groups with equal rewards dropped for this step
+        self.constant = 0  # groups without a spread that were dropped for this step
         self.failed_in_a_row = 0  # groups whose environment failed, none finished between
         now = self.state.tracker.now()
         self.counts = IntervalCounts(busy_s=self.engines.busy_s, since=now)
@@ -636,7 +636,7 @@ class AsyncSampler:
                 on_wait()
 
     def advance(self) -> None:
-        "End a step: later groups belong to the next version. Call it while the engines are paused"
+        "End a step: groups that start from here on count as of the next version; the engines are paused"
         with self.jobs.changed:
             self.gate.advance()
 
@@ -648,7 +648,7 @@ class AsyncSampler:
             self._admit()
 
     def halt(self) -> None:
-        "Stop sampling, discard all groups, and return their prompts to the data set; `start` resumes"
+        "Stop sampling, forget all groups, and return their prompts; `start` continues"
         self.engines.pause()
         self.engines.wait_idle()
         with self.jobs.changed:
@@ -662,7 +662,7 @@ class AsyncSampler:
         self.state.prompts.put_back()
 
     def set_num_engines(self, num_engines: int) -> None:
-        "Remove or add engines; call it only while no weight update is in progress"
+        "Remove or add engines; no weight update is in progress"
         before = self.engines.in_service
         if num_engines < 1:
             raise ConfigError(
@@ -803,7 +803,7 @@ class AsyncSampler:
             self.jobs.changed.notify_all()
 
     def _is_useful(self, group: RunningGroup, rewards_missing: bool) -> bool:
-        "Whether to train on a group. Raises `RewardError` for a missing reward if `faults.min_groups` is 1"
+        "Whether to train on a group. Raises `RewardError` when a reward is missing and none may be"
         config = self.state.config
         if rewards_missing:
             failure = self.state.rewards.failure

@@ -42,7 +42,7 @@ def _outcome(call: Future, timeout: float | None = None) -> Any:
 
 def wait_for_members(
     calls: Sequence[Future],
-    cancel: Callable[[str], object],  # makes the members stop waiting, with a reason
+    cancel: Callable[[str], object],  # lets the members stop waiting for each other
     deadline_s: float,
     grace_s: float = 10.0,  # for the members to end after `cancel`, s
 ) -> list[Any]:
@@ -67,9 +67,7 @@ def wait_for_members(
         if number not in outcomes:
             outcomes[number] = error = _outcome(call, timeout=0.1)
             if isinstance(error, CookbookError):
-                error.add_note(
-                    f"it did not return within {grace_s:g} s of the cancellation"
-                )
+                error.add_note(f"it was asked to stop {grace_s:g} s before, and did not")
     return [outcomes[number] for number in range(len(calls))]
 
 # %% ../../nbs/train/12_async_weight_update.ipynb #ac4c8cb4
@@ -101,7 +99,7 @@ class WeightBroadcast:
         manifest: Manifest,
         restart: Callable[[int, RoleError], None],  # of a lost engine
     ) -> tuple[list[int], Manifest]:
-        """Send the buckets to every machine; return the remaining engines and a manifest with the new locations.
+        """Bring the buckets to every machine; return the engines left and where the buckets are.
 
         Raises `RoleError` when the trainer is lost, `WeightUpdateError` when a broadcast
         without a lost member fails twice."""
@@ -127,7 +125,7 @@ class WeightBroadcast:
             if not lost and not may_retry:
                 raise errors[0]
             may_retry = bool(lost)
-            # a dead process is a better reason than the closed connections it causes
+            # the death of a process says more than the closed connections of the others
             why = lost[0][1].what if lost else errors[0].what
             self.state.folder.event("weight_update_retry", version=manifest.version, why=why)
         return left, manifest
@@ -220,7 +218,7 @@ class AsyncWeightUpdate:
         "End the step: pause the engines, and let them load in the background"
         manifest = self._written(writing)
         began = self.state.tracker.now()
-        # no further call starts; groups of a call in progress belong to the older weights
+        # no call starts from here on; the groups of one in progress count as of the older weights
         self.sampler.engines.pause()
         self.sampler.advance()
         if evaluate is not None:

@@ -308,7 +308,7 @@ def rollout_mismatch(
 
 # %% ../../nbs/train/00_batch.ipynb #756d2884
 def rollout_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    "Return the rollout metrics: reward, response lengths, truncated ratio, zero-std groups, pass@k, tokens"
+    "Return reward, lengths, truncation, groups of equal rewards, pass@k, and tokens"
     rewards = rewards_of(samples)
     rewards_B = torch.tensor(rewards, dtype=torch.float64)
     constant = zero_std_groups(rewards_B, [s.group_id for s in samples])

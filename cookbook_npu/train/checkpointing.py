@@ -27,7 +27,7 @@ def due(
     step: int,  # from 0
     num_steps: int,  # of the run
 ) -> bool:
-    "Whether a periodic action is due after this step; it is always due after the last step"
+    "Whether an action with an interval, which also follows the last step, is due after this step"
     if step + 1 == num_steps:
         return True
     return every > 0 and (step + 1) % every == 0
@@ -186,7 +186,7 @@ def truncate_run(
 def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
     """Return a new run folder; with `output.resume` an existing one and its newest checkpoint.
 
-    Raises `ConfigError` for a folder with steps but no valid checkpoint, without `output.restart`."""
+    Raises `ConfigError` for a folder with steps but no good checkpoint, without `output.restart`."""
     output = config.output
     if not output.resume:
         return RunFolder.create(config), None
@@ -201,8 +201,8 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
         done = sum(map(is_step, read_steps(folder.metrics_file)))
         if checkpoint is None and done and not output.restart:
             raise ConfigError(
-                f"{folder.path} has {done} steps and no valid checkpoint: "
-                "resuming would start over at step 0",
+                f"{folder.path} has {done} steps and no good checkpoint: "
+                "resuming would begin again at step 0",
                 "Add --restart (output.restart): metrics and samples move to its folder cut/. "
                 "Or start a new run, with train.save_every.",
             )

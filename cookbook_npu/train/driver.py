@@ -56,7 +56,7 @@ class ColocatedPlacement:
         "Sample the groups of a step; the engines sleep afterwards"
         with self.state.tracker.span("rollout"):
             rollout = self.sampler.sample(step)
-            # the engines are awake: the memory they hold is the drop in free memory
+            # while the engines are awake: their memory is what is no longer free
             rollout.metrics |= self.state.trainer.call_rank_zero("memory.engine_metrics")
             self.restarts.sleep_engines()
         return rollout
@@ -236,7 +236,7 @@ class Driver:
         "Send the first weights; continue from a checkpoint if there is one"
         self.recovery.start(checkpoint)
         if checkpoint is not None:
-            self.logprob_alarm.restore(load_metrics(self.state.folder.path))
+            self.logprob_alarm.recall(load_metrics(self.state.folder.path))
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """Yield the metrics of each remaining step.

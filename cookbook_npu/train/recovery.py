@@ -142,7 +142,7 @@ class Recovery:
         self,
         checkpoint: Checkpoint | None,  # None: start at the first step
     ) -> None:
-        "Send the first weights to the engines; recover if a worker is lost meanwhile"
+        "Bring the first weights to the engines; recover when a worker is lost meanwhile"
         try:
             seconds = self._resume(checkpoint)
         except RoleError as error:
@@ -167,7 +167,7 @@ class Recovery:
     def _restart(self) -> None:
         "Restart the lost workers and resume from the newest checkpoint"
         state = self.state
-        state.workers.end_trainer()  # an engine may need this device memory to go to sleep
+        state.workers.end_trainer()  # an engine may need its device memory to fall asleep
         self.checkpoints.discard()
         sweep_scratch()
         engines = state.workers.restart_lost_engines()

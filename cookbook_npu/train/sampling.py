@@ -58,7 +58,7 @@ def shard_requests(requests: Sequence[Request], num_engines: int) -> list[list[R
 
 # %% ../../nbs/train/10_sampling.ipynb #a33e179a
 def environment_fault(what: str, group_id: str, failure: CallFailure) -> EnvironmentFault:
-    "Return the error to raise when too many environments fail"
+    "The error for environments of which too many failed, to be raised"
     return EnvironmentFault(
         f"{what}; {group_id}: {failure.reason}",
         "Fix rollout.environment, or raise rollout.environment_timeout_s; "
@@ -107,7 +107,7 @@ class Grading:
         return [s for s in samples if s.group_id not in missing]
 
     def accept_loss(self, lost: int, groups: int, why: str, need_all: bool) -> bool:
-        "Whether a rollout may continue without the lost groups; if so, record an event"
+        "Whether a rollout may continue without some of its groups; an event records that it does"
         kept = groups - lost
         if need_all or kept < self.state.config.faults.min_groups * groups:
             return False
@@ -132,7 +132,7 @@ class Grading:
         return {**episode_metrics(samples), "env/failed_groups": float(failed)}
 
     def reward_metrics(self, step: int) -> dict[str, float]:
-        "Return reward/verifier_* since the last call; record an event above `reward.failure_alarm`"
+        "Return reward/verifier_* since the last call; an event records too large a share of failures"
         now = self.state.rewards.counts
         was, self._counted = self._counted, replace(now)
         failed = {
@@ -173,7 +173,7 @@ class Sampler:
         state: DriverState,
         grading: Grading,
         restarts: EngineRestarts,
-        weights: WeightUpdate,  # sends weights to restarted engines
+        weights: WeightUpdate,  # fills restarted engines
     ):
         self.state = state
         self.grading = grading
@@ -289,7 +289,7 @@ class Sampler:
             return samples
 
         def attempt_again() -> list[Sample]:
-            self.weights.resend()  # a restarted engine has no weights
+            self.weights.resend()  # a restarted engine has none
             return attempt()
 
         return self.restarts.retry(attempt, again=attempt_again)

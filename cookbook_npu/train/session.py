@@ -244,10 +244,10 @@ class Run:
 
     def scale_engines(self, *_: int) -> NoReturn:
         "Refuse the old name of `set_num_engines`"
-        raise ConfigError("run.scale_engines was renamed", "Call run.set_num_engines.")
+        raise ConfigError("run.scale_engines has another name", "Call run.set_num_engines.")
 
     def status(self) -> list[str]:
-        "Return the activity and last progress of each process; may be called from another thread"
+        "Return the activity and last progress of each process; for another thread"
         return self.state.workers.cluster.status()
 
     def result(self) -> list[tuple[str, str | None]]:
@@ -262,7 +262,7 @@ def _import_tokenizers() -> None:
 
 
 def _freeze() -> None:
-    # triton prints warnings about uncollected objects
+    # triton's bindings print a page about objects that are not collected
     if "triton" not in sys.modules:
         gc.freeze()
 
@@ -310,7 +310,7 @@ def _reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> 
 
 # %% ../../nbs/train/15_session.ipynb #2437817e
 def _show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
-    "Return the progress callback for long calls: notes in a notebook, lines in a terminal"
+    "Return the display during long calls: notes below the bar of a notebook, else lines"
     lines = StartLines(cluster.status)
     if not isinstance(view, NotebookView):
         return lines
@@ -347,9 +347,7 @@ def _start_workers(
     print(f"starting {process_counts(config)}", flush=True)
     began = time.monotonic()
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
-    print(
-        f"all processes started in {format_duration(time.monotonic() - began)}", flush=True
-    )
+    print(f"all are up after {format_duration(time.monotonic() - began)}", flush=True)
     shims = workers.trainer.call_rank_zero("shims")
     folder.save_stack(describe_device(config), shims=shims)
     for note in workers.trainer.call_rank_zero("notes"):
@@ -426,5 +424,5 @@ def session(config: RunConfig) -> Iterator[Run]:
     except KeyboardInterrupt:
         if not stop.at_once:
             raise
-        hint = resume_hint(path) if path else "the run had not started"
+        hint = resume_hint(path) if path else "nothing was begun"
         _report_stop(StoppedAtOnce(f"stopped at once; {hint}", stop.signal))

@@ -66,7 +66,7 @@ class DriverState:
         if missing:
             raise StorageError(
                 f"the checkpoint of step {step} has no {', '.join(missing)} of the driver",
-                "An older version of this package wrote it: resume with that version, or start a new run.",
+                "An older version of this package wrote it: resume with that, or start a new run.",
             )
         self.prompts.load_state(saved["prompts"])
         self.rewards.labels.load_state(saved["labels"])

@@ -81,8 +81,8 @@ class ZeroAdvantageAlarm:
             return
         seen = ", ".join(f"{value:g}" for value in sorted(set(rewards))[:3])
         text = (
-            f"no gradient: for {STEPS_TO_ALARM} steps every advantage was 0 (rewards now: {seen}). "
-            "Check samples/: does the scorer match the answers, are responses truncated, are the prompts too "
+            f"nothing is learned: for {STEPS_TO_ALARM} steps every advantage was 0 (rewards now: {seen}). "
+            "Look at samples/: does the scorer match the answers, are responses cut, are the prompts too "
             "hard or too easy?"
         )
         print(f"step {step + 1}: {text}", flush=True)
@@ -206,7 +206,7 @@ class LogprobDiffAlarm:
                 remedy="Check the weight update, the engine's dtype and its sampling parameters.",
             )
 
-    def restore(self, metrics: MetricColumns) -> None:
+    def recall(self, metrics: MetricColumns) -> None:
         "Restore the first steps of a resumed run"
         points = metric_points(metrics, LOGPROB_DIFF)
         self.first = [diff for _, diff in points[:FIRST_STEPS]]

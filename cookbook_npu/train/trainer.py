@@ -205,9 +205,7 @@ class TrainerMemory:
         if self.engine_needs is None:
             self.engine_needs = engine_needs(self.config, self.acc.mem_get_info(0)[1])
         loading, sampling = self.engine_needs
-        remedy = (
-            "Lower rollout.memory_utilization, or check which other processes use the device."
-        )
+        remedy = "Lower rollout.memory_utilization, or see who else is on the device."
         need = sampling
         if copy_bytes:
             remedy = f"Set placement.transfer_backend to shm. {remedy}"
@@ -246,7 +244,7 @@ def run_on_all_ranks(
     if undo is not None:
         undo()
     raise DeviceError(
-        f"{failing} other ranks failed; this rank has rolled back",
+        f"{failing} other ranks could not; this one has undone its part",
         "See the errors of these ranks.",
     )
 
@@ -663,7 +661,7 @@ class Trainer(ModelTrainer):
             return self.forward_only(batch)
         if self.reference is None:
             raise ConfigError(
-                "reference log-probs require algorithm.use_reference",
+                "reference log-probs were asked for without algorithm.use_reference",
                 "Set use_reference to true.",
             )
         tensors = self.model.state_tensors()
@@ -759,7 +757,7 @@ class Trainer(ModelTrainer):
         return [shim for shim in registry.report() if shim["state"] != "not entered"]
 
     def notes(self) -> list[str]:
-        "Return notes about fallbacks of this trainer, to print and record"
+        "Return what is unusual about this trainer here"
         notes = [self.layout_note] if self.layout_note else []
         why = why_on_host(self.acc.device(0))
         if why:

@@ -45,7 +45,7 @@ PROCEDURE_VERSION = {"qwen3": 3, "qwen3_vl": 7, "qwen3_5": 5}  # by family of th
 
 
 def demonstrated_task(config: RunConfig) -> str:
-    "Return the generated task of the run; for a run on a data file: geometry or arithmetic"
+    "Return the generated task of the run; for a run on a file geometry or arithmetic"
     task = config.data.prompt_data
     if task in GENERATED:
         return task
@@ -261,7 +261,7 @@ def demonstrations_of(
     processor = image_processor(folder, drawn)
     if processor is None or config.model.tiny.family != "qwen3_vl":
         raise ConfigError(
-            f"a tiny {config.model.tiny.family} has no vision tower for the images of the task",
+            f"a tiny {config.model.tiny.family} cannot see the pictures of the task",
             "Set model.tiny.family to qwen3_vl.",
         )
     if demonstrated_environment(config) == "geo3k":
@@ -343,7 +343,7 @@ class WarmStart:
         return str(target), loss
 
     def train(self, folder: Path, tokenizer: Any) -> float:
-        "Train the model in `folder` in both stages; a text task leaves the vision tower unchanged"
+        "Train the model in `folder` in both stages; text leaves its vision tower as it is"
         from transformers import AutoConfig
 
         warm = self.config.warm_start

@@ -96,4 +96,4 @@ class WeightUpdate:
     def _record_backend(self, backend: str, why: str) -> None:
         self.state.folder.event("weight_transfer", backend=backend, why=why)
         if why:
-            print(f"weight updates use host memory ({backend}): {why}", flush=True)
+            print(f"new weights go through host memory ({backend}): {why}", flush=True)

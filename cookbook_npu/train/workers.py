@@ -47,7 +47,7 @@ def start_trainer(
     hf_path: str,  # first weights
     extra_env: Env = MappingProxyType({}),
 ) -> WorkerGroup:
-    "Start one trainer process per trainer device, awake; with PPO each also holds the critic"
+    "Start one trainer process on each trainer device; they are awake. With PPO they hold the critic, too"
     role = "cookbook_npu.train.trainer:Trainer"
     if config.has_critic:
         role = "cookbook_npu.train.critic:PPOTrainer"
@@ -82,7 +82,7 @@ def start_engine(
     number: int,
     extra_env: Env = MappingProxyType({}),
 ) -> WorkerGroup:
-    "Start the processes of an engine, one per device; it sleeps until its first weight update"
+    "Start one process for each device of an engine; it sleeps and waits for its first weight update"
     slots = slots_of_engine(config, number)
     share = machine_share(cluster, config, slots.start)
     group = RayWorkerGroup.create(
@@ -139,14 +139,14 @@ class Workers(AbstractContextManager):
         self.engines.groups[number].kill()
 
     def restart_engine(self, number: int) -> None:
-        "Kill the remaining processes of an engine and restart it, asleep and without weights"
+        "End what is left of an engine and restart it, asleep and without weights"
         self.engines.groups[number].kill(grace=1.0)
         self.engines.groups[number] = start_engine(
             self.cluster, self.config, self.hf_path, number, RESTART_ENV
         )
 
     def end_trainer(self) -> None:
-        "Kill the remaining trainer processes, which frees their devices"
+        "End what is left of the trainer, which frees its devices"
         self.trainer.kill(grace=1.0)
 
     def restart_trainer(self) -> None:

@@ -282,7 +282,7 @@ def test_the_command_names_the_cache_that_the_engine_gets():
     from typer.testing import CliRunner
 
     from cookbook_npu.cli import app
-    from cookbook_npu.train.rollout_worker import planned_cache_bytes
+    from cookbook_npu.train.rollout_worker import decided_cache
 
     class Device:
         def mem_get_info(self, index):
@@ -290,7 +290,7 @@ def test_the_command_names_the_cache_that_the_engine_gets():
 
     words = ["plan", "qwen3_4b_colocate", "--scale", "910b"]
     page = CliRunner().invoke(app, words).output
-    nbytes = planned_cache_bytes(planned_config("qwen3_4b_colocate", "910b", {}), Device())
+    nbytes = decided_cache(planned_config("qwen3_4b_colocate", "910b", {}), Device())
     assert f"vLLM is given kv_cache_memory_bytes {nbytes} on each device" in page
     assert 10 * 2**30 < nbytes < 0.35 * 64 * 2**30
 
