@@ -98,7 +98,11 @@ def start_engine(
         timeout=config.placement.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,
     )
-    group.call("engine.sleep")
+    try:
+        group.call("engine.sleep")
+    except BaseException:  # nobody else knows of these processes yet
+        group.kill()
+        raise
     return group
 
 # %% ../../nbs/train/04_workers.ipynb #c53dcdde

@@ -27,6 +27,11 @@ pytestmark = pytest.mark.slow
 ROLE = f"{__file__}:Probe"
 
 
+class Engine:
+    def sleep(self):
+        "What an engine does before its first weights"
+
+
 class Probe:
     "A role that tells about its process, and misbehaves on request"
 
@@ -34,6 +39,7 @@ class Probe:
         if fail:
             raise ValueError(f"rank {rank} refuses to start")
         self.rank, self.world_size = rank, world_size
+        self.engine = Engine()
 
     def env(self):
         return dict(os.environ)
@@ -52,9 +58,6 @@ class Probe:
 
     def size(self, data):
         return len(data)
-
-    def sleep(self):
-        "What an engine does before its first weights"
 
     def crash_or_hang(self, rank):
         if self.rank == rank:
