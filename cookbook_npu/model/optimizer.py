@@ -81,6 +81,10 @@ class Optimizer:
         "Steps since the beginning of the run"
         return self.scheduler.num_steps - 1  # the schedule is one step ahead
 
+    def skip_step(self) -> None:
+        "Advance the schedule without an update: weights and moments stay as they are"
+        self.scheduler.step(1)
+
     def zero_grad(self) -> None:
         "Start a training step"
         self.model.zero_grad()

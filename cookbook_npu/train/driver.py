@@ -212,9 +212,9 @@ class Driver:
                 self.checkpoints.finish()
             row |= self.train_step.run(step, batch, samples)
             self._end_draws(rollout)
-            if self._saves_after(step):
+            if self.stop.signal or self.checkpoints.due_after(step):
                 with span("save"):
-                    self.checkpoints.begin(step + 1)
+                    self.checkpoints.begin(step + 1, self.state.version)
             writing = self.placement.start_update()
             row |= self.train_step.late_metrics()
             row |= self.placement.finish_update(step, writing)
@@ -225,12 +225,6 @@ class Driver:
         for draw in rollout.draws:
             outcome = "trained" if draw.prompt.prompt_id in trained else "dropped"
             self.state.prompts.end_draw(draw.number, outcome)
-
-    def _saves_after(self, step: int) -> bool:
-        config = self.state.config
-        return due(config.train.save_every, step, config.num_steps) or bool(
-            self.stop.signal
-        )
 
     def start(self, checkpoint: Checkpoint | None) -> None:
         "Send the first weights; continue from a checkpoint if there is one"
@@ -248,7 +242,13 @@ class Driver:
                     yield from self._steps_from_start()
                     return
                 except RoleError as error:
+                    self.checkpoints.finish_after(error)
                     self.recovery.recover(error)
+                except KeyboardInterrupt:  # abort: do not wait for anything
+                    raise
+                except BaseException as error:  # of any part: nothing that is done is lost
+                    self.checkpoints.finish_after(error)
+                    raise
 
     def _steps_from_start(self) -> Iterator[dict[str, Any]]:
         "Yield the metrics of the steps from `state.start_step` on"
@@ -289,10 +289,8 @@ class Driver:
         if step > 0 and self.checkpoints.newest_step != step:
             with self.placement.trainer_awake():
                 # as in a step, where the checkpoint begins before the update
-                state.version -= 1
-                self.checkpoints.begin(step)
+                self.checkpoints.begin(step, state.version - 1)
                 self.checkpoints.finish()
-                state.version += 1
         state.stop_before(step)
 
     def set_num_engines(self, num_engines: int) -> None:

@@ -402,20 +402,48 @@ class ModelTrainer(ABC):
             )
         return {"grad_norm": grad_norm, "lr": lr}
 
+    def check_weights(self, lr: float) -> None:
+        "Raise `NumericsError` on all ranks when a weight is not finite after a step; collective"
+        named = list(self.model.module.named_parameters())
+        largest = [torch.linalg.vector_norm(p.detach(), np.inf).float() for _, p in named]
+        finite = torch.isfinite(torch.stack(largest)).tolist()
+        bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
+        error = None
+        if bad:
+            error = NumericsError(
+                f"{len(bad)} of {len(named)} weight tensors of the {self.name} are not finite after an "
+                f"optimizer step at learning rate {lr:g}; the first is {bad[0]}",
+                f"Lower {self.learning_rate_key}, then resume from the newest checkpoint.",
+            )
+        failing = count_failing_ranks(error, self.device)
+        if failing:
+            raise error or NumericsError(
+                f"{failing} other ranks have weights that are not finite", "See their errors."
+            )
+
     def train(
         self,
         batch: Batch,  # with old (and reference) log-probs; for a critic with values and returns
         epochs: int = 1,
     ) -> dict[str, float]:  # means over optimizer steps; the driver adds up the ranks
-        "Do all optimizer steps of a rollout"
-        steps = batch.optimizer_steps * epochs
-        metrics = [self.train_step(batch, rows) for rows in steps]
+        "Do all optimizer steps of a rollout; one without any token with loss changes nothing"
+        self.trained = {}
+        metrics = []
+        no_loss = 0
+        for rows in batch.optimizer_steps * epochs:
+            if any(batch.loss_weights[i].any() for i in rows):
+                metrics.append(self.train_step(batch, rows))
+            else:
+                no_loss += 1
+                self.optimizer.skip_step()
         done = [m for m in metrics if m is not None]
         means = {}
         if done:
             means = {name: float(np.mean([m[name] for m in done])) for name in done[0]}
-        if len(done) < len(steps) and self.rank == 0:
-            means["skipped_steps"] = float(len(steps) - len(done))
+        if len(done) < len(metrics) and self.rank == 0:
+            means["skipped_steps"] = float(len(metrics) - len(done))
+        if no_loss and self.rank == 0:
+            means["no_loss_steps"] = float(no_loss)
         return means
 
     def train_step(
@@ -444,6 +472,7 @@ class ModelTrainer(ABC):
             if skip:
                 return None
             raise
+        self.check_weights(stepped["lr"])
         return {**sums, **stepped} if self.rank == 0 else sums
 
 # %% ../../nbs/train/02_trainer.ipynb #573cea5e
