@@ -17,7 +17,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
-from ..stop import StopRequest
+from ..stop import RunStopped, StopRequest
 from .async_sampling import AsyncSampler
 from .async_weight_update import AsyncWeightUpdate
 from .batch import rollout_metrics
@@ -244,7 +244,7 @@ class Driver:
                 except RoleError as error:
                     self.checkpoints.finish_after(error)
                     self.recovery.recover(error)
-                except KeyboardInterrupt:  # abort: do not wait for anything
+                except (RunStopped, KeyboardInterrupt):  # saved already, or abort at once
                     raise
                 except BaseException as error:  # of any part: nothing that is done is lost
                     self.checkpoints.finish_after(error)
