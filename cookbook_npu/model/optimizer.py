@@ -70,6 +70,7 @@ class Optimizer:
     megatron: Any  # a chain with one distributed optimizer
     scheduler: Any  # Megatron's schedule
     clip_grad: float  # global gradient norm; 0: no clipping
+    trained: bool = False  # after the first update: moments exist
 
     @property
     def lr(self) -> float:
@@ -112,6 +113,7 @@ class Optimizer:
                 )
         self.megatron.step_with_ready_grads()
         self.scheduler.step(1)
+        self.trained = True
         return True, norm
 
     def state_tensors(self) -> list[Tensor]:
