@@ -499,6 +499,11 @@ class TrainConfig(Config):
     save_every: int = setting(
         0, "steps between checkpoints; 0: only at the end", basic=True, ge=0
     )
+    save_minutes: float | None = setting(
+        None,
+        "also save after the first step, and when the newest checkpoint is this old, minutes",
+        gt=0,
+    )
     keep_last: int = setting(2, "most recent checkpoints to keep", gt=0)
     keep_best: int = setting(
         0,

@@ -283,6 +283,7 @@ _REAL_RUN: Settings = {
     "algorithm.clip_ratio_high": 0.28,
     "optim.learning_rate": 1e-6,
     "optim.weight_decay": 0.1,
+    "train.save_minutes": 30,
 }
 _DAPO_MATH: Settings = {
     "data.record_format": "dapo-math-17k",

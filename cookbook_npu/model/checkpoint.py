@@ -251,6 +251,7 @@ def load_state(
     optimizer.scheduler.num_steps = 0
     optimizer.scheduler.load_state_dict(state["schedule"])
     optimizer.scheduler.step(0)
+    optimizer.trained = True
     if same_layout:
         set_random_state(state["random"])
     return same_layout

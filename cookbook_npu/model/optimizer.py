@@ -70,6 +70,7 @@ class Optimizer:
     megatron: Any  # a chain with one distributed optimizer
     scheduler: Any  # Megatron's schedule
     clip_grad: float  # global gradient norm; 0: no clipping
+    trained: bool = False  # after the first update: moments exist
 
     @property
     def lr(self) -> float:
@@ -80,6 +81,10 @@ class Optimizer:
     def steps(self) -> int:
         "Steps since the beginning of the run"
         return self.scheduler.num_steps - 1  # the schedule is one step ahead
+
+    def skip_step(self) -> None:
+        "Advance the schedule without an update: weights and moments stay as they are"
+        self.scheduler.step(1)
 
     def zero_grad(self) -> None:
         "Start a training step"
@@ -108,6 +113,7 @@ class Optimizer:
                 )
         self.megatron.step_with_ready_grads()
         self.scheduler.step(1)
+        self.trained = True
         return True, norm
 
     def state_tensors(self) -> list[Tensor]:

@@ -81,7 +81,7 @@ def convert_state(run: RunFolder, checkpoint: Checkpoint, target: Path) -> None:
 
     state = checkpoint.path / "state"
     if not (state / "metadata.json").is_file():
-        # PPO writes no policy while it trains only the critic
+        # a policy without any update is not written
         raise DataError(
             f"{checkpoint.path} holds no policy: it has not been trained yet at step {checkpoint.step}",
             "Give a later --step.",

@@ -294,7 +294,7 @@ def _merge(rows_R4: Tensor) -> tuple[float, float, float]:
 
 # %% ../../nbs/rl/01_advantages.ipynb #7811c34c
 def _check_moments(rows_R4: Tensor) -> None:
-    "Raise the same error on every rank if any holds a bad value or none holds a token"
+    "Raise the same error on every rank if any holds a bad value"
     bad = {rank: int(n) for rank, n in enumerate(rows_R4[:, 3].tolist()) if n}
     if bad:
         plural = "s" if len(bad) > 1 else ""
@@ -303,11 +303,6 @@ def _check_moments(rows_R4: Tensor) -> None:
             "values to whiten are not finite (or not aligned with their mask) "
             f"on rank{plural} {ranks} of {len(rows_R4)}",
             "Look at the samples of that rank.",
-        )
-    if not rows_R4[:, 0].sum():
-        raise NumericsError(
-            f"no token to whiten on any of {len(rows_R4)} ranks",
-            "Were all responses masked?",
         )
 
 # %% ../../nbs/rl/01_advantages.ipynb #57861fac
@@ -320,7 +315,7 @@ def whiten(
 ) -> Tensor:  # whitened values, float32 at least; 0 where the mask is 0
     """Mean 0, variance 1 over all ranks.
 
-    Raises `NumericsError` on every rank if any holds a bad value or none holds a token."""
+    All 0 when no rank holds a token. Raises `NumericsError` on every rank if any holds a bad value."""
     aligned = value_T.shape == mask_T.shape
     value_T = upcast(value_T)
     # A wrong shape is reported to the other ranks as a bad value; raising before the gather

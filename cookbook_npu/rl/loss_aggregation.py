@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import LossAggMode
-from ..errors import ConfigError, DataError, NumericsError, nearest
+from ..errors import ConfigError, DataError, nearest
 from .sequences import upcast
 
 # %% ../../nbs/rl/05_loss_aggregation.ipynb #a90bd261
@@ -28,7 +28,7 @@ def token_weights(
 ) -> list[Tensor]:  # weight of each token, float32 at least, shaped like the masks
     """Weights with which a sum over all tokens of the step is the aggregated loss.
 
-    Raises `NumericsError` when no token carries loss, `ConfigError` on an unknown mode."""
+    All 0 when no token carries loss. Raises `ConfigError` for an unknown mode."""
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ConfigError(
             f"loss_agg_mode is {loss_agg_mode!r}", nearest(loss_agg_mode, LOSS_AGG_MODES)
@@ -38,10 +38,7 @@ def token_weights(
     row_T = torch.repeat_interleave(lengths)
     counts = mask_T.new_zeros(len(masks)).index_add(0, row_T, mask_T).tolist()
     if not sum(counts):
-        raise NumericsError(
-            f"no token of the step carries loss ({len(masks)} responses)",
-            "Look at the rollout: were all responses aborted or masked?",
-        )
+        return [torch.zeros_like(part) for part in mask_T.split(lengths.tolist())]
     denominators = _denominators(counts, loss_agg_mode, max_tokens, group_ids)
     denominator_T = mask_T.new_tensor(denominators)[row_T]
     return list((mask_T / denominator_T).split(lengths.tolist()))

@@ -201,8 +201,11 @@ class AsyncWeightUpdate:
         self._send(self.state.version + 1)
 
     def resend(self) -> None:
-        "Send the current version again, to engines that were restarted"
-        self._send(self.state.version)
+        "Send the current version again if no engine has it"
+        self.wait()
+        # the update that has just ended may have reached a restarted engine: it samples already
+        if self.sampler.engines.stranded:
+            self._send(self.state.version)
 
     def start(self) -> Future:
         "Start writing the trainer's weights as the next version; pass the result to `finish`"

@@ -7,6 +7,7 @@ __all__ = ['MAY_CHANGE', 'due', 'CheckpointManager', 'check_same', 'newest_check
 
 # %% ../../nbs/train/06_checkpointing.ipynb #b5d28096
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,16 +49,31 @@ class CheckpointManager:
         self.store = Checkpoints.of_run(state.folder)
         self.pending: _PendingCheckpoint | None = None
         self.newest_step = 0  # of the checkpoints of this session; 0: none
+        self.saved_at = time.monotonic()  # the newest one begun or restored, s
         self.initial = state.resume_state()
+
+    def due_after(self, step: int) -> bool:
+        "Whether a checkpoint is due after this step, by steps or by time"
+        config = self.state.config
+        if due(config.train.save_every, step, config.num_steps):
+            return True
+        minutes = config.train.save_minutes
+        if minutes is None:
+            return False
+        first = self.newest_step == 0
+        return first or time.monotonic() - self.saved_at >= 60 * minutes
 
     def begin(
         self,
         step: int,  # steps done
+        version: int,  # of the weights; a resumed run sends them as the next one
     ) -> None:
         "Start to write a checkpoint, trainer awake; a pending one is finished first"
         self.finish()
+        self.saved_at = time.monotonic()
         partial = self.store.partial(step)
-        self.pending = _PendingCheckpoint(step, partial, self.state.resume_state())
+        driver = self.state.resume_state() | {"version": version}
+        self.pending = _PendingCheckpoint(step, partial, driver)
         trainer = self.state.trainer
         with self._discarded_on_error():
             (partial / "state").mkdir()
@@ -88,6 +104,22 @@ class CheckpointManager:
         self.store.prune(train.keep_last, train.keep_best)
         return made
 
+    def finish_after(self, error: BaseException) -> None:
+        "Finish the pending checkpoint when something else failed, or say why it is lost"
+        pending = self.pending
+        if pending is None:
+            return
+        why = "the trainer that wrote it is lost"
+        if not self.state.trainer.lost:
+            try:
+                self.finish()
+                return
+            except CookbookError as failed:
+                why = failed.what
+        self.discard()
+        self.state.folder.event("checkpoint_lost", step=pending.step, why=why)
+        error.add_note(f"The checkpoint of step {pending.step} was not finished: {why}.")
+
     def discard(self) -> None:
         "Remove the pending checkpoint"
         if self.pending:
@@ -104,6 +136,7 @@ class CheckpointManager:
             self.state.load_resume_state(self.initial, 0)
             return
         self.newest_step = checkpoint.step
+        self.saved_at = time.monotonic()
         self.state.trainer.call("load_state", str(checkpoint.path / "state"))
         self.state.load_resume_state(checkpoint.driver_state, checkpoint.step)
 
@@ -121,7 +154,7 @@ MAY_CHANGE = (
     "num_steps",
     "output.",
     "faults.",
-    "train.save_every",
+    "train.save_",
     "train.keep_",
     "train.export_hf",
     "placement.call_timeout_s",

@@ -17,7 +17,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
-from ..stop import StopRequest
+from ..stop import RunStopped, StopRequest
 from .async_sampling import AsyncSampler
 from .async_weight_update import AsyncWeightUpdate
 from .batch import rollout_metrics
@@ -196,6 +196,7 @@ class Driver:
         failures = Failures(state)
         split = state.config.placement.mode == "split"
         place = SplitPlacement if split else ColocatedPlacement
+        self.saved_row: dict[str, float] = {}  # of the last step that was saved
         self.placement = place(state, failures, self.grading)
         self.recovery = Recovery(state, failures, self.checkpoints, self.placement)
 
@@ -212,9 +213,10 @@ class Driver:
                 self.checkpoints.finish()
             row |= self.train_step.run(step, batch, samples)
             self._end_draws(rollout)
-            if self._saves_after(step):
+            if self.stop.signal or self.checkpoints.due_after(step):
                 with span("save"):
-                    self.checkpoints.begin(step + 1)
+                    self.checkpoints.begin(step + 1, self.state.version)
+                self.saved_row = row | rollout.metrics
             writing = self.placement.start_update()
             row |= self.train_step.late_metrics()
             row |= self.placement.finish_update(step, writing)
@@ -225,12 +227,6 @@ class Driver:
         for draw in rollout.draws:
             outcome = "trained" if draw.prompt.prompt_id in trained else "dropped"
             self.state.prompts.end_draw(draw.number, outcome)
-
-    def _saves_after(self, step: int) -> bool:
-        config = self.state.config
-        return due(config.train.save_every, step, config.num_steps) or bool(
-            self.stop.signal
-        )
 
     def start(self, checkpoint: Checkpoint | None) -> None:
         "Send the first weights; continue from a checkpoint if there is one"
@@ -248,7 +244,20 @@ class Driver:
                     yield from self._steps_from_start()
                     return
                 except RoleError as error:
+                    self._keep_pending(error)
                     self.recovery.recover(error)
+                except (RunStopped, KeyboardInterrupt):  # saved already, or abort at once
+                    raise
+                except BaseException as error:  # of any part: nothing that is done is lost
+                    self._keep_pending(error)
+                    raise
+
+    def _keep_pending(self, error: BaseException) -> None:
+        "Finish the pending checkpoint; if its own step failed after it began, log what is known of that step"
+        pending = self.checkpoints.pending
+        if pending is not None and self.state.tracker.last < pending.step:
+            self.state.tracker.log(pending.step, self.saved_row)
+        self.checkpoints.finish_after(error)
 
     def _steps_from_start(self) -> Iterator[dict[str, Any]]:
         "Yield the metrics of the steps from `state.start_step` on"
@@ -289,10 +298,8 @@ class Driver:
         if step > 0 and self.checkpoints.newest_step != step:
             with self.placement.trainer_awake():
                 # as in a step, where the checkpoint begins before the update
-                state.version -= 1
-                self.checkpoints.begin(step)
+                self.checkpoints.begin(step, state.version - 1)
                 self.checkpoints.finish()
-                state.version += 1
         state.stop_before(step)
 
     def set_num_engines(self, num_engines: int) -> None:

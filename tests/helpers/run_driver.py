@@ -30,6 +30,16 @@ def spread(answer, label, metadata):
     return (sum(map(ord, answer)) % 97) / 97
 
 
+def breaks(answer, label, metadata):
+    "A scorer that raises from its 71st answer on; the file counts"
+    count = Path(os.environ["COOKBOOK_NPU_TEST_COUNT"])
+    done = int(count.read_text()) if count.exists() else 0
+    count.write_text(str(done + 1))
+    if done >= 70:
+        raise ValueError("the scorer broke")
+    return spread(answer, label, metadata)
+
+
 def hangs(answer, label, metadata):
     "A scorer with which no label can be compared"
     while True:

@@ -107,11 +107,15 @@ def _interpret_in_place() -> None:
         return self.interpreted(*args, **kwargs)
 
     patch_language = interpreter._patch_lang
+    patched: set[int] = set()  # modules, by the id of their globals
 
     def patch_names(function: Any) -> None:
         "A kernel's module may have imported single functions of the language by name"
-        patch_language(function)
         names = function.__globals__
+        if id(names) in patched:
+            return  # nothing undoes it, and a nested call is frequent
+        patched.add(id(names))
+        patch_language(function)
         for name, value in list(names.items()):
             if callable(value) and is_builtin(value):
                 interpreter._patch_attr(
