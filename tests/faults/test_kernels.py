@@ -6,12 +6,14 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 from places import ROOT
@@ -162,7 +164,8 @@ def test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed(start, tmp_path)
     script = f'mount -t tmpfs -o size=32m none {disk} && "$@"; code=$?; '
     script += f"cp -a {disk}/run {tmp_path}; mv {tmp_path}/run/notebook.ipynb {tmp_path}; exit $code"
     before = [*apart, "sh", "-c", script, "sh"]
-    command = start("qwen3_vl_8b_ppo", before=before, root=disk, **SMALL)
+    few = {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
+    command = start("qwen3_vl_8b_ppo", before=before, root=disk, **SMALL, **few)
     inside = Path(f"/proc/{command.process.pid}/root{disk}")
     command.folder = inside / "run"
     command.wait_for_steps()
@@ -176,3 +179,45 @@ def test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed(start, tmp_path)
     assert command.leftovers() == []
     json.loads((tmp_path / "notebook.ipynb").read_text())
     assert [row["step"] for row in rows(tmp_path / "run")][:2] == [1, 2]
+
+
+STOPPABLE = """
+import os, time
+from cookbook_npu.stop import RunStopped, StopRequest
+with StopRequest() as stop, stop.waiting():
+    print("ready", flush=True)
+    while not stop.signal:
+        time.sleep(0.01)
+    time.sleep(0.4)  # the step ends
+    stop.leave()
+    time.sleep(0.4)  # the clean-up
+    raise RunStopped("stopped at step 1 of 2")
+"""
+
+
+@pytest.mark.parametrize("delay", [0.02, 0.2, 0.6, 1.0, 1.5])
+def test_a_second_interrupt_at_any_moment_has_no_traceback(delay, tmp_path):
+    "As a terminal sends it, to the whole process group: within the step, the clean-up, the exit"
+    cell = nbformat.v4.new_code_cell("overrides = None", metadata={"tags": ["parameters"]})
+    nb = nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_code_cell(STOPPABLE)])
+    nbformat.write(nb, tmp_path / "stoppable.ipynb")
+    process = subprocess.Popen(
+        [PROGRAM, "run", "stoppable.ipynb"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=preloaded(),
+        start_new_session=True,
+    )
+    lines = []
+    while "ready\n" not in lines:
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    for pause in (delay, 0):
+        with contextlib.suppress(ProcessLookupError):  # the command has ended
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(pause)
+    text = "".join(lines) + process.communicate(timeout=120)[0]
+    assert "Traceback" not in text and text.count("stopping after this step") == 1, text
+    assert process.returncode == 130 or (process.returncode == 75 and delay >= 1), text
