@@ -5704,6 +5704,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'cookbook_npu.stop._Handlers.install': ('stop.html#_handlers.install', 'cookbook_npu/stop.py'),
                                    'cookbook_npu.stop._Handlers.restore': ('stop.html#_handlers.restore', 'cookbook_npu/stop.py'),
                                    'cookbook_npu.stop.end_with_parent': ('stop.html#end_with_parent', 'cookbook_npu/stop.py'),
+                                   'cookbook_npu.stop.ignore_signals': ('stop.html#ignore_signals', 'cookbook_npu/stop.py'),
                                    'cookbook_npu.stop.resume_hint': ('stop.html#resume_hint', 'cookbook_npu/stop.py')},
             'cookbook_npu.targets.cuda': { 'cookbook_npu.targets.cuda.Cuda': ('targets/cuda.html#cuda', 'cookbook_npu/targets/cuda.py'),
                                            'cookbook_npu.targets.cuda.Cuda.capacity': ( 'targets/cuda.html#cuda.capacity',

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import shlex
-import signal
 import sys
 import threading
 import time
@@ -55,7 +54,7 @@ from .parameters import (
 )
 from .plan.preflight import check_files, check_machine
 from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
-from .stop import RunStopped, resume_hint
+from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
@@ -1276,13 +1275,14 @@ def main() -> None:
     try:
         app(join_pairs(sys.argv[1:]), prog_name="cookbook-npu")
     except RunStopped as e:
+        ignore_signals()
         typer.echo(str(e))
         raise SystemExit(e.code) from None
     except CookbookError as e:
         exit_with(f"{e}", 2)
     except SystemExit as e:
-        if e.code == 130:  # the next Ctrl-C would end the clean-up with a traceback
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if e.code == 130:
+            ignore_signals()
         raise
 
 

@@ -141,7 +141,6 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
     text = read_until_ended(reaper)
     traces.check_gone()
     assert "ended 75" in text, text[-3000:]
-    assert text.count("stopping after this step") == 1, text[-3000:]
 
     done = rows(folder)[-1]["step"]
     assert 0 < done < STEPS, "the stop came too late"
