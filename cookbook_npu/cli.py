@@ -161,17 +161,21 @@ def check_kernel() -> None:
 
 # %% ../nbs/99_cli.ipynb #28dbead4
 def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
-    "Return the recipe and the parameters that resume a run"
+    """Return the recipe and the parameters that resume a run
+
+    Instead of a recipe that is not of this package, return the notebook of the run."""
     from .runs.folder import RunFolder
 
-    config = RunFolder.open(folder).config()
+    run = RunFolder.open(folder)
+    config = run.config()
     parameters = parameters_of(config)
     parameters["overrides"] |= {
         "output.resume": True,
         "output.root": str(folder.resolve().parent),
         "output.name": folder.resolve().name,
     }
-    return config.recipe, parameters
+    own = config.recipe not in RECIPES and run.notebook.is_file()
+    return str(run.notebook) if own else config.recipe, parameters
 
 # %% ../nbs/99_cli.ipynb #1870f33f
 @contextmanager
@@ -345,13 +349,9 @@ def _run(
     if resume:
         name, resumed = resume_parameters(resume)
         resumed["overrides"]["output.restart"] = restart
-        executed = resume / "notebook.ipynb"  # of a recipe that is not of this package
-        own = name not in RECIPES and executed.is_file()
-        recipe = recipe or (str(executed) if own else name)
+        recipe = recipe or name
     if not recipe:
-        raise ConfigError(
-            "run was given no recipe", "Name one (see recipes/), or give --resume FOLDER."
-        )
+        raise ConfigError("run was given no recipe", "Name one, or give --resume FOLDER.")
     notebook = find_notebook(recipe)
     given = gather_parameters(file, parameter, resumed)
     if scale:
@@ -618,7 +618,7 @@ def planned_notebook(notebook: Path, given: Given) -> tuple[str, Given]:
         )
     return name, add_defaults(notebook, given)
 
-
+# %% ../nbs/99_cli.ipynb #4893bf4d
 @app.command(
     "plan",
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "

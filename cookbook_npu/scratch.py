@@ -104,7 +104,7 @@ def _sweep_segments() -> list[Path]:
         os.close(descriptor)
     return removed
 
-
+# %% ../nbs/05_scratch.ipynb #32c95fe1
 _RAY_NAMES = ("ray::", "raylet", "gcs_server")
 
 

@@ -309,7 +309,7 @@ def _sweep_notebooks(root: Path) -> None:
         elif ours:
             path.unlink(missing_ok=True)
 
-
+# %% ../../nbs/runs/06_kernel.ipynb #01daf200
 @contextmanager
 def growing_notebook(
     folder: Path,  # run folder; may not exist yet
