@@ -5386,6 +5386,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'cookbook_npu/runs/kernel.py'),
                                           'cookbook_npu.runs.kernel._Manager.client': ( 'runs/kernel.html#_manager.client',
                                                                                         'cookbook_npu/runs/kernel.py'),
+                                          'cookbook_npu.runs.kernel._Manager.kernel_spec': ( 'runs/kernel.html#_manager.kernel_spec',
+                                                                                             'cookbook_npu/runs/kernel.py'),
                                           'cookbook_npu.runs.kernel._Manager.start_kernel': ( 'runs/kernel.html#_manager.start_kernel',
                                                                                               'cookbook_npu/runs/kernel.py'),
                                           'cookbook_npu.runs.kernel._NotebookFiles': ( 'runs/kernel.html#_notebookfiles',

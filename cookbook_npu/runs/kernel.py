@@ -40,11 +40,11 @@ from ..targets.laptop import remove_leftovers
 class _Manager(AsyncKernelManager):
     "Starts this interpreter; remembers its clients: an open one would wait at exit for a killed kernel"
 
-    kernel_spec = KernelSpec(
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        display_name="Python 3",
-        language="python",
-    )
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        "Return the command of the kernel, whatever is installed under its name"
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
     def __init__(self, folder: Path):
         super().__init__(kernel_name="python3", connection_file=str(folder / "kernel.json"))
