@@ -247,11 +247,11 @@ def run_notebook(
         # RuntimeError: from nbclient, when the kernel has died
         name = getattr(error, "ename", "")
         text = getattr(error, "evalue", "")
-        told = name in ("RunStopped", "StoppedAtOnce")
         if name == "RunStopped" and not stop.at_once:
             raise RunStopped(text) from None
         if stop.signal:
-            aborted = text if told else "stopped at once"
+            reported = name in ("RunStopped", "StoppedAtOnce")
+            aborted = text if reported else "stopped at once"
             raise StoppedAtOnce(aborted, stop.signal) from None
         if isinstance(error, PapermillExecutionError):
             raise
