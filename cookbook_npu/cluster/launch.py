@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RAY_ENV', 'SUBMITTED_VARIABLES', 'host_port', 'address_env', 'Node', 'ray_head_command', 'ray_worker_command',
-           'join_instructions', 'wait_for_end', 'end_process', 'started_at', 'Job', 'make_job', 'list_jobs', 'find_job',
-           'submitted_env', 'submit_command', 'submit_job', 'server_commands', 'wait_for_head', 'wait_for_devices',
-           'Supervisor', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job', 'prepare_relaunch',
-           'supervise_job']
+           'check_port', 'join_instructions', 'wait_for_end', 'end_process', 'started_at', 'Job', 'make_job',
+           'list_jobs', 'find_job', 'submitted_env', 'submit_command', 'submit_job', 'server_commands', 'wait_for_head',
+           'wait_for_devices', 'Supervisor', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job',
+           'prepare_relaunch', 'supervise_job']
 
 # %% ../../nbs/cluster/03_launch.ipynb #e6ac896a
 import json
@@ -17,6 +17,7 @@ import re
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,6 +96,20 @@ def ray_head_command(
 def ray_worker_command(head: Node, devices: int) -> list[str]:
     "Return the command that joins a machine with these NPUs to a cluster; see `ray_head_command`"
     return _start_command(devices, "--address", host_port(head.host, head.port))
+
+# %% ../../nbs/cluster/03_launch.ipynb #57c8242f
+def check_port(node: Node) -> None:
+    "Raise `ConfigError` if Ray's head cannot listen on its port"
+    family = socket.AF_INET6 if ":" in node.host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((node.host.strip("[]"), node.port))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"Ray's head cannot listen on port {node.port} of {node.host}: {error}",
+            "Give another --port, or correct --host.",
+        ) from None
 
 # %% ../../nbs/cluster/03_launch.ipynb #7adb0393
 _CANN = "/usr/local/Ascend"

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['LOOPBACK', 'SESSION_BYTES', 'LONGEST_FOLDER', 'START_TIMEOUT_S', 'import_ray', 'ensure_token', 'session_folder',
            'remove_session_folder', 'DeviceSlot', 'sort_slots', 'ray_resources', 'init_options', 'cluster_env',
-           'start_forks', 'preload_workers', 'device_options', 'bundle_options', 'dead_nodes', 'RayNode', 'Cluster']
+           'start_forks', 'preload_workers', 'device_options', 'bundle_options', 'check_address', 'dead_nodes',
+           'RayNode', 'Cluster']
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #22520fb4
 import atexit
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,13 @@ from ..npu.device import (
 )
 from ..npu.shims.ray import check_environment
 from ..npu.shims.ray_private import applied
-from ..scratch import SESSION_PREFIX, make_scratch, remove_scratch, sweep_scratch
+from ..scratch import (
+    SESSION_PREFIX,
+    compiled_env,
+    make_scratch,
+    remove_scratch,
+    sweep_scratch,
+)
 from ..targets import laptop
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5321776b
@@ -219,8 +226,9 @@ def init_options(
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #c140ef90
 def cluster_env(devices: int, simulated: bool) -> dict[str, str]:
     "Return the variables of every worker of a cluster"
+    compiled = compiled_env()
     if not simulated:
-        return {SIMULATE_ENV: "0"}
+        return {SIMULATE_ENV: "0", **compiled}
     visible = os.environ.get(NPU.visible_env, "").split(",")
     ids = [int(part) for part in visible if part.strip().isdigit()]
     defaults = {
@@ -228,7 +236,7 @@ def cluster_env(devices: int, simulated: bool) -> dict[str, str]:
         "COOKBOOK_NPU_SIM_SESSION": f"cbn{os.getpid()}x{secrets.token_hex(3)}",
         "OMP_NUM_THREADS": "1",
     }
-    env = {SIMULATE_ENV: "1", AUTOLOAD_ENV: "0"}
+    env = {SIMULATE_ENV: "1", AUTOLOAD_ENV: "0", **compiled}
     return env | {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
@@ -322,18 +330,45 @@ def _deadline(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #33ac0038
+# the preface of HTTP/2 and an empty frame of settings, which has type 4
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def check_address(address: str) -> None:
+    "Raise `MissingError` if no Ray answers at host:port within seconds; `auto` is not checked"
+    of = " of RAY_ADDRESS" if address == os.environ.get("RAY_ADDRESS") else ""
+    remedy = "Start one with `ray start --head`, or leave the address out."
+    if of:
+        remedy = "Correct RAY_ADDRESS, or unset it to start a cluster."
+    host, _, port = address.rpartition(":")
+    if address == "auto":
+        return
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(f"the address{of} is {address!r}, not host:port", remedy)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as probe:
+            probe.sendall(_PREFACE)
+            answer = probe.recv(9)
+        encrypted = os.environ.get("RAY_USE_TLS", "0") != "0"
+        if answer[3:4] != b"\4" and not encrypted:
+            raise ConnectionError("another program listens there")
+    except (OSError, OverflowError) as e:
+        raise MissingError(
+            f"no Ray cluster answers at {address!r}{of} ({e})", remedy
+        ) from e
+
+
 def _init_ray(address: str | None, options: dict[str, Any], shims: Sequence[str]) -> None:
     "Attach to Ray at an address (host:port or auto), or start it with these options"
+    if address:
+        check_address(address)
     try:
         if address:
-            host, _, port = address.rpartition(":")
-            if port.isdigit():
-                socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             options = {"address": address, "log_to_driver": False}
             options["logging_level"] = logging.ERROR
         with _own_sigterm(), _deadline(START_TIMEOUT_S), applied(*shims):
             import_ray().init(**options)
-    except (ConnectionError, TimeoutError, socket.gaierror) as e:
+    except ConnectionError as e:  # for `auto`
         raise MissingError(
             f"no Ray cluster answers at {address!r} ({e})",
             "Start one with `ray start --head`, or leave the address out.",
@@ -350,10 +385,11 @@ def _init_ray(address: str | None, options: dict[str, Any], shims: Sequence[str]
         ) from e
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #44e3fe3b
-def _find_raylet() -> psutil.Process:
-    "Return the raylet that `ray.init` has started below this process"
+def _find_ray() -> dict[str, psutil.Process]:
+    "Return raylet and gcs_server by name, which `ray.init` has started below this process"
     children = psutil.Process().children(recursive=True)
-    return next(process for process in children if process.name() == "raylet")
+    named = {process.name(): process for process in children}
+    return {name: named[name] for name in ("raylet", "gcs_server")}
 
 
 def dead_nodes() -> set[str]:
@@ -363,8 +399,7 @@ def dead_nodes() -> set[str]:
 
 def _ray_has_ended(machine: str, what: str) -> DeviceError:
     return DeviceError(
-        f"Ray has ended on {machine} ({what}): its raylet was killed, "
-        "or the machine ran out of memory",
+        f"Ray has ended on {machine} ({what}): it was killed, or the machine ran out of memory",
         "Resume the run: its last checkpoint is complete.",
     )
 
@@ -375,7 +410,8 @@ class RayNode:
 
     owned: bool = False  # this process started the cluster and stops it
     folder: Path | None = None  # session folder to remove
-    raylet: psutil.Process | None = None  # of a cluster that this process started
+    # raylet and gcs_server of a cluster that this process started
+    processes: Mapping[str, psutil.Process] = field(default_factory=dict)
     server: Any = None  # fork server of simulated workers; None: fresh interpreters
 
     def start(
@@ -395,21 +431,25 @@ class RayNode:
         with attached:
             _init_ray(address, options(folder), shims)
         if self.owned:
-            self.raylet = _find_raylet()
+            self.processes = _find_ray()
+
+    def lost(self) -> str:
+        "Return which process of Ray has ended, of a cluster that this process started; empty: none"
+        for name, process in self.processes.items():
+            # a killed process is a zombie until Ray notices
+            with suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            return f"{name}, process {process.pid}"
+        return ""
 
     def check(self) -> None:
-        """Raise `DeviceError` if the raylet of this process has ended.
+        """Raise `DeviceError` if Ray has ended.
 
-        Check before each use of the object store: without a raylet Ray ends the driver silently."""
-        if self.raylet is None:
-            return
-        try:
-            # a killed raylet is a zombie until Ray notices
-            alive = self.raylet.is_running() and self.raylet.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            alive = False
-        if not alive:
-            raise _ray_has_ended("this machine", f"process {self.raylet.pid}")
+        Check before each use of the object store: without a raylet Ray ends the driver silently, and
+        a minute after the end of its gcs_server."""
+        if what := self.lost():
+            raise _ray_has_ended("this machine", what)
 
     def check_machines(self, slots: Sequence[DeviceSlot]) -> None:
         "Raise `DeviceError` if Ray has ended on a machine of a cluster that this process started"
@@ -433,7 +473,7 @@ class RayNode:
             remove_session_folder(self.folder)
         self.owned = False
         self.folder = None
-        self.raylet = None
+        self.processes = {}
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d30fe2ef
 @dataclass
@@ -470,7 +510,7 @@ class Cluster:
         while self.worker_groups:
             self.worker_groups[-1].kill()
         ray = import_ray()
-        if ray.is_initialized():
+        if ray.is_initialized() and not self.node.lost():
             for placement in self.placements:
                 ray.util.remove_placement_group(placement)
         self.placements = []
@@ -541,6 +581,7 @@ class Cluster:
         preload: bool = False,  # workers on simulated NPUs are forks of a server
     ) -> Self:
         "Start or join a Ray cluster and reserve devices in it"
+        address = None if address in ("", "local") else address  # as Ray reads RAY_ADDRESS
         for mistake in check_environment(os.environ):
             warnings.warn(mistake, stacklevel=2)
         env = cluster_env(devices, simulated)

@@ -294,6 +294,10 @@ class WorkerHandle:
             return f"Its log is {self.log}."
         return "Give the cluster a log_dir to keep the output of its workers."
 
+    def is_here(self) -> bool:
+        "Whether it runs on this machine: a process id of another one means nothing here"
+        return self.slots[0].node_id == import_ray().get_runtime_context().get_node_id()
+
     def log_tail(self, lines: int = 6) -> str:
         "Return the last lines of its log, if it is on this machine"
         if not self.log or not Path(self.log).is_file():
@@ -346,10 +350,9 @@ def death_error(worker: WorkerHandle, method: str) -> WorkerDied:
 # %% ../../nbs/cluster/02_worker_group.ipynb #3c242bdb
 def _read_stacks(workers: Sequence[WorkerHandle]) -> str:
     "Return the innermost frames of the workers of this machine"
-    here = import_ray().get_runtime_context().get_node_id()
     starts = {}
     for worker in workers:
-        if worker.log and worker.pid and worker.slots[0].node_id == here:
+        if worker.log and worker.pid and worker.is_here():
             with suppress(FileNotFoundError, ProcessLookupError):
                 size = os.path.getsize(worker.log)
                 os.kill(worker.pid, signal.SIGUSR1)
@@ -627,14 +630,18 @@ class RayWorkerGroup(WorkerGroup):
         ray = import_ray()
         if not workers or not ray.is_initialized():
             return
-        if not self.unresponsive:
+        if not self.unresponsive and not self.cluster.node.lost():
             closing = [worker.actor.call.remote("close", (), {}) for worker in workers]
             ray.wait(closing, num_returns=len(closing), timeout=grace)
-        for worker in workers:
-            ray.kill(worker.actor)
-        pids = {worker.pid for worker in workers}
-        living = [process for process in psutil.process_iter() if process.pid in pids]
-        psutil.wait_procs(living, timeout=grace)
+        here = [worker.pid for worker in workers if worker.is_here()]
+        local = [process for process in psutil.process_iter() if process.pid in here]
+        if self.cluster.node.lost():
+            for process in local:  # a call would wait a minute for Ray
+                process.kill()
+        else:
+            for worker in workers:
+                ray.kill(worker.actor)
+        psutil.wait_procs(local, timeout=grace)
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #fe332f9e
 POLL_S = 1.0  # between checks of the heartbeats

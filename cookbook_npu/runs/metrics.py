@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['STEP_PHASES', 'CRITIC_PHASES', 'TIME_PREFIX', 'TRAIN_WAIT', 'TRAINER_PHASES', 'CONSOLE_METRICS', 'MetricColumns',
-           'is_timing', 'train_wait_time', 'is_step', 'Sink', 'TensorBoardSink', 'format_number', 'format_bytes',
-           'step_line', 'ConsoleSink', 'Tracker', 'to_columns', 'load_metrics', 'count_steps', 'metric_points',
-           'phase_means']
+           'is_timing', 'train_wait_time', 'is_step', 'Sink', 'import_errors', 'TensorBoardSink', 'format_number',
+           'format_bytes', 'step_line', 'ConsoleSink', 'Tracker', 'to_columns', 'load_metrics', 'count_steps',
+           'metric_points', 'phase_means']
 
 # %% ../../nbs/runs/01_metrics.ipynb #7cda0875
 import importlib
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,13 @@ class Sink:
 
     def close(self, failed: bool = False) -> None:
         "Called after the last record; `failed`: the run ends before its last step"
+
+
+def import_errors() -> tuple[type[Exception], ...]:
+    "Return what the import of a missing or incompatible package raises"
+    protobuf = sys.modules.get("google.protobuf.runtime_version")
+    other = getattr(protobuf, "VersionError", ImportError)
+    return (ImportError, AttributeError, TypeError, other)
 
 
 class TensorBoardSink(Sink):
@@ -175,7 +183,11 @@ class Tracker:
         extra_sinks: Iterable[Sink] = (),
     ) -> Self:
         "Return the tracker of a run with the usual sinks"
-        sinks: list[Sink] = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
+        sinks: list[Sink] = []
+        try:
+            sinks += [TensorBoardSink(folder.tensorboard)] if tensorboard else []
+        except import_errors() as error:
+            print(f"no TensorBoard events: {error}; metrics.jsonl is complete", flush=True)
         if console:
             sinks.append(ConsoleSink(steps))
         spans = SpanLog(folder.spans_file)

@@ -23,7 +23,7 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import ConfigError
 from .folder import RunFolder, read_json, write_json
-from .metrics import Sink
+from .metrics import Sink, import_errors
 
 # %% ../../nbs/runs/12_trackers.ipynb #453ebd70
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
@@ -287,7 +287,11 @@ def open_trackers(
             config=dict(config.flat()),
             run_id=ids.get(name),
         )
-        sink = TrackerSink(name, run)
+        try:
+            sink = TrackerSink(name, run)
+        except import_errors() as error:
+            print(f"{name} gets nothing: {error}; metrics.jsonl is complete", flush=True)
+            continue
         sinks.append(sink)
         ids[name] = sink.run_id
         write_json(folder.trackers_file, ids)

@@ -233,7 +233,7 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
     assert (export / "preprocessor_config.json").is_file()
 
 
-def test_gsm8k_records_run_through(tmp_path):
+def test_gsm8k_records_run_through_in_a_copy_of_the_notebook(tmp_path):
     lines = [
         {
             "question": f"Tom has {n} apples and buys {n}. How many?",
@@ -244,7 +244,17 @@ def test_gsm8k_records_run_through(tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     more = ["-p", "prompt_data", str(data)]
-    folder = tiny_run(tmp_path / "runs", *more, env=preloaded())
+    # a copy by hand without metadata, where another kernel has the name of ours
+    nb = json.loads((ROOT / "recipes/qwen3_4b_colocate.ipynb").read_text())
+    cells = [{"cell_type": c["cell_type"], "source": c["source"]} for c in nb["cells"]]
+    mine = tmp_path / "mine.ipynb"
+    mine.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
+    kernel = tmp_path / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text('{"argv": ["false"], "display_name": "", "language": "python"}')
+    env = preloaded() | {"JUPYTER_PATH": str(tmp_path)}
+    folder = tiny_run(tmp_path / "runs", *more, env=env, recipe=str(mine))
+    assert folder.name.startswith("mine-laptop")
     samples = [
         json.loads(line)
         for line in (folder / "samples/step_000000.jsonl").read_text().splitlines()

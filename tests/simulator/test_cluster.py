@@ -311,7 +311,7 @@ import ray._private.worker as worker
 
 connect = worker.connect
 def stop_raylet_first(*args, **kwargs):
-    raylet = ray_cluster._find_raylet()
+    raylet = ray_cluster._find_ray()["raylet"]
     raylet.send_signal(signal.SIGSTOP)
     print(raylet.pid, flush=True)
     return connect(*args, **kwargs)

@@ -114,8 +114,7 @@ def test_a_fork_and_the_process_that_stands_for_it_end_together(cluster):
     with start(cluster, None) as group:
         assert all(info["fork"] for info in group.call("process_info"))
         forks = [psutil.Process(pid) for pid in group.pids]
-        raylet = cluster.node.raylet
-        assert raylet is not None
+        raylet = cluster.node.processes["raylet"]
         before = {p.pid for p in raylet.children() if "preload" in " ".join(p.cmdline())}
         forks[0].kill()
         with pytest.raises(RoleError, match="the process died"):

@@ -22,7 +22,8 @@ NOTEBOOKS = [
 ]
 DEVICE_SUBPACKAGES = ("npu",)
 LIGHT = """cookbook_npu cookbook_npu.errors cookbook_npu.config cookbook_npu.recipes cookbook_npu.npu.device
-cookbook_npu.parameters cookbook_npu.stop cookbook_npu.scratch cookbook_npu.data.tokenizer
+cookbook_npu.parameters cookbook_npu.notebook cookbook_npu.stop cookbook_npu.scratch
+cookbook_npu.data.tokenizer
 cookbook_npu.cli cookbook_npu.data.sample cookbook_npu.data.prompts cookbook_npu.data.tasks
 cookbook_npu.cluster.ray_cluster cookbook_npu.runs.folder cookbook_npu.npu.stack.stacks
 cookbook_npu.npu.stack.machine cookbook_npu.npu.stack.checks cookbook_npu.npu.stack.settings
@@ -30,7 +31,7 @@ cookbook_npu.npu.stack.doctor cookbook_npu.plan.plan""".split()
 HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
-SUBPACKAGES = """errors npu targets config recipes parameters heartbeat stop scratch
+SUBPACKAGES = """errors npu targets config recipes parameters notebook heartbeat stop scratch
 cluster data rl weights model rollout runs plan train policy testing
 cli cookbook_npu""".split()
 

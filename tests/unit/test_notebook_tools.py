@@ -1,0 +1,155 @@
+"""Notebooks that passed through another tool run like the recipe they were, or are refused in one line.
+
+Real tools where they are installed (nbformat, nbconvert) or left their file in fixtures/notebooks
+(jupytext 1.19.6), else the shapes that their documentation shows.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbconvert.exporters import NotebookExporter
+from nbconvert.preprocessors import ClearMetadataPreprocessor
+from places import FIXTURES
+from typer.testing import CliRunner
+
+from cookbook_npu.cli import app, find_notebook
+from cookbook_npu.errors import ConfigError
+from cookbook_npu.notebook import parameter_defaults, read_notebook, recipe_of
+
+RECIPE = "qwen3_4b_colocate"
+ORIGINAL = json.loads(find_notebook(RECIPE).read_text())
+PROGRAM = str(Path(sys.executable).parent / "cookbook-npu")
+
+
+def with_cells(change, **metadata) -> dict:
+    "The recipe's notebook with changed cells"
+    made = copy.deepcopy(ORIGINAL)
+    made["metadata"] = metadata
+    for number, cell in enumerate(made["cells"]):
+        change(number, cell)
+    return made
+
+
+def colab(number, cell):
+    "A copy into Colab: ids among the metadata, forms, no tags"
+    cell["metadata"] = {"id": f"aB{number}", "cellView": "form", "colab": {"height": 17}}
+    cell.pop("id")
+
+
+def vscode(number, cell):
+    cell["metadata"] = {"vscode": {"languageId": "python"}, **cell["metadata"]}
+    cell["source"] = "".join(cell["source"])
+
+
+def windows(number, cell):
+    cell["source"] = [line.replace("\n", "\r\n") for line in cell["source"]]
+
+
+def stripped(number, cell):
+    "What output filters leave: not even the metadata of cells"
+    for key in ("id", "metadata", "outputs", "execution_count"):
+        cell.pop(key, None)
+
+
+def executed(number, cell):
+    "After a run that failed, in format 4.4, with keys of the tool"
+    cell.pop("id")
+    cell["metadata"] |= {"papermill": {"exception": True, "status": "failed"}}
+    if cell["cell_type"] == "code":
+        cell["execution_count"] = number
+        error = {"ename": "KeyError", "evalue": "'x'", "traceback": ["..."]}
+        cell["outputs"] = [{"output_type": "error", **error}]
+        cell["nuid"] = "of a platform"
+
+
+def twins(number, cell):
+    cell["id"] = "the same"
+
+
+PYTORCH = {"name": "PyTorch-2.1.0", "display_name": "PyTorch-2.1.0"}
+SHAPES = {
+    "colab": with_cells(colab, colab={"provenance": []}, accelerator="TPU"),
+    "vscode": with_cells(vscode, language_info={"name": "python", "version": "3.9.7"}),
+    "modelarts": with_cells(lambda n, c: None, kernelspec=PYTORCH, AIGalleryInfo={}),
+    "windows": with_cells(windows, kernelspec={"name": ".venv", "language": "Python"}),
+    "stripped": with_cells(stripped),
+    "executed": with_cells(executed, widgets={"application/x": {"version_major": 2}}),
+    "twins": with_cells(twins, kernelspec=None, language_info=None),
+}
+
+
+def converted() -> dict[str, str]:
+    "What real tools write, as text"
+    nb = nbformat.from_dict(copy.deepcopy(ORIGINAL))
+    found = {"nbconvert": NotebookExporter().from_notebook_node(nb)[0]}
+    kept = {("tags",)}
+    clear = ClearMetadataPreprocessor(enabled=True, preserve_cell_metadata_mask=kept)
+    found["nbconvert, no metadata"] = nbformat.writes(clear.preprocess(nb, {})[0])
+    for file in sorted((FIXTURES / "notebooks").glob("*.json")):
+        found[file.stem] = file.read_text()
+    return found
+
+
+TEXTS = {name: json.dumps(shape) for name, shape in SHAPES.items()} | converted()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_notebook_of_another_tool_is_the_recipe_that_it_was(name, encoding, tmp_path):
+    file = tmp_path / "mine.ipynb"
+    file.write_text(TEXTS[name], encoding=encoding)
+    assert parameter_defaults(file) == parameter_defaults(find_notebook(RECIPE))
+    assert recipe_of(file) == RECIPE
+    nbformat.validate(read_notebook(file))
+
+
+def test_a_copy_by_path_is_planned_like_the_recipe(tmp_path):
+    file = tmp_path / "mine.ipynb"
+    file.write_text(TEXTS["stripped"])
+    by_name, by_path = (
+        CliRunner().invoke(app, ["plan", name, "--scale", "laptop"])
+        for name in (RECIPE, str(file))
+    )
+    assert by_path.exit_code == 0, by_path.output
+    assert by_path.output == by_name.output
+
+
+REFUSED = {
+    "format 3": (nbformat.writes(nbformat.from_dict(ORIGINAL), version=3), "format 3"),
+    "web page": ("<!DOCTYPE html><html></html>", "is not a notebook"),
+    "pointer": ("version https://git-lfs.github.com/spec/v1\n", "is not a notebook"),
+    "truncated": (json.dumps(ORIGINAL)[:5000], "is not a notebook"),
+    "conflict": ("<<<<<<< HEAD\n" + json.dumps(ORIGINAL), "is not a notebook"),
+    "empty": ("", "is not a notebook"),
+    "script": ("# %%\nx = 1\n", "is not a notebook"),
+    "R": (json.dumps(ORIGINAL | {"metadata": {"kernelspec": {"language": "R"}}}), "for R"),
+    "no cells": (json.dumps(ORIGINAL | {"cells": []}), "0 code cells tagged"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused_in_one_sentence(name, tmp_path):
+    text, words = REFUSED[name]
+    file = tmp_path / "mine.ipynb"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as raised:
+        parameter_defaults(file)
+    assert str(file) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_command_refuses_before_anything_starts(tmp_path):
+    (tmp_path / "mine.ipynb").write_text(REFUSED["format 3"][0])
+    began = time.monotonic()
+    done = subprocess.run(
+        [PROGRAM, "run", "mine.ipynb"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert time.monotonic() - began < 2 * (1 + os.getloadavg()[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.ipynb"]
