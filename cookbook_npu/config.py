@@ -4,22 +4,32 @@
 
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'WeightUpdateMethod', 'AdvantageEstimator', 'LossAggMode', 'TrackerName',
-           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'Config', 'setting', 'TinyConfig',
-           'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
-           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig',
-           'PlacementConfig', 'FaultConfig', 'OutputConfig', 'RunConfig', 'check_argument_names', 'check_run_name',
-           'build_config', 'nearest_key', 'override', 'save_config', 'load_config', 'ConfigKey', 'with_choices',
-           'config_keys']
+           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'nonfinite_number', 'absolute_path',
+           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'RewardConfig',
+           'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
+           'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'OutputConfig', 'own_modules',
+           'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key', 'override',
+           'save_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
 import difflib
 import json
+import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from .errors import ConfigError, DataError, MissingError, nearest, parse_json
 from .targets.target import Scale, Target, find_target
@@ -28,12 +38,46 @@ from .targets.target import Scale, Target, find_target
 BASIC: dict[str, Any] = {"tier": "basic"}  # metadata of a key that a first run changes
 
 
+def nonfinite_number(value: Any) -> tuple[str, float] | None:
+    "Return place and value of the first NaN or infinity in nested values; None: all are finite"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "", value
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+    elif isinstance(value, (list, tuple)):
+        inner = enumerate(value)
+    for name, item in inner:
+        if found := nonfinite_number(item):
+            return f".{name}{found[0]}", found[1]
+    return None
+
+
+def absolute_path(path: str) -> str:
+    "Return a path of this machine as absolute; anything else, such as a hub's name, unchanged"
+    return os.path.abspath(path) if path and os.path.exists(path) else path
+
+
 class Config(BaseModel):
     "Base of every configuration section: frozen, unknown keys refused, defaults checked"
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _finite(cls, value: Any) -> Any:
+        found = nonfinite_number(value)
+        if found:
+            raise ValueError(
+                f"its entry {found[0][1:]} is {found[1]}, give a finite number"
+            )
+        return value
 
     def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         "Yield (dotted key, value) of each key of this section"
@@ -92,6 +136,11 @@ class ModelConfig(Config):
     freeze_vision_tower: bool = setting(
         False, "train the language model only; freeze the vision tower and its mergers"
     )
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        return path and absolute_path(path)
 
 # %% ../nbs/01_config.ipynb #3800f504
 class ParallelConfig(Config):
@@ -154,6 +203,9 @@ class DataConfig(Config):
     apply_chat_template: bool = setting(
         False, "format the prompt with the tokenizer's chat template", basic=True
     )
+    chat_template_kwargs: dict[str, Any] = setting(
+        {}, "arguments of the chat template, e.g. {'enable_thinking': false}"
+    )
     max_prompt_tokens: int = setting(
         1024,
         "maximum prompt length, tokens; longer prompts are filtered out and counted",
@@ -166,6 +218,18 @@ class DataConfig(Config):
         None, "file of held-out prompts (None: the held-out split of a generated task)"
     )
     task: dict[str, Any] = setting({}, "arguments of the generated task")
+
+    @field_validator("prompt_data", "eval_data", "mixture")
+    @classmethod
+    def _absolute(cls, sources: Any) -> Any:
+        from .data.tasks import GENERATED
+
+        def absolute(source: str) -> str:
+            return source if source in GENERATED else absolute_path(source)
+
+        if isinstance(sources, dict):
+            return {absolute(source): weight for source, weight in sources.items()}
+        return sources and absolute(sources)
 
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
@@ -253,6 +317,11 @@ class RolloutConfig(Config):
         {},
         "vllm: additional arguments of vllm.LLM, e.g. {'max_num_seqs': 64}; arguments "
         "that the loop sets are rejected",
+    )
+    stop_token_ids: tuple[NonNegativeInt, ...] = setting(
+        (),
+        "further tokens that end a response, besides those of generation_config, tokenizer "
+        "and chat template",
     )
     request_seeds: bool = setting(
         True, "vllm: one seed per response; false: one per batch, which decodes faster"
@@ -652,6 +721,20 @@ class OutputConfig(Config):
     )
 
 # %% ../nbs/01_config.ipynb #9306c28c
+def own_modules(values: Mapping[str, Any]) -> list[str]:
+    "Return the modules of a user's own scorers and environment, in the values of a configuration"
+
+    def section(name: str) -> dict[str, Any]:
+        found = values.get(name)
+        return found.model_dump() if isinstance(found, Config) else dict(found or {})
+
+    reward = section("reward")
+    names = [*(reward.get("scorers") or ()), section("rollout").get("environment") or ""]
+    for scorers in (reward.get("by_source") or {}).values():
+        names += scorers
+    return [name.partition(":")[0] for name in names if ":" in name]
+
+
 class RunConfig(Config):
     "The configuration of a run; the content of config.json"
 
@@ -659,6 +742,11 @@ class RunConfig(Config):
     scale: Scale = setting("laptop", "laptop, cuda or 910b", basic=True)
     num_steps: int = setting(100, "training steps", basic=True, gt=0)
     seed: int = setting(0, "random seed of the run", basic=True, ge=0)
+    code_folder: str | None = setting(
+        None,
+        "folder of your own scorer and environment modules (None: the working folder, which "
+        "is stored where it holds one)",
+    )
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataConfig = DataConfig()
@@ -673,6 +761,22 @@ class RunConfig(Config):
     placement: PlacementConfig = PlacementConfig()
     faults: FaultConfig = FaultConfig()
     output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_code_folder(cls, values: Any) -> Any:
+        "Store the working folder when it holds a module of a scorer or of the environment"
+        if not isinstance(values, dict) or values.get("code_folder"):
+            return values
+        modules = [Path(*name.split(".")) for name in own_modules(values)]
+        if any(m.is_dir() or m.with_suffix(".py").is_file() for m in modules):
+            return {**values, "code_folder": os.getcwd()}
+        return values
+
+    @field_validator("code_folder")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        return path and absolute_path(path)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -1001,6 +1105,15 @@ def _check_batches(c: RunConfig) -> None:
         )
 
 # %% ../nbs/01_config.ipynb #84f2c3cb
+def _check_template(c: RunConfig) -> None:
+    if c.data.chat_template_kwargs and not c.data.apply_chat_template:
+        raise ConfigError(
+            f"data.chat_template_kwargs is {c.data.chat_template_kwargs} without "
+            "data.apply_chat_template",
+            "Set data.apply_chat_template to true, or leave it out.",
+        )
+
+
 def _check_latency(c: RunConfig) -> None:
     if c.rollout.simulated_latency and not c.target.simulated:
         raise ConfigError(
@@ -1218,6 +1331,7 @@ _CHECKS = (
     _check_staleness,
     _check_environment,
     _check_batches,
+    _check_template,
     _check_latency,
     _check_sampling,
     _check_estimator,
@@ -1285,6 +1399,7 @@ def _set(tree: dict, key: str, value: Any) -> None:
 # %% ../nbs/01_config.ipynb #1ba07d9d
 _OPEN = (
     "data.task.",
+    "data.chat_template_kwargs.",
     "reward.scorers.",
     "rollout.engine_args.",
     "rollout.environment_arguments.",
@@ -1327,8 +1442,8 @@ def override(
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    Changing the engine, the environment or the estimator resets the settings that only the previous
-    one uses: `engine_args`, those of the environment, those of the critic."""
+    Changing the engine, the environment, the estimator or the use of the chat template resets the
+    settings that only the previous one uses, such as `engine_args` or those of the critic."""
     tree = config.model_dump()
     if overrides.get("rollout.engine", "vllm") != "vllm":
         tree["rollout"]["engine_args"] = {}
@@ -1340,6 +1455,8 @@ def override(
     if estimator != "gae" and config.has_critic:
         tree["critic"] = CriticConfig().model_dump()
         tree["algorithm"]["gae_lambda"] = 1.0
+    if not overrides.get("data.apply_chat_template", True):
+        tree["data"]["chat_template_kwargs"] = {}
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, copy.deepcopy(value))  # a later key may set an entry of it
@@ -1349,7 +1466,7 @@ def override(
 def save_config(config: RunConfig, path: Path | str) -> None:
     "Write `config` as JSON, keys in field order"
     Path(path).write_text(
-        json.dumps(config.model_dump(), indent=2) + "\n", encoding="utf-8"
+        json.dumps(config.model_dump(), indent=2, allow_nan=False) + "\n", encoding="utf-8"
     )
 
 
