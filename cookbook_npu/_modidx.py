@@ -1348,6 +1348,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                             'cookbook_npu/data/turns.py'),
                                          'cookbook_npu.data.turns.TurnFormat.prompt_text': ( 'data/turns.html#turnformat.prompt_text',
                                                                                              'cookbook_npu/data/turns.py'),
+                                         'cookbook_npu.data.turns._checked': ('data/turns.html#_checked', 'cookbook_npu/data/turns.py'),
                                          'cookbook_npu.data.turns.last_turn_ids': ( 'data/turns.html#last_turn_ids',
                                                                                     'cookbook_npu/data/turns.py'),
                                          'cookbook_npu.data.turns.turn_texts': ('data/turns.html#turn_texts', 'cookbook_npu/data/turns.py'),

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # %% ../../nbs/data/11_turns.ipynb #64aee66f
+def _checked(messages: Messages, place: str) -> list[dict[str, Any]]:
+    "The messages of an environment, which may be none; raises `DataError`"
+    return checked_messages(list(messages), place) if messages else []
+
+
 class TurnFormat:
     "Encodes first messages and observations, with a chat template or as plain text"
 
@@ -61,7 +66,7 @@ class TurnFormat:
         place: str = "the first messages",
     ) -> str:
         "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
-        return self.format.text(checked_messages(list(messages), place), place, tools)
+        return self.format.text(_checked(messages, place), place, tools)
 
     def prompt_ids(
         self,
@@ -71,7 +76,7 @@ class TurnFormat:
         place: str = "the first messages",
     ) -> list[int]:  # with one placeholder for each token of an image
         "Token ids of the first messages; raises `DataError` when they do not match the images"
-        messages = checked_messages(list(messages), place)
+        messages = _checked(messages, place)
         if images:
             messages = [with_image_parts(message) for message in messages]
         ids = self.ids(self.prompt_text(messages, tools, place))
@@ -84,7 +89,7 @@ class TurnFormat:
         place: str = "the observation",
     ) -> list[int]:  # between this turn and the next
         "The tokens of an observation without images"
-        messages = checked_messages(list(messages), place)
+        messages = _checked(messages, place)
         if not self.chat:
             return self.ids(self.format.text(messages, place))
         ids = self.ids(self.format.after_turn(messages, place))
@@ -96,7 +101,7 @@ class TurnFormat:
         "The tokens and images of an observation; raises `DataError` for an unusable image"
         images = []
         shown = []
-        for message in checked_messages(list(messages), place):
+        for message in _checked(messages, place):
             content = message["content"]
             if not isinstance(content, str):
                 content = [dict(part) for part in content]
