@@ -18,7 +18,7 @@ from ..data.images import (
     no_processor,
     with_image_parts,
 )
-from .messages import ChatFormat, Messages, checked_messages
+from .messages import ChatFormat, ChatMessages, checked_messages
 from .sample import ImageInput, Sample, Turn, continued_turns
 from ..errors import ConfigError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # %% ../../nbs/data/11_turns.ipynb #64aee66f
-def _checked(messages: Messages, place: str) -> list[dict[str, Any]]:
+def _checked(messages: ChatMessages, place: str) -> list[dict[str, Any]]:
     "The messages of an environment, which may be none; raises `DataError`"
     return checked_messages(list(messages), place) if messages else []
 
@@ -61,8 +61,8 @@ class TurnFormat:
 
     def prompt_text(
         self,
-        messages: Messages,
-        tools: Messages = (),  # schemas for the template
+        messages: ChatMessages,
+        tools: ChatMessages = (),  # schemas for the template
         place: str = "the first messages",
     ) -> str:
         "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
@@ -70,8 +70,8 @@ class TurnFormat:
 
     def prompt_ids(
         self,
-        messages: Messages,
-        tools: Messages = (),
+        messages: ChatMessages,
+        tools: ChatMessages = (),
         images: Sequence[ImageInput] = (),  # at <image>, in order
         place: str = "the first messages",
     ) -> list[int]:  # with one placeholder for each token of an image
@@ -84,7 +84,7 @@ class TurnFormat:
 
     def observation_ids(
         self,
-        messages: Messages,
+        messages: ChatMessages,
         last_id: int,  # last token of the policy's turn
         place: str = "the observation",
     ) -> list[int]:  # between this turn and the next
@@ -96,7 +96,7 @@ class TurnFormat:
         return ids[1:] if ids[0] == last_id else ids
 
     def observation(
-        self, messages: Messages, last_id: int, place: str = "the observation"
+        self, messages: ChatMessages, last_id: int, place: str = "the observation"
     ) -> tuple[list[int], list[ImageInput]]:
         "The tokens and images of an observation; raises `DataError` for an unusable image"
         images = []

@@ -429,3 +429,10 @@ def test_paths_are_absolute(tmp_path, monkeypatch):
     assert override(config, {}) == config
     for name in ("arithmetic", "hf://openai/gsm8k", "nowhere.jsonl"):
         assert qwen3_4b_colocate(prompt_data=name).data.prompt_data == name
+
+
+def test_the_configuration_knows_the_generated_tasks():
+    from cookbook_npu.config import TASK_NAMES
+    from cookbook_npu.data.tasks import GENERATED
+
+    assert set(TASK_NAMES) == set(GENERATED)
