@@ -744,7 +744,7 @@ def own_modules(values: Mapping[str, Any]) -> list[str]:
         names += scorers
     return [name.partition(":")[0] for name in names if ":" in name]
 
-
+# %% ../nbs/01_config.ipynb #555f1789
 class RunConfig(Config):
     "The configuration of a run; the content of config.json"
 

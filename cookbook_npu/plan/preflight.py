@@ -142,7 +142,7 @@ def check_engine(config: RunConfig) -> None:
             f"Install it ({install}), or choose engine transformers.",
         )
 
-
+# %% ../../nbs/plan/05_preflight.ipynb #188aa421
 def use_code_folder(config: RunConfig) -> None:
     "Let this process and those that it starts import a user's scorers and environments"
     folder = config.code_folder or str(Path.cwd())

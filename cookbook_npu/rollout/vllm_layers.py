@@ -313,7 +313,7 @@ def worker_difference(
     with torch.inference_mode():
         return find_difference(model, tensors, shapes, version, rank, ranks, complete)
 
-
+# %% ../../nbs/rollout/02_vllm_layers.ipynb #afd50897
 def wrap_compute_logits(
     worker: Any,
     unsampled: Sequence[int],  # token ids to exclude

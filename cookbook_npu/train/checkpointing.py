@@ -138,7 +138,7 @@ MAY_CHANGE = (
     "reward.failure_alarm",
 )
 
-
+# %% ../../nbs/train/06_checkpointing.ipynb #7770780e
 _INPUTS = ("model.path", "data.prompt_data", "data.eval_data")
 
 
