@@ -436,3 +436,27 @@ def test_the_configuration_knows_the_generated_tasks():
     from cookbook_npu.data.tasks import GENERATED
 
     assert set(TASK_NAMES) == set(GENERATED)
+
+
+def test_stop_tokens_of_the_configuration_reach_the_engine(tmp_path):
+    from cookbook_npu.config import TinyConfig
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.train.rollout_worker import make_engine
+
+    folder = build_tiny(
+        TinyConfig(hidden_size=32, num_layers=1), build_tokenizer(), tmp_path / "m", 0
+    )
+    given = {"rollout.stop_token_ids": [65], "rollout.engine": "transformers"}
+    config = qwen3_4b_colocate(overrides=given)
+    import cookbook_npu.rollout.transformers as engines
+
+    made = {}
+    original = engines.TransformersEngine
+    engines.TransformersEngine = lambda *a, **k: (
+        made.update(k) or original(*a, **k, device="cpu")
+    )
+    try:
+        with make_engine(config, str(folder)) as engine:
+            assert engine.decoder.end_tokens == {65, 257}
+    finally:
+        engines.TransformersEngine = original
