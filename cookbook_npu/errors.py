@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError',
-           'EnvironmentFault', 'StorageError', 'NumericsError', 'nearest', 'parse_json']
+           'EnvironmentFault', 'StorageError', 'NumericsError', 'nearest', 'decode_text', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -109,9 +109,25 @@ def nearest(
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair
 
 
-def _parse(raw: bytes) -> Any:
+def decode_text(
+    raw: bytes,
+    place: str,  # the file, and the line if it has several records
+    remedy: str = "Restore the file.",
+) -> str:
+    "Decode UTF-8, without a byte order mark; raises `DataError` with the name of another encoding"
+    encoding = json.detect_encoding(raw)
+    if not encoding.startswith("utf-8") and "\0" not in raw.decode(encoding, "ignore"):
+        raise DataError(f"{place} is {encoding.upper()}, not UTF-8", "Save it as UTF-8.")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise DataError(
+            f"{place} is not UTF-8: {e.reason} at byte {e.start}", remedy
+        ) from None
+
+
+def _parse(text: str) -> Any:
     "Parse JSON; raises if a string cannot be encoded as UTF-8"
-    text = raw.decode("utf-8")
     value = json.loads(text)
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -124,10 +140,9 @@ def parse_json(
     remedy: str = "Restore the file.",
 ) -> Any:
     "Parse JSON that may be damaged; raises `DataError` with the place"
+    text = decode_text(raw, place, remedy)
     try:
-        return _parse(raw)
-    except UnicodeDecodeError as e:
-        what = f"is not UTF-8: {e.reason} at byte {e.start}"
+        return _parse(text)
     except UnicodeEncodeError as e:
         half = e.object[e.start]
         what = f"holds half of a surrogate pair, {half!r}, which is no character"

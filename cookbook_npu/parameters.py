@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .config import RunConfig, config_keys
-from .errors import ConfigError, MissingError
+from .config import RunConfig, config_keys, nonfinite_number
+from .errors import ConfigError, DataError, MissingError, decode_text
 from .recipes import PARAMETERS, RECIPES, find_recipe
 
 # %% ../nbs/06_parameters.ipynb #41f526f7
@@ -49,7 +49,11 @@ def read_parameters(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def check_overrides(parameters: dict[str, Any]) -> dict[str, Any]:
-    "Return the parameters; raises `ConfigError` for overrides that are no mapping"
+    """Return the parameters
+
+    Raises `ConfigError` for overrides that are no mapping, and for NaN and infinity."""
+    if found := nonfinite_number(parameters):
+        raise ConfigError(f"{found[0][1:]} is {found[1]}", "Give a finite number.")
     overrides = parameters.get("overrides")
     if overrides is None or isinstance(overrides, dict):
         return parameters
@@ -168,7 +172,10 @@ def read_parameter_file(file: Path) -> tuple[dict[str, Any], Callable[[str], str
     Raises `MissingError` or `ConfigError` with file and line."""
     if not file.is_file():
         raise MissingError(f"parameter file {file} does not exist", "Check the path.")
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = decode_text(file.read_bytes(), str(file))
+    except DataError as error:
+        raise ConfigError(error.what, error.remedy) from None
     try:
         values = json.loads(text) if file.suffix == ".json" else read_yaml(text)
     except json.JSONDecodeError as error:
@@ -195,7 +202,10 @@ def read_parameter_file(file: Path) -> tuple[dict[str, Any], Callable[[str], str
         line = line_of(text, key)
         return f"{file} line {line}" if line else str(file)
 
-    return check_overrides(values), source
+    try:
+        return check_overrides(values), source
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error.what}", error.remedy) from None
 
 # %% ../nbs/06_parameters.ipynb #6deee580
 NAMES = {key: name for name, key in PARAMETERS.items()}  # configuration key -> parameter

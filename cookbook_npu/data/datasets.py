@@ -8,12 +8,14 @@ __all__ = ['Record', 'MAX_LINE_BYTES', 'READERS', 'HUBS', 'FORMATS', 'open_data'
            'RecordSchema', 'detect_format', 'read_fields', 'count_marks', 'read_images', 'read_metadata']
 
 # %% ../../nbs/data/03_datasets.ipynb #81fab223
+import codecs
 import json
 import math
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
@@ -55,7 +57,8 @@ MAX_LINE_BYTES = 8 << 20  # of a record
 def read_jsonl(path: Path) -> Iterator[Record]:
     """The records of a JSONL file, read line by line.
 
-    Raises `DataError` on a line that is not a JSON object; blank lines are allowed only at the end."""
+    A byte order mark is skipped. Raises `DataError` on a line that is not a JSON object; blank
+    lines are allowed only at the end."""
     n = 0
     blank = 0
     try:
@@ -68,7 +71,7 @@ def read_jsonl(path: Path) -> Iterator[Record]:
                         f"{place} has more than {MAX_LINE_BYTES >> 20} MiB",
                         "Remove it, or give its images as paths.",
                     )
-                if not raw.strip():
+                if not raw.removeprefix(codecs.BOM_UTF8).strip():
                     blank = blank or n
                     continue
                 if blank:
@@ -233,11 +236,20 @@ def _read_hub(source: str) -> Iterator[Record]:
     return ((f"{place} row {n}", dict(row)) for n, row in enumerate(rows, 1))
 
 
+def _at_least_one(records: Iterator[Record], source: str | Path) -> Iterator[Record]:
+    empty = True
+    for record in records:
+        empty = False
+        yield record
+    if empty:
+        raise DataError(f"{source} holds no record", "Give a file with at least one.")
+
+
 def read_records(source: str | Path) -> Iterator[Record]:
-    "The records of a source; raises `MissingError` when there is none"
-    if "://" in str(source):
-        return _read_hub(str(source))
-    return read_path(Path(source))
+    "The records of a source; raises `MissingError` for a missing and `DataError` for an empty one"
+    hub = "://" in str(source)
+    records = _read_hub(str(source)) if hub else read_path(Path(source))
+    return _at_least_one(records, source)
 
 
 def source_name(source: str | Path) -> str:  # e.g. "train.jsonl", "openai/gsm8k"
@@ -262,22 +274,44 @@ def lookup(record: dict[str, Any], key: str) -> Any:  # or `_ABSENT`
     return _ABSENT
 
 # %% ../../nbs/data/03_datasets.ipynb #5155823e
-def plain_label(value: Any) -> Any:  # reference answer for the scorers
-    """The label as text; a list of correct answers stays a list.
-
-    Raises `DataError` for NaN and infinity, which usually mean a missing value."""
-    if isinstance(value, float) and not math.isfinite(value):
+def _number_text(value: float) -> str:
+    "A float as text, a whole one as an integer; raises `DataError` if it is not exact"
+    if not math.isfinite(value):
         raise DataError(f"the label is {value}", "Leave the record out, or repair it.")
+    if not value.is_integer():
+        return str(value)
+    if abs(value) >= 2**53:
+        raise DataError(f"the label is {value}, a rounded number", "Give it as text.")
+    return str(int(value))
+
+
+def plain_label(value: Any) -> Any:  # reference answer for the scorers
+    """A number as text (24.0 is "24"), a list of correct answers element by element.
+
+    Objects and truth values stay: each scorer refuses what it cannot use. Raises `DataError` for
+    NaN and infinity, which usually mean a missing value, and for what JSON does not have."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, float):
+        return _number_text(value)
     if isinstance(value, list):
-        return value
-    return str(value).strip()
+        return [plain_label(item) for item in value]
+    if isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+        return str(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise DataError(
+            f"the label is a {type(value).__name__}: {e}", "Give a text or a number."
+        ) from None
+    return value
 
 
 def gsm8k_label(
     answer: Any,  # "... explanation ... #### 1,234"
 ) -> str:  # "1234"
     "The number after the last `####`, without thousands separators"
-    head, mark, tail = str(answer).rpartition("####")
+    head, mark, tail = answer.rpartition("####") if isinstance(answer, str) else ("",) * 3
     if not mark or not tail.strip():
         raise DataError(
             "the answer has no '#### number' at its end", "Choose another record_format."
@@ -354,10 +388,13 @@ def read_fields(
     for prompt_key, key in pairs:
         prompt = lookup(record, prompt_key)
         label = lookup(record, key)
-        if prompt in (_ABSENT, None) or label in (_ABSENT, None):
+        if prompt is _ABSENT or label is _ABSENT:
             continue
+        for name, value in ((prompt_key, prompt), (key, label)):
+            if value is None:
+                raise DataError(f"{place}: {name} is null", "Fix or remove the record.")
         # Keep an integer label as an index: as text it could match another choice.
-        if isinstance(label, int) and "choices" in record:
+        if type(label) is int and "choices" in record:
             return prompt, label
         try:
             return prompt, schema.label(label)
@@ -379,8 +416,13 @@ def count_marks(prompt: Any) -> int:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str):
             marks += content.count(IMAGE_MARK)
-        for part in content if isinstance(content, list) else []:
-            marks += isinstance(part, dict) and part.get("type") == "image"
+        parts = (
+            [p for p in content if isinstance(p, dict)] if isinstance(content, list) else []
+        )
+        images = sum(part.get("type") == "image" for part in parts)
+        # a list of text parts is one text
+        texts = "".join(str(part.get("text")) for part in parts)
+        marks += images or texts.count(IMAGE_MARK)
     return marks
 
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAX_IMAGE_BYTES', 'MAX_IMAGE_PIXELS', 'MAX_ASPECT_RATIO', 'DATA_URL', 'CACHE_BYTES', 'IMAGE_MARK', 'IMAGE_MARKUP',
-           'unsampled_token_ids', 'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class',
-           'check_picture', 'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor',
-           'with_image_parts', 'plain_content', 'collapse_placeholders', 'decode_first']
+           'ImageSource', 'image_source', 'image_size', 'read_image', 'processor_class', 'check_picture',
+           'ImageProcessor', 'LazyImage', 'expand_placeholders', 'make_room', 'no_processor', 'with_image_parts',
+           'plain_content', 'collapse_placeholders', 'decode_first']
 
 # %% ../../nbs/data/02_images.ipynb #7f663709
 import base64
@@ -28,23 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from .sample import ImageInput
 from .tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
-from ..errors import ConfigError, DataError, MissingError
+from ..errors import ConfigError, DataError, MissingError, parse_json
 from ..npu.shims.torchvision_ops import install_finder
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
-
-# %% ../../nbs/data/02_images.ipynb #c2100527
-def unsampled_token_ids(
-    config: Any,
-) -> tuple[int, ...]:  # ascending; empty for a model without a vision tower
-    "The tokens that a policy must never sample: placeholders of images and videos"
-    if getattr(config, "vision_config", None) is None:
-        return ()
-    names = ("image_token_id", "video_token_id")
-    ids = {getattr(config, name, None) for name in names}
-    return tuple(sorted(i for i in ids if i is not None))
 
 # %% ../../nbs/data/02_images.ipynb #698cf294
 MAX_IMAGE_BYTES = 64 << 20  # of an encoded image
@@ -67,19 +56,27 @@ class ImageSource:
         return DataError(f"{self.place}: the image {self.reference} {what}", remedy)
 
 
-def _open(content: bytes | str) -> "Image.Image":
-    "Open the content of a file, or a path"
+def _content_key(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _open(data: bytes) -> "Image.Image":
     from PIL import Image
 
-    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+    return Image.open(io.BytesIO(data))
+
+
+def _open_file(path: Path, key: str) -> "Image.Image":
+    "Open a file, unless its content has changed"
+    data = path.read_bytes()
+    if _content_key(data) != key:
+        raise OSError("its content has changed since the data was loaded")
+    return _open(data)
 
 
 def _encoded(data: bytes, place: str, reference: str) -> ImageSource:
     return ImageSource(
-        reference=reference,
-        key=hashlib.blake2b(data, digest_size=16).hexdigest(),
-        place=place,
-        open=partial(_open, data),
+        reference=reference, key=_content_key(data), place=place, open=partial(_open, data)
     )
 
 # %% ../../nbs/data/02_images.ipynb #11d8188d
@@ -123,12 +120,10 @@ def _from_text(text: str, place: str, reference: str, folder: Path) -> ImageSour
             f"{place}: the image {path} does not exist",
             "Give an absolute path, or one relative to the folder of the data file.",
         )
-    size = path.stat().st_size
-    _check_bytes(place, str(path), size)
-    # The key has no folder, so a data set may be moved.
-    key = f"{text} {size}"
-    name = str(path)
-    return ImageSource(reference=name, key=key, place=place, open=partial(_open, name))
+    _check_bytes(place, str(path), path.stat().st_size)
+    key = _content_key(path.read_bytes())
+    opened = partial(_open_file, path, key)
+    return ImageSource(reference=str(path), key=key, place=place, open=opened)
 
 # %% ../../nbs/data/02_images.ipynb #8b3c1e92
 def image_source(
@@ -266,14 +261,14 @@ class ImageProcessor:
                 f"{file} does not exist",
                 "Images need a model with a vision tower, such as Qwen3-VL.",
             )
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_bytes(), str(file))
         settings = {key: found[key] for key in _SETTINGS if found.get(key) is not None}
         self.hf: Any = processor_class()(**settings)
         self.smallest = self.hf.size["shortest_edge"] if min_pixels is None else min_pixels
         self.largest = self.hf.size["longest_edge"] if max_pixels is None else max_pixels
         self.hf.size = {"shortest_edge": self.smallest, "longest_edge": self.largest}
         self.blank = blank
-        self._cache: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[str, np.ndarray] = OrderedDict()  # by key
         self._cached_bytes = 0
         self._lock = threading.Lock()  # of the cache
 
@@ -310,19 +305,19 @@ class ImageProcessor:
 
     def pixel_values(self, source: ImageSource) -> "np.ndarray":
         "The pixel values of an image, [patches, features of a patch] float32"
-        name = (source.reference, source.key)
+        key = source.key
         with self._lock:
-            if name in self._cache:
-                self._cache.move_to_end(name)
-                return self._cache[name]
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
         image = read_image(source)
         if self.blank:
             image.paste("white", (0, 0, *image.size))
         out = self.hf(images=[image], size=self.hf.size, return_tensors="np")
         pixels = out["pixel_values"].astype("float32", copy=False)
         with self._lock:
-            self._cached_bytes += 0 if name in self._cache else pixels.nbytes
-            self._cache[name] = pixels
+            self._cached_bytes += 0 if key in self._cache else pixels.nbytes
+            self._cache[key] = pixels
             while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return pixels

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
-           'MixedOrder', 'render_prompt', 'LoadedSource', 'choose_schema', 'folder_of', 'load_source',
-           'image_processor', 'load_prompts', 'eval_prompts']
+           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'folder_of', 'load_source', 'image_processor',
+           'load_prompts', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -16,8 +16,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 
 from ..config import DataConfig
@@ -38,9 +39,9 @@ from ..data.images import (
     image_source,
     make_room,
     no_processor,
-    plain_content,
     with_image_parts,
 )
+from .messages import ChatFormat, TurnEnd, checked_messages
 from .sample import Prompt
 from .tasks import GENERATED, Problem, Puzzle, generated_task
 from ..errors import ConfigError, DataError
@@ -117,8 +118,13 @@ class Draw(NamedTuple):
 class PromptDataset:
     "The training prompts of a run, each drawn once per epoch; resumable, safe for many threads"
 
-    def __init__(self, order: "EpochOrder | MixedOrder"):
+    def __init__(
+        self,
+        order: "EpochOrder | MixedOrder",
+        turn_end: TurnEnd | None = None,  # of the chat template; None: plain texts
+    ):
         self.order = order
+        self.turn_end = turn_end or TurnEnd()
         self.done = RangeSet()
         self.in_flight: dict[int, str] = {}  # draw -> id of its prompt, ascending
         self.next_draw = 0  # every draw below is done or in flight
@@ -228,7 +234,7 @@ class EpochOrder:
         self._order = self._shuffled(0)
         digest = hashlib.blake2b(digest_size=16)
         for p in prompts:
-            values = [p.prompt_id, p.text, p.label, *(image.key for image in p.images)]
+            values = [p.prompt_id, p.text, p.label, p.metadata, *(i.key for i in p.images)]
             digest.update(json.dumps(values, default=str).encode())
         self._fingerprint = digest.hexdigest()
 
@@ -305,45 +311,6 @@ class MixedOrder:
         k, own_draw = self._turns[t]
         return self.parts[k].draw(own_draw)
 
-# %% ../../nbs/data/04_prompts.ipynb #7c1faa1a
-def _are_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value)
-
-
-def render_prompt(
-    content: str | list[dict[str, Any]],  # text, or messages with role and content
-    place: str,
-    tokenizer: "PreTrainedTokenizerBase",
-    chat: bool,
-    pictured: bool = False,  # replace each <image> by an image part
-) -> str:  # one placeholder for each image
-    "The text of a prompt"
-    messages = content
-    if isinstance(content, str):
-        messages = [{"role": "user", "content": content}]
-    if not _are_messages(messages):
-        raise DataError(
-            f"{place}: the prompt is {str(content)[:60]!r}",
-            "Give a text or a list of messages with role and content.",
-        )
-    if pictured:
-        messages = [with_image_parts(message) for message in messages]
-    if chat:
-        return str(
-            tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-        )
-    if len(messages) > 1:
-        raise DataError(
-            f"{place}: the prompt has {len(messages)} messages",
-            "Set data.apply_chat_template to true.",
-        )
-    own = messages[0]["content"]
-    return plain_content(own) if pictured else str(own)
-
 # %% ../../nbs/data/04_prompts.ipynb #df67522a
 MAX_PROMPT_CHARS = 1_000_000  # a longer text may take minutes to tokenize
 # Prompt -> number of tokens of its episode's first messages, tool schemas included
@@ -370,6 +337,11 @@ def choose_schema(
     return FORMATS[name], f"{name} (detected)"
 
 # %% ../../nbs/data/04_prompts.ipynb #460d9495
+def chat_format(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
+    "How the prompts of a run are written"
+    return ChatFormat(tokenizer, config.apply_chat_template, config.chat_template_kwargs)
+
+
 @dataclass(frozen=True)
 class _Reader:
     "Makes prompts from records and generated problems"
@@ -378,6 +350,10 @@ class _Reader:
     tokenizer: "PreTrainedTokenizerBase"
     processor: ImageProcessor | None = None  # None for a policy without a vision tower
     folder: Path = Path()  # base of relative image paths
+
+    @cached_property
+    def format(self) -> ChatFormat:
+        return chat_format(self.config, self.tokenizer)
 
     def from_record(
         self, record: dict[str, Any], place: str, schema: RecordSchema, prompt_id: str
@@ -417,8 +393,22 @@ class _Reader:
             if not isinstance(value, ImageSource):
                 value = image_source(value, place, f"{prompt_id}#{n}", self.folder)
             images.append(self.processor.image(value))
-        chat = self.config.apply_chat_template
-        text = render_prompt(content, place, self.tokenizer, chat, bool(images))
+        messages = checked_messages(content, place)
+        if len(messages) > 1 and not self.format.chat:
+            raise DataError(
+                f"{place}: the prompt has {len(messages)} messages",
+                "Set data.apply_chat_template to true.",
+            )
+        if images:
+            shown = [with_image_parts(message) for message in messages]
+        else:
+            shown = messages
+            if not all(isinstance(message["content"], str) for message in messages):
+                raise DataError(
+                    f"{place}: a message has an image part, and no image is read",
+                    "Set data.image_key, or remove the part.",
+                )
+        text = self.format.text(shown, place)
         if len(text) > MAX_PROMPT_CHARS:
             raise DataError(
                 f"{place}: the prompt has {len(text)} characters, more than {MAX_PROMPT_CHARS}",
@@ -434,7 +424,8 @@ class _Reader:
             label=label,
             metadata=metadata,
             images=images,
-            content=content,
+            content=content if isinstance(content, str) else messages,
+            place=place,
         )
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6
@@ -490,11 +481,11 @@ class _Filter:
             "Remove the wrong one, or set data.deduplicate to false.",
         )
 
-    def describe(self, source: str, name: str | None) -> str:
+    def describe(self, source: str, name: str) -> str:
         "A one-line summary of what was read and left out"
         counts = self.counts
         limit = self.config.max_prompt_tokens
-        parts = [name or "no record", f"{counts['read']} records", f"{counts['kept']} kept"]
+        parts = [name, f"{counts['read']} records", f"{counts['kept']} kept"]
         for reason, text in _REASONS.items():
             if counts[reason]:
                 parts.append(text.format(counts[reason], limit=limit))
@@ -524,7 +515,7 @@ def load_source(
     reader = _Reader(config, tokenizer, processor, folder_of(source))
     prompts = []
     schema = None
-    name = None
+    name = ""
     for n, (place, record) in enumerate(read_records(source), 1):
         if schema is None:
             schema, name = choose_schema(config, record, place)
@@ -595,8 +586,9 @@ def load_prompts(
 ) -> PromptDataset:
     "The training prompts of a run"
     given = config, tokenizer, seed, processor, initial_tokens
+    turn_end = chat_format(config, tokenizer).turn_end
     if not config.mixture:
-        return PromptDataset(_load_one(config.prompt_data, *given))
+        return PromptDataset(_load_one(config.prompt_data, *given), turn_end)
     parts = [_load_one(source, *given) for source in config.mixture]
     order = MixedOrder(parts, list(config.mixture.values()))
     ids = [p.prompt_id for p in order.prompts]
@@ -605,7 +597,7 @@ def load_prompts(
             "two sources of data.mixture have the same file name",
             "Rename one: it names its prompts.",
         )
-    return PromptDataset(order)
+    return PromptDataset(order, turn_end)
 
 # %% ../../nbs/data/04_prompts.ipynb #622dbafd
 def eval_prompts(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROBE', 'LABELS_KEPT', 'RETRY_WAIT_S', 'policy_text', 'write_policy_text', 'Score', 'GradingJob', 'check_label',
            'grading_job', 'Counts', 'UngradableLabel', 'FailingLabels', 'GradingPool', 'all_scorers', 'check_reward',
-           'scorer_weights', 'Grade', 'grade_of', 'RewardPool']
+           'scorer_weights', 'check_labels', 'Grade', 'grade_of', 'RewardPool']
 
 # %% ../../nbs/data/07_rewards.ipynb #077742ac
 import json
@@ -420,6 +420,14 @@ def scorer_weights(
     source = str(metadata.get("prompt_id", "")).rpartition(":")[0]
     return config.by_source.get(source, config.scorers)
 
+
+def check_labels(
+    config: RewardConfig, label: Any, metadata: Mapping[str, Any], place: str
+) -> None:
+    "Raise `DataError`, with file and line, for a label that one of its scorers cannot grade"
+    for name in scorer_weights(config, metadata):
+        check_label(find_scorer(name), label, metadata, place)
+
 # %% ../../nbs/data/07_rewards.ipynb #4a0e9083
 @dataclass(frozen=True)
 class Grade:
@@ -463,12 +471,8 @@ class RewardPool(GradingPool):
     def check_labels(self, prompts: Iterable[Prompt]) -> None:
         "Raise `DataError` for the first prompt with a label that one of its scorers cannot grade"
         for prompt in prompts:
-            metadata = prompt.for_samples()
-            weights = scorer_weights(self.config, metadata)
-            for scorer in self._all:
-                if scorer.name in weights:
-                    name = f"prompt {prompt.prompt_id}"
-                    check_label(scorer, prompt.label, metadata, name)
+            place = prompt.place or f"prompt {prompt.prompt_id}"
+            check_labels(self.config, prompt.label, prompt.for_samples(), place)
 
     def grade(
         self,

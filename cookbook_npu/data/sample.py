@@ -57,6 +57,7 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict)  # other values of the record
     images: list[ImageInput] = field(default_factory=list)  # in order of their placeholders
     content: Any = None  # text or messages before the chat template; None: `text`
+    place: str = ""  # where it was read, for messages: file and line
 
     def for_samples(self) -> dict[str, Any]:
         "Metadata for the samples of this prompt, with the prompt's id and text"

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'IMAGE_PAD', 'VIDEO_PAD', 'VISION_START', 'VISION_END',
-           'VISION_TOKENS', 'CHAT_TEMPLATE', 'byte_symbols', 'build_tokenizer', 'read_tokenizer']
+           'VISION_TOKENS', 'CHAT_TEMPLATE', 'byte_symbols', 'build_tokenizer', 'read_tokenizer', 'unsampled_token_ids',
+           'find_tokenizer']
 
 # %% ../../nbs/data/15_tokenizer.ipynb #613fc1d3
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -98,3 +99,27 @@ def read_tokenizer(
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+# %% ../../nbs/data/15_tokenizer.ipynb #08bdadb8
+def unsampled_token_ids(
+    config: Any,  # of transformers
+    tokenizer: "PreTrainedTokenizerBase | None" = None,  # None: placeholders only
+) -> tuple[int, ...]:  # ascending
+    "The ids that a policy must never sample: image and video placeholders, and ids without a token"
+    ids: set[int | None] = set()
+    if getattr(config, "vision_config", None) is not None:
+        ids = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
+    if tokenizer is not None:
+        size = config.get_text_config().vocab_size
+        ids |= set(range(size)).difference(tokenizer.get_vocab().values())
+    return tuple(sorted(i for i in ids if i is not None))
+
+
+def find_tokenizer(
+    folder: str | Path,  # Hugging Face folder
+) -> "PreTrainedTokenizerBase | None":
+    "Read the tokenizer of a model; None for a folder without one"
+    names = ("tokenizer.json", "tokenizer_config.json")
+    if not any((Path(folder) / name).is_file() for name in names):
+        return None
+    return read_tokenizer(folder)

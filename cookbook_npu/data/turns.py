@@ -16,20 +16,21 @@ from ..data.images import (
     image_source,
     make_room,
     no_processor,
-    plain_content,
     with_image_parts,
 )
+from .messages import ChatFormat, ChatMessages, checked_messages
 from .sample import ImageInput, Sample, Turn, continued_turns
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# %% ../../nbs/data/11_turns.ipynb #87dcbab3
-_TURN = "turn-of-the-policy"  # placeholder
-_Messages = Sequence[Mapping[str, Any]]
-
 # %% ../../nbs/data/11_turns.ipynb #64aee66f
+def _checked(messages: ChatMessages, place: str) -> list[dict[str, Any]]:
+    "The messages of an environment, which may be none; raises `DataError`"
+    return checked_messages(list(messages), place) if messages else []
+
+
 class TurnFormat:
     "Encodes first messages and observations, with a chat template or as plain text"
 
@@ -38,14 +39,13 @@ class TurnFormat:
         tokenizer: "PreTrainedTokenizerBase",
         chat: bool,  # use its chat template; False: concatenate the texts
         processor: ImageProcessor | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,  # data.chat_template_kwargs
     ):
         self.tokenizer = tokenizer
         self.chat = chat
         self.processor = processor
-        if not chat:
-            return
-        ids = self.ids(self._between_turns([{"role": "user", "content": "answer"}]))
-        if not ids or ids[0] not in tokenizer.all_special_ids:
+        self.format = ChatFormat(tokenizer, chat, template_kwargs)
+        if chat and self.format.turn_end.token is None:
             raise ConfigError(
                 "the chat template ends no turn of the assistant with a special token",
                 "Give a chat template that does (Qwen: <|im_end|>).",
@@ -61,58 +61,47 @@ class TurnFormat:
 
     def prompt_text(
         self,
-        messages: _Messages,
-        tools: _Messages = (),  # schemas for the template
+        messages: ChatMessages,
+        tools: ChatMessages = (),  # schemas for the template
+        place: str = "the first messages",
     ) -> str:
-        "The text of the first messages, up to the policy's turn"
-        if not self.chat:
-            return "".join(plain_content(message["content"]) for message in messages)
-        values: Any = [dict(message) for message in messages]
-        schemas: Any = [dict(tool) for tool in tools] or None
-        rendered = self.tokenizer.apply_chat_template(
-            values, tools=schemas, add_generation_prompt=True, tokenize=False
-        )
-        return str(rendered)
-
-    def _between_turns(self, messages: _Messages) -> str:
-        "What the template writes after the text of a turn"
-        before = [
-            {"role": "user", "content": "question"},
-            {"role": "assistant", "content": _TURN},
-        ]
-        return self.prompt_text([*before, *messages]).partition(_TURN)[2]
+        "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
+        return self.format.text(_checked(messages, place), place, tools)
 
     def prompt_ids(
         self,
-        messages: _Messages,
-        tools: _Messages = (),
+        messages: ChatMessages,
+        tools: ChatMessages = (),
         images: Sequence[ImageInput] = (),  # at <image>, in order
         place: str = "the first messages",
     ) -> list[int]:  # with one placeholder for each token of an image
         "Token ids of the first messages; raises `DataError` when they do not match the images"
+        messages = _checked(messages, place)
         if images:
             messages = [with_image_parts(message) for message in messages]
-        ids = self.ids(self.prompt_text(messages, tools))
+        ids = self.ids(self.prompt_text(messages, tools, place))
         return make_room(ids, images, self.tokenizer, self.processor, place)
 
     def observation_ids(
         self,
-        messages: _Messages,
+        messages: ChatMessages,
         last_id: int,  # last token of the policy's turn
+        place: str = "the observation",
     ) -> list[int]:  # between this turn and the next
         "The tokens of an observation without images"
+        messages = _checked(messages, place)
         if not self.chat:
-            return self.ids(self.prompt_text(messages))
-        ids = self.ids(self._between_turns(messages))
+            return self.ids(self.format.text(messages, place))
+        ids = self.ids(self.format.after_turn(messages, place))
         return ids[1:] if ids[0] == last_id else ids
 
     def observation(
-        self, messages: _Messages, last_id: int, place: str = "the observation"
+        self, messages: ChatMessages, last_id: int, place: str = "the observation"
     ) -> tuple[list[int], list[ImageInput]]:
         "The tokens and images of an observation; raises `DataError` for an unusable image"
         images = []
         shown = []
-        for message in messages:
+        for message in _checked(messages, place):
             content = message["content"]
             if not isinstance(content, str):
                 content = [dict(part) for part in content]
@@ -125,7 +114,7 @@ class TurnFormat:
                     images.append(self.processor.inlined(source))
                     content[n] = {"type": "image"}
             shown.append({**message, "content": content})
-        ids = self.observation_ids(shown, last_id)
+        ids = self.observation_ids(shown, last_id, place)
         return make_room(ids, images, self.tokenizer, self.processor, place), images
 
     def picture(self, reference: str) -> ImageInput:

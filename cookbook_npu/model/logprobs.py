@@ -10,12 +10,12 @@ __all__ = ['NO_LOGIT', 'VocabSlice', 'combine_statistics', 'HeadLogProbs', 'head
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.images import unsampled_token_ids
 from ..errors import ConfigError, ShimError
 from .megatron import MegatronModel
 from .packing import TokenBatch, model_inputs
@@ -31,15 +31,27 @@ class VocabSlice:
     start: int  # first token
     size: int  # tokens, without padding rows
     group: Any = None  # process group of the tensor-parallel ranks; None: a single rank
-    unsampled: tuple[int, ...] = ()  # excluded tokens of the whole vocabulary
+    unsampled: tuple[int, ...] = ()  # excluded tokens of the whole vocabulary, ascending
 
     def exclude(self, x_CV: Tensor) -> Tensor:
         "Set the logits of excluded tokens in place; return them"
-        for token in self.unsampled:
-            position = token - self.start
-            if 0 <= position < self.size:
-                x_CV[:, position] = NO_LOGIT
+        for first, last in self._excluded:
+            x_CV[:, first:last] = NO_LOGIT
         return x_CV
+
+    @cached_property
+    def _excluded(self) -> list[tuple[int, int]]:
+        "Ranges of excluded columns of the slice: a padded vocabulary has hundreds in one range"
+        ranges: list[tuple[int, int]] = []
+        for token in self.unsampled:  # ascending
+            column = token - self.start
+            if not 0 <= column < self.size:
+                continue
+            if ranges and ranges[-1][1] == column:
+                ranges[-1] = (ranges[-1][0], column + 1)
+            else:
+                ranges.append((column, column + 1))
+        return ranges
 
     def local(self, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         "Return positions in the slice (0 if outside), and whether they are inside"
@@ -224,8 +236,8 @@ def vocabulary_slice(model: MegatronModel) -> VocabSlice:
     group = None
     if model.layout.tensor_size > 1:
         group = parallel_state.get_tensor_model_parallel_group()
-    never = unsampled_token_ids(model.hf_config)
-    return VocabSlice(start, min(rows, model.vocab_size - start), group, never)
+    size = min(rows, model.vocab_size - start)
+    return VocabSlice(start, size, group, model.unsampled)
 
 # %% ../../nbs/model/04_logprobs.ipynb #c103049b
 def packed_logprobs(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ParallelConfig, check_argument_names
+from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
 from .vision import fuse_tower
 from ..npu.device import accelerator
@@ -224,6 +225,11 @@ class MegatronModel:
     @property
     def hf_config(self) -> Any:
         return self.config.hf_config
+
+    @cached_property
+    def unsampled(self) -> tuple[int, ...]:
+        "The tokens that are excluded from the softmax, as in the engines"
+        return unsampled_token_ids(self.hf_config, find_tokenizer(self.hf_path))
 
     @property
     def head(self) -> torch.nn.Parameter:

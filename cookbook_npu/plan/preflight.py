@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
-           'check_engine', 'check_episodes', 'check_scorers', 'check_model', 'check_records', 'check_source',
-           'check_eval_data', 'check_files', 'check_output', 'receiving_machines', 'check_layout', 'check_machine']
+           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_model', 'check_records',
+           'check_source', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines', 'check_layout',
+           'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -19,18 +20,20 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ..config import DataConfig, RunConfig, check_argument_names
+from ..config import DataConfig, RewardConfig, RunConfig, check_argument_names
 from ..data.datasets import (
     read_fields,
     read_images,
     read_metadata,
     read_records,
+    source_name,
 )
 from ..data.environments import find_environment
 from ..data.graders import load_function
 from ..data.images import check_picture, image_source
+from ..data.messages import checked_messages
 from ..data.prompts import choose_schema, folder_of
-from ..data.rewards import all_scorers, check_reward
+from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, MissingError, StorageError
 from ..npu.stack.machine import Machine
@@ -139,9 +142,21 @@ def check_engine(config: RunConfig) -> None:
             f"Install it ({install}), or choose engine transformers.",
         )
 
+# %% ../../nbs/plan/05_preflight.ipynb #188aa421
+def use_code_folder(config: RunConfig) -> None:
+    "Let this process and those that it starts import a user's scorers and environments"
+    folder = config.code_folder or str(Path.cwd())
+    if folder in sys.path:
+        return
+    sys.path.append(folder)
+    if config.code_folder:
+        paths = [os.environ.get("PYTHONPATH", ""), folder]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
 
 def check_episodes(config: RunConfig) -> None:
     "Raise `ConfigError` for an unknown environment, or wrong arguments"
+    use_code_folder(config)
     rollout = config.rollout
     if rollout.environment is not None:
         find_environment(rollout.environment, rollout.environment_arguments)
@@ -150,9 +165,7 @@ def check_episodes(config: RunConfig) -> None:
 def check_scorers(config: RunConfig) -> None:
     "Raise `ConfigError` for an unknown scorer, or wrong arguments"
     check_reward(config.reward)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # for scorers in the working folder
+    use_code_folder(config)
     for name in all_scorers(config.reward):
         load_function(name, config.reward.arguments.get(name))
 
@@ -214,14 +227,24 @@ def _has_chat_template(folder: Path) -> bool:
 FIRST_RECORDS = 100  # of each source to check
 
 
-def check_records(source: str, config: DataConfig) -> None:
+def check_records(
+    source: str,
+    config: DataConfig,
+    reward: RewardConfig | None = None,  # None: labels for scorers are not checked
+) -> None:
     "Raise `DataError` for invalid records, prompts, labels or images among the first"
     schema = None
-    for place, record in islice(read_records(source), FIRST_RECORDS):
+    for n, (place, record) in enumerate(islice(read_records(source), FIRST_RECORDS), 1):
         if schema is None:
             schema, _ = choose_schema(config, record, place)
-        content, _ = read_fields(record, place, schema, config.input_key, config.label_key)
-        read_metadata(record, place, schema, config.metadata_keys)
+        content, label = read_fields(
+            record, place, schema, config.input_key, config.label_key
+        )
+        checked_messages(content, place)
+        metadata = read_metadata(record, place, schema, config.metadata_keys)
+        if reward is not None:
+            metadata["prompt_id"] = f"{source_name(source)}:{n}"
+            check_labels(reward, label, metadata, place)
         pictures = read_images(record, place, config.image_key or schema.images, content)
         for number, picture in enumerate(pictures):
             name = f"{place} picture {number}"
@@ -232,6 +255,7 @@ def check_source(
     name: str,
     source: str,  # file, folder, hub URL or generated task
     config: DataConfig,
+    reward: RewardConfig | None = None,  # None: labels for scorers are not checked
 ) -> None:
     "Raise `MissingError` for a missing source, `DataError` for invalid records"
     if source in GENERATED or "://" in source:
@@ -241,24 +265,24 @@ def check_source(
             f"{name} {source} does not exist",
             f"Check the path. Generated tasks: {', '.join(GENERATED)}.",
         )
-    check_records(source, config)
+    check_records(source, config, reward)
 
 
-def check_eval_data(config: DataConfig) -> None:
+def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> None:
     "Apply `check_source` to the held-out prompts"
     if config.eval_data is not None:
         record_format = config.eval_format or config.record_format
         form = config.model_copy(update={"record_format": record_format})
-        check_source("data.eval_data", config.eval_data, form)
+        check_source("data.eval_data", config.eval_data, form, reward)
 
 # %% ../../nbs/plan/05_preflight.ipynb #1b8b66c4
 def check_files(config: RunConfig) -> None:
     "Raise `MissingError` for a missing file of the run, `DataError` for invalid records"
     data = config.data
-    check_source("prompt_data", data.prompt_data, data)
-    check_eval_data(data)
+    check_source("prompt_data", data.prompt_data, data, config.reward)
+    check_eval_data(data, config.reward)
     for source in data.mixture:
-        check_source("data.mixture", source, data)
+        check_source("data.mixture", source, data, config.reward)
     if config.model.path:
         check_model(config.model.path, data.apply_chat_template)
 

@@ -36,12 +36,20 @@ class Chat:
     tokenizer: Any
     processor: Any = None  # data.images.ImageProcessor; None: a text-only model
     template: bool = True  # False: each message is a prompt without history
+    template_kwargs: dict[str, Any] = field(
+        default_factory=dict
+    )  # data.chat_template_kwargs
     system: str | None = None  # system message
     seed: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
     images: "list[ImageInput]" = field(default_factory=list)  # of `messages`
     shown: "list[ImageInput]" = field(default_factory=list)  # for the next message
     count: int = 0  # replies
+
+    def __post_init__(self) -> None:
+        from ..data.messages import ChatFormat
+
+        self.format = ChatFormat(self.tokenizer, self.template, self.template_kwargs)
 
     def show(self, path: str) -> None:
         "Add an image to the next message; raises `DataError`"
@@ -59,18 +67,14 @@ class Chat:
         self, messages: list[dict[str, Any]], images: "list[ImageInput]"
     ) -> list[int]:
         "Return the token ids of messages, with the placeholders of their images"
-        from ..data.images import expand_placeholders
-        from ..data.prompts import render_prompt
-        from ..data.tokenizer import IMAGE_PAD
+        from ..data.images import make_room, with_image_parts
 
         place = "the conversation"
-        text = render_prompt(messages, place, self.tokenizer, self.template, bool(images))
+        if images:
+            messages = [with_image_parts(message) for message in messages]
+        text = self.format.text(messages, place)
         ids = self.tokenizer(text, add_special_tokens=False).input_ids
-        if not images:
-            return ids
-        counts = [self.processor.tokens(image.grid_thw) for image in images]
-        image_pad = self.tokenizer.convert_tokens_to_ids(IMAGE_PAD)
-        return expand_placeholders(ids, counts, image_pad, place)
+        return make_room(ids, images, self.tokenizer, self.processor, place)
 
 # %% ../../nbs/policy/02_chat.ipynb #9769c43c
 def reply(chat: Chat, text: str) -> str:
@@ -190,8 +194,16 @@ def chat_with_run(
         if settings.system is not None and not template:
             note("--system is ignored: there is no chat template")
         with make_engine(config, str(hf_path)) as engine:
-            history = (template, settings.system, settings.seed)
-            chat = Chat(engine, sampling, tokenizer, processor, *history)
+            chat = Chat(
+                engine,
+                sampling,
+                tokenizer,
+                processor,
+                template,
+                config.data.chat_template_kwargs,
+                settings.system,
+                settings.seed,
+            )
             failed = converse(chat, typed_lines() if lines is None else lines, write)
     if failed and lines is not None:
         raise SystemExit(1)

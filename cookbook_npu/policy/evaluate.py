@@ -84,7 +84,7 @@ def check_evaluation(config: RunConfig) -> None:
     check_engine(config)
     check_episodes(config)
     check_scorers(config)
-    check_eval_data(config.data)
+    check_eval_data(config.data, config.reward)
 
 # %% ../../nbs/policy/01_evaluate.ipynb #ab4a4782
 def prepare_device(config: RunConfig) -> str:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PauseMode', 'WAKE_TAGS', 'KeptCache', 'Request', 'SamplingParams', 'derive_seed', 'uniforms', 'apply_top_k_top_p',
-           'token_logprobs', 'sample_tokens', 'check_placeholders', 'response_limit', 'check_requests', 'RequestState',
-           'make_sample', 'collect_weights', 'check_weights', 'DecodeGate', 'text_requests', 'Decoder', 'EngineWeights',
-           'Engine']
+           'token_logprobs', 'sample_tokens', 'check_logits', 'check_placeholders', 'response_limit', 'check_requests',
+           'RequestState', 'make_sample', 'collect_weights', 'check_weights', 'DecodeGate', 'text_requests', 'Decoder',
+           'EngineWeights', 'Engine']
 
 # %% ../../nbs/rollout/00_engine.ipynb #843f1abe
 import math
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..config import SamplingConfig
 from ..data.sample import FinishReason, ImageInput, Sample, continued_turns
-from ..errors import EngineError, WeightUpdateError, nearest
+from ..errors import EngineError, NumericsError, WeightUpdateError, nearest
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/00_engine.ipynb #7c91e962
@@ -144,6 +144,23 @@ def sample_tokens(
             possible_B1 = p_BV.gather(-1, token_B1) > 0
             token_B1 = torch.where(possible_B1, token_B1, p_BV.argmax(-1, keepdim=True))
     return token_B1[:, 0], logp_BV.gather(-1, token_B1)[:, 0]
+
+# %% ../../nbs/rollout/00_engine.ipynb #10b5a922
+def check_logits(
+    logits_BV: Tensor,
+    version: int,  # of the weights
+) -> None:
+    "Raise `NumericsError` for logits that are not finite"
+    finite_BV = logits_BV.isfinite()
+    if finite_BV.all():
+        return
+    rows = int((~finite_BV).any(-1).sum())
+    raise NumericsError(
+        f"weight version {version} gives logits that are not finite, for {rows} of "
+        f"{len(logits_BV)} sequences",
+        "Look for a jump of grad_norm or loss in the steps before; lower optim.learning_rate, and "
+        "resume from an earlier checkpoint.",
+    )
 
 # %% ../../nbs/rollout/00_engine.ipynb #30b935b4
 def _check_partial(request: Request, limit: int, name: str) -> None:

@@ -6,7 +6,7 @@
 __all__ = ['PREFILL_LIMIT', 'MOST_SPARE', 'Store', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left',
            'prefill_mask', 'GrowingLayer', 'join_attention', 'RowBatch', 'join_rows', 'JoinedRows', 'RotationTable',
            'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'ModelRunner', 'RowSampler', 'WaitingQueue',
-           'BatchDecoder', 'DeviceWeights', 'model_class', 'load_folder', 'end_token_ids', 'TransformersEngine']
+           'BatchDecoder', 'DeviceWeights', 'model_class', 'load_folder', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
 import importlib
@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..data.images import unsampled_token_ids
+from ..data.messages import end_token_ids
+from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
 from ..model.vision import vision_positions
@@ -32,6 +33,7 @@ from ..rollout.engine import (
     KeptCache,
     RequestState,
     SamplingParams,
+    check_logits,
     sample_tokens,
     token_logprobs,
     uniforms,
@@ -679,6 +681,7 @@ class BatchDecoder:
         joining = self.queue.admit(len(self.running))
         try:
             batch, logits_BV = self._run(list(self.queue.prefills(joining)))
+            check_logits(logits_BV, version)
             self.token_B, logprob_B = self.sampler.sample(logits_BV, batch.states)
             tokens = self.token_B.tolist()
             logprobs = logprob_B.tolist()
@@ -825,13 +828,6 @@ def load_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[A
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     return net.to(device).eval().requires_grad_(False), tokenizer
 
-
-def end_token_ids(model: Any, extra: Iterable[int] = ()) -> frozenset[int]:
-    "Return the end tokens of a model's generation settings, and `extra` ones"
-    eos = model.generation_config.eos_token_id
-    ids = [eos] if isinstance(eos, int) else eos or []
-    return frozenset([*ids, *extra])
-
 # %% ../../nbs/rollout/01_transformers.ipynb #6a066e7c
 class TransformersEngine(Engine):
     "A Hugging Face model on one device, with its own decode loop"
@@ -856,14 +852,14 @@ class TransformersEngine(Engine):
         runner = ModelRunner(net, self.device)
         shared = runner.text_forward.shared if runner.text_forward else []
         self.weights: DeviceWeights = DeviceWeights(net, self.device, shared)
-        unsampled = None
-        if ids := unsampled_token_ids(net.config):
+        if getattr(net.config, "vision_config", None) is not None:
             self._use_images(net.config, supported=hasattr(net.model, "get_rope_index"))
-            unsampled = torch.tensor(ids, device=self.device)
+        ids = unsampled_token_ids(net.config, tokenizer)
+        unsampled = torch.tensor(ids, device=self.device) if ids else None
         self.decoder: BatchDecoder = BatchDecoder(
             runner,
             WaitingQueue(batch_size, _layer_types(text)),
-            end_token_ids(net, stop_token_ids),
+            end_token_ids(hf_path, tokenizer, stop_token_ids),
             unsampled,
         )
 

@@ -35,11 +35,9 @@ from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
 from ..config import WeightUpdateMethod, check_argument_names
-from ..data.images import (
-    ImageProcessor,
-    collapse_placeholders,
-    unsampled_token_ids,
-)
+from ..data.images import ImageProcessor, collapse_placeholders
+from ..data.messages import end_token_ids
+from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
 from ..npu.device import probe
@@ -419,7 +417,6 @@ def vllm_sampling(
     state: RequestState,
     stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
     seeded: bool = True,  # use the request's seed
-    unsampled: Sequence[int] = (),  # token ids to exclude
 ) -> Any:
     "Return the vllm.SamplingParams of a request"
     import vllm
@@ -440,7 +437,6 @@ def vllm_sampling(
         detokenize=False,
         stop_token_ids=list(stop_token_ids),
         output_kind=RequestOutputKind.DELTA,
-        logit_bias=dict.fromkeys(unsampled, float("-inf")) or None,
     )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b8bbfddc
@@ -452,14 +448,12 @@ class VllmRequests:
         llm_engine: Any,  # vllm.LLMEngine
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         images: VllmImages | None = None,  # optional; for models with a vision tower
-        unsampled: Sequence[int] = (),  # token ids to exclude
         request_seeds: bool = True,  # each response has its own generator
         salted: bool = False,  # split the prefix cache by version
     ):
         self.llm_engine = llm_engine
         self.stop_token_ids = list(stop_token_ids)
         self.images = images
-        self.unsampled = unsampled
         self.request_seeds = request_seeds
         self.salted = salted
         self.states: dict[str, RequestState] = {}  # by vLLM's id
@@ -484,9 +478,7 @@ class VllmRequests:
             self.states[key] = state
             if "multi_modal_data" in prompt:
                 self.expected[key] = state.sequence
-            params = vllm_sampling(
-                state, self.stop_token_ids, self.request_seeds, self.unsampled
-            )
+            params = vllm_sampling(state, self.stop_token_ids, self.request_seeds)
             self.llm_engine.add_request(key, prompt, params)
 
     def restart_unsampled(self, version: int) -> None:
@@ -670,13 +662,14 @@ class VllmEngine(Engine):
             kv_cache_bytes or vllm.cache_bytes,
             vllm.can_sleep,
             vllm_weights.transfer_config(weight_update_method, vllm.platform),
-            sees=bool(unsampled_token_ids(config)),
+            sees=hasattr(config, "vision_config"),
             max_pixels=max_pixels,
             engine_args=engine_args,
             load_weights=load_weights,
         )
         self._start(vllm, arguments)
-        self._build_parts(config, weight_update_method, stop_token_ids, request_seeds)
+        ends = sorted(end_token_ids(hf_path, tokenizer, stop_token_ids))
+        self._build_parts(config, weight_update_method, ends, request_seeds)
 
     def _start(self, vllm: ImportedVllm, arguments: Mapping[str, Any]) -> None:
         "Start vLLM; raise `EngineError` for a sampler with raw log-probs"
@@ -707,8 +700,7 @@ class VllmEngine(Engine):
         request_seeds: bool,
     ) -> None:
         images = None
-        unsampled = unsampled_token_ids(config)
-        if unsampled:
+        if hasattr(config, "vision_config"):
             has_processor = (Path(self.model) / "preprocessor_config.json").is_file()
             can_clear = hasattr(self.llm.llm_engine, "reset_encoder_cache")
             self._use_images(config, supported=has_processor and can_clear)
@@ -716,7 +708,11 @@ class VllmEngine(Engine):
                 images = VllmImages(self.model, config.image_token_id)
         salted = self.kept_cache == "keep"
         self.decoder: VllmRequests = VllmRequests(
-            self.llm.llm_engine, stop_token_ids, images, unsampled, request_seeds, salted
+            self.llm.llm_engine, stop_token_ids, images, request_seeds, salted
+        )
+        unsampled = unsampled_token_ids(config, self.tokenizer)
+        self.llm.collective_rpc(
+            vllm_layers.wrap_compute_logits, args=(unsampled, lambda: self.version)
         )
         shapes = folder_shapes(self.model)
         tied = tied_names(shapes, config.tie_word_embeddings)

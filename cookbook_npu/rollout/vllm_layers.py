@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['COMPARED_COLUMNS', 'TIED_HEAD', 'as_matrix', 'layer_weight', 'vllm_name', 'LayerParameter', 'find_parameter', 'Shard',
            'shard_range', 'find_shard', 'read_shard', 'read_weight', 'some_columns', 'find_difference',
-           'tensor_parallel_group', 'worker_checksums', 'worker_difference', 'worker_addresses']
+           'tensor_parallel_group', 'worker_checksums', 'worker_difference', 'wrap_compute_logits', 'worker_addresses']
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #29b5f5b2
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import EngineError
+from .engine import check_logits
 from ..weights.checksum import checksum
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #744fb542
@@ -311,6 +312,28 @@ def worker_difference(
     model = worker.model_runner.model
     with torch.inference_mode():
         return find_difference(model, tensors, shapes, version, rank, ranks, complete)
+
+# %% ../../nbs/rollout/02_vllm_layers.ipynb #afd50897
+def wrap_compute_logits(
+    worker: Any,
+    unsampled: Sequence[int],  # token ids to exclude
+    version: Callable[[], int],  # of the weights
+) -> None:
+    "Make the model check its logits, and exclude tokens; sampling and log-probs follow from it"
+    model = worker.model_runner.model
+    compute = model.compute_logits
+
+    def checked(*args: Any, **kwargs: Any) -> Tensor | None:
+        logits_BV = compute(*args, **kwargs)
+        if logits_BV is None:  # a rank that does not sample
+            return None
+        check_logits(logits_BV, version())
+        if not unsampled:
+            return logits_BV
+        never = torch.tensor(unsampled, device=logits_BV.device)
+        return logits_BV.index_fill(-1, never, float("-inf"))
+
+    model.compute_logits = checked
 
 
 def worker_addresses(worker: Any) -> dict[str, int]:

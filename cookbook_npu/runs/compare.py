@@ -334,9 +334,11 @@ def stack_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differ
 
     def values(stack: Mapping[str, Any]) -> dict[str, Any]:
         found = {"code commit": stack.get("git")}
-        for kind in ("packages", "device", "data"):
+        for kind in ("packages", "device"):
             label = kind.removesuffix("s")
             found |= {f"{label} {name}": v for name, v in stack.get(kind, {}).items()}
+        # the same content is the same data, wherever it lies
+        found |= {f"data {Path(n).name}": v for n, v in stack.get("data", {}).items()}
         return found | {name: stack.get(name) for name in ("python", "platform", "cpus")}
 
     return _differences(values(a), values(b))

@@ -15,7 +15,7 @@ from ..config import RunConfig
 from ..errors import DataError
 from ..recipes import parameters_of, run_command
 from .compare import Difference, complete_run, stack_differences
-from .folder import data_checksums, stack_record
+from .folder import input_checksums, stack_record
 
 # %% ../../nbs/runs/11_rerun.ipynb #8d78e153
 def changed_data(
@@ -24,7 +24,7 @@ def changed_data(
 ) -> list[str]:
     "Return what changed in the data of a run, as text; raises `DataError` for a missing file"
     try:
-        present = data_checksums(config)
+        present = input_checksums(config)
     except FileNotFoundError as error:
         what = f"data of the run is missing: {error.filename}"
         raise DataError(what, "Restore it.") from None

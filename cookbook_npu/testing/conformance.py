@@ -38,9 +38,9 @@ from ..data.images import (
     ImageProcessor,
     ImageSource,
     image_source,
-    unsampled_token_ids,
 )
 from ..data.sample import ImageInput, Sample
+from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import CookbookError, EngineError, WeightUpdateError
 from ..rollout.engine import (
     Engine,
@@ -98,7 +98,8 @@ def teacher_forced(
     model = reference_model(folder)
     out = model(input_ids=ids_1T, **_image_arguments(model, ids_1T, images))
     logits_TV = out.logits[0, start - 1 : -1] / (temperature or 1.0)
-    logits_TV[:, list(unsampled_token_ids(model.config))] = float("-inf")
+    never = unsampled_token_ids(model.config, find_tokenizer(folder))
+    logits_TV[:, list(never)] = float("-inf")
     logp_TV = logits_TV.log_softmax(-1)
     return logp_TV.gather(-1, ids_1T[0, start:, None])[:, 0]
 
@@ -858,7 +859,8 @@ def pictures_are_distinguished(case: Case) -> None:
 def placeholders_are_never_sampled(case: Case) -> None:
     "Even if their logits are the largest"
     weights = folder_weights(case.folder)
-    never = unsampled_token_ids(reference_model(case.folder).config)
+    config = reference_model(case.folder).config
+    never = unsampled_token_ids(config, find_tokenizer(case.folder))
     for token in never:
         weights["lm_head.weight"][token] = 100 * weights["lm_head.weight"][32 + token % 2]
     case.engine.update_weights(case.engine.version + 1, weights.items())

@@ -6,7 +6,7 @@
 __all__ = ['evaluates_after', 'ColocatedPlacement', 'SplitPlacement', 'Driver']
 
 # %% ../../nbs/train/13_driver.ipynb #f46011b3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ..cluster.worker_group import Future
 from ..config import RunConfig
+from ..data.sample import Sample
 from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
@@ -205,6 +206,8 @@ class Driver:
         span = self.state.tracker.span
         rollout = self.placement.sample(step)
         samples = rollout.samples
+        if step == self.state.start_step:
+            self._warn_past_turn(step, samples)
         with self.train_step.samples_saved_on_error(step, samples):
             with self.placement.waking_trainer():
                 batch = self.train_step.prepare(step, samples)
@@ -227,6 +230,20 @@ class Driver:
         for draw in rollout.draws:
             outcome = "trained" if draw.prompt.prompt_id in trained else "dropped"
             self.state.prompts.end_draw(draw.number, outcome)
+
+    def _warn_past_turn(self, step: int, samples: Sequence[Sample]) -> None:
+        "Warn when responses continue after the end of their turn"
+        end = self.state.prompts.turn_end
+        past = sum(end.runs_past(sample) for sample in samples)
+        if not past:
+            return
+        text = (
+            f"{past} of {len(samples)} responses of step {step + 1} run past {end.text!r}, with which "
+            "the chat template ends a turn. Use a tokenizer that has it as one token, or add a token "
+            "to rollout.stop_token_ids"
+        )
+        print(text, flush=True)
+        self.state.folder.event("past_end_of_turn", responses=past, text=text)
 
     def start(self, checkpoint: Checkpoint | None) -> None:
         "Send the first weights; continue from a checkpoint if there is one"

@@ -59,6 +59,7 @@ def make_engine(
             enforce_eager=rollout.enforce_eager,
             weight_update_method=rollout.weight_update_method,
             request_seeds=rollout.request_seeds,
+            stop_token_ids=rollout.stop_token_ids,
             kept_cache=rollout.kept_cache,
             simulated_latency=rollout.simulated_latency,
             kv_cache_bytes=decided_cache(config),
@@ -73,6 +74,7 @@ def make_engine(
         hf_path,
         dtype=dtype,
         batch_size=rollout.batch_size,
+        stop_token_ids=rollout.stop_token_ids,
         kept_cache=rollout.kept_cache,
         simulated_latency=rollout.simulated_latency,
     )

@@ -197,6 +197,7 @@ def start_episodes(
             tokenizer,
             config.data.apply_chat_template,
             image_processor(hf_path, config.data),
+            config.data.chat_template_kwargs,
         ),
         rollout.max_turns,
         rollout.environment_timeout_s,

@@ -80,7 +80,14 @@ def warm_folder(config: RunConfig) -> Path:
     if config.warm_start.steps and demonstrated_environment(config):
         settings["calls"] = config.rollout.environment_arguments
         settings["chat"] = config.data.apply_chat_template
-    for name in ("image_min_pixels", "image_max_pixels", "apply_chat_template"):
+        if config.data.chat_template_kwargs:
+            settings["chat_template_kwargs"] = config.data.chat_template_kwargs
+    for name in (
+        "image_min_pixels",
+        "image_max_pixels",
+        "apply_chat_template",
+        "chat_template_kwargs",
+    ):
         value = getattr(config.data, name)
         if task in PICTURED and value:
             settings[name] = value
@@ -189,7 +196,10 @@ def calculator_turns(
     "Yield conversations of a policy that uses the calculator, endlessly"
     problems: Any = generated_task("calculator", config.data.task).train
     environment = Calculator(**config.rollout.environment_arguments)
-    turns = TurnFormat(tokenizer, config.data.apply_chat_template)
+    data = config.data
+    turns = TurnFormat(
+        tokenizer, data.apply_chat_template, template_kwargs=data.chat_template_kwargs
+    )
     end = tokenizer.eos_token_id
     rng = random.Random(f"calculator/{config.warm_start.seed}")
     while True:
@@ -220,7 +230,10 @@ def geo3k_turns(
     problems: Any = generated_task(task, config.data.task).train
     asks = {f"{task}:{problem.name}": problem.asks for problem in problems}
     environment = Geo3k(**config.rollout.environment_arguments)
-    turns = TurnFormat(tokenizer, config.data.apply_chat_template, processor)
+    data = config.data
+    turns = TurnFormat(
+        tokenizer, data.apply_chat_template, processor, data.chat_template_kwargs
+    )
     end = tokenizer.eos_token_id
     rng = random.Random(f"geo3k/{config.warm_start.seed}")
     while True:

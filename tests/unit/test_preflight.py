@@ -172,7 +172,7 @@ MISTAKES = {
     ),
     "model without a chat template": (
         ("-p", "model", "model", "-p", "prompt_data", "mine.jsonl"),
-        "model model has no chat template",
+        "model has no chat template",
     ),
     "name of a hub": (
         ("-p", "model", "Qwen/Qwen3-4B"),

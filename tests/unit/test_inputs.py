@@ -1,0 +1,462 @@
+"""What others bring: messages, chat templates, labels, text files, numbers and paths of every shape."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from cookbook_npu.config import DataConfig, RunConfig, load_config, override, save_config
+from cookbook_npu.data.datasets import plain_label, read_records
+from cookbook_npu.data.images import image_source
+from cookbook_npu.data.messages import ChatFormat, TurnEnd, end_token_ids
+from cookbook_npu.data.prompts import load_prompts, load_source
+from cookbook_npu.data.rewards import RewardPool
+from cookbook_npu.data.sample import Sample
+from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
+from cookbook_npu.data.turns import TurnFormat
+from cookbook_npu.errors import ConfigError, DataError
+from cookbook_npu.parameters import read_parameter_file, read_parameters
+from cookbook_npu.recipes import qwen3_4b_colocate
+
+ROOT = Path(__file__).parents[2]
+
+# ------------------------------------------------------------------------------------ messages
+QUESTION = "What is 2+3?"
+TEXT_ONLY = (  # like Qwen3's: other roles and contents that are no string vanish
+    "{% for m in messages %}{% if m.role in ('user', 'system', 'assistant') %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tokenizer_with(template: str = TEXT_ONLY):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.bos_token = PAD  # some templates begin with it
+    return tokenizer
+
+
+def rendered(folder: Path, content, chat: bool, template: str = TEXT_ONLY) -> str:
+    file = folder / "d.jsonl"
+    file.write_text(json.dumps({"prompt": content, "label": "5"}) + "\n")
+    config = DataConfig(prompt_data=str(file), apply_chat_template=chat)
+    return load_source(file, config, tokenizer_with(template)).prompts[0].text
+
+
+def part(text: str) -> dict:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(
+    "content",
+    [[part(QUESTION)], [part("What is"), part(" 2+3?")], [part(QUESTION), part("")]],
+)
+def test_text_parts_are_read_by_a_text_only_template(tmp_path, content, chat):
+    assert QUESTION in rendered(tmp_path, [{"role": "user", "content": content}], chat)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(
+    "content",
+    [None, 5, 2.5, True, {"text": QUESTION}, [QUESTION], [["a"]], [{"type": "text"}]]
+    + [[{"type": "input_audio"}], [part(QUESTION), None], [{"text": QUESTION}]],
+)
+def test_other_contents_are_refused_with_file_and_line(tmp_path, content, chat):
+    with pytest.raises(DataError, match="d.jsonl line 1: message 1"):
+        rendered(tmp_path, [{"role": "user", "content": content}], chat)
+
+
+@pytest.mark.parametrize("text", ["Use digits.", "user", "2+3", QUESTION, "<|im_end|>"])
+@pytest.mark.parametrize("role", ["developer", "tool", "User", "human", "observation"])
+def test_a_role_that_the_template_skips_is_refused(tmp_path, role, text):
+    user = {"role": "user", "content": QUESTION}
+    for messages in (
+        [{"role": role, "content": text}, user],
+        [user, {"role": role, "content": text}],
+    ):
+        with pytest.raises(
+            DataError, match=f"d.jsonl line 1: the chat template leaves out .* '{role}'"
+        ):
+            rendered(tmp_path, messages, True)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('No user query found') }}", "No user query found"),
+        ("{{ messages[0].missing.name }}", "has no attribute"),
+        ("{{ messages[0].content + 5 }}", "can only concatenate"),
+        ("{{ messages[7].content }}", "has no element 7|has no attribute|undefined"),
+        ("{% for m in messages %}{{ m.content[:3] }}{% endfor %}", "leaves out message 1"),
+        ("nothing of the messages", "leaves out message 1"),
+    ],
+)
+def test_exceptions_and_losses_of_a_template_name_file_and_line(tmp_path, template, words):
+    with pytest.raises(DataError, match=f"d.jsonl line 1: .*({words})"):
+        rendered(tmp_path, QUESTION, True, template)
+
+
+def test_white_space_and_earlier_thoughts_may_be_taken_away(tmp_path):
+    strips = TEXT_ONLY.replace(
+        "{{ m.content }}", "{{ m.content.split('</think>')[-1] | trim }}"
+    )
+    messages = [
+        {"role": "user", "content": f"  {QUESTION}\n"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\n5"},
+        {"role": "user", "content": "\tSure?"},
+    ]
+    text = rendered(tmp_path, messages, True, strips)
+    assert QUESTION in text and "Sure?" in text and "hm" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "llama3"]
+)
+def test_published_templates_write_text_parts_and_refuse_nothing_of_a_conversation(
+    tmp_path, name
+):
+    import trl
+
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    messages = [
+        {"role": "system", "content": [part("Be short.")]},
+        {"role": "user", "content": [part(QUESTION)]},
+        {"role": "assistant", "content": "5."},
+        {"role": "user", "content": "And twice that?"},
+    ]
+    text = rendered(tmp_path, messages, True, template)
+    for own in ("Be short.", QUESTION, "5.", "And twice that?"):
+        assert own in text
+
+
+def test_an_image_part_without_an_image_is_refused(tmp_path):
+    content = [{"type": "image"}, part(QUESTION)]
+    for chat in (True, False):
+        with pytest.raises(DataError, match="d.jsonl line 1: a message has an image part"):
+            rendered(tmp_path, [{"role": "user", "content": content}], chat)
+
+
+THINKS = TEXT_ONLY + "{% if enable_thinking is false %}<think></think>{% endif %}"
+
+
+def test_template_arguments_are_used_in_prompts_and_turns(tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text(json.dumps({"prompt": QUESTION, "label": "5"}) + "\n")
+    arguments = {"enable_thinking": False}
+    config = DataConfig(
+        prompt_data=str(file),
+        eval_data=str(file),
+        deduplicate=False,
+        apply_chat_template=True,
+        chat_template_kwargs=arguments,
+    )
+    tokenizer = tokenizer_with(THINKS)
+    assert load_source(file, config, tokenizer).prompts[0].text.endswith("<think></think>")
+    turns = TurnFormat(tokenizer, True, template_kwargs=arguments)
+    told = turns.observation_ids(
+        [{"role": "user", "content": "No."}], tokenizer.eos_token_id
+    )
+    assert tokenizer.decode(told).endswith("<think></think>")
+
+
+@pytest.mark.parametrize(
+    "name", ["enable_thinkin", "tools", "tokenize", "thinking", "add_generation_prompt"]
+)
+def test_an_argument_that_the_template_does_not_read_is_refused(name):
+    with pytest.raises(
+        ConfigError, match=f"data.chat_template_kwargs.{name} is no argument"
+    ):
+        ChatFormat(tokenizer_with(THINKS), True, {name: True})
+
+
+# --------------------------------------------------------------------------------- end of turn
+def base_tokenizer():
+    "As in the folder of a base model: generation ends with another token than a turn"
+    tokenizer = build_tokenizer()
+    tokenizer.eos_token = PAD
+    return tokenizer
+
+
+@pytest.mark.parametrize("eos", [256, [256], 257, None, [], "absent"])
+def test_end_tokens_are_those_of_settings_tokenizer_and_template(tmp_path, eos):
+    if eos != "absent":
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert end_token_ids(tmp_path, base_tokenizer()) == {256, 257}
+    assert end_token_ids(tmp_path, base_tokenizer(), [3]) == {3, 256, 257}
+    without = base_tokenizer()
+    without.chat_template = None
+    assert 256 in end_token_ids(tmp_path, without)
+
+
+def test_config_json_counts_where_generation_config_names_none(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"text_config": {"eos_token_id": 260}})
+    )
+    assert end_token_ids(tmp_path, build_tokenizer()) == {257, 260}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 261}))
+    assert end_token_ids(tmp_path, build_tokenizer()) == {257, 261}
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (TEXT_ONLY, TurnEnd(END, 257)),
+        (
+            "{% for m in messages %}{{ m.content }}<|eot|>{% endfor %}",
+            TurnEnd("<|eot|>", None),
+        ),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", TurnEnd("", None)),
+        (
+            "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}",
+            TurnEnd(PAD, 256),
+        ),
+        ("{{ raise_exception('no') }}", TurnEnd()),
+    ],
+)
+def test_the_end_of_a_turn_is_what_the_template_writes(template, end):
+    assert ChatFormat(tokenizer_with(template), True).turn_end == end
+
+
+def sample(ids: list[int], text: str = "", **more) -> Sample:
+    n = len(ids)
+    values = dict(response_ids=ids, logprobs=[0.0] * n, loss_mask=[1] * n, versions=[0] * n)
+    known = dict(group_id="g", index=0, prompt_ids=[1], finish_reason="stop", text=text)
+    return Sample(**(known | values | more))
+
+
+def test_a_response_that_runs_past_its_turn_is_found():
+    end = TurnEnd(END, 257)
+    assert [end.runs_past(sample(i)) for i in ([5, 257], [257, 5], [5], [257, 257])] == [
+        False, True, False, True,
+    ]  # fmt: skip
+    spelled = TurnEnd("<|eot|>", None)
+    assert [spelled.runs_past(sample([5], t)) for t in ("5", "5<|eot|>user")] == [
+        False,
+        True,
+    ]
+
+
+# -------------------------------------------------------------------------------------- labels
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        (24.0, "24"),
+        (-3.0, "-3"),
+        (1e15, "1000000000000000"),
+        (0.25, "0.25"),
+        (" 7 ", "7"),
+        (7, "7"),
+    ],
+)
+def test_numbers_become_the_text_that_a_person_would_write(value, label):
+    assert plain_label(value) == label
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 1e300, b"24", [math.nan], [b"4"], {"a": math.inf}]
+)
+def test_labels_without_a_text_are_refused(value):
+    with pytest.raises(DataError, match="the label is"):
+        plain_label(value)
+
+
+@pytest.mark.parametrize("key", ["prompt", "label"])
+def test_a_null_is_named_as_such(tmp_path, key):
+    file = tmp_path / "d.jsonl"
+    rows = [{"prompt": "1+1=", "label": "2"}, {"prompt": "1+2=", "label": "3", key: None}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=f"d.jsonl line 2: {key} is null"):
+        load_source(file, DataConfig(prompt_data=str(file)), build_tokenizer())
+
+
+def test_a_label_that_the_scorer_cannot_use_is_refused_with_file_and_line(tmp_path):
+    file = tmp_path / "d.jsonl"
+    rows = [{"prompt": "1+1=", "label": "2"}, {"prompt": "1+2=", "label": "NaN"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = qwen3_4b_colocate(
+        prompt_data=str(file), overrides={"reward.scorers": {"math": 1.0}}
+    )
+    prompts = load_prompts(config.data, build_tokenizer()).prompts
+    with pytest.raises(DataError, match="d.jsonl line 2: scorer math"):
+        RewardPool(config.reward).check_labels(prompts)
+
+
+# ----------------------------------------------------------------------------------- identity
+def test_images_are_known_by_their_content(tmp_path):
+    for folder, color in (("a", "red"), ("b", "blue"), ("c", "red")):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (64, 64), color).save(
+            tmp_path / folder / "x.bmp"
+        )  # all of one size
+    a, b, c = (image_source("x.bmp", "d:1", "x", tmp_path / name) for name in "abc")
+    assert a.key == c.key != b.key
+    inline = image_source((tmp_path / "a" / "x.bmp").read_bytes(), "d:1", "y")
+    assert inline.key == a.key
+    Image.new("RGB", (64, 64), "green").save(tmp_path / "a" / "x.bmp")
+    with pytest.raises(OSError, match="has changed"):
+        a.open()
+
+
+def test_the_order_of_prompts_knows_their_metadata(tmp_path):
+    def identity(level: int):
+        file = tmp_path / "d.jsonl"
+        record = {"prompt": "1+1=", "label": "2", "metadata": {"level": level}}
+        file.write_text(json.dumps(record) + "\n")
+        return load_prompts(
+            DataConfig(prompt_data=str(file)), build_tokenizer()
+        ).order.identity()
+
+    assert identity(1) == identity(1) != identity(2)
+
+
+# ------------------------------------------------------------------------------------ numbers
+NOT_FINITE = [
+    ("optim.learning_rate", math.inf),
+    ("algorithm.kl_loss_coef", math.inf),
+    ("algorithm.entropy_coef", math.nan),
+    ("optim.weight_decay", "Infinity"),
+    ("sampling.temperature", math.nan),
+    ("reward.scorers", {"exact": math.nan}),
+    ("reward.by_source", {"a": {"exact": math.inf}}),
+    ("data.mixture", {"arithmetic": math.nan}),
+    ("data.task", {"level": [1, {"a": -math.inf}]}),
+    ("rollout.engine_args", {"a": math.nan}),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), NOT_FINITE)
+def test_no_number_of_a_configuration_is_infinite(key, value):
+    with pytest.raises(ConfigError, match=key):
+        override(RunConfig(recipe="x"), {key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), NOT_FINITE)
+def test_nor_of_a_command_or_a_file(tmp_path, key, value):
+    pair = f"overrides={json.dumps({key: value})}"
+    if isinstance(value, str):  # a text is a number for the configuration only
+        return
+    with pytest.raises(ConfigError, match="finite"):
+        read_parameters([pair])
+    for name, text in (
+        ("p.json", json.dumps({"overrides": {key: value}})),
+        ("p.yaml", yaml.safe_dump({"overrides": {key: value}})),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match="finite"):
+            read_parameter_file(tmp_path / name)
+
+
+def test_config_json_is_json(tmp_path):
+    file = tmp_path / "config.json"
+    save_config(RunConfig(recipe="x"), file)
+    json.loads(file.read_text(), parse_constant=pytest.fail)
+    file.write_text('{"recipe": "x", "optim": {"learning_rate": Infinity}}')
+    with pytest.raises(ConfigError, match="optim.learning_rate is inf"):
+        load_config(file)
+
+
+# --------------------------------------------------------------------------------- text files
+LINES = '{"prompt": "1+1=", "label": "2"}\n{"prompt": "1+2=", "label": "3"}\n'
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_files_of_every_editor_are_read(tmp_path, mark, end):
+    (tmp_path / "d.jsonl").write_bytes(mark + LINES.replace("\n", end).encode())
+    assert [r["label"] for _, r in read_records(tmp_path / "d.jsonl")] == ["2", "3"]
+    for name, text in (
+        ("p.json", '{"num_steps": 2}\n'),
+        ("p.yaml", "num_steps: 2\nseed: 1\n"),
+    ):
+        (tmp_path / name).write_bytes(mark + text.replace("\n", end).encode())
+        assert read_parameter_file(tmp_path / name)[0]["num_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "gb18030"]
+)
+def test_another_encoding_is_refused_by_name(tmp_path, encoding):
+    shown = "not UTF-8" if encoding == "gb18030" else f"is {encoding.upper()}, not UTF-8"
+    (tmp_path / "d.jsonl").write_bytes(LINES.replace("1+1", "一加一").encode(encoding))
+    with pytest.raises(DataError, match=f"d.jsonl line 1 .*{shown}"):
+        list(read_records(tmp_path / "d.jsonl"))
+    for name, text in (("p.json", '{"model": "模型"}'), ("p.yaml", "model: 模型\n")):
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        with pytest.raises(ConfigError, match=f"{name} .*{shown}"):
+            read_parameter_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\r\n\r\n", "\ufeff", "\ufeff\n"])
+def test_an_empty_file_is_refused_before_anything_starts(tmp_path, content):
+    file = tmp_path / "empty.jsonl"
+    file.write_text(content, encoding="utf-8")
+    command = [sys.executable, "-m", "cookbook_npu.cli", "run", "qwen3_4b_colocate"]
+    pairs = ["-p", "prompt_data", "empty.jsonl"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *pairs], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"{file} holds no record" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_paths_are_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.jsonl").write_text(LINES)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "mine.py").touch()
+    given = {
+        "data.eval_data": "d.jsonl",
+        "reward.scorers": {"mine:grade": 1.0},
+        "data.mixture": {"./d.jsonl": 1.0, "arithmetic": 1.0},
+    }
+    config = qwen3_4b_colocate(
+        model="model", prompt_data="../" + tmp_path.name + "/d.jsonl", overrides=given
+    )
+    here = str(tmp_path)
+    assert config.data.prompt_data == config.data.eval_data == f"{here}/d.jsonl"
+    assert list(config.data.mixture) == [f"{here}/d.jsonl", "arithmetic"]
+    assert (config.model.path, config.code_folder) == (f"{here}/model", here)
+    monkeypatch.chdir("/")
+    assert override(config, {}) == config
+    for name in ("arithmetic", "hf://openai/gsm8k", "nowhere.jsonl"):
+        assert qwen3_4b_colocate(prompt_data=name).data.prompt_data == name
+
+
+def test_the_configuration_knows_the_generated_tasks():
+    from cookbook_npu.config import TASK_NAMES
+    from cookbook_npu.data.tasks import GENERATED
+
+    assert set(TASK_NAMES) == set(GENERATED)
+
+
+def test_stop_tokens_of_the_configuration_reach_the_engine(tmp_path):
+    from cookbook_npu.config import TinyConfig
+    from cookbook_npu.model.tiny import build_tiny
+    from cookbook_npu.train.rollout_worker import make_engine
+
+    folder = build_tiny(
+        TinyConfig(hidden_size=32, num_layers=1), build_tokenizer(), tmp_path / "m", 0
+    )
+    given = {"rollout.stop_token_ids": [65], "rollout.engine": "transformers"}
+    config = qwen3_4b_colocate(overrides=given)
+    import cookbook_npu.rollout.transformers as engines
+
+    made = {}
+    original = engines.TransformersEngine
+    engines.TransformersEngine = lambda *a, **k: (
+        made.update(k) or original(*a, **k, device="cpu")
+    )
+    try:
+        with make_engine(config, str(folder)) as engine:
+            assert engine.decoder.end_tokens == {65, 257}
+    finally:
+        engines.TransformersEngine = original
