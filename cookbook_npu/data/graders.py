@@ -498,11 +498,10 @@ def f1(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
 # %% ../../nbs/data/05_graders.ipynb #ff725b1d
 def countdown_target(label: Any, metadata: Mapping[str, Any]) -> int:
     "The target of a puzzle; raises `DataError` for a record that is no puzzle"
-    if "numbers" not in metadata or not _INTEGER.fullmatch(label_text(label)):
-        raise DataError(
-            f"the label is {label!r}, the numbers are {metadata.get('numbers')!r}",
-            "countdown needs a whole number as the label and the key numbers.",
-        )
+    if not _INTEGER.fullmatch(label_text(label)):
+        raise DataError(f"the label is {label!r}, no whole number", "Give the target.")
+    if "numbers" not in metadata:
+        raise DataError("metadata['numbers'] is missing", "Give the numbers to be used.")
     return int(label_text(label))
 
 
