@@ -811,8 +811,14 @@ class Scorer:
     function: ScorerFunction | None = None  # None: a user's, imported on demand
 
 # %% ../../nbs/data/05_graders.ipynb #c495d31f
-_one_answer: LabelCheck = lambda label, metadata: label_text(label)  # noqa: E731
-_alternatives: LabelCheck = lambda label, metadata: label_texts(label)  # noqa: E731
+def _one_answer(label: Any, metadata: Mapping[str, Any]) -> str:
+    return label_text(label)
+
+
+def _alternatives(label: Any, metadata: Mapping[str, Any]) -> list[str]:
+    return label_texts(label)
+
+
 _PLAIN = partial(Scorer, inline=True, worst=0.0)  # graded in the calling process
 _REMOTE = partial(Scorer, inline=False, worst=0.0, right_from=1.0, check_label=_one_answer)
 _KNOWN = (

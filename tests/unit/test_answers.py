@@ -18,6 +18,16 @@ from cookbook_npu.data.sample import Sample
 from cookbook_npu.errors import DataError
 
 
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    "The scorer changes math-verify for its process; other tests run the library as it is"
+    import math_verify.grader as grader
+    from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+
+    monkeypatch.setattr(grader, "sympy_numeric_eq", grader.sympy_numeric_eq)
+    monkeypatch.setattr(_Latex2Sympy, "parse_number", _Latex2Sympy.parse_number)
+
+
 def boxed(answer: str) -> str:
     return rf"\boxed{{{answer}}}"
 

@@ -225,7 +225,7 @@ BOMBS = [
     r"\boxed{\text{__import__('os').system('kill -9 1')}}",
     r"\boxed{\input{/etc/passwd}\write18{touch owned}}",
     "\\boxed{\u202e4\u2066}",
-    "\\boxed{４}",
+    "\\boxed{٤}",
     "\\boxed{\x00\ud7ff\U0010ffff}",
     "The answer is " + "answer is" * 10**6,
     r"\boxed{5}" * 10**5,
