@@ -27,6 +27,7 @@ from typing import Any, Generic, Self, TypeVar
 
 
 from .expressions import evaluate_expression
+from .graders import label_text
 from .sample import Prompt
 from .tool_calls import ToolCall, parse_tool_calls, without_reasoning
 from ..errors import ConfigError, nearest
@@ -164,11 +165,11 @@ class ToolEnvironment(Environment):
 
     def reset(self, prompt: Prompt, seed: int) -> Messages | None:
         "The question; with qwen as messages, so that the template adds the tool"
-        self.label = str(prompt.label)
+        self.label = label_text(prompt.label)
         return None if self.calls == "brackets" else prompt.messages
 
     def call(self, value: Any) -> str:
-        "The text of a call"
+        "The text of a call, in JSON unless it is in brackets"
         if self.calls == "brackets":
             return f"<{value}>"
         call = {"name": self.tool, "arguments": {self.argument: value}}
@@ -195,7 +196,7 @@ class ToolEnvironment(Environment):
             call.arguments.get(self.argument)
             if isinstance(call, ToolCall) and call.name == self.tool
             else None
-            for call in parse_tool_calls(text)
+            for call in parse_tool_calls(text, self.tools)
         ]
 
     def _message(self, result: str | list[Part] | None) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from ..data.environments import (
     as_number,
     calculate,
 )
-from .graders import SCORERS
+from .graders import SCORERS, check_label
 from .images import LazyImage, read_image
-from .rewards import GradingJob, GradingPool, check_label
+from .rewards import GradingJob, GradingPool
 from .sample import ImageInput, Prompt
 from .tool_calls import without_reasoning
 from ..errors import ConfigError, DataError

@@ -50,12 +50,15 @@ _READING = "os.listdir os.scandir os.walk os.fwalk sys._getframe sys.excepthook"
 _CODE_FROM_BYTES = ("marshal.load", "marshal.loads", "pickle.find_class", "code.__new__")
 _IMPORT_SYSTEM = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# sympy compiles the product of monomials, for each number of variables; no text of an answer is in it.
+_MONOMIALS = os.path.join("sympy", "polys", "monomials.py")
 _fenced = False
 
 
 def _is_refused(event: str, args: tuple) -> bool:
     if event == "compile":
-        return str(args[1] or "<string>").startswith("<")
+        from_text = str(args[1] or "<string>").startswith("<")
+        return from_text and not sys._getframe(2).f_code.co_filename.endswith(_MONOMIALS)
     if event == "open":
         return bool(args[2] & _WRITING)
     if event in _CODE_FROM_BYTES:

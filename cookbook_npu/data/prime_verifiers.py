@@ -262,7 +262,7 @@ class VerifiersEnvironment(Environment):
     def step(self, text: str) -> Observation:
         "Answer the waiting request; the observation is the next request, or the reward"
         assert self._rollout is not None
-        found = parse_tool_calls(text)
+        found = parse_tool_calls(text, self.tools)
         calls = [call for call in found if isinstance(call, ToolCall)]
         errors = len(found) - len(calls)
         message = turn_message(text, calls)

@@ -227,7 +227,13 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
     ),
     "rloo": Algorithm(
-        "RLOO", "2402.14740", dict(advantage_estimator="rloo", kl_in_reward=0.05)
+        "RLOO",
+        "2402.14740",
+        dict(
+            advantage_estimator="rloo",
+            kl_in_reward=0.05,
+            loss_agg_mode="seq-mean-token-sum-norm",
+        ),
     ),
     "reinforce_plus_plus": Algorithm(
         "REINFORCE++",

@@ -11,6 +11,7 @@ import package_index
 import pytest
 
 CHECKOUTS = (  # all that tests ask for
+    "Math-Verify@main",
     "Megatron-LM@core_v0.15.3",
     "Megatron-LM@core_v0.16.1",
     "Megatron-LM@3714d81d",

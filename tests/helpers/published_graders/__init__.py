@@ -132,6 +132,13 @@ def verl_math_dapo() -> Grader:
     return grade
 
 
+def math_verify() -> Grader:
+    "math-verify with its defaults"
+    from math_verify import parse, verify
+
+    return lambda case: verify(parse(f"${case.label}$"), parse(case.text))
+
+
 def trl() -> Grader:
     "TRL's accuracy_reward; a label that it cannot parse is skipped, here 0"
     from trl.rewards import accuracy_reward
@@ -180,7 +187,7 @@ def squad() -> Grader:
 def _slime(module: str) -> ModuleType:
     "A module of slime's rm_hub, which no package index has"
     checkouts = os.environ.get("COOKBOOK_UPSTREAM")
-    hub = Path(checkouts or "", "slime/slime/rollout/rm_hub")
+    hub = Path(checkouts or "", "slime@v0.2.2/slime/rollout/rm_hub")
     if not checkouts or not hub.is_dir():
         raise Unavailable(
             "slime is in no package index: set COOKBOOK_UPSTREAM to a folder of upstream "
@@ -226,6 +233,7 @@ def slime_f1() -> Grader:
 # (our scorer, name of theirs) -> its loader
 GRADERS: dict[tuple[str, str], Callable[[], Grader]] = {
     ("math", "verl math_verify"): verl_math_verify,
+    ("math", "math-verify"): math_verify,
     ("math", "TRL"): trl,
     ("math", "mathruler"): mathruler,
     ("deepscaler", "mathruler"): mathruler,
