@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 
@@ -62,7 +63,10 @@ def plant(folder, scale="laptop", **stack):
     data = folder / "srv" / "acme_customers.jsonl"
     data.parent.mkdir(parents=True)
     data.write_text(json.dumps({"prompt": "1+1=", "label": "2"}) + "\n")
-    model = {} if scale == "laptop" else {"model": "/home/mei.lin/acme/Qwen3-4B-acme"}
+    weights = folder / "home" / "mei.lin" / "acme" / "Qwen3-4B-acme"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    model = {} if scale == "laptop" else {"model": str(weights)}
     config = qwen3_4b_colocate(
         scale,
         prompt_data=str(data),
@@ -84,6 +88,7 @@ def plant(folder, scale="laptop", **stack):
         shims = [{"name": "torch.compile", "state": "applied", "detail": "/home/mei.lin"}]
         shims.append({"name": "acme.patch", "state": "applied"})
         run.save_stack(device, shims)
+        shutil.rmtree(weights)  # elsewhere the summary is made without the model
         record = read_json(run.stack_file)
         record |= {"platform": "Linux-5.10-mei.lin-rack9-aarch64-with-glibc2.34"} | stack
         record["packages"] |= {"torch": "2.10.0+/srv/acme", "vllm": "0.23.0"}
