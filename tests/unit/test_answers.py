@@ -1,6 +1,7 @@
 """Which answers `math` accepts: how numbers are compared, and which part of a response is the answer."""
 
 import pytest
+from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.graders import (
@@ -14,7 +15,6 @@ from cookbook_npu.data.graders import (
     math,
 )
 from cookbook_npu.data.rewards import RewardPool
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.errors import DataError
 
 
@@ -223,21 +223,7 @@ def test_the_cases_through_the_pool_of_a_run():
     cases += [(boxed(answer), label, 1.0) for label, answer in SPELLINGS]
     cases += [(text, label, 1.0) for label, text in FOUND]
     cases += [(text, label, 0.0) for label, text in FRAGMENTS]
-    samples = [
-        Sample(
-            group_id="p",
-            index=0,
-            prompt_ids=[1],
-            response_ids=[1],
-            logprobs=[0.0],
-            loss_mask=[1],
-            versions=[0],
-            finish_reason="stop",
-            text=text,
-            label=label,
-        )
-        for text, label, _ in cases
-    ]
+    samples = [text_sample(text, label) for text, label, _ in cases]
     with RewardPool(RewardConfig(scorers={"math": 1.0}, workers=1, timeout_s=10.0)) as pool:
         assert pool.score(samples) == [score for _, _, score in cases]
         assert pool.counts.crashed == pool.counts.timed_out == 0

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.expressions import evaluate_expression, numbers_in
@@ -29,28 +30,12 @@ from cookbook_npu.data.graders import (
     repetition,
 )
 from cookbook_npu.data.rewards import Counts, RewardPool
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.errors import DataError
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
 
 HANGS = r"\boxed{99999999999!}"
-
-
-def sample(text, label="4"):
-    return Sample(
-        group_id="p",
-        index=0,
-        prompt_ids=[1],
-        response_ids=[1],
-        logprobs=[0.0],
-        loss_mask=[1],
-        versions=[0],
-        finish_reason="stop",
-        text=text,
-        label=label,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +46,8 @@ def pool():
 
 def test_simple_answers_go_through_fast_enough_and_in_order(pool):
     samples = [
-        sample(rf"so \boxed{{\frac{{{i % 50}}}{{7}}}}", f"{i % 49}/7") for i in range(400)
+        text_sample(rf"so \boxed{{\frac{{{i % 50}}}{{7}}}}", f"{i % 49}/7")
+        for i in range(400)
     ]
     start = time.perf_counter()
     scores = pool.score(samples)
@@ -92,14 +78,16 @@ def test_simple_answers_go_through_fast_enough_and_in_order(pool):
     ],
 )
 def test_mathematics_inside_the_fence(pool, text, label, expected):
-    assert pool.score([sample(text, label)]) == [expected]
+    assert pool.score([text_sample(text, label)]) == [expected]
 
 
 def test_an_answer_has_a_time_limit():
     "Fails within seconds where there is none: the tests below would hang"
     config = RewardConfig(scorers={"run_driver:hangs": 1.0}, workers=1, timeout_s=0.2)
     with RewardPool(config) as pool:
-        grading = threading.Thread(target=pool.score, args=([sample("4")],), daemon=True)
+        grading = threading.Thread(
+            target=pool.score, args=([text_sample("4")],), daemon=True
+        )
         grading.start()
         grading.join(20)
         assert not grading.is_alive(), "no time limit"
@@ -110,7 +98,8 @@ def test_an_answer_has_a_time_limit():
 def test_hung_answers_do_not_change_the_others(pool):
     before = pool.counts.timed_out
     samples = [
-        sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", str(i)) for i in range(20)
+        text_sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", str(i))
+        for i in range(20)
     ]
     start = time.perf_counter()
     assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
@@ -125,7 +114,7 @@ from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 pool = RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=600))
 pool.open()
-threading.Thread(target=pool.score, args=([sample(HANGS)] * 2,), daemon=True).start()
+threading.Thread(target=pool.score, args=([text_sample(HANGS)] * 2,), daemon=True).start()
 time.sleep(1)
 print(*[p.process.pid for p in pool.processes], flush=True)
 {end}
@@ -166,7 +155,7 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
     pids = [p.process.pid for p in pool.processes]
     time.sleep(0.5)
     try:
-        assert pool.score([sample(r"\boxed{2+2}")]) == [1.0]
+        assert pool.score([text_sample(r"\boxed{2+2}")]) == [1.0]
         assert [p.process.pid for p in pool.processes] == pids
         assert pool.counts == Counts(graded=1)
     finally:
@@ -176,8 +165,8 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
 def test_a_worker_killed_between_two_calls_is_replaced(pool):
     os.kill(pool.processes[0].process.pid, signal.SIGKILL)
     time.sleep(0.2)
-    assert pool.score([sample(r"\boxed{2+2}")] * 6).count(1.0) >= 5
-    assert pool.score([sample(r"\boxed{2+2}")] * 6) == [1.0] * 6
+    assert pool.score([text_sample(r"\boxed{2+2}")] * 6).count(1.0) >= 5
+    assert pool.score([text_sample(r"\boxed{2+2}")] * 6) == [1.0] * 6
 
 
 def test_a_pool_that_is_dropped_without_close_leaves_nothing():
@@ -239,10 +228,12 @@ def test_hostile_answers_are_wrong_in_bounded_time_and_the_pool_works_on(scorer)
     prefix = "</think>" if scorer == "deepscaler" else ""
     with RewardPool(config) as pool:
         start = time.perf_counter()
-        assert pool.score([sample(prefix + text) for text in BOMBS]) == [0.0] * len(BOMBS)
+        assert pool.score([text_sample(prefix + text) for text in BOMBS]) == [0.0] * len(
+            BOMBS
+        )
         # At worst each takes its limit and a new process, two at a time; this machine may be shared.
         assert time.perf_counter() - start < 12 * len(BOMBS)
-        assert pool.score([sample(prefix + r"\boxed{\frac{8}{2}}")]) == [1.0]
+        assert pool.score([text_sample(prefix + r"\boxed{\frac{8}{2}}")]) == [1.0]
         c = pool.counts
         assert c.graded + c.timed_out + c.limited + c.crashed == len(BOMBS) + 1
 
@@ -277,7 +268,7 @@ soup = st.lists(st.sampled_from(ATOMS), max_size=14).map("".join)
 def test_fuzzed_answers_get_a_score_and_never_end_the_pool(pool, texts):
     before = pool.counts.crashed
     label = "123457"  # so long that no soup of 14 pieces hits it by luck in 200 draws
-    scores = pool.score([sample(rf"\boxed{{{text}}}", label) for text in texts])
+    scores = pool.score([text_sample(rf"\boxed{{{text}}}", label) for text in texts])
     assert scores == [0.0] * len(texts)
     assert pool.counts.crashed == before
 
@@ -358,9 +349,9 @@ def test_latex_expressions_are_compared_by_their_exact_value(pool, pairs):
     def fraction(value):
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
-    right = [sample(rf"so \boxed{{{text}}}", fraction(value)) for text, value in pairs]
+    right = [text_sample(rf"so \boxed{{{text}}}", fraction(value)) for text, value in pairs]
     wrong = [
-        sample(rf"so \boxed{{{text}}}", fraction(value + Fraction(1, 3)))
+        text_sample(rf"so \boxed{{{text}}}", fraction(value + Fraction(1, 3)))
         for text, value in pairs
     ]
     assert pool.score(right) == [1.0] * len(pairs)
@@ -404,7 +395,7 @@ def test_what_the_environment_wrote_is_never_graded():
                 ]
             ids = [ord(c) for text, _ in turns for c in text]
             mask = [m for text, m in turns for _ in text]
-            dialogue = sample("".join(text for text, _ in turns), "B")
+            dialogue = text_sample("".join(text for text, _ in turns), "B")
             dialogue.response_ids = ids
             dialogue.loss_mask = mask
             write_policy_text(dialogue, lambda ids: "".join(map(chr, ids)))
@@ -416,7 +407,7 @@ def test_a_label_that_no_answer_can_be_compared_with_is_given_up():
     """Its answers cost their time limit a few times, then nothing; it is reported once. The pool grades
     other labels, and a label with hanging answers, as before."""
     config = RewardConfig(scorers={"math": 1.0}, workers=1, timeout_s=1.0, label_failures=2)
-    hopeless = [sample(rf"\boxed{{{n}}}", "99999999999!") for n in range(30)]
+    hopeless = [text_sample(rf"\boxed{{{n}}}", "99999999999!") for n in range(30)]
     with RewardPool(config) as strict:
         assert strict.score(hopeless) == [0.0] * 30
         assert strict.counts.timed_out == 2 and strict.counts.given_up == 28
@@ -429,7 +420,7 @@ def test_a_label_that_no_answer_can_be_compared_with_is_given_up():
         start = time.perf_counter()
         assert strict.score(hopeless) == [0.0] * 30
         assert time.perf_counter() - start < 0.5 and not strict.take_reports()
-        assert strict.score([sample(r"\boxed{\frac{8}{2}}")]) == [1.0]
+        assert strict.score([text_sample(r"\boxed{\frac{8}{2}}")]) == [1.0]
 
 
 def test_labels_that_are_no_number_stop_the_grading():
@@ -437,4 +428,4 @@ def test_labels_that_are_no_number_stop_the_grading():
         rewards = RewardPool(RewardConfig(scorers={scorer: 1.0}))
         for label in ("nan", "-Infinity", float("nan"), float("inf")):
             with pytest.raises(DataError, match=f"sample p/0: scorer {scorer}: the label"):
-                rewards.score([sample("Answer: nan", label)])
+                rewards.score([text_sample("Answer: nan", label)])

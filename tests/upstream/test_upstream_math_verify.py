@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from text_samples import text_sample
 from upstream_sources import checkout
 
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
-from cookbook_npu.data.sample import Sample
 
 MODULES = ("all", "boxed", "numina_cases", "open_thoughts", "strict", "yujianll")
 
@@ -56,24 +56,9 @@ def cases(monkeypatch):
     return found
 
 
-def sample(text: str, label: str) -> Sample:
-    return Sample(
-        group_id="g",
-        index=0,
-        prompt_ids=[1],
-        response_ids=[1],
-        logprobs=[0.0],
-        loss_mask=[1],
-        versions=[0],
-        finish_reason="stop",
-        text=text,
-        label=label,
-    )
-
-
 def test_the_scorer_agrees_with_the_published_cases(cases):
     with RewardPool(RewardConfig(scorers={"math": 1.0}, timeout_s=10.0)) as pool:
-        scores = pool.score([sample(text, label) for label, text, _ in cases])
+        scores = pool.score([text_sample(text, label) for label, text, _ in cases])
         assert pool.counts.graded == len(cases)
     differ = [
         (label, text, score)
