@@ -109,7 +109,7 @@ def test_hung_answers_do_not_change_the_others(pool):
 
 PARENT = """
 import os, sys, threading, time
-from test_rewards import HANGS, sample
+from test_rewards import HANGS, text_sample
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 pool = RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=600))
