@@ -6409,8 +6409,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'cookbook_npu/train/driver.py'),
                                            'cookbook_npu.train.driver.Driver._end_draws': ( 'train/driver.html#driver._end_draws',
                                                                                             'cookbook_npu/train/driver.py'),
-                                           'cookbook_npu.train.driver.Driver._keep_pending': ( 'train/driver.html#driver._keep_pending',
-                                                                                               'cookbook_npu/train/driver.py'),
                                            'cookbook_npu.train.driver.Driver._logged_step': ( 'train/driver.html#driver._logged_step',
                                                                                               'cookbook_npu/train/driver.py'),
                                            'cookbook_npu.train.driver.Driver._steps_from_start': ( 'train/driver.html#driver._steps_from_start',

@@ -110,8 +110,11 @@ class CheckpointManager:
         pending = self.pending
         if pending is None:
             return
-        why = "the trainer that wrote it is lost"
-        if not self.state.trainer.lost:
+        if self.state.trainer.lost:
+            why = "the trainer that wrote it is lost"
+        elif self.state.tracker.last < pending.step:
+            why = "its step failed before its metrics were complete; a resumed run repeats it"
+        else:
             try:
                 self.finish()
                 return

@@ -197,7 +197,6 @@ class Driver:
         failures = Failures(state)
         split = state.config.placement.mode == "split"
         place = SplitPlacement if split else ColocatedPlacement
-        self.saved_row: dict[str, float] = {}  # of the last step that was saved
         self.placement = place(state, failures, self.grading)
         self.recovery = Recovery(state, failures, self.checkpoints, self.placement)
 
@@ -219,7 +218,6 @@ class Driver:
             if self.stop.signal or self.checkpoints.due_after(step):
                 with span("save"):
                     self.checkpoints.begin(step + 1, self.state.version)
-                self.saved_row = row | rollout.metrics
             writing = self.placement.start_update()
             row |= self.train_step.late_metrics()
             row |= self.placement.finish_update(step, writing)
@@ -261,20 +259,13 @@ class Driver:
                     yield from self._steps_from_start()
                     return
                 except RoleError as error:
-                    self._keep_pending(error)
+                    self.checkpoints.finish_after(error)
                     self.recovery.recover(error)
                 except (RunStopped, KeyboardInterrupt):  # saved already, or abort at once
                     raise
                 except BaseException as error:  # of any part: nothing that is done is lost
-                    self._keep_pending(error)
+                    self.checkpoints.finish_after(error)
                     raise
-
-    def _keep_pending(self, error: BaseException) -> None:
-        "Finish the pending checkpoint; if its own step failed after it began, log what is known of that step"
-        pending = self.checkpoints.pending
-        if pending is not None and self.state.tracker.last < pending.step:
-            self.state.tracker.log(pending.step, self.saved_row)
-        self.checkpoints.finish_after(error)
 
     def _steps_from_start(self) -> Iterator[dict[str, Any]]:
         "Yield the metrics of the steps from `state.start_step` on"

@@ -93,9 +93,11 @@ class Prompts:
     def __init__(self, task: Task):
         from transformers import AutoTokenizer
 
+        from cookbook_npu.data.messages import TurnEnd
         from cookbook_npu.data.sample import Prompt
 
         tokenizer = AutoTokenizer.from_pretrained(task["folder"])
+        self.turn_end = TurnEnd()
         self.at = 0
         self.all = [
             Prompt(prompt_id=str(i), ids=tokenizer(text)["input_ids"], text=text)
