@@ -544,6 +544,8 @@ def build(size: dict[str, Any], folder: Path) -> Path:
     for name, value in size.get("config", {}).items():
         setattr(config, name, value)
     random_model(config, 0).save_pretrained(folder)
+    # the engine stops at the end tokens of tokenizer and chat template, too
+    tokenizer.eos_token = tokenizer.chat_template = None
     tokenizer.save_pretrained(folder)
     return folder
 
