@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cookbook_npu import scratch
 from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.config import override
@@ -199,13 +198,6 @@ def test_temporary_files_of_a_worker_go_when_it_has_been_killed(cluster):
     # the next worker removes them
     with RayWorkerGroup.create("probe", ROLE, cluster, slots=[0], timeout=120):
         assert not [folder for folder in left if folder.parent.exists()]
-
-
-def test_what_torch_has_compiled_stays_where_it_was():
-    "The place is asked of torch, which need not be imported in every worker"
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    assert scratch._compiled_folder() == default_cache_dir()
 
 
 ATTACH = """

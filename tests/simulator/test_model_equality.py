@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
+from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -73,8 +74,9 @@ def hf_logprobs(hf, s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
     "Log-probs and entropies of the response of one sample, by itself"
     ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
     logits = hf(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE
-    if hasattr(hf.config, "image_token_id"):  # what a policy never samples has no share
-        logits[:, [hf.config.image_token_id, hf.config.video_token_id]] = -1e30
+    # what a policy never samples has no share
+    never = unsampled_token_ids(hf.config, find_tokenizer(hf.name_or_path))
+    logits[:, list(never)] = -1e30
     logp = torch.log_softmax(logits, -1)
     return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0], -(
         logp.exp() * logp

@@ -17,6 +17,7 @@ from preloaded_jobs import TRAINER_RANK
 from safetensors.torch import load_file
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
+from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,8 @@ def hf_logprobs(hf, s: SimpleNamespace) -> torch.Tensor:
             inputs["mm_token_type_ids"] = (ids == hf.config.image_token_id).int()
     logits = hf(input_ids=ids, **inputs).logits[0, len(s.prompt_ids) - 1 : -1]
     # what a policy never samples has no share
-    logits[:, [hf.config.image_token_id, hf.config.video_token_id]] = float("-inf")
+    never = unsampled_token_ids(hf.config, find_tokenizer(hf.name_or_path))
+    logits[:, list(never)] = float("-inf")
     logp = torch.log_softmax(logits, -1)
     return logp.gather(1, ids[0, len(s.prompt_ids) :, None])[:, 0]
 
