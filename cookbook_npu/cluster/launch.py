@@ -318,7 +318,7 @@ def server_commands(job: Job) -> str:
 def wait_for_head(
     folder: Path,  # of Ray's session
     process: subprocess.Popen,  # the head
-    timeout: float = 120.0,  # s
+    timeout: float = 300.0,  # s; on a busy machine Ray needs minutes
 ) -> None:
     "Wait until Ray's head is up; raises `RoleError` if it has ended, `RoleTimeout` if it is late"
     # the head writes this file last; an open port may belong to another program
