@@ -287,7 +287,7 @@ _Restart = Annotated[
     bool,
     Option(
         "--restart",
-        help="With --resume: start over when there is no valid checkpoint; results move to cut/.",
+        help="With --resume: start over when there is no valid checkpoint; results move to truncated/.",
     ),
 ]
 _Runs = Annotated[Path, Option(help="Parent folder of the run folders and of .jobs.")]

@@ -188,7 +188,7 @@ _NEXT = {
     EngineStatus.REMOVED: {EngineStatus.STARTING},
 }
 
-
+# %% ../../nbs/train/11_async_sampling.ipynb #c5e78dda
 class EngineThread:
     "Submits the requests of one engine and collects its samples"
 

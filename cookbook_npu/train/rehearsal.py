@@ -44,7 +44,7 @@ _TINY: dict[str, Any] = {
     "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
     "reward.by_source": {},
     "reward.arguments": {},
-    "reward.right_from": {},
+    "reward.correct_threshold": {},
     "reward.workers": 1,
     "rollout.eval_every": 0,
     "warm_start.steps": 0,

@@ -410,7 +410,7 @@ def test_a_label_that_no_answer_can_be_compared_with_is_given_up():
     hopeless = [text_sample(rf"\boxed{{{n}}}", "99999999999!") for n in range(30)]
     with RewardPool(config) as strict:
         assert strict.score(hopeless) == [0.0] * 30
-        assert strict.counts.timed_out == 2 and strict.counts.given_up == 28
+        assert strict.counts.timed_out == 2 and strict.counts.ungradable == 28
         (report,) = strict.take_reports()
         assert (report.scorer, report.label, report.why) == (
             "math",

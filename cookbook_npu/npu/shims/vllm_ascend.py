@@ -356,7 +356,8 @@ STARTUP_POLL = 0.5  # s, between two attempts
 class WorkerErrorShim(Shim):
     "Repairs of a method of the worker that raises an error next to a trainer"
 
-    error: str  # the beginning of its text
+    # the beginning of its text: vllm-ascend raises plain ValueError and AssertionError
+    error: str
     phase = "before_engine"
     missing = without("vllm_ascend")
 
