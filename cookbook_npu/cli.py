@@ -510,7 +510,7 @@ def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> Ru
 
 
 def machine_need(
-    recipe: str | None,  # None: the largest that fits one machine
+    recipe: str | None,  # default: the largest that fits one machine
     scale: str,
     parameters: Mapping[str, Any],
     per_machine: int = 8,  # devices

@@ -40,7 +40,7 @@ BASIC: dict[str, Any] = {"tier": "basic"}  # metadata of a key that a first run 
 
 
 def nonfinite_number(value: Any) -> tuple[str, float] | None:
-    "Return place and value of the first NaN or infinity in nested values; None: all are finite"
+    "Return place and value of the first NaN or infinity in nested values, None if all are finite"
     if isinstance(value, float) and not math.isfinite(value):
         return "", value
     inner: Iterable[tuple[Any, Any]] = ()

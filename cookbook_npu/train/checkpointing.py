@@ -132,7 +132,7 @@ class CheckpointManager:
 
     def restore(
         self,
-        checkpoint: Checkpoint | None,  # None: the beginning of the run
+        checkpoint: Checkpoint | None,  # None: the first step
     ) -> None:
         "Restore trainer (awake) and driver; the engines follow with the next weight update"
         if checkpoint is None:

@@ -30,7 +30,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # ranks, sizes and addresses
 
 
 def _error_kind(error: RoleError) -> str | None:
-    "Group, call and error without numbers; None: the process died, hung or lost a peer"
+    "Group, call and error without numbers; None if the process died, hung or lost a peer"
     if lost_peer(error) or not isinstance(error, RoleRaised):
         return None
     group, _, rest = error.what.partition(" rank ")

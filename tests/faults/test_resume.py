@@ -127,7 +127,7 @@ def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_labels_given_up_stay_given_up(tmp_path):
+def test_ungradable_labels_stay_ungradable(tmp_path):
     "A resumed run does not wait for them again: each is reported once"
     more = {
         "reward.scorers": {"run_driver:hangs": 1.0},

@@ -403,7 +403,7 @@ def test_what_the_environment_wrote_is_never_graded():
 
 
 @pytest.mark.slow
-def test_a_label_that_no_answer_can_be_compared_with_is_given_up():
+def test_a_label_that_no_answer_can_be_compared_with_is_ungradable():
     """Its answers cost their time limit a few times, then nothing; it is reported once. The pool grades
     other labels, and a label with hanging answers, as before."""
     config = RewardConfig(scorers={"math": 1.0}, workers=1, timeout_s=1.0, label_failures=2)
