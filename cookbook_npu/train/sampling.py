@@ -68,7 +68,7 @@ def environment_fault(what: str, group_id: str, failure: CallFailure) -> Environ
 
 def accuracy_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     "Return eval_accuracy and pass@k of an evaluation's graded samples"
-    accuracy = float(np.mean([bool(s.right) for s in samples]))
+    accuracy = float(np.mean([bool(s.correct) for s in samples]))
     return {"eval_accuracy": accuracy, **eval_metrics(samples)}
 
 
@@ -85,9 +85,9 @@ class Grading:
         rewards = self.state.rewards
         for sample, grade in zip(samples, rewards.grade(samples), strict=True):
             sample.reward = grade.reward
-            sample.right = grade.right
+            sample.correct = grade.correct
         for report in rewards.take_reports():
-            self.state.folder.event("label_given_up", **asdict(report))
+            self.state.folder.event("label_ungradable", **asdict(report))
         return {s.group_id for s in samples if s.reward is None}
 
     def grade(self, samples: list[Sample], need_all: bool) -> list[Sample]:
@@ -139,7 +139,7 @@ class Grading:
             "timeouts": now.timed_out - was.timed_out,
             "crashes": now.crashed - was.crashed,
             "memory": now.limited - was.limited,
-            "given_up": now.given_up - was.given_up,
+            "ungradable": now.ungradable - was.ungradable,
         }
         answers = now.graded - was.graded + sum(failed.values())
         share = sum(failed.values()) / max(answers, 1)
