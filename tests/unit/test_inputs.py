@@ -410,6 +410,20 @@ def test_an_empty_file_is_refused_before_anything_starts(tmp_path, content):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("key", ["eval_data", "mixture"])
+def test_another_empty_file_is_refused_likewise(tmp_path, key):
+    file = tmp_path / "empty.jsonl"
+    file.touch()
+    value = {str(file): 1.0, "arithmetic": 1.0} if key == "mixture" else "empty.jsonl"
+    given = f"overrides={json.dumps({f'data.{key}': value})}"
+    words = [sys.executable, "-m", "cookbook_npu", "run", "qwen3_4b_colocate", "-p", given]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"{file} holds no record" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+
+
 def test_paths_are_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.jsonl").write_text(LINES)
