@@ -484,7 +484,9 @@ def chapter_pages() -> dict[str, str]:
             SUBPACKAGES.get(name, name), about, [f"../nbs/{name}/*"]
         )
     about = "Each notebook explains, defines and tests one module of the package."
-    pages["modules/index.md"] = chapter("Modules", about, [*names, "base", "../nbs/99_cli"])
+    pages["modules/index.md"] = chapter(
+        "Modules", about, [*names, "base", "../nbs/98_command", "../nbs/99_cli"]
+    )
     about = "What everything else stands on: errors, configuration, recipes."
     pages["modules/base.md"] = chapter(
         "Configuration and errors", about, ["../nbs/0*", "../nbs/1*"]

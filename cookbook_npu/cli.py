@@ -614,7 +614,8 @@ def planned_notebook(notebook: Path, given: Given) -> tuple[str, Given]:
     if name is None:
         raise ConfigError(
             f"{notebook.name} does not pass its parameters to a recipe of this package",
-            "Plan it in the notebook: print(make_plan(config).as_text()).",
+            "Call the recipe with its parameters, or plan the run in the notebook: "
+            "print(make_plan(config).as_text()).",
         )
     return name, add_defaults(notebook, given)
 
@@ -1074,15 +1075,17 @@ def _launch(
         parameters = given.as_parameters()
         parameters["scale"] = one_scale(scale, parameters)
         if rehearse:
-            name = recipe_of(notebook) or recipe
+            name, _ = planned_notebook(notebook, given)
             show_rehearsal(planned_config(name, "910b", parameters), runs)
             return
-        with locate_errors(given):
-            config = resolve_run(notebook, dict(parameters))
-        check_nodes(config, None if address else nodes * devices, host, nodes)
-        if address is None and nodes == 1:
-            check_machine(config)
-        typer.echo(_environment_text(config, address))
+        check_names(notebook, parameters)
+        if recipe_of(notebook):
+            with locate_errors(given):
+                config = resolve_run(notebook, dict(parameters))
+            check_nodes(config, None if address else nodes * devices, host, nodes)
+            if address is None and nodes == 1:
+                check_machine(config)
+            typer.echo(_environment_text(config, address))
         port = port or (6379 if nodes > 1 else free_port())
         node = launch.Node(host, devices, port)
         if address is None:

@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 # %% ../nbs/00_errors.ipynb #a91b920f
@@ -115,6 +116,10 @@ def decode_text(
     remedy: str = "Restore the file.",
 ) -> str:
     "Decode UTF-8, without a byte order mark; raises `DataError` with the name of another encoding"
+    with suppress(UnicodeDecodeError):
+        text = raw.decode()  # the usual case, fast: files have many lines
+        if "\0" not in text[:4]:
+            return text.removeprefix("\ufeff")
     encoding = json.detect_encoding(raw)
     if not encoding.startswith("utf-8") and "\0" not in raw.decode(encoding, "ignore"):
         raise DataError(f"{place} is {encoding.upper()}, not UTF-8", "Save it as UTF-8.")

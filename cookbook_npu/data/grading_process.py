@@ -184,7 +184,8 @@ def serve_calls(
 # %% ../../nbs/data/06_grading_process.ipynb #bace24d4
 START_LIMIT_S = 120.0  # for loading sympy on a busy machine
 Limit = Literal["limited", "timed_out", "crashed"]  # limited: out of memory or recursion
-_PROGRAM = """import json, sys; from cookbook_npu.data.grading_process import serve_calls
+_PROGRAM = """import json, sys; sys.path[:] = dict.fromkeys(json.loads(sys.argv[4]) + sys.path)
+from cookbook_npu.data.grading_process import serve_calls
 serve_calls(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))"""
 
 
@@ -220,17 +221,16 @@ class GradingProcess:
         self._modes: dict[str, CallMode] = {}  # empty until the scorers are loaded
         read_end, self._lifeline = os.pipe()
         self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        # modules are found as in this process, and this package even when it is not installed
+        path = [*map(str, sys.path), str(Path(graders.__file__).parents[2])]
         arguments = [json.dumps(self.scorers), str(read_end), str(self.memory_mb)]
-        # the process must find this package even when it is not installed
-        path = [str(Path(graders.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        python_path = os.pathsep.join(part for part in path if part)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments],
+            [sys.executable, "-c", _PROGRAM, *arguments, json.dumps(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             pass_fds=[read_end],
-            env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             process_group=0,  # Ctrl-C reaches only the run
         )
         os.close(read_end)

@@ -136,11 +136,11 @@ class ChatFormat:
         if not self.chat:
             return "".join(plain_content(message["content"]) for message in messages)
         rendered = self._rendered(messages, place, tools)
-        self._check_roles(messages, place, tools)
-        for n, message in enumerate(messages, 1):
-            for own in _texts(message):
-                if own not in rendered:
-                    raise self._left_out(n, message, place)
+        texts = [_texts(message) for message in messages]
+        self._check_roles(messages, texts, place, tools)
+        for n, own in enumerate(texts):
+            if not all(text in rendered for text in own):
+                raise self._left_out(n + 1, messages[n], place)
         return rendered
 
     def _rendered(
@@ -166,22 +166,26 @@ class ChatFormat:
         return str(rendered)
 
     def _check_roles(
-        self, messages: ChatMessages, place: str, tools: ChatMessages
+        self,
+        messages: ChatMessages,
+        texts: Sequence[Sequence[str]],  # of each message
+        place: str,
+        tools: ChatMessages,
     ) -> None:
         "Raise `DataError` for a message that the template skips because of its role"
-        roles = tuple((message["role"], any(_texts(message))) for message in messages)
+        roles = tuple((message["role"], any(texts[n])) for n, message in enumerate(messages))
         if roles in self._written:
             return
         marked = [dict(message) for message in messages]
         for n, message in enumerate(marked):
-            if any(_texts(message)):
+            if any(texts[n]):
                 message["content"] = _MARKER.format(n)
         try:
             rendered = self._rendered(marked, place, tools)
         except DataError:  # the template asks for something in the texts
             return
         for n, message in enumerate(messages):
-            if any(_texts(message)) and _MARKER.format(n) not in rendered:
+            if any(texts[n]) and _MARKER.format(n) not in rendered:
                 raise self._left_out(n + 1, message, place)
         self._written.add(roles)
 

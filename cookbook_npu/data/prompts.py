@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
-           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'folder_of', 'load_source', 'image_processor',
-           'load_prompts', 'eval_prompts']
+           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'folder_of', 'image_files', 'load_source',
+           'image_processor', 'load_prompts', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -13,7 +13,7 @@ import json
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -26,6 +26,7 @@ from ..data.datasets import (
     FORMATS,
     RecordSchema,
     detect_format,
+    lookup,
     read_fields,
     read_images,
     read_metadata,
@@ -498,6 +499,22 @@ def folder_of(source: str | Path) -> Path:  # of a hub: the working folder
         return Path()
     path = Path(source)
     return path if path.is_dir() else path.parent
+
+
+def image_files(source: str | Path, config: DataConfig) -> Iterator[Path]:
+    "Yield the files of the images that the records of a source name by path"
+    schema = None
+    for place, record in read_records(source):
+        schema = schema or choose_schema(config, record, place)[0]
+        key = config.image_key or schema.images
+        if key is None:
+            return
+        values = lookup(record, key)
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, dict) and not value.get("bytes"):
+                value = value.get("path")
+            if isinstance(value, str) and value and not value.startswith("data:"):
+                yield folder_of(source) / value
 
 
 def load_source(

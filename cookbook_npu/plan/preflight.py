@@ -16,11 +16,17 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ..config import DataConfig, RewardConfig, RunConfig, check_argument_names
+from ..config import (
+    DataConfig,
+    RewardConfig,
+    RunConfig,
+    check_argument_names,
+    own_modules,
+)
 from ..data.datasets import (
     read_fields,
     read_images,
@@ -142,16 +148,43 @@ def check_engine(config: RunConfig) -> None:
             f"Install it ({install}), or choose engine transformers.",
         )
 
-# %% ../../nbs/plan/05_preflight.ipynb #188aa421
+
+def _check_stack(wanted: Mapping[str, str]) -> None:
+    "Raise `ConfigError` for a missing package of the stack; `wanted`: package -> part"
+    for package, part in wanted.items():
+        if not has_package(package):
+            here = Machine(packages=installed_packages())
+            raise ConfigError(
+                f"{package} is not installed, which a run at scale '910b' imports",
+                f"{part_fix(part, here.versions)}; `cookbook-npu doctor` has the whole stack.",
+            )
+
+# %% ../../nbs/plan/05_preflight.ipynb #9977fae6
 def use_code_folder(config: RunConfig) -> None:
-    "Let this process and those that it starts import a user's scorers and environments"
-    folder = config.code_folder or str(Path.cwd())
-    if folder in sys.path:
+    """Let this process and those that it starts import a user's scorers and environments
+
+    Raises `ConfigError` for a module that is already imported from another folder."""
+    folder = config.code_folder
+    if folder is None:
+        sys.path += [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
         return
-    sys.path.append(folder)
-    if config.code_folder:
-        paths = [os.environ.get("PYTHONPATH", ""), folder]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    outside = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(_first(folder, filter(None, outside)))
+    sys.path[:] = _first(folder, sys.path)
+    for name in own_modules(config.model_dump()):
+        wanted = Path(folder, *name.split("."))
+        files = [wanted.with_suffix(".py"), wanted / "__init__.py"]
+        own = [file.resolve() for file in files if file.is_file()]
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        if own and loaded and Path(loaded).resolve() not in own:
+            raise ConfigError(
+                f"code_folder is {folder}, and {name} was imported from {loaded}",
+                "Restart the kernel, or rename the module.",
+            )
+
+
+def _first(folder: str, paths: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([folder, *paths]))
 
 
 def check_episodes(config: RunConfig) -> None:
@@ -168,17 +201,6 @@ def check_scorers(config: RunConfig) -> None:
     use_code_folder(config)
     for name in all_scorers(config.reward):
         load_function(name, config.reward.arguments.get(name))
-
-
-def _check_stack(wanted: Mapping[str, str]) -> None:
-    "Raise `ConfigError` for a missing package of the stack; `wanted`: package -> part"
-    for package, part in wanted.items():
-        if not has_package(package):
-            here = Machine(packages=installed_packages())
-            raise ConfigError(
-                f"{package} is not installed, which a run at scale '910b' imports",
-                f"{part_fix(part, here.versions)}; `cookbook-npu doctor` has the whole stack.",
-            )
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # Qwen/Qwen3-4B, Qwen3-4B

@@ -33,6 +33,7 @@ from typing import Any, Self
 
 
 from ..config import (
+    DataConfig,
     RunConfig,
     check_run_name,
     override,
@@ -367,8 +368,22 @@ def model_checksum(folder: Path | str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def _images_checksum(source: str, data: DataConfig) -> str | None:
+    "SHA-256 of the images that the records of a file name by path; None without any"
+    from ..data.prompts import image_files
+
+    if source == data.eval_data:
+        record_format = data.eval_format or data.record_format
+        data = data.model_copy(update={"record_format": record_format})
+    files: set[Path] = set()
+    with suppress(DataError):  # it is damaged since, which its own checksum shows
+        files.update(image_files(source, data))
+    lines = [f"{file} {_source_checksum(file)}" for file in sorted(files)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
+
+
 def input_checksums(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of each local input by path: prompts, model, scorer and environment modules
+    """Return the SHA-256 of each local input by path: prompts, images, model, scorer and environment modules
 
     Raises `FileNotFoundError`."""
     from ..data.tasks import GENERATED
@@ -377,6 +392,9 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     sources = dict.fromkeys([*prompts, config.data.eval_data])
     local = [s for s in sources if s and s not in GENERATED and "://" not in s]
     found = {source: _source_checksum(Path(source)) for source in local}
+    for source in local:
+        if images := _images_checksum(source, config.data):
+            found[f"the images of {source}"] = images
     if config.model.path:
         found[config.model.path] = model_checksum(config.model.path)
     if config.code_folder:

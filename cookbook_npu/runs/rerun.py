@@ -28,14 +28,14 @@ def changed_data(
     except FileNotFoundError as error:
         what = f"data of the run is missing: {error.filename}"
         raise DataError(what, "Restore it.") from None
-    if recorded is None:
-        return [f"{path}: the run recorded no checksum" for path in present]
-    names = dict.fromkeys([*recorded, *present])
-    return [
-        f"{path} has changed since the run"
-        for path in names
-        if recorded.get(path) != present.get(path)
+    recorded = recorded or {}
+    changes = [
+        f"{path} changed since the run"
+        for path, checksum in recorded.items()
+        if present.get(path) != checksum
     ]
+    unknown = [path for path in present if path not in recorded]
+    return changes + [f"{path}: the run recorded no checksum" for path in unknown]
 
 # %% ../../nbs/runs/11_rerun.ipynb #8c7a5922
 @dataclass(frozen=True)

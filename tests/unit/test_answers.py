@@ -157,6 +157,8 @@ SPELLINGS = [
     ("-5", "–5"),
     ("-5", "\u22125"),
     ("-5", "－５"),
+    ("－５", "-5"),
+    ("（1，2）", "(1,2)"),
     ("5", "5,"),
     ("5", "5;"),
     ("12", r"12~\text{apples}"),
@@ -316,3 +318,23 @@ def test_countdown_refuses_a_label_that_is_no_target(label):
 def test_scorers_without_a_label_take_any(scorer):
     for label in (None, True, {"a": 1}, ["1", "2"]):
         check_label(SCORERS[scorer], label, {}, "prompt d:1")
+
+
+OF_REAL_VARIABLES = [  # answer, label, equal for all real values
+    (r"\sqrt{x^2}", "|x|", True),
+    (r"\frac{\sqrt{n}}{n}", r"\frac{1}{\sqrt{n}}", True),
+    (r"\ln e^{2x}", "2x", True),
+    (r"\sqrt{\frac{1}{n}}", r"\frac{1}{\sqrt n}", False),
+    (r"\sqrt{x^2}", "x", False),
+    (r"\sqrt{ab}", r"\sqrt{a}\sqrt{b}", False),
+    (r"\ln x^2", r"2\ln x", False),
+]
+
+
+@pytest.mark.parametrize(("answer", "label", "equal"), OF_REAL_VARIABLES)
+def test_variables_are_real_as_in_math_verify(answer, label, equal):
+    from math_verify import parse, verify
+
+    with_dollars = (parse(f"${text}$", parsing_timeout=None) for text in (label, answer))
+    assert verify(*with_dollars, timeout_seconds=None) == equal
+    assert math(boxed(answer), label, {}) == equal

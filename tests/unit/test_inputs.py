@@ -23,6 +23,8 @@ from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, DataError
 from cookbook_npu.parameters import read_parameter_file, read_parameters
 from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import input_checksums
+from cookbook_npu.runs.rerun import changed_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -408,6 +410,20 @@ def test_an_empty_file_is_refused_before_anything_starts(tmp_path, content):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("key", ["eval_data", "mixture"])
+def test_another_empty_file_is_refused_likewise(tmp_path, key):
+    file = tmp_path / "empty.jsonl"
+    file.touch()
+    value = {str(file): 1.0, "arithmetic": 1.0} if key == "mixture" else "empty.jsonl"
+    given = f"overrides={json.dumps({f'data.{key}': value})}"
+    words = [sys.executable, "-m", "cookbook_npu", "run", "qwen3_4b_colocate", "-p", given]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"{file} holds no record" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+
+
 def test_paths_are_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.jsonl").write_text(LINES)
@@ -460,3 +476,133 @@ def test_stop_tokens_of_the_configuration_reach_the_engine(tmp_path):
             assert engine.decoder.end_tokens == {65, 257}
     finally:
         engines.TransformersEngine = original
+
+
+# --------------------------------------------------------------------------------- code_folder
+GRADE = "def grade(text, label, metadata):\n    return {}\n"
+MODULES = {  # name of a scorer -> files that define it, each with a place for its score
+    "mine:grade": {"mine.py": GRADE},
+    "pack:grade": {"pack/__init__.py": GRADE},
+    "pack.sub:grade": {"pack/__init__.py": "", "pack/sub.py": GRADE},
+    "spaced.sub:grade": {"spaced/sub.py": GRADE},
+    "mine:grade by its neighbour": {
+        "mine.py": "from neighbour import grade\n",
+        "neighbour.py": GRADE,
+    },
+    "rewards:grade": {"rewards.py": GRADE, "test_inputs.py": ""},
+}
+GRADES = """
+import sys
+from cookbook_npu.data.rewards import RewardPool
+from cookbook_npu.data.sample import Sample
+from cookbook_npu.plan.preflight import check_scorers
+from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.folder import input_checksums
+from cookbook_npu.runs.rerun import changed_data
+
+config = qwen3_4b_colocate(
+    overrides={"code_folder": sys.argv[1], "reward.scorers": {sys.argv[2]: 1.0}}
+)
+check_scorers(config)
+sample = Sample(
+    group_id="g", index=0, prompt_ids=[1], response_ids=[5], logprobs=[0.0], loss_mask=[1],
+    versions=[0], finish_reason="stop", text="5", label="5",
+)
+with RewardPool(config.reward) as pool:
+    print(pool.score([sample]))
+"""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_the_code_folder_is_the_one_that_grades(tmp_path, name):
+    "With the working folder first on Python's path, as in a kernel, and on PYTHONPATH"
+    for folder, score in (("here", 0.25), ("code", 0.75)):
+        for file, text in MODULES[name].items():
+            path = tmp_path / folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.format(score))
+    words = [sys.executable, "-c", GRADES, str(tmp_path / "code"), name.split()[0]]
+    env = os.environ | {"PYTHONPATH": f"{tmp_path / 'here'}:{ROOT}"}
+    done = subprocess.run(
+        words, cwd=tmp_path / "here", env=env, capture_output=True, text=True
+    )
+    assert done.stdout == "[0.75]\n", done.stderr
+
+
+def test_an_environment_of_the_code_folder_is_used(tmp_path):
+    text = (
+        "from cookbook_npu.data.environments import Environment\nclass Mine(Environment):\n"
+    )
+    text += "    place = {!r}\n    def step(self, text): ...\n"
+    for folder in ("here", "code"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(text.format(folder))
+    code = "import sys; from cookbook_npu.plan.preflight import check_episodes as check\n"
+    code += "from cookbook_npu.recipes import qwen3_4b_colocate as recipe\n"
+    code += "from cookbook_npu.data.environments import find_environment as find\n"
+    code += "given = {'code_folder': sys.argv[1], 'rollout.environment': 'mine:Mine'}\n"
+    code += "check(recipe(overrides=given)); print(find('mine:Mine')().place)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "code")],
+        cwd=tmp_path / "here",
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "code\n", done.stderr
+
+
+# ------------------------------------------------------------------------------- images by path
+IMAGES = {  # how a record names the files 0.png and 1.png
+    "list": lambda p: {"images": [f"{p}0.png", f"{p}1.png"]},
+    "objects": lambda p: {"images": [{"path": f"{p}{n}.png"} for n in (0, 1)]},
+    "null bytes": lambda p: {
+        "images": [{"bytes": None, "path": f"{p}{n}.png"} for n in (0, 1)]
+    },
+}
+
+
+def pictured(folder: Path, record: dict, **more) -> RunConfig:
+    for n, color in enumerate(("red", "blue")):
+        Image.new("RGB", (64, 64), color).save(folder / f"{n}.png")
+    record = {"problem": "<image><image>?", "answer": "5"} | record
+    (folder / "d.jsonl").write_text(json.dumps(record) + "\n")
+    return RunConfig(
+        recipe="x", data={"prompt_data": "arithmetic"} | more, code_folder=None
+    )
+
+
+@pytest.mark.parametrize("where", ["", "absolute", "./"])
+@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize("key", ["prompt_data", "eval_data", "mixture"])
+def test_an_image_that_has_changed_is_noticed_by_rerun(tmp_path, shape, where, key):
+    file = str(tmp_path / "d.jsonl")
+    record = IMAGES[shape](f"{tmp_path}/" if where == "absolute" else where)
+    given = {key: {file: 1.0} if key == "mixture" else file}
+    config = pictured(tmp_path, record, **given)
+    recorded = input_checksums(config)
+    assert changed_data(config, recorded) == []
+    Image.new("RGB", (64, 64), "green").save(tmp_path / "1.png")
+    assert changed_data(config, recorded) == [f"the images of {file} changed since the run"]
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(DataError, match="data of the run is missing: .*1.png"):
+        changed_data(config, recorded)
+
+
+def test_images_under_a_key_of_the_configuration_and_inside_records(tmp_path):
+    file = str(tmp_path / "d.jsonl")
+    data = {"prompt_data": file, "input_key": "problem", "label_key": "answer"}
+    config = pictured(tmp_path, {"scan": "0.png"}, image_key="scan", **data)
+    assert f"the images of {file}" in input_checksums(config)
+    inline = {"images": ["data:image/png;base64,AA==", {"bytes": "x", "path": "0.png"}]}
+    config = pictured(tmp_path, inline, prompt_data=file)
+    assert list(input_checksums(config)) == [file]
+
+
+def test_a_file_that_is_damaged_since_the_run_is_reported(tmp_path):
+    file = str(tmp_path / "d.jsonl")
+    config = pictured(tmp_path, IMAGES["list"](""), prompt_data=file)
+    recorded = input_checksums(config)
+    Path(file).write_text("{")
+    changes = changed_data(config, recorded)
+    assert f"{file} changed since the run" in changes

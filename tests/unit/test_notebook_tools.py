@@ -153,3 +153,55 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert time.monotonic() - began < 2 * (1 + os.getloadavg()[0])
     assert [path.name for path in tmp_path.iterdir()] == ["mine.ipynb"]
+
+
+OWN = {  # what a notebook has in place of the call of its recipe
+    "values": "config = qwen3_4b_colocate(scale=scale, num_steps=5, overrides=overrides)",
+    "positions": "config = qwen3_4b_colocate(scale, overrides=overrides)",
+    "configuration": "config = RunConfig(recipe='mine', scale=scale)",
+    "recipe": "mine = Recipe('mine', 'Mine', base={})\nconfig = mine(scale=scale)",
+    "variable": "config = find_recipe(name)(scale=scale, overrides=overrides)",
+    "two": "one = qwen3_4b_colocate(seed=seed)\nconfig = qwen3_4b_colocate(scale=scale)",
+}
+
+
+def own_notebook(folder: Path, call: str) -> Path:
+    "A notebook with a configuration of its own"
+    made = copy.deepcopy(ORIGINAL)
+    (cell,) = [c for c in made["cells"] if "config = qwen3_4b" in "".join(c["source"])]
+    cell["source"] = call
+    file = folder / "mine.ipynb"
+    file.write_text(json.dumps(made))
+    return file
+
+
+@pytest.mark.parametrize("words", [["plan"], ["launch", "--rehearse"]], ids=" ".join)
+@pytest.mark.parametrize("name", OWN)
+def test_a_configuration_that_is_not_of_a_recipe_is_not_planned(tmp_path, words, name):
+    file = own_notebook(tmp_path, OWN[name])
+    with pytest.raises(ConfigError, match="mine.ipynb does not pass its parameters to"):
+        CliRunner().invoke(app, [*words, str(file)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_notebook_with_a_configuration_of_its_own_is_launched(
+    tmp_path, monkeypatch, name
+):
+    "Up to the start of its job"
+    monkeypatch.chdir(tmp_path)
+    file = own_notebook(tmp_path, OWN[name])
+    jobs = []
+    monkeypatch.setattr("cookbook_npu.cli.start_job", lambda job, detach: jobs.append(job))
+    words = ["launch", "mine.ipynb", "--scale", "laptop", "-p", "seed=3"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    *_, command, notebook, _, parameters = jobs[0].record()["run"]
+    assert (command, notebook) == ("run", str(file))
+    assert json.loads(Path(parameters).read_text())["seed"] == 3
+
+
+def test_a_notebook_without_a_scale_is_not_launched(tmp_path):
+    file = own_notebook(tmp_path, OWN["configuration"])
+    file.write_text(file.read_text().replace("scale: str", "size: str"))
+    with pytest.raises(ConfigError, match="mine has no parameter 'scale'"):
+        CliRunner().invoke(app, ["launch", str(file)], catch_exceptions=False)

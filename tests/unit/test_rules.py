@@ -33,7 +33,7 @@ HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
 SUBPACKAGES = """errors npu targets config recipes parameters notebook heartbeat stop scratch
 cluster data rl weights model rollout runs plan train policy testing
-cli cookbook_npu""".split()
+cli __main__ cookbook_npu""".split()
 
 
 def name_of(path: Path) -> str:
