@@ -138,9 +138,14 @@ def parameter_defaults(path: Path) -> dict[str, Any]:
 
 # %% ../nbs/07_notebook.ipynb #083f0c03
 def check_parameters(
-    cells: Sequence[str],  # sources in the order of their execution: IPython's `In`
+    cells: Sequence[str] | None = None,  # sources; None: what this kernel has executed
 ) -> None:
     "Raise `ConfigError` if papermill was given a parameter that the notebook does not have"
+    if cells is None:
+        from IPython import get_ipython
+
+        shell = get_ipython()
+        cells = shell.user_ns["In"] if shell else ()
     known: set[str] = set()
     for source in cells:
         with suppress(SyntaxError):  # magics
