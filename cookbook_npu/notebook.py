@@ -147,7 +147,7 @@ def check_parameters(
         shell = get_ipython()
         cells = shell.user_ns["In"] if shell else ()
     known: set[str] = set()
-    for source in cells:
+    for source in cells or ():
         with suppress(SyntaxError):  # magics
             assigned = _assignments(source).keys()
             unknown = sorted(assigned - known)
