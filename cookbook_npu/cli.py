@@ -290,7 +290,7 @@ _Restart = Annotated[
     bool,
     Option(
         "--restart",
-        help="With --resume: start over when there is no valid checkpoint; results move to cut/.",
+        help="With --resume: start over when there is no valid checkpoint; results move to truncated/.",
     ),
 ]
 _Runs = Annotated[Path, Option(help="Parent folder of the run folders and of .jobs.")]
@@ -525,7 +525,7 @@ def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> Ru
 
 
 def machine_need(
-    recipe: str | None,  # None: the largest that fits one machine
+    recipe: str | None,  # default: the largest that fits one machine
     scale: str,
     parameters: Mapping[str, Any],
     per_machine: int = 8,  # devices

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'WeightUpdateMethod', 'AdvantageEstimator', 'LossAggMode',
-           'TrackerName', 'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'nonfinite_number',
-           'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig',
-           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
-           'CriticConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'OutputConfig',
-           'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key',
-           'override', 'save_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'TrackerName', 'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED',
+           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
+           'DataConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
+           'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
+           'OutputConfig', 'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config',
+           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
+           'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -39,7 +40,7 @@ BASIC: dict[str, Any] = {"tier": "basic"}  # metadata of a key that a first run 
 
 
 def nonfinite_number(value: Any) -> tuple[str, float] | None:
-    "Return place and value of the first NaN or infinity in nested values; None: all are finite"
+    "Return place and value of the first NaN or infinity in nested values, None if all are finite"
     if isinstance(value, float) and not math.isfinite(value):
         return "", value
     inner: Iterable[tuple[Any, Any]] = ()
@@ -57,7 +58,7 @@ def absolute_path(path: str) -> str:
     "Return a path of this machine as absolute; anything else, such as a hub's name, unchanged"
     return os.path.abspath(path) if path and os.path.exists(path) else path
 
-
+# %% ../nbs/01_config.ipynb #4674450c
 class Config(BaseModel):
     "Base of every configuration section: frozen, unknown keys refused, defaults checked"
 
@@ -257,7 +258,7 @@ class RewardConfig(Config):
     retries: int = setting(
         2, "retries of an async scorer (a reward server) after a failure or timeout", ge=0
     )
-    right_from: dict[str, float] = setting(
+    correct_threshold: dict[str, float] = setting(
         {},
         "scorer name -> score at which a response counts as correct, for accuracy and "
         "pass@k (replaces the scorer's threshold)",
@@ -592,7 +593,7 @@ class TrainConfig(Config):
     )
     export_hf: bool = setting(True, "also export each checkpoint as a Hugging Face folder")
 
-
+# %% ../nbs/01_config.ipynb #edc6e57c
 class WarmStartConfig(Config):
     "Supervised phase that teaches the tiny model the task before RL; its result is cached"
 
@@ -720,7 +721,7 @@ class OutputConfig(Config):
     restart: bool = setting(
         False,
         "with resume: start over when there is no valid checkpoint; existing results "
-        "move to cut/",
+        "move to truncated/",
     )
     save_samples: bool = setting(
         True, "write each rollout to samples/, replayable without an engine"
@@ -1022,6 +1023,8 @@ ENGINE_ARGS_OF_THE_LOOP = {
     "weight_transfer_config": "Set rollout.weight_update_method.",
     "async_scheduling": "Leave it out: a step under way would mix weights of two versions.",
 }
+
+# %% ../nbs/01_config.ipynb #2452ed39
 # rejected field of Megatron's TransformerConfig -> remedy
 MEGATRON_ARGS_OF_THE_RUN = {
     **dict.fromkeys(
@@ -1422,10 +1425,13 @@ _OPEN = (
     "placement.trainer_env.",
     "placement.rollout_env.",
 )  # prefixes of mappings whose entries are keys of their own
+RENAMED = {"reward.right_from": "reward.correct_threshold"}  # since the last release
 
 
 def nearest_key(key: str, names: Iterable[str]) -> str:
     "Return 'Did you mean ...?' for an unknown key, with or without its section"
+    if key in RENAMED:
+        return f"It is now {RENAMED[key]!r}."
     known = list(names)
     last = key.rpartition(".")[2]
     same = [name for name in known if name.rpartition(".")[2] == last]
@@ -1485,6 +1491,18 @@ def save_config(config: RunConfig, path: Path | str) -> None:
     )
 
 
+def stored_config(values: Any) -> RunConfig:
+    "Build the configuration of a config.json; keys may have their names of the last release"
+    if isinstance(values, dict):
+        values = copy.deepcopy(values)
+        for old, new in RENAMED.items():
+            section, name = old.split(".")
+            part = values.get(section)
+            if isinstance(part, dict) and name in part:
+                part[new.split(".")[1]] = part.pop(name)
+    return build_config(RunConfig, values)
+
+
 def load_config(path: Path | str) -> RunConfig:
     "Read a config.json; raises `MissingError` or `ConfigError`"
     path = Path(path)
@@ -1494,7 +1512,7 @@ def load_config(path: Path | str) -> RunConfig:
         )
     try:
         values = parse_json(path.read_bytes(), str(path))
-        return build_config(RunConfig, values)
+        return stored_config(values)
     except DataError as e:
         raise ConfigError(e.what, e.remedy) from None
     except ConfigError as e:

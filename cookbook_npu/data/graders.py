@@ -805,7 +805,7 @@ class Scorer:
     name: str  # in the configuration
     inline: bool  # runs in the calling process
     worst: float  # score of an answer whose grading was stopped
-    right_from: float | None = None  # correctness threshold; None without a verdict
+    correct_threshold: float | None = None  # correctness threshold; None without a verdict
     check_label: LabelCheck | None = None  # None: the label is not read
     window: int | None = None  # number of characters it reads, from the end; default: all
     function: ScorerFunction | None = None  # None: a user's, imported on demand
@@ -820,15 +820,17 @@ def _alternatives(label: Any, metadata: Mapping[str, Any]) -> list[str]:
 
 
 _PLAIN = partial(Scorer, inline=True, worst=0.0)  # graded in the calling process
-_REMOTE = partial(Scorer, inline=False, worst=0.0, right_from=1.0, check_label=_one_answer)
+_REMOTE = partial(
+    Scorer, inline=False, worst=0.0, correct_threshold=1.0, check_label=_one_answer
+)
 _KNOWN = (
-    _PLAIN("exact", right_from=1.0, check_label=_alternatives, function=exact),
+    _PLAIN("exact", correct_threshold=1.0, check_label=_alternatives, function=exact),
     _PLAIN("format", function=format_think),
     Scorer(
         "dapo",
         inline=True,
         worst=-1.0,
-        right_from=1.0,
+        correct_threshold=1.0,
         check_label=_one_answer,
         window=DAPO_WINDOW,
         function=dapo,
@@ -837,27 +839,27 @@ _KNOWN = (
     _REMOTE("deepscaler", function=deepscaler),
     _PLAIN(
         "gpqa",
-        right_from=1.0,
+        correct_threshold=1.0,
         check_label=right_choice,
         window=ANSWER_WINDOW,
         function=gpqa,
     ),
     _PLAIN(
         "f1",
-        right_from=1.0,
+        correct_threshold=1.0,
         check_label=_alternatives,
         window=ANSWER_WINDOW,
         function=f1,
     ),
     _PLAIN(
         "countdown",
-        right_from=1.0,
+        correct_threshold=1.0,
         check_label=countdown_target,
         window=ANSWER_WINDOW,
         function=countdown,
     ),
     Scorer("length", inline=True, worst=-1.0, window=0, function=length),
-    _PLAIN("environment", right_from=1.0, function=environment_reward),
+    _PLAIN("environment", correct_threshold=1.0, function=environment_reward),
     Scorer("repetition", inline=True, worst=-1.0, window=65536, function=repetition),
 )
 SCORERS: dict[str, Scorer] = {scorer.name: scorer for scorer in _KNOWN}

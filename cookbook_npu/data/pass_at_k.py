@@ -21,7 +21,7 @@ def pass_at_k(
 ) -> float:  # probability that at least one of k is correct
     "Unbiased pass@k, in the stable product form of Chen et al. 2021"
     if not 0 <= c <= n:
-        raise DataError(f"{c} right samples of {n}", "Count them again.")
+        raise DataError(f"{c} correct samples of {n}", "Count them again.")
     if not 1 <= k <= n:
         raise DataError(
             f"pass@{k} of {n} samples",
@@ -49,9 +49,9 @@ def tally(
             raise DataError(
                 f"sample {s.group_id}/{s.index} has no reward", "Grade the samples first."
             )
-        n, right = counts.get(s.group_id, (0, 0))
-        is_right = s.reward > threshold if s.right is None else s.right
-        counts[s.group_id] = (n + 1, right + is_right)
+        n, correct = counts.get(s.group_id, (0, 0))
+        is_correct = s.reward > threshold if s.correct is None else s.correct
+        counts[s.group_id] = (n + 1, correct + is_correct)
     return counts
 
 # %% ../../nbs/data/08_pass_at_k.ipynb #bafe3479

@@ -70,7 +70,9 @@ class Score:
     "Result of one scorer for one text"
 
     value: float  # before its weight
-    right: bool | None = None  # whether the answer is correct; None: unknown to this scorer
+    correct: bool | None = (
+        None  # whether the answer is correct; None: unknown to this scorer
+    )
 
 # %% ../../nbs/data/07_rewards.ipynb #9ef0b0e1
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class GradingJob:
     @property
     def killed(self) -> Score:
         "The worst score of the scorer, for an answer whose grading was stopped"
-        return Score(self.scorer.worst, right=False)
+        return Score(self.scorer.worst, correct=False)
 
     def as_json(self) -> str:
         "The `Item` of a grading process; raises `DataError` when it is not JSON"
@@ -131,7 +133,7 @@ class GradingJob:
                 return Score(value, bool(answer["acc"]))
         else:
             value = self.checked(answer)
-        threshold = self.scorer.right_from
+        threshold = self.scorer.correct_threshold
         return Score(value, None if threshold is None else value >= threshold)
 
 # %% ../../nbs/data/07_rewards.ipynb #e6657ac2
@@ -154,12 +156,12 @@ class Counts:
     timed_out: int = 0  # stopped at the time limit, graded wrong
     limited: int = 0  # ran out of memory or recursion, graded wrong
     crashed: int = 0  # ended the process, graded wrong
-    given_up: int = 0  # graded wrong because of an ungradable label
+    ungradable: int = 0  # graded wrong because of an ungradable label
     failed: int = 0  # calls of a reward server without a score
 
 # %% ../../nbs/data/07_rewards.ipynb #1dacee5f
 PROBE = r"</think>Answer: \boxed{\sqrt{7}}"  # an answer that every scorer of this package grades fast
-LABELS_KEPT = 4096  # maximum size of `failures` and of `given_up`
+LABELS_KEPT = 4096  # maximum size of `failures` and of `ungradable`
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class FailingLabels:
 
     def __init__(self) -> None:
         self.failures: dict[str, int] = {}  # in a row, of labels that still are graded
-        self.given_up: dict[str, UngradableLabel] = {}
+        self.ungradable: dict[str, UngradableLabel] = {}
 
     def graded(self, job: GradingJob) -> None:
         "Reset the failures of the job's label"
@@ -198,33 +200,34 @@ class FailingLabels:
         _remember(self.failures, job.label_key, failures)
         return failures
 
-    def give_up(
+    def mark_ungradable(
         self, job: GradingJob, why: Limit
     ) -> UngradableLabel | None:  # None if it already was ungradable
         "Mark the job's label as ungradable"
         key = job.label_key
-        if key in self.given_up:
+        if key in self.ungradable:
             return None
         label = json.dumps(job.label)[:200]
         prompt = str(job.metadata.get("prompt_id", job.name))
         failures = self.failures.pop(key, 0)
         found = UngradableLabel(job.scorer.name, prompt, label, failures, why)
-        _remember(self.given_up, key, found)
+        _remember(self.ungradable, key, found)
         return found
 
     def holds(self, job: GradingJob) -> bool:
         "Whether the job's label is ungradable"
-        return bool(self.given_up) and job.label_key in self.given_up
+        return bool(self.ungradable) and job.label_key in self.ungradable
 
     def state(self) -> dict[str, Any]:  # JSON-able; lists keep the order
         "State to save for a resumed run"
-        given_up = [[key, asdict(label)] for key, label in self.given_up.items()]
-        return {"failures": list(self.failures.items()), "given_up": given_up}
+        ungradable = [[key, asdict(label)] for key, label in self.ungradable.items()]
+        return {"failures": list(self.failures.items()), "ungradable": ungradable}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         "Restore what `state` returned"
         self.failures = dict(saved["failures"])
-        self.given_up = {key: UngradableLabel(**label) for key, label in saved["given_up"]}
+        ungradable = saved["ungradable"] if "ungradable" in saved else saved["given_up"]
+        self.ungradable = {key: UngradableLabel(**label) for key, label in ungradable}
 
 # %% ../../nbs/data/07_rewards.ipynb #b2bd7c51
 def _close_all(processes: list[GradingProcess]) -> None:
@@ -315,7 +318,7 @@ class GradingPool:
         "Whether the job's label is ungradable; if so, the answer is counted"
         with self._lock:
             found = self.labels.holds(job)
-            self.counts.given_up += found
+            self.counts.ungradable += found
         return found
 
     def _no_score(self, job: GradingJob, why: str) -> None:
@@ -342,7 +345,7 @@ class GradingPool:
             why = limit
         if why is not None:
             with self._lock:
-                report = self.labels.give_up(job, why)
+                report = self.labels.mark_ungradable(job, why)
                 if report is not None:
                     self._reports.append(report)
         return job.killed
@@ -398,7 +401,10 @@ def check_reward(config: RewardConfig) -> None:
             "reward.scorers is empty", "Name at least one scorer, e.g. {'exact': 1.0}."
         )
     names = all_scorers(config)
-    settings = {"arguments": config.arguments, "right_from": config.right_from}
+    settings = {
+        "arguments": config.arguments,
+        "correct_threshold": config.correct_threshold,
+    }
     for key, values in settings.items():
         for name in values:
             if name not in names:
@@ -430,7 +436,7 @@ class Grade:
     "Reward and verdict of a sample"
 
     reward: float | None  # None: a reward server gave no score
-    right: bool | None  # None without a reward
+    correct: bool | None  # None without a reward
 
 
 def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
@@ -441,8 +447,8 @@ def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
         if score is None:
             return Grade(None, None)
         total += weight * score.value
-        if score.right is not None:
-            verdicts.append(score.right)
+        if score.correct is not None:
+            verdicts.append(score.correct)
     return Grade(total, all(verdicts) if verdicts else total > 0)
 
 # %% ../../nbs/data/07_rewards.ipynb #1aa09752
@@ -457,8 +463,10 @@ class RewardPool(GradingPool):
         check_reward(config)
         self._all: list[Scorer] = []
         for scorer in map(find_scorer, all_scorers(config)):
-            right_from = config.right_from.get(scorer.name, scorer.right_from)
-            self._all.append(replace(scorer, right_from=right_from))
+            correct_threshold = config.correct_threshold.get(
+                scorer.name, scorer.correct_threshold
+            )
+            self._all.append(replace(scorer, correct_threshold=correct_threshold))
         arguments = {s.name: config.arguments.get(s.name, {}) for s in self._all}
         here = [s.name for s in self._all if s.inline]
         self._functions = {name: load_function(name, arguments.pop(name)) for name in here}

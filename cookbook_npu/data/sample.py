@@ -104,7 +104,7 @@ def continued_turns(
 # %% ../../nbs/data/00_sample.ipynb #9d29cc86
 FinishReason = Literal["stop", "length", "abort"]
 FINISH_REASONS = get_args(FinishReason)
-_OFTEN_EMPTY = ("turns", "images", "routed_experts")
+_OFTEN_EMPTY = ("turns", "images")
 
 
 @dataclass(kw_only=True)
@@ -123,18 +123,16 @@ class Sample:
     label: Any = None  # of the prompt
     reward: float | None = None  # None before grading
     # whether the answer is correct, independent of the reward; None: unknown
-    right: bool | None = None
+    correct: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # JSON-able
     turns: list[Turn] = field(default_factory=list)  # empty: all tokens are the policy's
     images: list[str] = field(default_factory=list)  # references, in order of placeholders
-    # shape [len(prompt_ids) + len(response_ids) - 1][layers][top_k]; None when not recorded
-    routed_experts: list[list[list[int]]] | None = None
 
     def __post_init__(self) -> None:
         check_sample(self)
 
     def record(self) -> dict[str, Any]:
-        "The sample as JSON-able values, without empty turns, images and routed_experts"
+        "The sample as JSON-able values, without empty turns and images"
         values = vars(self) | {"turns": [vars(turn) for turn in self.turns]}
         return {k: v for k, v in values.items() if v or k not in _OFTEN_EMPTY}
 
@@ -147,6 +145,8 @@ class Sample:
         "Read a line of `to_json`; raises `DataError` when it is not a sample"
         try:
             values = json.loads(line)
+            if "right" in values:  # the name until 0.1
+                values["correct"] = values.pop("right")
             turns = [Turn(**turn) for turn in values.get("turns", [])]
             return cls(**values | {"turns": turns})
         except (json.JSONDecodeError, TypeError, AttributeError) as e:
@@ -182,7 +182,6 @@ def check_sample(sample: Sample) -> None:
             "Weights belong to the loss aggregation.",
         )
     _check_turns(sample, name)
-    _check_routes(sample, name)
 
 # %% ../../nbs/data/00_sample.ipynb #e7c1b651
 def _check_turns(sample: Sample, name: str) -> None:
@@ -211,22 +210,4 @@ def _check_turns(sample: Sample, name: str) -> None:
         raise DataError(
             f"{name}: its turns end at token {end} of {len(sample.response_ids)}",
             "Give every response token a turn.",
-        )
-
-
-def _check_routes(sample: Sample, name: str) -> None:
-    "Raise `DataError` unless each input token has experts, with one shape for all tokens"
-    if sample.routed_experts is None:
-        return
-    run = len(sample.prompt_ids) + len(sample.response_ids) - 1
-    if len(sample.routed_experts) != run:
-        raise DataError(
-            f"{name}: routed_experts has {len(sample.routed_experts)} entries for {run} tokens",
-            "Give one for each token of prompt and response but the last.",
-        )
-    shapes = {tuple(map(len, layers)) for layers in sample.routed_experts}
-    if len(shapes) > 1:
-        raise DataError(
-            f"{name}: routed_experts differ in layers or choices between tokens",
-            "Give the same number of layers and choices for every token.",
         )

@@ -89,7 +89,7 @@ def sharded_state(
     return state
 
 # %% ../../nbs/model/06_checkpoint.ipynb #09d91cfc
-# in messages of torch.save after a failed write
+# torch.save raises RuntimeError after a failed write and after a lost device: only the text tells which
 REFUSED_WRITES = (
     "iostream error",
     "PytorchStreamWriter",

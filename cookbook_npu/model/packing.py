@@ -126,7 +126,7 @@ def _predicting(sample: Tokens, offset: int) -> range:
 def _own_positions(
     samples: Sequence[Any],
     sequences: Sequence[Sequence[int]],  # tokens of the samples, then perhaps padding
-) -> list[Tensor] | None:  # [3, T] of each sequence; None: no sample has positions
+) -> list[Tensor] | None:  # [3, T] of each sequence; None if no sample has positions
     own = [getattr(sample, "positions", None) for sample in samples]
     if all(positions is None for positions in own):
         return None

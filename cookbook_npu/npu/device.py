@@ -355,7 +355,7 @@ def preloaded_libraries(text: str) -> list[str]:
 
 
 def allowed_preload(text: str) -> str | None:
-    "Return the part of LD_PRELOAD that workers inherit; None: no library"
+    "Return the part of LD_PRELOAD that workers inherit, None without one"
     libraries = preloaded_libraries(text)
     kept = [p for p in libraries if PRELOAD_ALLOWED.fullmatch(p.rpartition("/")[2])]
     return ":".join(kept) or None

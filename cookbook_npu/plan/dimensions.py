@@ -19,19 +19,6 @@ from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 from ..model.tiny import head_width
 
 # %% ../../nbs/plan/00_dimensions.ipynb #734100a0
-_VISION = dict(
-    depth=27,
-    hidden_size=1152,
-    in_channels=3,
-    intermediate_size=4304,
-    num_heads=16,
-    num_position_embeddings=2304,
-    out_hidden_size=4096,
-    patch_size=16,
-    spatial_merge_size=2,
-    temporal_patch_size=2,
-)
-
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3-4B": dict(
         model_type="qwen3",
@@ -47,61 +34,77 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rms_norm_eps=1e-6,
         rope_parameters=dict(rope_type="default", rope_theta=1e6),
     ),
-    "Qwen3-VL-8B": dict(
-        model_type="qwen3_vl",
-        tie_word_embeddings=False,
-        vision_config=_VISION | dict(deepstack_visual_indexes=[8, 16, 24]),
-        text_config=dict(
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=36,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            vocab_size=151936,
-            max_position_embeddings=262144,
-            rms_norm_eps=1e-6,
-            rope_parameters=dict(
-                rope_type="default",
-                rope_theta=5e6,
-                mrope_section=[24, 20, 20],
-                mrope_interleaved=True,
-            ),
-        ),
-    ),
-    "Qwen3.5-9B": dict(
-        model_type="qwen3_5",
-        tie_word_embeddings=False,
-        vision_config=_VISION,
-        text_config=dict(
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=32,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            head_dim=256,
-            vocab_size=248320,
-            max_position_embeddings=262144,
-            rms_norm_eps=1e-6,
-            attn_output_gate=True,
-            full_attention_interval=4,
-            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
-            linear_conv_kernel_dim=4,
-            linear_num_key_heads=16,
-            linear_num_value_heads=32,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            mtp_num_hidden_layers=1,
-            rope_parameters=dict(
-                rope_type="default",
-                rope_theta=1e7,
-                partial_rotary_factor=0.25,
-                mrope_section=[11, 11, 10],
-                mrope_interleaved=True,
-            ),
-        ),
-    ),
 }
+
+# %% ../../nbs/plan/00_dimensions.ipynb #bb602751
+_VISION = dict(
+    depth=27,
+    hidden_size=1152,
+    in_channels=3,
+    intermediate_size=4304,
+    num_heads=16,
+    num_position_embeddings=2304,
+    out_hidden_size=4096,
+    patch_size=16,
+    spatial_merge_size=2,
+    temporal_patch_size=2,
+)
+PUBLISHED["Qwen3-VL-8B"] = dict(
+    model_type="qwen3_vl",
+    tie_word_embeddings=False,
+    vision_config=_VISION | dict(deepstack_visual_indexes=[8, 16, 24]),
+    text_config=dict(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        rope_parameters=dict(
+            rope_type="default",
+            rope_theta=5e6,
+            mrope_section=[24, 20, 20],
+            mrope_interleaved=True,
+        ),
+    ),
+)
+
+# %% ../../nbs/plan/00_dimensions.ipynb #e0c25a35
+PUBLISHED["Qwen3.5-9B"] = dict(
+    model_type="qwen3_5",
+    tie_word_embeddings=False,
+    vision_config=_VISION,
+    text_config=dict(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=248320,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        attn_output_gate=True,
+        full_attention_interval=4,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
+        linear_conv_kernel_dim=4,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        mtp_num_hidden_layers=1,
+        rope_parameters=dict(
+            rope_type="default",
+            rope_theta=1e7,
+            partial_rotary_factor=0.25,
+            mrope_section=[11, 11, 10],
+            mrope_interleaved=True,
+        ),
+    ),
+)
 
 # %% ../../nbs/plan/00_dimensions.ipynb #33186fa2
 PUBLISHED_COUNTS = {

@@ -160,7 +160,7 @@ def role_environment(
     config: RunConfig,
     role: RunRole,
     environ: Mapping[str, str] | None = None,  # of the driver (None: os.environ)
-    share: MachineShare | None = None,  # of the role's machine (None: the planned share)
+    share: MachineShare | None = None,  # of the role's machine (default: the planned share)
 ) -> dict[str, str | None]:
     """Return the variables that a role adds to its environment (None: removes)
 

@@ -210,8 +210,8 @@ def _rollout(
 def estimate(
     config: RunConfig,
     speeds: Speeds | None = None,  # None: those of a 910B1
-    length: float | None = None,  # mean tokens of a sequence (None: the maximum)
-    image_tokens: float | None = None,  # image tokens among them (None: the maximum)
+    length: float | None = None,  # mean tokens of a sequence (default: the maximum)
+    image_tokens: float | None = None,  # image tokens among them (default: the maximum)
     capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
 ) -> list[Estimate]:
     "Return the time of each phase of a step; in a split run, phases overlap"

@@ -154,7 +154,7 @@ def grade_samples(
         rewards.check_labels(prompts)
         for sample, grade in zip(samples, rewards.grade(list(samples)), strict=True):
             sample.reward = grade.reward
-            sample.right = grade.right
+            sample.correct = grade.correct
         failed = sum(sample.reward is None for sample in samples)
         if failed:
             raise RewardError(
@@ -168,13 +168,13 @@ def eval_numbers(samples: "Sequence[Sample]") -> dict[str, float]:
     "Return accuracy, standard error, pass@k, accuracy per level, reward and response lengths"
     groups: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
-        groups[sample.group_id].append(bool(sample.right))
+        groups[sample.group_id].append(bool(sample.correct))
     accuracies = [float(np.mean(verdicts)) for verdicts in groups.values()]
     count = len(accuracies)
     error = float(np.std(accuracies, ddof=1) / count**0.5) if count > 1 else 0.0
     truncated = [sample.finish_reason == "length" for sample in samples]
     return {
-        "eval_accuracy": float(np.mean([bool(sample.right) for sample in samples])),
+        "eval_accuracy": float(np.mean([bool(sample.correct) for sample in samples])),
         "standard_error": error,
         **eval_metrics(samples),
         "reward_mean": float(np.mean([sample.reward or 0.0 for sample in samples])),
@@ -189,7 +189,7 @@ def answer_records(samples: "Sequence[Sample]") -> list[dict[str, Any]]:
     for sample in samples:
         prompt = {"prompt_id": sample.metadata.get("prompt_id"), "label": sample.label}
         record = records.setdefault(sample.group_id, prompt | {"answers": []})
-        answer = {"text": sample.text, "right": sample.right, "reward": sample.reward}
+        answer = {"text": sample.text, "correct": sample.correct, "reward": sample.reward}
         record["answers"].append(answer)
     return list(records.values())
 

@@ -8,13 +8,12 @@ __all__ = ['grpo', 'rloo', 'token_rewards', 'gae', 'gae_chunked', 'explained_var
 # %% ../../nbs/rl/01_advantages.ipynb #a6b11a2d
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, NumericsError
-from .sequences import check_aligned, group_rewards, upcast
+from ..errors import ConfigError, DataError
+from .sequences import check_aligned, check_finite, group_rewards, upcast
 
 # %% ../../nbs/rl/01_advantages.ipynb #4af33912
 def grpo(
@@ -253,82 +252,26 @@ def discounted_returns(
     _, return_BT = gae_chunked(reward_BT, no_value_BT, mask_BT, gamma, 1.0)
     return return_BT
 
-# %% ../../nbs/rl/01_advantages.ipynb #e508d83c
-def _moments(value_T: Tensor, mask_T: Tensor) -> Tensor:
-    "(count, mean, squared deviations, values that are not finite) of this rank's tokens"
-    x = upcast(value_T)[mask_T != 0]
-    count = x.new_tensor(len(x))
-    bad = (~torch.isfinite(x)).sum().to(x.dtype)
-    if not len(x) or bad:
-        return torch.stack([count, x.new_zeros(()), x.new_zeros(()), bad])
-    return torch.stack([count, x.mean(), (x - x.mean()).square().sum(), bad])
-
-
-def _gather(moments: Tensor, group: Any) -> Tensor:
-    "The moments of every rank, one row each"
-    if group is None:
-        return moments[None]
-    import torch.distributed as dist
-
-    rows = [torch.empty_like(moments) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, moments, group=group)
-    return torch.stack(rows)
-
-# %% ../../nbs/rl/01_advantages.ipynb #5187e0bc
-def _merge(rows_R4: Tensor) -> tuple[float, float, float]:
-    """(count, mean, squared deviations) of all ranks together.
-
-    Merged in float64 and in rank order, so that all ranks agree."""
-    n = 0.0
-    mean = 0.0
-    squares = 0.0
-    for count, rank_mean, rank_squares, _ in rows_R4.double().tolist():
-        if not count:
-            continue
-        total = n + count
-        delta = rank_mean - mean
-        squares += rank_squares + delta**2 * n * count / total
-        mean += delta * count / total
-        n = total
-    return n, mean, squares
-
-# %% ../../nbs/rl/01_advantages.ipynb #7811c34c
-def _check_moments(rows_R4: Tensor) -> None:
-    "Raise the same error on every rank if any holds a bad value"
-    bad = {rank: int(n) for rank, n in enumerate(rows_R4[:, 3].tolist()) if n}
-    if bad:
-        plural = "s" if len(bad) > 1 else ""
-        ranks = ", ".join(f"{rank} ({n})" for rank, n in bad.items())
-        raise NumericsError(
-            "values to whiten are not finite (or not aligned with their mask) "
-            f"on rank{plural} {ranks} of {len(rows_R4)}",
-            "Look at the samples of that rank.",
-        )
-
 # %% ../../nbs/rl/01_advantages.ipynb #57861fac
 def whiten(
-    value_T: Tensor,  # values of this rank's tokens, for example advantages
+    value_T: Tensor,  # values of all tokens of a step, for example advantages
     mask_T: Tensor,  # 1 where the value counts
-    group: Any = None,  # data- and context-parallel process group; None: this process has all tokens
     shift_mean: bool = True,  # subtract the mean; else only scale
     eps: float = 1e-8,  # added to the variance
 ) -> Tensor:  # whitened values, float32 at least; 0 where the mask is 0
-    """Mean 0, variance 1 over all ranks.
-
-    All 0 when no rank holds a token. Raises `NumericsError` on every rank if any holds a bad value."""
-    aligned = value_T.shape == mask_T.shape
-    value_T = upcast(value_T)
-    # A wrong shape is reported to the other ranks as a bad value; raising before the gather
-    # would let them hang.
-    moments = _moments(value_T, mask_T) if aligned else value_T.new_tensor([1, 0, 0, 1])
-    rows_R4 = _gather(moments, group)
-    if not aligned:
+    "Mean 0, variance 1; raises `DataError` or `NumericsError`"
+    if value_T.shape != mask_T.shape:
         raise DataError(
             f"values have shape {tuple(value_T.shape)}, the mask {tuple(mask_T.shape)}",
             "Align them.",
         )
-    _check_moments(rows_R4)
-    n, mean, squares = _merge(rows_R4)
+    value_T = upcast(value_T)
+    zero_T = torch.zeros_like(value_T)
+    check_finite("the value to whiten", torch.where(mask_T != 0, value_T, zero_T))
+    kept = value_T[mask_T != 0]
+    n = len(kept)
+    mean = kept.mean().item() if n else 0.0
+    squares = (kept - mean).square().sum().item()
     scale = (squares / max(n - 1, 1) + eps) ** -0.5
     white_T = (value_T - mean) * scale + (0.0 if shift_mean else mean)
-    return torch.where(mask_T != 0, white_T, torch.zeros_like(white_T))
+    return torch.where(mask_T != 0, white_T, zero_T)

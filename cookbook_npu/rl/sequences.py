@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,31 +80,6 @@ def check_aligned(
             )
         check_finite(quantity, value_T, token_name)
 
-# %% ../../nbs/rl/00_sequences.ipynb #616fae6d
-class _SumOverRanks(torch.autograd.Function):
-    "Sum over the ranks of a group, in the forward and the backward pass"
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _sum_over_ranks(value, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return _sum_over_ranks(grad_outputs[0], ctx.group), None
-
-
-def _sum_over_ranks(value: Tensor, group: Any) -> Tensor:
-    import torch.distributed as dist
-
-    # Not all_reduce: MindSpeed's patched version silently leaves float64 tensors unchanged.
-    parts = [
-        torch.empty_like(value, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, value.contiguous(), group=group)
-    return torch.stack(parts).sum(0)
-
 # %% ../../nbs/rl/00_sequences.ipynb #dce463bf
 @dataclass(frozen=True)
 class Sequences:
@@ -114,23 +88,17 @@ class Sequences:
     index_T: Tensor  # number of each token's sequence, 0..B-1
     mask_T: Tensor  # 1: written by the policy; 0: observation or masked out
     count: int  # B
-    # Process group whose ranks hold the other parts of these sequences (context parallel);
-    # None: each rank has whole sequences.
-    group: Any = None
 
     def sum(
         self,
         value_T: Tensor,  # one value for each token
     ) -> Tensor:  # value_B: sum over the policy's tokens
-        "Sum of each sequence, over all ranks that hold a part of it"
+        "Sum of each sequence"
         value_T = upcast(value_T)
         # `where`, not a product: the value of an observation may be anything, and 0 x inf is NaN.
         zero = torch.zeros((), dtype=value_T.dtype, device=value_T.device)
         kept_T = torch.where(self.mask_T != 0, value_T, zero)
-        sum_B = kept_T.new_zeros(self.count).index_add(0, self.index_T, kept_T)
-        if self.group is None:
-            return sum_B
-        return _SumOverRanks.apply(sum_B, self.group)
+        return kept_T.new_zeros(self.count).index_add(0, self.index_T, kept_T)
 
     def num_tokens(self) -> Tensor:  # count_B
         "Policy tokens of each sequence"
@@ -154,7 +122,6 @@ class Sequences:
 def sequences(
     lengths: Sequence[int],  # response tokens of each sequence on this rank, as packed
     mask_T: Tensor | None = None,  # 1 where the policy wrote the token; None: everywhere
-    group: Any = None,  # context-parallel process group
     device: torch.device | str | None = None,  # of the tokens; None: that of the mask
 ) -> Sequences:  # for formulas over sequences
     "Describe packed sequences; raises `DataError` when the mask does not fit the lengths"
@@ -168,7 +135,7 @@ def sequences(
         )
     counts_B = torch.tensor(list(lengths), dtype=torch.long)
     index_T = torch.repeat_interleave(torch.arange(len(counts_B)), counts_B)
-    return Sequences(index_T.to(mask_T.device), mask_T, len(counts_B), group)
+    return Sequences(index_T.to(mask_T.device), mask_T, len(counts_B))
 
 # %% ../../nbs/rl/00_sequences.ipynb #3663701e
 def group_index(

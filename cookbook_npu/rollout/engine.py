@@ -809,7 +809,7 @@ class Engine(ABC):
             self._resident |= wanted
 
     def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
-        "Return the checksums of the held weights (None: all) by name, in the engine's dtype"
+        "Return the checksums of the held weights (default: all) by name, in the engine's dtype"
         self._require("checksums", *_HAVE_WEIGHTS)
         shapes = self.weights.shapes
         names = list(shapes) if names is None else list(names)

@@ -28,7 +28,7 @@ class AnswerRow:
 
     prompt: str
     label: str
-    answers: tuple[tuple[str, bool | None], ...]  # text, and whether it is right
+    answers: tuple[tuple[str, bool | None], ...]  # text, and whether it is correct
     pictures: tuple[str, ...] = ()  # images of the prompt, as data URLs
 
 
@@ -44,7 +44,7 @@ class AnswerTable:
             return html.escape(str(self))
         heads = "".join(
             f'<th style="text-align:left">{html.escape(title)}</th>'
-            for title in ("held-out prompt", "right answer", *self.titles)
+            for title in ("held-out prompt", "correct answer", *self.titles)
         )
         lines = "".join(f"<tr>{_row_html(row)}</tr>" for row in self.rows)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
@@ -54,7 +54,7 @@ class AnswerTable:
             return "no evaluation was saved (rollout.eval_every, output.save_samples)"
         lines = []
         for row in self.rows:
-            lines.append(f"{_one_line(row.prompt)}   right: {_one_line(row.label)}")
+            lines.append(f"{_one_line(row.prompt)}   correct: {_one_line(row.label)}")
             width = max(map(len, self.titles))
             for title, (text, correct) in zip(self.titles, row.answers, strict=True):
                 lines.append(f"  {title:<{width}}  {_MARKS[correct][0]} {_one_line(text)}")
@@ -85,9 +85,9 @@ def _row_html(row: AnswerRow) -> str:
 
 # %% ../../nbs/runs/13_answers.ipynb #0ffb10d1
 def _title(step: int, records: Sequence[Mapping[str, Any]]) -> str:
-    share = sum(bool(record.get("right")) for record in records) / len(records)
+    share = sum(bool(record.get("correct")) for record in records) / len(records)
     when = "before training" if step == 0 else f"after {step} step{'s' * (step > 1)}"
-    return f"{when} ({share:.0%} right)"
+    return f"{when} ({share:.0%} correct)"
 
 
 def answer_table(
@@ -107,7 +107,8 @@ def answer_table(
     for name in [common[i * len(common) // count] for i in range(count)]:
         record = first[0][name]
         answers = tuple(
-            (shorten(f[name]["text"].strip(), _SHOWN), f[name].get("right")) for f in first
+            (shorten(f[name]["text"].strip(), _SHOWN), f[name].get("correct"))
+            for f in first
         )
         task = run.config().data.task
         pictures = sample_pictures(record.get("images") or (), task)

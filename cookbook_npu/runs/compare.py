@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import RunConfig
-from ..errors import DataError, MissingError
-from ..recipes import RECIPES
+from ..errors import DataError
 from .folder import RunFolder, storage_errors
 from ..runs.metrics import (
     TIME_PREFIX,
@@ -36,7 +35,7 @@ from ..runs.plots import (
     render_page,
     to_svg,
 )
-from .report import NO_NUMBERS
+from .report import NO_NUMBERS, check_expected, expected_numbers
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
 RuleKind = Literal["bitwise", "band", "ratio", "ignored"]
@@ -116,7 +115,7 @@ class MetricComparison:
 
 
 def measure_metric(metric: str, kind: RuleKind, a: Points, b: Points) -> MetricComparison:
-    "Return the statistics of one metric, without a verdict"
+    "Return the statistics of one metric, without a judgement"
     last = []
     for points in (a, b):
         values = [points[step] for step in sorted(points)[-LAST_STEPS:]]
@@ -313,7 +312,7 @@ class RunComparison:
         return not self.config and not self.found
 
     def as_json(self) -> dict[str, Any]:
-        "Return the comparison and its verdict as a JSON object"
+        "Return the comparison and its result as a JSON object"
         return {"same": self.same, **asdict(self)}
 
 
@@ -401,34 +400,20 @@ def compare_runs(a: Path | str, b: Path | str) -> RunComparison:
 
 # %% ../../nbs/runs/10_compare.ipynb #4eba909b
 def compare_expected(path: Path | str) -> RunComparison:
-    "Compare a complete run with its recipe's expected numbers; raises `MissingError` or `DataError`"
+    "Compare a run with its recipe's expected numbers; raises `DataError` where they do not apply"
     run, config, metrics = complete_run(path)
-    recipe = RECIPES.get(config.recipe)
-    expected = recipe.expected.get(config.scale) if recipe else None
-    remedy = "Compare it with a run of your own: cookbook-npu compare A B."
-    if recipe is None or expected is None:
-        raise MissingError(
-            f"{config.recipe} has no expected numbers at scale {config.scale}", remedy
-        )
-    changed = config_differences(recipe(scale=config.scale), config)
-    if changed:
-        named = [f"{key} was {before!r}, is {after!r}" for key, before, after in changed]
+    expected = expected_numbers(config)
+    check = check_expected(config, metrics)
+    if expected is None or check.state == "unknown":
         raise DataError(
-            f"the expected numbers were measured with another configuration: {'; '.join(named)}",
-            remedy,
+            " ".join([check.text, "; ".join(check.details)]).strip(),
+            "Compare it with a run of your own: cookbook-npu compare A B.",
         )
     found = []
-    for name, points in expected.metrics.items():
-        own = _points(metrics, name)
-        m = measure_metric(name, "band", points, own)
-        missing = sorted(points.keys() - own.keys())
-        if missing:
-            m = replace(m, differs=f"step {missing[0]} has no value")
-        elif m.at_step is not None and m.largest > expected.within:
-            value, goal = format_number(own[m.at_step]), format_number(points[m.at_step])
-            differs = f"step {m.at_step} is {value}, expected {goal} ± {expected.within}"
-            m = replace(m, differs=differs)
-        found.append(m)
+    for name in dict.fromkeys([*expected.metrics, *check.missed]):
+        points = expected.metrics.get(name, {})
+        m = measure_metric(name, "band", points, _points(metrics, name))
+        found.append(replace(m, differs=check.missed.get(name, "")))
     source = f"expected: {expected.hardware}, {expected.conditions}"
     return RunComparison(str(run.path), source, "another machine", metrics=found)
 

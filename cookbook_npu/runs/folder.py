@@ -34,10 +34,10 @@ from typing import Any, Literal, Self
 
 from ..config import (
     RunConfig,
-    build_config,
     check_run_name,
     override,
     own_modules,
+    stored_config,
 )
 from ..errors import (
     ConfigError,
@@ -483,7 +483,7 @@ class RunFolder:
     spans_file = _Inside("spans.jsonl")
     samples = _Inside("samples")
     checkpoints = _Inside("checkpoints")
-    cut = _Inside("cut")
+    truncated = _Inside("truncated")
     logs = _Inside("logs")
     tensorboard = _Inside("tensorboard")
     trackers = _Inside("trackers")
@@ -504,7 +504,7 @@ class RunFolder:
                 f"{self.config_file} was altered: its checksum is not the one in run.json",
                 "Restore the file; change settings when you resume the run.",
             )
-        return build_config(RunConfig, values)
+        return stored_config(values)
 
     def close(self) -> None:
         "Release the lock"
@@ -640,8 +640,8 @@ class RunFolder:
         write_json(self.config_file, values)
         self.event("settings_changed", changed=changed)
 
-    def cut_after(self, steps: int) -> Path | None:
-        """Move the metrics, samples and spans of later steps into `cut/`; an interruption loses nothing.
+    def truncate_after(self, steps: int) -> Path | None:
+        """Move the metrics, samples and spans of later steps into `truncated/`; an interruption loses nothing.
 
         `steps` is the number of finished steps to keep, -1 for none. Returns the folder with the
         moved records, None if there are none."""
@@ -661,8 +661,8 @@ class RunFolder:
                 later.append(file)
         if not lines and not later:
             return None
-        with storage_errors(self.cut):
-            aside = numbered_path(self.cut)
+        with storage_errors(self.truncated):
+            aside = numbered_path(self.truncated)
             aside.mkdir()
             for file, found in lines.items():
                 moved = [line for line in found if line["step"] > steps]

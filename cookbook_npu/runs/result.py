@@ -22,12 +22,12 @@ from ..runs.metrics import (
     metric_points,
 )
 from ..runs.report import (
+    ExpectedCheck,
     ResultRow,
-    Verdict,
+    check_expected,
     learned_nothing,
     result_text,
     run_result,
-    verdict,
     write_report,
 )
 
@@ -91,7 +91,7 @@ _FRAME = (
 class ResultCard:
     "The result of a run, as a notebook shows it"
 
-    verdict: Verdict
+    expected: ExpectedCheck
     rows: tuple[ResultRow, ...]
     report: Path
     framed: bool  # show the report in the notebook
@@ -103,20 +103,20 @@ class ResultCard:
         return str(self.report.relative_to(here) if below else self.report)
 
     def __repr__(self) -> str:
-        details = "".join(f"\n  {line}" for line in self.verdict.details)
-        return f"{self.verdict.text}{details}\n\n{result_text(self.rows)}\n\nreport  {self._link()}"
+        details = "".join(f"\n  {line}" for line in self.expected.details)
+        return f"{self.expected.text}{details}\n\n{result_text(self.rows)}\n\nreport  {self._link()}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        state, colour = _STATES[self.verdict.state]
+        state, colour = _STATES[self.expected.state]
         rows = [(name, "not measured" if v is None else v) for name, v in self.rows]
         page = html.escape(self.report.read_text()) if self.framed else ""
         notes = [
-            f"<div><small>{html.escape(x)}</small></div>" for x in self.verdict.details
+            f"<div><small>{html.escape(x)}</small></div>" for x in self.expected.details
         ]
         card = _CARD.format(
             state=state,
             colour=colour,
-            text=html.escape(self.verdict.text),
+            text=html.escape(self.expected.text),
             details="".join(notes),
             rows="".join(
                 _ROW.format(name=html.escape(n), value=html.escape(v)) for n, v in rows
@@ -134,7 +134,7 @@ def show_result(
     run = RunFolder.open(folder)
     config = run.config()
     by_command = inherited_settings(config, os.environ) is not None
-    judged = verdict(config, load_metrics(run.path))
+    checked = check_expected(config, load_metrics(run.path))
     return ResultCard(
-        judged, tuple(run_result(run.path)), write_report(run), not by_command
+        checked, tuple(run_result(run.path)), write_report(run), not by_command
     )

@@ -96,7 +96,7 @@ def training_group(draw: Draw, config: RunConfig) -> RunningGroup:
 
 # %% ../../nbs/train/11_async_sampling.ipynb #6ac6b890
 class BackgroundJobs:
-    "Threads beside the driver, the lock they share, and their errors"
+    "Background threads of the driver, the lock they share, and their errors"
 
     def __init__(self, num_engines: int):
         self.changed = threading.Condition(threading.RLock())
@@ -187,7 +187,7 @@ _NEXT = {
     EngineStatus.REMOVED: {EngineStatus.STARTING},
 }
 
-
+# %% ../../nbs/train/11_async_sampling.ipynb #c5e78dda
 class EngineThread:
     "Submits the requests of one engine and collects its samples"
 

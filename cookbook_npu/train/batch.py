@@ -48,8 +48,6 @@ class TokenIds(NamedTuple):
     images: tuple[ImageInput, ...] = ()  # in the order of their placeholders
     # [3, T] time, height, width, computed by the trainer (`model.vision`); None: 0..T-1
     positions: Tensor | None = None
-    # [T-1, layers, choices] experts chosen by the engine; None: the model chooses
-    routed_experts: np.ndarray | None = None
 
     @property
     def sequence(self) -> list[int]:
@@ -192,13 +190,11 @@ def _model_inputs(sample: Sample, images: Mapping[str, ImageInput]) -> TokenIds:
                 f"sample {name} has the image {reference}, whose pixels were not given",
                 "Give make_batch the images of all samples by reference.",
             )
-    routes = sample.routed_experts
     return TokenIds(
         name,
         sample.prompt_ids,
         sample.response_ids,
         tuple(images[reference] for reference in sample.images),
-        routed_experts=None if routes is None else np.asarray(routes, np.int16),
     )
 
 

@@ -132,7 +132,7 @@ class CheckpointManager:
 
     def restore(
         self,
-        checkpoint: Checkpoint | None,  # None: the beginning of the run
+        checkpoint: Checkpoint | None,  # None: the first step
     ) -> None:
         "Restore trainer (awake) and driver; the engines follow with the next weight update"
         if checkpoint is None:
@@ -227,7 +227,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     "Return the newest checkpoint with intact files; record an event for each that is skipped"
 
     def skipped(path: Path, why: str) -> None:
-        folder.event("checkpoint_passed_over", path=str(path), why=why)
+        folder.event("checkpoint_skipped", path=str(path), why=why)
 
     store = Checkpoints.of_run(folder)
     store.remove_partial()
@@ -240,15 +240,15 @@ def truncate_run(
 ) -> None:
     "Move metrics and samples after a checkpoint aside, and record an event with their folder"
     if checkpoint is None:
-        cut = folder.cut_after(-1)
+        moved_to = folder.truncate_after(-1)
         place = {"step": 0, "checkpoint": None}
     else:
-        cut = folder.cut_after(checkpoint.step)
+        moved_to = folder.truncate_after(checkpoint.step)
         place = {"step": checkpoint.step, "checkpoint": str(checkpoint.path)}
-    if cut is not None:
-        folder.event("truncated", **place, cut=str(cut))
+    if moved_to is not None:
+        folder.event("truncated", **place, moved_to=str(moved_to))
 
-
+# %% ../../nbs/train/06_checkpointing.ipynb #e1e56a87
 def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
     """Return a new run folder; with `output.resume` an existing one and its newest checkpoint.
 
@@ -270,7 +270,7 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
             raise ConfigError(
                 f"{folder.path} has {done} steps and no good checkpoint: "
                 "resuming would begin again at step 0",
-                "Add --restart (output.restart): metrics and samples move to its folder cut/. "
+                "Add --restart (output.restart): metrics and samples move to its folder truncated/. "
                 "Or start a new run, with train.save_every.",
             )
         if checkpoint is not None and config.num_steps < checkpoint.step:

@@ -198,7 +198,13 @@ class Driver:
         split = state.config.placement.mode == "split"
         place = SplitPlacement if split else ColocatedPlacement
         self.placement = place(state, failures, self.grading)
-        self.recovery = Recovery(state, failures, self.checkpoints, self.placement)
+        self.recovery = Recovery(
+            state,
+            failures,
+            self.checkpoints,
+            self.placement.halt,
+            self.placement.send_first_weights,
+        )
 
     def step(self, step: int) -> dict[str, float]:
         "Sample, train, save, update the weights; return the metrics of the step"

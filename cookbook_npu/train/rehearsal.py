@@ -44,7 +44,7 @@ _TINY: dict[str, Any] = {
     "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
     "reward.by_source": {},
     "reward.arguments": {},
-    "reward.right_from": {},
+    "reward.correct_threshold": {},
     "reward.workers": 1,
     "rollout.eval_every": 0,
     "warm_start.steps": 0,
@@ -89,7 +89,7 @@ STAND_IN = {"rollout.engine": "transformers", "rollout.devices_per_engine": 1}
 
 def rehearsal(
     config: RunConfig,  # a run at the 910b scale
-    no_vllm: str | None = None,  # why the CPU has no vLLM; None: it has one
+    no_vllm: str | None = None,  # why the CPU has no vLLM; None if it has one
 ) -> RunConfig:
     "Return the configuration of a rehearsal: the same layout and batch arithmetic with a tiny model"
     kv_heads = max(2, config.parallel.tensor)

@@ -79,9 +79,9 @@ class Grading:
         rewards = self.state.rewards
         for sample, grade in zip(samples, rewards.grade(samples), strict=True):
             sample.reward = grade.reward
-            sample.right = grade.right
+            sample.correct = grade.correct
         for report in rewards.take_reports():
-            self.state.folder.event("label_given_up", **asdict(report))
+            self.state.folder.event("label_ungradable", **asdict(report))
         return {s.group_id for s in samples if s.reward is None}
 
     def grade(self, samples: list[Sample], need_all: bool) -> list[Sample]:
@@ -116,7 +116,7 @@ class Grading:
         samples = sorted(samples, key=lambda s: (order[s.metadata["prompt_id"]], s.index))
         if self.state.config.output.save_samples:
             self.state.folder.save_samples(steps_done, [s.record() for s in samples], "eval")
-        accuracy = float(np.mean([bool(s.right) for s in samples]))
+        accuracy = float(np.mean([bool(s.correct) for s in samples]))
         return {"eval_accuracy": accuracy, **eval_metrics(samples)}
 
     def record_failure(self, group_id: str, failure: CallFailure) -> None:
@@ -144,7 +144,7 @@ class Grading:
             "timeouts": now.timed_out - was.timed_out,
             "crashes": now.crashed - was.crashed,
             "memory": now.limited - was.limited,
-            "given_up": now.given_up - was.given_up,
+            "ungradable": now.ungradable - was.ungradable,
         }
         answers = now.graded - was.graded + sum(failed.values())
         share = sum(failed.values()) / max(answers, 1)

@@ -254,7 +254,7 @@ class Run:
         return self.state.workers.cluster.status()
 
     def result(self) -> list[tuple[str, str | None]]:
-        "Return the result so far as names and values; None: not measured"
+        "Return the result so far as names and values; None if not measured"
         return run_result(self.folder)
 
 # %% ../../nbs/train/15_session.ipynb #97553fe3

@@ -95,8 +95,8 @@ class ZeroAdvantageAlarm:
         seen = ", ".join(f"{value:g}" for value in sorted(set(rewards))[:3])
         text = (
             f"nothing is learned: for {STEPS_TO_ALARM} steps every advantage was 0 (rewards now: {seen}). "
-            "Look at samples/: does the scorer match the answers, are responses cut, are the prompts too "
-            "hard or too easy?"
+            "Look at samples/: does the scorer match the answers, are responses truncated, are the prompts "
+            "too hard or too easy?"
         )
         print(f"step {step + 1}: {text}", flush=True)
         folder.event("zero_advantages", step=step, text=text)

@@ -109,7 +109,7 @@ class TrainerMemory:
             config.placement.sleep, acc, self.kept, self.gradients
         )
         self.free_asleep = 0  # bytes free while trainer and engine slept last
-        # bytes that the engine takes to load weights, and to sample; None: not computed yet
+        # bytes that the engine takes to load weights, and to sample; None until computed
         self.engine_needs: tuple[int, int] | None = None
 
     def build(
@@ -588,7 +588,7 @@ class WeightWriter:
         return NoDeviceRoom(why, "Set placement.transfer_backend to shm.") if why else None
 
     def check_host(self) -> None:
-        "Raise `DeviceError` on the rank that writes if the host lacks memory for the first update"
+        "Raise `DeviceError` on the rank that writes if the host has too little memory for the first update"
         if isinstance(self.transport, SharedMemory):
             reserve = self.config.placement.bucket_bytes + HOST_RESERVE
             check_host_room(self.model.weight_bytes, "a weight update", reserve)

@@ -26,7 +26,7 @@ from .rollout_worker import CONTROL_METHODS, Engines
 # Ray share of a device for each worker; trainer and engine together stay below 1
 DEVICE_SHARE = 0.4
 RESTART_ENV: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}
-Env = Mapping[str, str | None]  # None: not set
+Env = Mapping[str, str | None]  # None removes the variable
 
 
 def machine_share(
@@ -100,7 +100,7 @@ def start_engine(
     )
     try:
         group.call("engine.sleep")
-    except BaseException:  # nobody else knows of these processes yet
+    except BaseException:  # these processes are not registered yet
         group.kill()
         raise
     return group

@@ -53,7 +53,7 @@ class Manifest:
 
 # %% ../../nbs/weights/01_manifest.ipynb #5d9e7714
 def merge_manifests(manifests: Iterable[Manifest | None]) -> Manifest:
-    "Return the manifests of all ranks (None: it wrote nothing) as one, with all bucket locations"
+    "Return the manifests of all ranks (None for a rank that wrote nothing) as one, with all bucket locations"
     written = [m for m in manifests if m is not None and m.buckets]
     whole = written[0]
     for other in written[1:]:

@@ -269,7 +269,7 @@ def try_handle(handles: Mapping[str, bytes], acc: Accelerator) -> str:
 
 # %% ../../nbs/weights/02_transport.ipynb #e641f01b
 def make_transport(backend: str, acc: Accelerator, rank: int) -> Transport | None:
-    "Return the transport of a trainer rank (None: it does not write); collective"
+    "Return the transport of a trainer rank, None if it does not write; collective"
     if backend == "ipc":
         return DeviceHandles(acc.device(0), device_key(acc))
     machines: list[Any] = [None] * dist.get_world_size()

@@ -51,7 +51,7 @@ def test_whatever_is_lost_is_started_again(undisturbed, tmp_path):
         (True, []),
     ]
     assert [e["step"] for e in events(folder, "truncated")] == [0]
-    assert [row["step"] for row in rows(folder / "cut" / "001")] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows(folder / "truncated" / "001")] == [0, 1, 2, 3]
     hung = "\n".join(failures[1]["notes"])
     assert (
         "rollout1 rank 0: generate() for" in hung

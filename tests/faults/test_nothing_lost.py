@@ -32,7 +32,7 @@ def test_a_checkpoint_outlives_the_failure_of_a_later_step(tmp_path, monkeypatch
     settings |= {
         "rollout.eval_every": 0,
         "reward.scorers": {"run_driver:breaks": 1.0},
-        "reward.right_from": {},
+        "reward.correct_threshold": {},
         "reward.workers": 1,
         "output.save_samples": True,
     }
@@ -59,7 +59,7 @@ def test_steps_without_loss_are_counted_and_resumed(tmp_path):
         "optim.schedule": "linear",
         "rollout.eval_every": 0,
         "reward.scorers": {"exact": 1.0},
-        "reward.right_from": {},
+        "reward.correct_threshold": {},
     }
     driver = Driver(configure(tmp_path, "run", **settings))
     driver.end()

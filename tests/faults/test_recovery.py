@@ -147,11 +147,11 @@ def struck(root: Path, cells: list[str], **settings) -> tuple[Driver, list[dict]
 def written(folder: Path) -> tuple[list[dict], set[tuple[str, str]]]:
     "All rows and samples of a run folder, those that were moved aside included"
     rows = []
-    for file in (folder / "metrics.jsonl", *folder.glob("cut/*/metrics.jsonl")):
+    for file in (folder / "metrics.jsonl", *folder.glob("truncated/*/metrics.jsonl")):
         if file.exists():
             rows += [json.loads(line) for line in file.read_text().splitlines()]
     samples = set()
-    for file in (*folder.glob("samples/step_*"), *folder.glob("cut/*/step_*")):
+    for file in (*folder.glob("samples/step_*"), *folder.glob("truncated/*/step_*")):
         samples.add((file.name, file.read_text()))
     return rows, samples
 
@@ -229,5 +229,5 @@ def test_a_second_fall_on_the_way_back_leaves_the_run_as_it_was(tmp_path):
     assert "failure 2, faults.max_restarts is 1" in driver.text(), driver.text()
     assert first["metrics"] and second["metrics"] == first["metrics"]
     assert (folder / "metrics.jsonl").read_text() == first["metrics"]
-    assert not (folder / "cut").exists()
+    assert not (folder / "truncated").exists()
     assert not events(folder, "truncated") and not events(folder, "restart")

@@ -110,10 +110,10 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
         victim.write_bytes(victim.read_bytes()[:-7])
     run(configure(tmp_path, "run", resume=True))
     events = (tmp_path / "run" / "events.jsonl").read_text()
-    assert events.count("checkpoint_passed_over") == 2 and '"truncated"' in events
+    assert events.count("checkpoint_skipped") == 2 and '"truncated"' in events
     assert rows(tmp_path / "run") == rows(undisturbed)
     assert driven(tmp_path / "run") == list(range(1, STEPS + 1))
-    assert len(load_spans(tmp_path / "run" / "cut" / "001" / "spans.jsonl")) > 2
+    assert len(load_spans(tmp_path / "run" / "truncated" / "001" / "spans.jsonl")) > 2
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
@@ -127,11 +127,11 @@ def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_labels_given_up_stay_given_up(tmp_path):
+def test_ungradable_labels_stay_ungradable(tmp_path):
     "A resumed run does not wait for them again: each is reported once"
     more = {
         "reward.scorers": {"run_driver:hangs": 1.0},
-        "reward.right_from": {},
+        "reward.correct_threshold": {},
         "reward.timeout_s": 0.3,
         "reward.label_failures": 1,
         "data.eval_prompts": 2,
@@ -140,8 +140,8 @@ def test_labels_given_up_stay_given_up(tmp_path):
     }
     for steps in (1, 2):
         run(configure(tmp_path, "run", resume=steps > 1, steps=steps, **more))
-    given_up = [event["label"] for event in events(tmp_path / "run", "label_given_up")]
-    assert given_up and len(set(given_up)) == len(given_up), given_up
+    ungradable = [event["label"] for event in events(tmp_path / "run", "label_ungradable")]
+    assert ungradable and len(set(ungradable)) == len(ungradable), ungradable
     # the run has grown: whatever reads the folder speaks of two steps
     assert dict(run_result(tmp_path / "run"))["steps"].startswith("2 of 2")
     assert RunFolder.open(tmp_path / "run").config().num_steps == 2

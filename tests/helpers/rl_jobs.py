@@ -3,9 +3,6 @@
 import torch
 import torch.distributed as dist
 
-from cookbook_npu.errors import CookbookError
-from cookbook_npu.rl.advantages import whiten
-from cookbook_npu.rl.importance_sampling import importance_weights
 from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES, token_weights, weighted_sum
 from cookbook_npu.rl.losses import gspo_loss
 from cookbook_npu.rl.sequences import sequences
@@ -20,7 +17,7 @@ SPLITS = {
 
 
 def data():
-    "The same step on every rank: features, masks, advantages, log-probs of the other policies, in float64"
+    "The same step on every rank: features, masks, advantages, old log-probs, in float64"
     g = torch.Generator().manual_seed(3)
 
     def rand(*shape):
@@ -32,7 +29,6 @@ def data():
         x,
         masks,
         rand(len(LENGTHS)),
-        [0.3 * rand(n) - 1 for n in LENGTHS],
         [0.3 * rand(n) - 1 for n in LENGTHS],
     )
 
@@ -49,7 +45,7 @@ def add_up(value, group):
 
 def data_parallel(rank, world_size, group):
     "Gradient of the whole step with each loss aggregation, summed over micro-batches and ranks"
-    x, masks, adv_B, old, _ = data()
+    x, masks, adv_B, old = data()
     found = {}
     for loss_agg_mode in LOSS_AGG_MODES:
         weights = token_weights(masks, loss_agg_mode, 8, IDS)
@@ -76,61 +72,7 @@ def data_parallel(rank, world_size, group):
     return found
 
 
-def context_parallel(rank, world_size, group):
-    "The same with each sequence cut into parts, one for each rank; also sequence-level importance weights"
-    x, masks, adv_B, old, rollout = data()
-
-    def part(rows):
-        return torch.cat([torch.tensor_split(row, world_size)[rank] for row in rows])
-
-    lengths = [len(torch.tensor_split(m, world_size)[rank]) for m in masks]
-    seqs = sequences(lengths, part(masks), group)
-    theta = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-    weight_T = importance_weights(
-        part(old), part(rollout), seqs, "truncate", "sequence", 0.1, 4.0, veto_threshold=0.5
-    )
-    loss_T, _ = gspo_loss(
-        policy(part(x), theta), part(old), seqs.expand_to_tokens(adv_B), seqs, 0.2, 0.28
-    )
-    weighted_sum(
-        loss_T * weight_T, part(token_weights(masks, "seq-mean-token-mean"))
-    ).backward()
-    return add_up(theta.grad, group), [row.tolist() for row in weight_T.split(lengths)]
-
-
-def whitening(rank, world_size, kind):
-    "Whitened values of this rank's part (rank 0 has none), or the error that it raised"
-    values = (
-        torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        + 100
-    )
-    mine = (
-        values[:0]
-        if rank == 0
-        else torch.tensor_split(values, world_size - 1)[rank - 1].clone()
-    )
-    if kind == "nan" and rank == world_size - 1:
-        mine[0] = float("nan")
-    mask = (
-        torch.zeros(len(mine))
-        if kind == "masked"
-        else torch.ones(len(mine) + (kind == "shape" and rank == 1))
-    )
-    try:
-        return whiten(mine, mask, dist.group.WORLD).tolist()
-    except CookbookError as e:
-        return f"{type(e).__name__}: {e}"
-
-
-def everything(rank, world_size):
-    "All of it in one job: starting processes takes longer than the work"
+def gradients(rank, world_size):
+    "`data_parallel` on several ranks"
     dist.init_process_group("gloo")
-    group = dist.group.WORLD
-    return {
-        "data_parallel": data_parallel(rank, world_size, group),
-        "context_parallel": context_parallel(rank, world_size, group),
-        **{
-            kind: whitening(rank, world_size, kind)
-            for kind in ("fine", "nan", "masked", "shape")
-        },
-    }
+    return data_parallel(rank, world_size, dist.group.WORLD)

@@ -39,7 +39,7 @@ def parameters(
         "warm_start.steps": 20,
         "warm_start.noisy_steps": 2,
         "reward.scorers": {"run_driver:spread": 1.0},
-        "reward.right_from": {"run_driver:spread": 0.5},
+        "reward.correct_threshold": {"run_driver:spread": 0.5},
         "train.save_every": 1,
         "train.keep_last": 9,
         **more,

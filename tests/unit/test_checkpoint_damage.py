@@ -135,7 +135,7 @@ def test_a_run_goes_on_from_the_older_checkpoint_and_says_why(run, tmp_path, con
     with folder:
         assert checkpoint.step == 7
         events = read_lines(folder.events_file)
-        found = [e for e in events if e["kind"] == "checkpoint_passed_over"]
+        found = [e for e in events if e["kind"] == "checkpoint_skipped"]
         assert [e["path"] for e in found] == [str(manifest.parent)]
         assert found[0]["why"].startswith(f"{manifest} ")
 

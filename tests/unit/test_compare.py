@@ -209,7 +209,7 @@ def test_expected_numbers(tmp_path, command):
     assert code == 1 and "step 40 is 0.8, expected 0.96 ± 0.06" in out
     other = write(tmp_path, "other", evaluated({0: 0.22, 40: 0.965}), seed=3)
     code, _, errors = command("compare", other, "--against", "expected")
-    assert code == 2 and "seed was 0, is 3" in errors
+    assert code == 2 and "seed is 3, was 0" in errors
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -96,11 +96,11 @@ def test_it_is_small_and_asks_nobody(page):
     assert not re.search(r"<script|<link|@import|src=|url\(https?:", text)
 
 
-def test_it_says_where_settings_came_from_and_what_the_verdict_is(page):
+def test_it_says_where_settings_came_from_and_whether_it_is_as_expected(page):
     text = page.read_text()
     assert re.search(r"num_steps</code></th>.*200</code>.*the notebook or program", text)
     assert "s" * 200 in text and "Everything else is at its default" in text
-    # the verdict is the first thing in the result
+    # whether it is as expected is the first thing in the result
     result = text.index('<h2 id="result">')
     assert result < text.index("Not judged: no numbers are expected") < text.index("<dl")
 

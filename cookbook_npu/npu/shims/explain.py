@@ -119,7 +119,7 @@ def _shim_lines(row: Mapping[str, str], width: int) -> list[str]:
 # %% ../../../nbs/npu/shims/02_explain.ipynb #00fdaa0f
 def report_table(
     report: Iterable[Mapping[str, str]],
-    width: int | None = None,  # characters; None: the terminal's
+    width: int | None = None,  # characters; default: the terminal's
 ) -> str:
     "Return the report as text, refused shims first"
     width = width or shutil.get_terminal_size().columns

@@ -318,8 +318,8 @@ class FusedRMSNormGated(torch.nn.Module):
         hidden_size: int,
         eps: float = 1e-5,
         activation: str = "swish",  # of the gate: swish or sigmoid
-        device: Any = None,  # None: the default
-        dtype: Any = None,  # None: the default
+        device: Any = None,
+        dtype: Any = None,
         **_: Any,
     ) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ STEMS: dict[HookMode, str] = {
 
 
 def package_folder() -> Path | None:
-    "Return the folder of the installed torch_memory_saver without importing it; None: not installed"
+    "Return the folder of the installed torch_memory_saver without importing it, None if it is not installed"
     spec = importlib.util.find_spec("torch_memory_saver")
     return Path(spec.origin).parent if spec and spec.origin else None
 
@@ -70,7 +70,7 @@ def saver_library(folder: Path, hook: HookMode) -> Path:
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #7619e221
 def saver_build(
-    folder: Path | None,  # of the package; None: not installed
+    folder: Path | None,  # of the package, if it is installed
 ) -> str:  # "npu", "cuda" or ""
     "Return the device of the installed build, read from its source"
     source = folder / "entrypoint.py" if folder else None
@@ -106,7 +106,7 @@ def saver_environment(
 class SaverMode:
     "How torch_memory_saver can work in a process"
 
-    hook: HookMode | None  # None: it cannot be used
+    hook: HookMode | None  # None if it cannot be used
     library: Path | None
     reason: str  # one sentence
 
@@ -147,7 +147,7 @@ def _raise_contradictions(env: Mapping[str, str], preloaded: Path | None) -> Non
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #1391e47d
 def saver_mode(
     env: Mapping[str, str] | None = None,  # None: of this process
-    folder: Path | None = None,  # of the package; None: the installed one
+    folder: Path | None = None,  # of the package; default: the installed one
 ) -> SaverMode:
     "Return how the memory saver works in an environment; raise `ShimError` for contradictory settings"
     env = os.environ if env is None else env
@@ -171,7 +171,7 @@ _REMEDY = "Install its NPU build (sgl-kernel-npu), or set placement.sleep to off
 
 def required_environment(
     environ: Mapping[str, str],
-    folder: Path | None = None,  # of the package; None: the installed one
+    folder: Path | None = None,  # of the package; default: the installed one
 ) -> dict[str, str | None]:
     "Return the environment of a trainer that sleeps this way; raise `ConfigError` where it cannot"
     asked = "placement.sleep is 'torch_memory_saver', but "

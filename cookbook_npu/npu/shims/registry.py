@@ -268,7 +268,7 @@ class Shim:
     target: str  # dotted path of what is replaced
     link: str  # where upstream shows it
     phase: ShimPhase  # when it must be in place
-    parameters: str | None = None  # of the target, separated by blanks; None: not checked
+    parameters: str | None = None  # of the target, separated by blanks; optional
     # replaces the target; called with the original and the arguments
     around: Callable[..., Any]
 

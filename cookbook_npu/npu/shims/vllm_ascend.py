@@ -204,7 +204,7 @@ class HalfAwakeCore:
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #2d79557a
 def wake_up(
     self: Any,
-    tags: list[str] | None = None,  # "weights", "kv_cache", "scheduling"; None: all
+    tags: list[str] | None = None,  # "weights", "kv_cache", "scheduling"; default: all
 ) -> bool:
     "EngineCore.wake_up that resumes the scheduler when everything is resident; returns whether it is"
     memory = None if tags is None else [tag for tag in tags if tag != "scheduling"]
@@ -356,7 +356,8 @@ STARTUP_POLL = 0.5  # s, between two attempts
 class WorkerErrorShim(Shim):
     "Repairs of a method of the worker that raises an error next to a trainer"
 
-    error: str  # the beginning of its text
+    # the beginning of its text: vllm-ascend raises plain ValueError and AssertionError
+    error: str
     phase = "before_engine"
     missing = without("vllm_ascend")
 
@@ -519,7 +520,7 @@ def packed_loads(module: Any) -> bool:
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #79854734
 def npu_ipc_module() -> Any:
-    "Return the module of vllm-ascend's npu_ipc engine; None: it has none"
+    "Return the module of vllm-ascend's npu_ipc engine, if it has one"
     if not installed("vllm_ascend"):
         return None
     try:

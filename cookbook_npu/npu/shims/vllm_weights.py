@@ -116,7 +116,7 @@ def weight_update_methods(
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #83f4650f
 def _engine_factory() -> Any:
-    "vLLM's factory of transfer engines; None: it has none"
+    "vLLM's factory of transfer engines, if it has one"
     install_finder()
     try:
         module = importlib.import_module("vllm.distributed.weight_transfer.factory")
@@ -334,7 +334,7 @@ def ipc_update_function(
 def transfer_config(
     weight_update_method: str,
     device_type: str,  # of the platform: "npu", "cuda", "cpu"
-) -> dict[str, str] | None:  # None: no engine can be used
+) -> dict[str, str] | None:  # None if no engine can be used
     """Return vLLM's weight_transfer_config: our engine, or the native one where it is
     requested or ours is not accepted"""
     name = native_engine(device_type)

@@ -300,7 +300,7 @@ class ForkedProcess:
 
     def wait(
         self,
-        timeout: float | None = None,  # s; None: no limit
+        timeout: float | None = None,  # s; default: no limit
     ) -> int:
         """Return the exit code; negative: the signal that ended the process.
 
@@ -328,8 +328,8 @@ def fork_process(
     env: Mapping[str, str],  # the whole environment
     output: int,  # file descriptor of standard output and standard error
     fds: Sequence[int] = (),  # file descriptors to inherit
-    cwd: str | None = None,  # None: the working folder of this process
-    address: Path | None = None,  # of a running server; None: the one that matches
+    cwd: str | None = None,  # default: the working folder of this process
+    address: Path | None = None,  # of a running server; default: the one that matches
 ) -> ForkedProcess | None:
     "Run a function in a fork of a server; `None`: no server is available"
     if address is None:

@@ -70,7 +70,7 @@ class device:
 
     def __init__(
         self,
-        device: Any,  # None: no change
+        device: Any,  # None changes nothing
     ):
         self.idx = -1 if device is None else _index(device)
 
@@ -121,7 +121,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 def get_device_capability(
     device: Any = None,  # ignored
 ) -> tuple[int, int] | None:
-    "Return (major, minor) from TORCH_NPU_DEVICE_CAPABILITY; None: not set"
+    "Return (major, minor) from TORCH_NPU_DEVICE_CAPABILITY, None if it is not set"
     parts = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", "").split(".")
     if len(parts) != 2 or not all(map(str.isdigit, parts)):
         return None
@@ -228,7 +228,7 @@ def default_stream(device: Any = None) -> torch.Stream:  # id 0
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4ad470f3
 def set_stream(
-    stream: torch.Stream | None,  # None: no change
+    stream: torch.Stream | None,  # None changes nothing
 ) -> None:
     "Set the current stream and its device"
     if stream is not None:
@@ -240,7 +240,7 @@ class StreamContext:
 
     def __init__(
         self,
-        stream: torch.Stream | None,  # None: no change
+        stream: torch.Stream | None,  # None changes nothing
     ):
         self.stream = stream
 
@@ -261,7 +261,7 @@ class StreamContext:
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0adee2a4
 def stream(
-    stream: torch.Stream | None,  # None: no change
+    stream: torch.Stream | None,  # None changes nothing
 ) -> StreamContext:
     return StreamContext(stream)
 

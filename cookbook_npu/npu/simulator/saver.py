@@ -136,13 +136,13 @@ class TorchMemorySaver:
 
     def pause(
         self,
-        tag: str | None = None,  # None: all regions
+        tag: str | None = None,  # default: all regions
     ) -> None:
         self._impl.pause(tag)
 
     def resume(
         self,
-        tag: str | None = None,  # None: all regions
+        tag: str | None = None,  # default: all regions
     ) -> None:
         self._impl.resume(tag)
 

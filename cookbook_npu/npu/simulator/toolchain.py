@@ -44,7 +44,7 @@ LIBRARIES = ("-ltorch_cpu", "-lc10", "-ltorch_python", "-ltorch")
 
 
 def _package_folder(name: str) -> Path | None:
-    "Return the folder of a package without importing it; None: not installed"
+    "Return the folder of a package without importing it, None if it is not installed"
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return None

@@ -74,7 +74,7 @@ class Report:
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #e237d895
 def examine(
     machine: Machine,
-    need: Need | None = None,  # None: the defaults of `Need`
+    need: Need | None = None,  # default: those of `Need`
 ) -> Report:
     "Compare a machine with the known stacks and run every check"
     findings = tuple(diagnose(name, machine, need) for name in CHECKS)

@@ -30,7 +30,7 @@ _MASKS = "core.transformer.flash_attention.generate_mask.generate_mask"
 
 
 def attention_class() -> Any:
-    "Return MindSpeed's attention class; None: it is not in use"
+    "Return MindSpeed's attention class, if it is in use"
     if mindspeed_module(_DOT_PRODUCT) is None:
         return None
     layers = importlib.import_module(_TE_EXTENSION)

@@ -259,7 +259,7 @@ def _failed_checks(groups: list[dist.ProcessGroup]) -> list[str]:
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #01bbc711
 def reload_process_groups(
-    groups: Iterable[dist.ProcessGroup] | None = None,  # None: all destroyed ones
+    groups: Iterable[dist.ProcessGroup] | None = None,  # default: all destroyed ones
     attempts: int = 3,
     pause_s: float = 5.0,  # before the second attempt; twice as long before the third
     timeout_s: float = 600.0,  # for the other ranks

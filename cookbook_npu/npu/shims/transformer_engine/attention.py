@@ -276,14 +276,14 @@ class DotProductAttention(TransformerEngineBaseModule):
         key_layer: Tensor,
         value_layer: Tensor,
         attention_mask: Tensor | None = None,  # True: masked out
-        qkv_format: str | None = None,  # None: the constructor's
+        qkv_format: str | None = None,  # default: the constructor's
         cu_seqlens_q: Tensor | None = None,
         cu_seqlens_kv: Tensor | None = None,
         cu_seqlens_q_padded: Tensor | None = None,  # starts, if padded in the row
         cu_seqlens_kv_padded: Tensor | None = None,
         max_seqlen_q: int | None = None,
         max_seqlen_kv: int | None = None,
-        attn_mask_type: str | None = None,  # None: the constructor's
+        attn_mask_type: str | None = None,  # default: the constructor's
         checkpoint_core_attention: bool = False,
         core_attention_bias_type: str = "no_bias",  # the only supported one
         **others: Any,

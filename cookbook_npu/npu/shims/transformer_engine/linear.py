@@ -45,7 +45,7 @@ def mark(parameter: Tensor, **attributes: Any) -> None:
 
 
 def parameter_device(
-    device: Any,  # a name, a torch.device or an index; None: the current accelerator
+    device: Any,  # a name, a torch.device or an index; default: the current accelerator
 ) -> torch.device:
     "Return the device of a parameter for TE's device argument"
     if device is not None:
@@ -66,7 +66,7 @@ class _Norm(nn.Module):
         sequence_parallel: bool | None = None,  # whether x is a sequence shard
         params_dtype: torch.dtype | None = None,  # None: torch's default
         zero_centered_gamma: bool = False,
-        device: Any = None,  # None: the current accelerator
+        device: Any = None,  # default: the current accelerator
         normalized_shape: int | Sequence[int] | None = None,  # another name of hidden_size
         dtype: torch.dtype | None = None,  # another name of params_dtype
         **_: Any,
@@ -143,7 +143,7 @@ def get_dummy_wgrad(
     shape: Sequence[int],
     dtype: torch.dtype,
     zero: bool = False,
-    device: Any = None,  # None: the current accelerator
+    device: Any = None,  # default: the current accelerator
 ) -> Tensor:
     "Return a dummy gradient, shared by all weights of this shape"
     where = parameter_device(device)
@@ -357,7 +357,7 @@ class _ParallelModule(TransformerEngineBaseModule):
         return_bias: bool = False,  # return the bias instead of adding it
         params_dtype: torch.dtype | None = None,  # None: torch's default
         parallel_mode: str | None = None,  # "column", "row" or None
-        device: Any = None,  # None: the current accelerator
+        device: Any = None,  # default: the current accelerator
         **_: Any,
     ) -> None:
         super().__init__()

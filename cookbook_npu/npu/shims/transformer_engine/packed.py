@@ -22,7 +22,7 @@ class LengthGroup:
 
     # token position of every cell; a padded cell repeats the last token of its sequence
     index_NL: Tensor
-    valid_NL: Tensor | None  # False: padding; None: no padding
+    valid_NL: Tensor | None  # False: padding; None without padding
 
     def to(self, device: torch.device) -> "LengthGroup":
         "Return a copy on a device"
