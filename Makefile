@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab vllm test test-all test-910b test-npu-wheel test-stacks quick style export docs clean
+.PHONY: help setup run lab vllm test test-all test-910b test-npu-wheel test-stacks quick record style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ run: $(VENV)/.run ## run a recipe at laptop scale (RECIPE=..., ARGS='-p num_step
 
 lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook` (ARGS=--no-browser)
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ARGS)
+
+record: $(VENV)/.run ## run the recipes and commit their outputs with them (RECIPE=name: one)
+	PYTHONPATH=tests/helpers $(BIN)/python -m recorded $(if $(filter command line,$(origin RECIPE)),$(RECIPE))
 
 test: style ## every test, 28 minutes: drift, style, notebooks, pytest, the recipes end to end
 	PYTHONPATH=tests/helpers $(BIN)/python -m npu_wheel.build

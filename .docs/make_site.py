@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import look
 from reference import Module, modules
 from sphinx.util.inventory import InventoryFile
-from stage import ROOT, not_executed, recipes_without_run, stage
+from stage import ROOT, not_executed, stage
 
 SITE = ROOT / "build" / "docs"
 PAGES = ROOT / "build" / "html"
@@ -119,26 +119,16 @@ def main() -> int:
     parser.add_argument(
         "--no-execute", action="store_true", help="mark pages without results instead"
     )
-    parser.add_argument(
-        "--runs", type=Path, action="append", help="folder of recorded runs"
-    )
     parser.add_argument("--workers", default="2", help="processes that execute notebooks")
     parser.add_argument("--output", type=Path, default=ROOT / "_docs")
     parser.add_argument(
         "--external", action="store_true", help="also ask every other site that is linked"
     )
-    parser.add_argument(
-        "--missing-recipes", action="store_true", help="only list recipes without a run"
-    )
     given = parser.parse_args()
-    runs = given.runs or [ROOT / "runs", ROOT / "recipes" / "runs"]
-    if given.missing_recipes:
-        print("\n".join(recipes_without_run(runs)))
-        return 0
     if not given.no_execute and not_executed():
         execute(not_executed(), given.workers)
     before = staged_names()
-    stage(SITE, runs)
+    stage(SITE)
     if staged_names() != before:  # every page has the list of pages beside it
         shutil.rmtree(PAGES.parent / "doctrees", ignore_errors=True)
     sphinx("html", PAGES)

@@ -1,7 +1,7 @@
 """The pages of the site, as Sphinx reads them, in one folder
 
-`make test` leaves the executed copy of every notebook that passed in build/executed; a recipe's comes from
-the folder of a recorded run. Nothing of it is committed.
+`make test` leaves the executed copy of every notebook that passed in build/executed; recipes carry the
+outputs of a recorded run. Nothing that ran on this machine otherwise is shown.
 """
 
 import json
@@ -20,6 +20,7 @@ from cookbook_npu.config import config_keys
 from cookbook_npu.plan.evidence import Evidence, error_rows, load_evidence, measured_on
 from cookbook_npu.runs.metrics import format_number
 from cookbook_npu.runs.plots import PANELS, matching_metrics, plot_curves, to_svg
+from cookbook_npu.runs.result import RESULT_TYPE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -70,42 +71,6 @@ def executed_copy(notebook: Path) -> Path | None:
     if copy.is_file() and sources(read(copy)) == sources(read(notebook)):
         return copy
     return None
-
-
-def recorded_run(recipe: Path, runs: list[Path]) -> Path | None:
-    "The newest run folder of a recipe as it stands, by the time of its notebook"
-    found = [path for root in runs for path in root.glob("*/notebook.ipynb")]
-    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
-        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
-        same = config["recipe"] == recipe.stem and complete(path.parent, config)
-        if same and sources(read(path)) == sources(read(recipe)):
-            return path.parent
-    return None
-
-
-def complete(folder: Path, config: dict[str, Any]) -> bool:
-    "The run has all its steps"
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-    return len(lines) >= config["num_steps"] and (folder / "stack.json").is_file()
-
-
-def provenance(folder: Path) -> str:
-    "Where and when a recorded run ran"
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    stack = json.loads((folder / "stack.json").read_text(encoding="utf-8"))
-    device = stack["device"]
-    versions = ", ".join(
-        f"{name} {stack['packages'][name]}"
-        for name in ("torch", "torch_npu", "megatron-core", "transformers", "vllm")
-        if name in stack["packages"]
-    )
-    what = f"{device['count']} x {device['name']}"
-    if device["simulated"]:
-        what += " (simulated: nothing measured here says anything about Ascend hardware)"
-    run = f"scale {config['scale']}, {config['num_steps']} steps, seed {config['seed']}"
-    return f"Recorded run: {run}, on {what}; {versions}."
 
 
 def visible(cell: dict[str, Any]) -> bool:
@@ -176,7 +141,7 @@ def shown_notebook(path: Path, remark: tuple[str, str] | None) -> Notebook:
             cell["outputs"] = [o for o in outputs if o.get("name") != "stderr"]
             for output in cell["outputs"]:
                 # a record for programs; its text beside it is for readers
-                output.get("data", {}).pop("application/json", None)
+                output.get("data", {}).pop(RESULT_TYPE, None)
                 clean_output(output)
             cell["execution_count"] = None
     if remark:
@@ -197,22 +162,19 @@ NOT_EXECUTED = (
 )
 
 
-def copy_to_show(notebook: Path, runs: list[Path]) -> tuple[Path, tuple[str, str] | None]:
+def copy_to_show(notebook: Path) -> tuple[Path, tuple[str, str] | None]:
     "The copy of a notebook or a recipe that has results, and what has to be said of it"
     if notebook.parent.name == "recipes":
-        folder = recorded_run(notebook, runs)
-        if folder:
-            return folder / "notebook.ipynb", ("note", provenance(folder))
-        return notebook, ("warning", NOT_EXECUTED)
+        return notebook, ("note", read(notebook)["metadata"]["recorded"]["where"])
     copy = executed_copy(notebook)
     if copy or not has_code(notebook):
         return copy or notebook, None
     return notebook, ("warning", NOT_EXECUTED)
 
 
-def notebook_page(notebook: Path, runs: list[Path]) -> Notebook:
+def notebook_page(notebook: Path) -> Notebook:
     "The page of a notebook or a recipe"
-    return shown_notebook(*copy_to_show(notebook, runs))
+    return shown_notebook(*copy_to_show(notebook))
 
 
 # ---- pages in Chinese
@@ -249,11 +211,11 @@ def translated(
     return notebook | {"cells": cells}
 
 
-def translated_pages(runs: list[Path]) -> dict[str, str]:
+def translated_pages() -> dict[str, str]:
     "The pages in Chinese: file name -> text"
     pages = {}
     for name, source in TRANSLATED.items():
-        copy, remark = copy_to_show(ROOT / source, runs)
+        copy, remark = copy_to_show(ROOT / source)
         page = translated(ZH / f"{name}.md", shown_notebook(copy, None))
         if remark:
             kind, text = remark
@@ -273,12 +235,6 @@ def not_executed() -> list[Path]:
     "Notebooks under nbs/ whose results are missing or belong to other cells"
     found = [p for p in notebooks() if p.parent.name != "recipes" and has_code(p)]
     return [p for p in found if executed_copy(p) is None]
-
-
-def recipes_without_run(runs: list[Path]) -> list[str]:
-    "Names of the recipes that no recorded run shows"
-    recipes = [path for path in notebooks() if path.parent.name == "recipes"]
-    return [path.stem for path in recipes if recorded_run(path, runs) is None]
 
 
 def linked_files(notebook: Path) -> list[Path]:
@@ -521,7 +477,6 @@ def write(path: Path, text: str) -> Path:
 
 def stage(
     site: Path,  # folder of the pages, made anew where they changed
-    runs: list[Path],  # folders of run folders, for the recipes
 ) -> None:
     "Write every page of the site"
     kept = set()
@@ -536,11 +491,11 @@ def stage(
         "reference/commands.md": commands_page(),
         "reference/measured.md": measured_page(ROOT / "evidence"),
         **chapter_pages(),
-        **translated_pages(runs),
+        **translated_pages(),
         **{f"reference/api/{n}": text for n, text in reference.pages().items()},
     }
     for notebook in notebooks():
-        page = notebook_page(notebook, runs)
+        page = notebook_page(notebook)
         texts[str(notebook.relative_to(ROOT))] = json.dumps(page, indent=1)
         for file in linked_files(notebook):
             texts[str(file.relative_to(ROOT))] = file.read_text(encoding="utf-8")

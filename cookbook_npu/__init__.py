@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import RunConfig, config_keys, load_config, override
     from .data.graders import register_reward
+    from .notebook import check_parameters
     from .plan.plan import make_plan
     from .plan.preflight import check_machine
     from .recipes import (
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     )
     from .rollout.transformers import TransformersEngine
     from .rollout.vllm import VllmEngine
+    from .runs.answers import answer_table
     from .runs.report import write_report
+    from .runs.result import check_learning, show_result
     from .train.session import session
     from .train.trainer import Trainer
 
@@ -42,6 +45,10 @@ _HOMES = {  # name -> module
     "make_plan": "plan.plan",
     "check_machine": "plan.preflight",
     "session": "train.session",
+    "answer_table": "runs.answers",
+    "check_learning": "runs.result",
+    "check_parameters": "notebook",
+    "show_result": "runs.result",
     "write_report": "runs.report",
     "register_reward": "data.graders",
     "TransformersEngine": "rollout.transformers",
@@ -53,7 +60,10 @@ __all__ = [
     "Trainer",
     "TransformersEngine",
     "VllmEngine",
+    "answer_table",
+    "check_learning",
     "check_machine",
+    "check_parameters",
     "config_keys",
     "find_recipe",
     "load_config",
@@ -66,6 +76,7 @@ __all__ = [
     "qwen3_vl_8b_ppo",
     "register_reward",
     "session",
+    "show_result",
     "write_report",
 ]
 

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
            'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_keys', 'complete_runs',
-           'show_settings', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need', 'one_scale',
-           'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words', 'job_parameters',
-           'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main',
-           'exit_with']
+           'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
+           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
+           'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
+           'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -38,6 +38,7 @@ from .errors import (
     CookbookError,
     DataError,
     MissingError,
+    NothingLearned,
     nearest,
 )
 from .notebook import parameter_defaults, recipe_of
@@ -230,6 +231,8 @@ def execute(
     except KernelEnded as e:
         exit_with(f"{e}{_resume_line(folder)}", 1)
     except PapermillExecutionError as e:
+        if e.ename == NothingLearned.__name__:
+            return  # the caller says so, below the result
         exit_with(
             f"cell {e.exec_count} of the notebook failed with {e.ename}: {e.evalue}"
             f"{_resume_line(folder)}",
@@ -350,6 +353,10 @@ def _run(
         name, resumed = resume_parameters(resume)
         resumed["overrides"]["output.restart"] = restart
         recipe = recipe or name
+        if not (parameter or file or restart) and is_finished(resume):
+            typer.echo(f"{resume} has all its steps; more: -p num_steps N")
+            print_result(resume.resolve())
+            return
     if not recipe:
         raise ConfigError("run was given no recipe", "Name one, or give --resume FOLDER.")
     notebook = find_notebook(recipe)
@@ -380,27 +387,35 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
         typer.echo(f"settings\n{text}")
 
 
-def print_result(folder: Path, seconds: float) -> None:
+def is_finished(folder: Path) -> bool:
+    "Whether a run has all its steps"
+    from .runs.folder import RunFolder
+    from .runs.metrics import count_steps, load_metrics
+
+    run = RunFolder.open(folder)
+    return count_steps(load_metrics(run.path)) >= run.config().num_steps
+
+
+def print_result(folder: Path, seconds: float | None = None) -> None:
     "Print the result table of a run, its wall time, and the paths of notebook and report"
     from .runs.report import result_text, run_result
 
-    rows = [*run_result(folder), ("wall time, start-up included", f"{seconds:.0f} s")]
+    rows = run_result(folder)
+    if seconds is not None:
+        rows.append(("wall time, start-up included", f"{seconds:.0f} s"))
     typer.echo(f"\n{result_text(rows)}")
     typer.echo(f"\nnotebook  {folder / 'notebook.ipynb'}")
     typer.echo(f"report    {folder / 'report.html'}")
 
 
 def refuse_empty_result(folder: Path) -> None:
-    "Exit with 1 for a finished run in which all advantages were 0"
-    from .runs.metrics import load_metrics
-    from .runs.report import learned_nothing
+    "Exit with 1 for a finished run that learned nothing"
+    from .runs.result import check_learning
 
-    if learned_nothing(load_metrics(folder)):
-        exit_with(
-            "nothing was learned: every advantage of every step was 0, so all samples of a group had the "
-            f"same reward. Check {folder / 'samples'} for a wrong scorer or truncated responses.",
-            1,
-        )
+    try:
+        check_learning(folder)
+    except NothingLearned as error:
+        exit_with(str(error), 1)
 
 # %% ../nbs/99_cli.ipynb #83e251fa
 _ORDER = (
@@ -867,6 +882,30 @@ def _recipes() -> None:
         title, about = recipe_summary(find_notebook(name))
         typer.echo(f"{name}\n    {title}. {about}")
     typer.echo("\nplan: cookbook-npu plan NAME --scale 910b; run: cookbook-npu run NAME")
+
+# %% ../nbs/99_cli.ipynb #1b76f0f1
+@app.command(
+    "samples",
+    epilog="Examples: cookbook-npu samples runs/NAME; cookbook-npu samples runs/NAME --step 12; "
+    "cookbook-npu samples runs/NAME --worst",
+)
+def _samples(
+    run: Annotated[Path, Argument(help="Run folder.", autocompletion=complete_runs)],
+    step: Annotated[
+        int | None, Option(help="Show responses that this step was trained on.")
+    ] = None,
+    worst: Annotated[
+        bool, Option("--worst", help="Show responses with the lowest rewards.")
+    ] = False,
+    number: Annotated[int, Option("-n", min=1, help="Prompts or responses to show.")] = 6,
+) -> None:
+    "Print answers to held-out prompts before and after training, or responses of a step."
+    from .runs.answers import answer_table, samples_text
+
+    if step is None and not worst:
+        typer.echo(str(answer_table(run, number)))
+    else:
+        typer.echo(samples_text(run, step, number if worst else 0))
 
 # %% ../nbs/99_cli.ipynb #e9383c1c
 @app.command(

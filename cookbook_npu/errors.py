@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError',
-           'EnvironmentFault', 'StorageError', 'NumericsError', 'nearest', 'decode_text', 'parse_json']
+           'EnvironmentFault', 'StorageError', 'NumericsError', 'NothingLearned', 'nearest', 'decode_text',
+           'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -95,6 +96,10 @@ class StorageError(CookbookError, OSError):
 
 class NumericsError(CookbookError, ArithmeticError):
     "A value is not finite; names the quantity and the sample"
+
+
+class NothingLearned(CookbookError, RuntimeError):
+    "A complete run whose weights did not move, or whose reward did not rise"
 
 # %% ../nbs/00_errors.ipynb #d41e4cde
 def nearest(

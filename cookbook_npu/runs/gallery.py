@@ -130,6 +130,7 @@ def sample_pictures(references: Sequence[str], task: Mapping[str, Any]) -> list[
 def choose_samples(
     records: Sequence[Mapping[str, Any]],  # of one step, from `RunFolder.load_samples`
     step: int,  # row of metrics.jsonl that trained on them
+    worst: int = 0,  # so many with the lowest reward instead
 ) -> list[GallerySample]:
     "Return the best, the worst and a random response with a reward, as far as available"
     graded = [record for record in records if record.get("reward") is not None]
@@ -138,13 +139,17 @@ def choose_samples(
     groups: dict[str, list[float]] = {}
     for record in graded:
         groups.setdefault(record["group_id"], []).append(record["reward"])
-    rewards = [record["reward"] for record in graded]
-    chosen = {"best": rewards.index(max(rewards)), "worst": rewards.index(min(rewards))}
-    others = [i for i in range(len(graded)) if i not in chosen.values()]
-    if others:
-        chosen["random"] = random.Random(step).choice(others)
+    order = sorted(range(len(graded)), key=lambda i: graded[i]["reward"])  # stable
+    if worst:
+        chosen = [(f"worst {place}", i) for place, i in enumerate(order[:worst], 1)]
+    else:
+        best = next(i for i in order if graded[i]["reward"] == graded[order[-1]]["reward"])
+        chosen = list({"best": best, "worst": order[0]}.items())
+        others = [i for i in range(len(graded)) if i not in (best, order[0])]
+        if others:
+            chosen.append(("random", random.Random(step).choice(others)))
     shown = []
-    for kind, i in chosen.items():
+    for kind, i in chosen:
         group = groups[graded[i]["group_id"]]
         shown.append(_gallery_sample(kind, step, graded[i], sum(group) / len(group)))
     return shown

@@ -78,11 +78,26 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 # %% ../../nbs/runs/02_plots.ipynb #8048f0b7
+_LEGEND_CHARACTERS = 54  # of a row above a panel, each name with its line
+
+
+def _draw_axes_legend(axes: Any) -> int:
+    "Draw the names of the lines between title and panel; return the number of rows"
+    names = axes.get_legend_handles_labels()[1]
+    columns = min(len(names), max(1, _LEGEND_CHARACTERS // (max(map(len, names)) + 6)))
+    above: Any = dict(loc="lower left", bbox_to_anchor=(-0.02, 0.98), borderaxespad=0)
+    above |= dict(handlelength=1.6, columnspacing=1.2, ncols=columns, labelspacing=0.1)
+    legend = axes.legend(fontsize=7, frameon=False, labelcolor=INK, **above)
+    legend.set_in_layout(False)  # a long name would narrow all panels of its column
+    return -(-len(names) // columns)
+
+
 def _style_axes(axes: Any, title: str, log: bool = False, legend: bool = False) -> None:
     "Set title, colours and grid of a panel"
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(title, fontsize=9, color=INK, loc="left", pad=18 if legend else 6)
+    rows = _draw_axes_legend(axes) if legend else 0
+    axes.set_title(title, fontsize=9, color=INK, loc="left", pad=6 + 11 * rows)
     axes.tick_params(which="both", colors=INK, labelsize=8, length=2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
@@ -94,10 +109,6 @@ def _style_axes(axes: Any, title: str, log: bool = False, legend: bool = False) 
         axes.set_xticks([round((low + high) / 2)])
     if log:
         axes.set_yscale("log")
-    if legend:
-        above: Any = dict(loc="lower left", bbox_to_anchor=(-0.02, 0.98), borderaxespad=0)
-        above |= dict(handlelength=1.6, columnspacing=1.2, ncols=4)
-        axes.legend(fontsize=7, frameon=False, labelcolor=INK, **above)
 
 
 def _new_figure(width: float, height: float) -> Any:

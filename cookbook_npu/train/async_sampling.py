@@ -29,7 +29,6 @@ from .recovery import Failures
 from ..train.sampling import (
     Grading,
     Rollout,
-    accuracy_metrics,
     environment_fault,
     make_requests,
 )
@@ -577,6 +576,7 @@ class IntervalCounts:
 class RunningEvaluation:
     "An evaluation in progress"
 
+    steps_done: int = 0
     missing: int = 0  # groups
     samples: list[Sample] = field(default_factory=list)  # graded
     failed: tuple[str, CallFailure] | None = None  # the last group whose environment failed
@@ -859,7 +859,7 @@ class AsyncSampler:
             requests = make_requests([prompt], group_size, config.seed, step, first=place)
             groups.append(RunningGroup(None, prompt, config.eval_sampling, requests))
         with self.jobs.changed:
-            self.evaluation = RunningEvaluation(missing=len(groups))
+            self.evaluation = RunningEvaluation(steps_done, len(groups))
             self._start(groups)
 
     def end_evaluation(self, resend: Callable[[], object]) -> dict[str, float]:
@@ -869,7 +869,9 @@ class AsyncSampler:
         if ended.failed is not None and not ended.samples:
             what = "the environments of all groups of the evaluation failed"
             raise environment_fault(what, *ended.failed)
-        return accuracy_metrics(ended.samples) if ended.samples else {}
+        if not ended.samples:
+            return {}
+        return self.grading.evaluation_metrics(ended.steps_done, ended.samples)
 
     def metrics(self) -> dict[str, float]:
         "Return async/* since the last call"

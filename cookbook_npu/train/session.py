@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['START_LINE_S', 'describe_device', 'start_cluster', 'StartLines', 'process_counts', 'first_weights', 'load_data',
-           'start_episodes', 'warn_oracle', 'Run', 'session']
+           'start_episodes', 'warn_oracle', 'Run', 'resumed_config', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
 import atexit
@@ -19,12 +19,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
-from ..config import RunConfig
+from ..config import RunConfig, override
 from ..data.environments import find_environment
 from ..data.prompts import (
     PromptDataset,
@@ -42,6 +43,7 @@ from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
+from ..runs.answers import answer_table
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
 from ..runs.live import NotebookView, format_duration, in_notebook, live_view
@@ -286,7 +288,8 @@ def _open_tracker(
         first = checkpoint.step if checkpoint else 0
         print(f"resuming {folder.path} from step {first}", flush=True)
     folder.save_settings(config)
-    view = live_view(config.num_steps, history=history)
+    answers = partial(answer_table, folder)
+    view = live_view(config.num_steps, history=history, answers=answers)
     tracker = Tracker.for_run(
         folder,
         config.num_steps,
@@ -381,22 +384,58 @@ def _start(
     driver.start(checkpoint)
     return Run(driver)
 
+# %% ../../nbs/train/15_session.ipynb #96599dbd
+_stopped: list[
+    tuple[RunConfig, Path]
+] = []  # the run that this notebook has stopped, if any
+
+
+def resumed_config(
+    config: RunConfig,
+    resume: Path | str | None,  # run folder to continue
+    fresh: bool,  # start a new run although the last one was stopped
+) -> RunConfig:
+    "Return the configuration that continues a run folder; without one, `config` itself"
+    if resume is None:
+        for was, path in _stopped:
+            if was == config and not fresh:
+                raise ConfigError(
+                    f"the run of this configuration was stopped, in {path}",
+                    f"Continue it: session(config, resume={str(path)!r}). "
+                    "Or start from step 0: session(config, fresh=True).",
+                )
+        return config
+    path = Path(resume).resolve()
+    place = {"output.root": str(path.parent), "output.name": path.name}
+    return override(config, {"output.resume": True, **place})
+
 # %% ../../nbs/train/15_session.ipynb #0f1a0435
-def _report_stop(stopped: RunStopped) -> NoReturn:
+def _report_stop(stopped: RunStopped, config: RunConfig, path: Path | None) -> NoReturn:
     "Print where a run stopped, and raise; a notebook shows the exception itself"
-    if in_notebook():
-        # IPython's advice on every SystemExit
-        warnings.filterwarnings("ignore", message="To exit: use")
-    else:
+    if not in_notebook():
         print(stopped, flush=True)
-    raise stopped from None
+        raise stopped from None
+    # IPython's advice on every SystemExit
+    warnings.filterwarnings("ignore", message="To exit: use")
+    if path is None or inherited_settings(config, os.environ) is not None:
+        raise stopped from None
+    _stopped[:] = [(config, path)]
+    here = f"{stopped}\nor in this notebook: session(config, resume={str(path)!r})"
+    raise RunStopped(here, int(stopped.code or 0)) from None
 
 
 @contextmanager
-def session(config: RunConfig) -> Iterator[Run]:
+def session(
+    config: RunConfig,
+    resume: Path | str | None = None,  # run folder to continue with this configuration
+    fresh: bool = False,  # start a new run although the last one was stopped
+) -> Iterator[Run]:
     """Start a run, engines awake with the first weights, and stop everything at the end of the block.
 
-    Raises `RunStopped` after a stop request."""
+    Raises `RunStopped` after a stop request, and `ConfigError` in a notebook that has just stopped the same
+    run."""
+    given = config
+    config = resumed_config(given, resume, fresh)
     check_machine(config)
     install_finder()
     _end_quickly()
@@ -420,10 +459,12 @@ def session(config: RunConfig) -> Iterator[Run]:
                 yield run
             finally:
                 stop.leave()
+        _stopped.clear()
     except RunStopped as stopped:
-        _report_stop(stopped)
+        _report_stop(stopped, given, path)
     except KeyboardInterrupt:
         if not stop.at_once:
             raise
         hint = resume_hint(path) if path else "nothing was begun"
-        _report_stop(StoppedAtOnce(f"stopped at once; {hint}", stop.signal))
+        at_once = StoppedAtOnce(f"stopped at once; {hint}", stop.signal)
+        _report_stop(at_once, given, path)

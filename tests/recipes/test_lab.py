@@ -239,9 +239,15 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     person.take_picture("curves")
     person.show("RunStopped")
     person.take_picture("stopped")
-    # a line of IPython's, and ours
-    assert len([line for line in person.errors().splitlines() if line]) == 2
+    # a line of IPython's, and two of ours
+    assert len([line for line in person.errors().splitlines() if line]) == 3
+    assert "or in this notebook: session(config, resume=" in person.errors()
     assert person.curves() == 1
+
+    person.click(".cm-line", "for _ in run.steps()")  # the cell of the run, once more
+    person.run()
+    person.see("session(config, fresh=True)")
+    person.idle()
 
     person.go_to_the_end()
     person.run_below(opening)

@@ -15,6 +15,8 @@ import pytest
 from places import ROOT
 from whole_runs import preloaded
 
+from cookbook_npu.runs.result import RESULT_TYPE
+
 pytestmark = pytest.mark.slow
 
 PHASES = (
@@ -150,11 +152,7 @@ def test_the_report_says_simulated_and_lists_every_shim(folder):
 def test_the_notebook_keeps_its_result(folder):
     notebook = json.loads((folder / "notebook.ipynb").read_text())
     outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
-    results = [
-        o["data"]["application/json"]
-        for o in outputs
-        if "application/json" in o.get("data", {})
-    ]
+    results = [o["data"][RESULT_TYPE] for o in outputs if RESULT_TYPE in o.get("data", {})]
     assert len(results) == 1 and results[0]["steps"] == "2 of 2"
 
 

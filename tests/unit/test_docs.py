@@ -5,7 +5,6 @@ import posixpath
 import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -259,24 +258,24 @@ RESULT = {"output_type": "execute_result", "data": {"text/plain": ["2"]}}
 
 def test_a_page_shows_the_results_of_the_same_cells(checkout):
     notebook = write(checkout / "nbs/rl/demo.ipynb", TITLE, HIDDEN, SUM)
-    page = stage.notebook_page(notebook, [])
+    page = stage.notebook_page(notebook)
     assert "not executed" in page["cells"][1]["source"]
     assert stage.not_executed() == [notebook]
 
     done = SUM | {"outputs": [RESULT, {"name": "stderr", "output_type": "stream"}]}
     write(stage.EXECUTED / "nbs/rl/demo.ipynb", TITLE, HIDDEN, done)
-    page = stage.notebook_page(notebook, [])
+    page = stage.notebook_page(notebook)
     assert [c["source"] for c in page["cells"]] == ["# rl.demo", "1 + 1"]
     assert page["cells"][1]["outputs"] == [RESULT]
     assert stage.not_executed() == []
 
     write(notebook, TITLE, HIDDEN, cell("code", "1 + 2"))  # changed since
-    assert "not executed" in stage.notebook_page(notebook, [])["cells"][1]["source"]
+    assert "not executed" in stage.notebook_page(notebook)["cells"][1]["source"]
 
 
 def test_a_record_for_programs_is_not_shown_beside_its_text(checkout):
     "Sphinx warns of it, which is an error here"
-    data = {"application/json": {"reward": 1}, "text/plain": ["reward 1"]}
+    data = {stage.RESULT_TYPE: {"reward": 1}, "text/plain": ["reward 1"]}
     shown = SUM | {"outputs": [{"output_type": "display_data", "data": data}]}
     notebook = write(checkout / "nbs/rl/demo.ipynb", TITLE, shown)
     (output,) = stage.shown_notebook(notebook, None)["cells"][1]["outputs"]
@@ -298,27 +297,18 @@ def test_a_page_says_nothing_of_the_machine_that_executed_it():
 
 
 def test_a_page_without_code_to_see_needs_no_results(checkout):
-    page = stage.notebook_page(write(checkout / "nbs/index.ipynb", TITLE, HIDDEN), [])
+    page = stage.notebook_page(write(checkout / "nbs/index.ipynb", TITLE, HIDDEN))
     assert [c["source"] for c in page["cells"]] == ["# rl.demo"]
 
 
-def test_a_recipe_shows_a_complete_run_of_itself(checkout):
-    recipe = write(checkout / "recipes/demo.ipynb", TITLE, SUM)
-    output = {"root": str(checkout / "runs"), "name": "one"}
-    config = RunConfig(recipe="demo", num_steps=2, seed=3, output=output)
-    with RunFolder.create(config) as run:
-        run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True}, [])
-        run.metrics_file.write_text('{"step": 0}\n')
-    put_in = cell("code", "seed = 3") | {"metadata": {"tags": ["injected-parameters"]}}
-    write(run.path / "notebook.ipynb", TITLE, put_in, SUM | {"outputs": [RESULT]})
-    runs = [checkout / "runs"]
-    assert stage.recorded_run(recipe, runs) is None  # one step of two
-    run.metrics_file.write_text('{"step": 0}\n{"step": 1}\n')
-    said = stage.notebook_page(recipe, runs)["cells"][1]["source"]
-    assert "2 steps, seed 3, on 2 x simulated NPU (simulated" in said
-    assert f"torch {metadata.version('torch')}" in said
-    write(recipe, TITLE, cell("code", "1 + 3"))
-    assert stage.recorded_run(recipe, runs) is None  # of another recipe
+def test_a_recipe_shows_its_recorded_run_and_says_where_it_ran(checkout):
+    recipe = write(checkout / "recipes/demo.ipynb", TITLE, SUM | {"outputs": [RESULT]})
+    notebook = json.loads(recipe.read_text())
+    notebook["metadata"]["recorded"] = {"where": "Recorded run: scale laptop"}
+    recipe.write_text(json.dumps(notebook))
+    page = stage.notebook_page(recipe)["cells"]
+    assert "Recorded run: scale laptop" in page[1]["source"]
+    assert page[2]["outputs"] == [RESULT]
 
 
 def test_dead_links_are_found(tmp_path):

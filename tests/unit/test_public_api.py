@@ -26,7 +26,11 @@ SIGNATURES = {
     "qwen3_vl_8b_ppo": PRESET,
     "make_plan": "config, soc='Ascend910B1', check=True, mean_response=None",
     "check_machine": "config, environ=None, files=True",
-    "session": "config",
+    "session": "config, resume=None, fresh=False",
+    "answer_table": "run, prompts=6",
+    "check_learning": "folder",
+    "check_parameters": "cells=None",
+    "show_result": "folder",
     "write_report": "folder, references=None, title='', panels=...",
     "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "

@@ -1,0 +1,169 @@
+"""The recipes carry the outputs of a recorded run: `make record` (RECIPE=name records one).
+
+Runs each recipe at its defaults, and commits of its outputs what is the same on every machine: no stderr,
+no paths, no times of day. `faults(recipe)` says why a recorded recipe is not what it claims to be.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cookbook_npu.config import RunConfig
+from cookbook_npu.recipes import RECIPES
+from cookbook_npu.runs.folder import RunFolder
+from cookbook_npu.runs.metrics import load_metrics, metric_points
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "recorded"  # in the metadata of a notebook
+MOST_BYTES = 400_000
+# outputs that belong to one machine or one moment
+UNWANTED = {
+    "a path of a machine": re.compile(
+        r"(?<![\w.:/])/(?:tmp|root|home|work|usr|opt|check)/"
+    ),
+    "a time of day": re.compile(r"\b\d\d:\d\d:\d\d\b"),
+    "an address of an object": re.compile(r" at 0x[0-9a-f]{6,}"),
+    "a frame, which no page but JupyterLab shows": re.compile("<iframe"),
+    "a script": re.compile("<script"),
+}
+
+
+def code_sources(notebook: dict[str, Any]) -> list[str]:
+    "The code of a notebook, but of what papermill put in"
+    return [
+        "".join(cell["source"])
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+        and "injected-parameters" not in cell["metadata"].get("tags", ())
+    ]
+
+
+def digest(value: Any) -> str:
+    "A short checksum of JSON-able values"
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    "The configuration of a run without its place"
+    return {key: value for key, value in config.flat() if not key.startswith("output.")}
+
+
+def where(run: RunFolder) -> str:
+    "A sentence about the machine and the versions of a run"
+    config, stack = run.config(), run.stack()
+    device = stack["device"]
+    names = ("torch", "torch_npu", "megatron-core", "transformers", "vllm")
+    versions = [f"{n} {stack['packages'][n]}" for n in names if n in stack["packages"]]
+    simulated = " (simulated: nothing measured here says anything about Ascend hardware)"
+    return (
+        f"Recorded run: scale {config.scale}, {config.num_steps} steps, seed {config.seed}, on "
+        f"{device['count']} x {device['name']}{simulated if device['simulated'] else ''}; "
+        f"{', '.join(versions)}."
+    )
+
+
+LINKED = re.compile(r'<a href="runs/[^"]*"[^>]*>([^<]*)</a>')  # the run is not committed
+
+
+def clean(output: dict[str, Any], root: Path) -> dict[str, Any] | None:
+    "An output as it is committed; None: it is not"
+    if output.get("name") == "stderr":
+        return None
+    output = json.loads(json.dumps(output).replace(f"{root}/", "runs/"))
+    page = output.get("data", {}).get("text/html")
+    if page is not None:
+        output["data"]["text/html"] = LINKED.sub(r"\1", "".join(page))
+    output["metadata"] = {} if "metadata" in output else None
+    for name in [name for name, value in output.items() if value is None]:
+        del output[name]
+    if output["output_type"] == "execute_result":
+        output["execution_count"] = None
+    return output
+
+
+def record(name: str) -> None:
+    "Run a recipe at its defaults and put the outputs into its notebook"
+    path = ROOT / "recipes" / f"{name}.ipynb"
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        place = json.dumps({"output.root": str(root), "output.name": name})
+        command = [sys.executable, "-m", "cookbook_npu.cli", "run", str(path)]
+        subprocess.run([*command, "-p", f"overrides={place}"], cwd=ROOT, check=True)
+        run = RunFolder.open(root / name)
+        executed = json.loads(run.notebook.read_text(encoding="utf-8"))
+        expected = RECIPES[name].expected["laptop"].metrics
+        metrics = load_metrics(run.path)
+        measured = {
+            metric: {
+                str(step): dict(metric_points(metrics, metric))[step] for step in points
+            }
+            for metric, points in expected.items()
+        }
+        config = settings(run.config())
+        ran = where(run)
+        by_source = {
+            "".join(cell["source"]): [
+                kept for o in cell["outputs"] if (kept := clean(o, root)) is not None
+            ]
+            for cell in executed["cells"]
+            if cell["cell_type"] == "code"
+        }
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"] = by_source["".join(cell["source"])]
+    notebook["metadata"][KEY] = {
+        "sources": digest(code_sources(notebook)),
+        "settings": digest(config),
+        "metrics": measured,
+        "where": ran,
+    }
+    text = json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def faults(path: Path) -> list[str]:
+    "Why the outputs of a recipe are not those of a recorded run of this recipe; empty: they are"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    recorded = notebook["metadata"].get(KEY)
+    if recorded is None:
+        return ["it has no recorded run"]
+    found = []
+    recipe = RECIPES[path.stem]
+    if recorded["sources"] != digest(code_sources(notebook)):
+        found.append("its code has changed since it was recorded")
+    if recorded["settings"] != digest(settings(recipe())):
+        found.append("its settings have changed since it was recorded")
+    expected = recipe.expected["laptop"]
+    for metric, points in expected.metrics.items():
+        for step, value in points.items():
+            measured = recorded["metrics"].get(metric, {}).get(str(step))
+            if measured is None or abs(measured - value) > expected.within:
+                found.append(f"{metric} at step {step} is {measured}, expected {value}")
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    if silent := [
+        c for c in cells if not c["outputs"] and "display" in "".join(c["source"])
+    ]:
+        found.append(f"{len(silent)} cells show nothing")
+    outputs = json.dumps([cell["outputs"] for cell in cells], ensure_ascii=False)
+    found += [
+        f"its outputs have {what}"
+        for what, sign in UNWANTED.items()
+        if sign.search(outputs)
+    ]
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        found.append(f"it has {size} bytes, at most {MOST_BYTES}")
+    return found
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or list(RECIPES):
+        record(wanted)
+        for fault in faults(ROOT / "recipes" / f"{wanted}.ipynb"):
+            print(f"{wanted}: {fault}")

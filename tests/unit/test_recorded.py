@@ -1,0 +1,61 @@
+"""The committed outputs of the recipes are those of a run of these very notebooks"""
+
+import json
+
+import pytest
+from recorded import ROOT, faults
+
+RECIPES = sorted((ROOT / "recipes").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_outputs_belong_to_the_recipe(path):
+    "Same code, same settings, expected numbers, nothing of a machine: else `make record RECIPE=...`"
+    assert faults(path) == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_reader_sees_curves_answers_and_the_result(path):
+    "Without running anything: a picture, a table of answers, the verdict"
+    cells = json.loads(path.read_text())["cells"]
+    data = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
+    assert sum("image/png" in d for d in data) == 1
+    pages = ["".join(d.get("text/html", "")) for d in data]
+    assert sum("held-out prompt" in page for page in pages) == 1
+    assert sum("as expected</b>" in page for page in pages) == 1
+
+
+def changed(path, tmp_path, change):
+    "A copy of a recipe of the same name, changed"
+    notebook = json.loads(path.read_text())
+    change(notebook)
+    copy = tmp_path / path.name
+    copy.write_text(json.dumps(notebook))
+    return copy
+
+
+def test_what_does_not_belong_is_found(tmp_path):
+    "Other code, other numbers, a path of a machine, no record at all"
+    path = RECIPES[0]
+
+    def other_code(notebook):
+        code = next(c for c in notebook["cells"] if c["cell_type"] == "code")
+        code["source"] = [*code["source"], "\nx = 1"]
+
+    def other_number(notebook):
+        points = notebook["metadata"]["recorded"]["metrics"]["eval_accuracy"]
+        points[next(iter(points))] = 0.5
+
+    def of_a_machine(notebook):
+        code = next(c for c in notebook["cells"] if c.get("outputs"))
+        code["outputs"].append(
+            {"output_type": "stream", "text": "/home/someone/x at 10:20:30"}
+        )
+
+    for change, words in (
+        (other_code, "its code has changed"),
+        (other_number, "eval_accuracy at step"),
+        (of_a_machine, "a path of a machine"),
+        (lambda notebook: notebook["metadata"].pop("recorded"), "no recorded run"),
+    ):
+        assert words in "; ".join(faults(changed(path, tmp_path, change)))
