@@ -406,7 +406,7 @@ qwen3_5_9b_colocate = Recipe(
     at={"laptop": _TINY_HYBRID, "cuda": _TINY_HYBRID, "910b": _RELAX_9B},
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.24, 10: 0.71, 40: 0.95}},
+            metrics={"eval_accuracy": {0: 0.18, 10: 0.67, 40: 0.92}},
             within=0.06,
             minutes="0.7 in all, 0.3 in steps; warm start included",
         )
@@ -448,7 +448,7 @@ qwen3_5_9b_async = Recipe(
     expected={
         "laptop": Expected(
             hardware="2 CPU cores, 4 simulated NPUs",
-            metrics={"eval_accuracy": {0: 0.24, 40: 0.95}},
+            metrics={"eval_accuracy": {0: 0.18, 40: 0.94}},
             within=0.06,
             minutes="0.7 in all, 0.3 in steps; warm start included",
         )
