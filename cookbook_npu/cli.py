@@ -950,19 +950,19 @@ def _list_runs(
     typer.echo(listing.old_runs_text(old, removed))
 
 # %% ../nbs/99_cli.ipynb #d57f3505
-def compared(a: Path, b: Path | None, against: str | None) -> list[Any]:
-    "Compare two run folders, or each with the recipe (against 'expected')"
+def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
+    "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
     from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give --against expected.")
-    if b is None and against is None:
+    if len(runs) == 1 and against is None:
         raise ConfigError(
             "compare was given one run", "Add a second one, or --against expected."
         )
-    results: list[Any] = [] if b is None else [compare_runs(a, b)]
+    results: list[Any] = [compare_runs(*runs)] if len(runs) == 2 else []
     if against:
-        results += [compare_expected(run) for run in (a, b) if run is not None]
+        results += [compare_expected(run) for run in runs]
     return results
 
 
@@ -983,11 +983,11 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
 @app.command(
     "compare",
     epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
+    "cookbook-npu compare runs/A runs/B runs/C; "
     "cookbook-npu compare runs/NAME --against expected",
 )
 def _compare(
-    a: Annotated[Path, Argument(help="Run folder.")],
-    b: Annotated[Path | None, Argument(help="Another run folder.")] = None,
+    runs: Annotated[list[Path], Argument(help="Run folders.", metavar="RUN...")],
     against: Annotated[
         str | None,
         Option(metavar="expected", help="Compare with the expected numbers of the recipe."),
@@ -997,8 +997,20 @@ def _compare(
         Path | None, Option("--html", help="Write an HTML page with the curves.")
     ] = None,
 ) -> None:
-    "Compare two complete runs. Exits with 0 (the same within the rules), 1 (different) or 2 (no comparison)."
-    raise typer.Exit(show_comparison(compared(a, b, against), as_json, page))
+    """Compare runs: final numbers with standard errors, or number by number for equal settings.
+
+    Equal settings: exits with 0 (the same within the rules) or 1 (different); 2: no comparison."""
+    from .runs import outcomes
+
+    if len(runs) > 1 and against is None:
+        found = outcomes.run_outcomes(runs)
+        if found.settings or len(runs) > 2:
+            typer.echo(json.dumps(found.as_json(), indent=1) if as_json else str(found))
+            if page:
+                outcomes.write_outcomes(found, page)
+                typer.echo(f"page: {page}", err=as_json)
+            return
+    raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
 @app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")
@@ -1028,7 +1040,7 @@ def _rerun(
     execute(notebook, parameters, folder, rerun.config.num_steps)
     print_result(folder, time.monotonic() - began)
     typer.echo("")
-    raise typer.Exit(show_comparison(compared(rerun.path, folder, None), False, None))
+    raise typer.Exit(show_comparison(compared([rerun.path, folder], None), False, None))
 
 # %% ../nbs/99_cli.ipynb #394cd618
 def job_words(*words: str | Path) -> list[str]:

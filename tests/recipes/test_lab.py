@@ -227,6 +227,10 @@ def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):
     opening, stepping, closing = cells_of_the_page()
     person.idle()
     person.change_line("num_steps: Optional[int]", "num_steps: Optional[int] = 3")
+    # a step that is long enough for a click
+    person.change_line(
+        "prompts_per_step: Optional[int]", "prompts_per_step: Optional[int] = 128"
+    )
     person.run_all()
     person.see("step 1 of 3")
     person.stop()

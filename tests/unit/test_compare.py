@@ -172,16 +172,32 @@ def test_exit_codes_json_and_page(tmp_path, command):
     assert "raw_reward of both runs" in text and "<script" not in text
     assert not re.search(r"""(src|href)=["']?http|@import|url\(http""", text)
 
-    other = write(tmp_path, "other", rows(1), seed=1, stack={**STACK, "git": "bbb"})
-    code, out, _ = command("compare", one, other, "--json")
+    changed = write(tmp_path, "changed", rows(1), stack={**STACK, "git": "bbb"})
+    code, out, _ = command("compare", one, changed, "--json")
     [result] = json.loads(out)
     assert code == 1 and not result["same"]
-    assert result["config"] == [["seed", 0, 1]]
     assert result["stack"] == [["code commit", "aaa", "bbb"]]
 
     early = write(tmp_path, "early", rows(steps=13))
     code, out, errors = command("compare", one, early)
     assert code == 2 and "has 13 of 40 steps: only complete runs are compared" in errors
+
+
+def test_runs_of_other_settings_are_compared_by_how_they_ended(tmp_path, command):
+    "A table of what differs, final numbers with errors, all curves in one page; not an alarm"
+    usual = write(tmp_path, "usual", rows())
+    seed = write(tmp_path, "seed", rows(1), seed=1)
+    slow = write(tmp_path, "slow", rows(2, learning_rate=1e-4), learning_rate=1e-4)
+    page = tmp_path / "all.html"
+    code, out, _ = command("compare", usual, seed, slow, "--html", str(page))
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert code == 0 and "bitwise" not in out and "%" not in out
+    assert lines["optim.learning_rate"].split()[1:] == ["0.0003", "0.0003", "0.0001"]
+    assert lines["raw_reward"].endswith("C lower") and "±" in lines["raw_reward"]
+    text = page.read_text()
+    assert "raw_reward of all runs" in text and "<script" not in text
+    code, out, _ = command("compare", usual, seed, "--json")
+    assert code == 0 and json.loads(out)["settings"] == {"seed": [0, 1]}
 
 
 def test_an_asynchronous_run_is_not_held_to_bits(tmp_path, command):

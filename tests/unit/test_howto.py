@@ -78,10 +78,10 @@ def check_options(words: list[str]) -> None:
 
 
 def record_runs(folder: Path) -> None:
-    "runs/A and runs/B, as a page calls them: complete, and different in one number"
-    for name, last in (("A", 0.5), ("B", 0.625)):
+    "runs/A and runs/B, as a page calls them: complete, and different in one number; C has another seed"
+    for name, last, seed in (("A", 0.5, 0), ("B", 0.625, 0), ("C", 0.5, 1)):
         output = {"root": str(folder / "runs"), "name": name}
-        config = qwen3_4b_colocate(num_steps=2)
+        config = qwen3_4b_colocate(num_steps=2, seed=seed)
         config = config.model_copy(update={"output": OutputConfig(**output)})
         with RunFolder.create(config) as run:
             run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True})
@@ -95,6 +95,7 @@ def try_command(words: list[str]) -> None:
     wanted = {
         "compare runs/A runs/B": 1,
         "compare runs/A runs/B --html both.html": 1,
+        "compare runs/A runs/B runs/C --html all.html": 0,
         "compare runs/A --against expected": 2,  # two steps say nothing of its curve
         "rerun runs/A --dry-run": 0,
         "report runs/A": 0,
