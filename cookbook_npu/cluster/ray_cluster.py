@@ -597,7 +597,9 @@ class Cluster:
                     node.server = start_forks(env)
                 settings = (devices, resource, simulated)
                 options = partial(init_options, *settings, object_store=object_store)
-                shims = ["ray.unused_services", "ray.worker_command"][: 1 + simulated]
+                shims = ["ray.unused_services"]
+                shims += ["ray.node_start"] if address is None else []
+                shims += ["ray.worker_command"] if simulated else []
                 node.start(address, temp_dir, options, shims)
             # a forked worker answers only after its fork server has finished importing
             locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
