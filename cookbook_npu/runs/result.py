@@ -57,13 +57,14 @@ def check_learning(
     if len(rewards) < 2:
         return f"{len(rewards)} steps: too few to see a change"
     tenth = max(1, len(rewards) // 10)
-    before, after = statistics.mean(rewards[:tenth]), statistics.mean(rewards[-tenth:])
+    before = statistics.mean(rewards[:tenth])
+    after = statistics.mean(rewards[-tenth:])
     moved = sum(norm > 0 for norm in norms)
     text = (
         f"the weights moved in {moved} of {len(rewards)} steps, and the mean reward went "
         f"from {format_number(before)} to {format_number(after)}"
     )
-    judged = run.config().scale == "laptop" and len(rewards) >= _JUDGED_FROM
+    judged = run.config().target.simulated and len(rewards) >= _JUDGED_FROM
     if judged and after <= before:
         raise NothingLearned(f"the reward did not rise: {text}", f"{remedy}.")
     return text

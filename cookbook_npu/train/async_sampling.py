@@ -338,6 +338,7 @@ class EnginePool:
         self.status = PoolStatus.HALTED
         self.unassigned: list[RunningGroup] = []  # while no engine is ready
         self.threads: list[EngineThread] = []
+        self.starts: dict[int, Future[None]] = {}  # newest start of an engine, by number
         for _ in range(state.config.num_engines):
             self._add_thread()
 
@@ -472,7 +473,7 @@ class EnginePool:
             self.failures.count(error)
             self.assign(unfinished)
             if thread.status is EngineStatus.STARTING:
-                self.jobs.start(self._start_engine, number, "restart")
+                self.starts[number] = self.jobs.start(self._start_engine, number, "restart")
 
     def _start_engine(self, number: int, event: str) -> None:
         self.state.workers.restart_engine(number)
@@ -510,11 +511,13 @@ class EnginePool:
         Raises `DeviceError` when the cluster has no free device."""
         removed = self.numbers(EngineStatus.REMOVED)
         number = removed[0] if removed else len(self.threads)
+        if number in self.starts:  # it may have been removed while it started
+            wait([self.starts[number]])
         self.state.workers.reserve_engine(number)
         with self.jobs.changed:
             thread = self.threads[number] if removed else self._add_thread()
             thread.set_status(EngineStatus.STARTING)
-        self.jobs.start(self._start_engine, number, "engine_added")
+        self.starts[number] = self.jobs.start(self._start_engine, number, "engine_added")
 
 # %% ../../nbs/train/11_async_sampling.ipynb #74c244bd
 class Stragglers:

@@ -87,7 +87,7 @@ SHAPES = {
 
 def converted() -> dict[str, str]:
     "What real tools write, as text"
-    nb = nbformat.from_dict(copy.deepcopy(ORIGINAL))
+    nb = nbformat.reads(json.dumps(ORIGINAL), 4)
     found = {"nbconvert": NotebookExporter().from_notebook_node(nb)[0]}
     kept = {("tags",)}
     clear = ClearMetadataPreprocessor(enabled=True, preserve_cell_metadata_mask=kept)
@@ -122,7 +122,10 @@ def test_a_copy_by_path_is_planned_like_the_recipe(tmp_path):
 
 
 REFUSED = {
-    "format 3": (nbformat.writes(nbformat.from_dict(ORIGINAL), version=3), "format 3"),
+    "format 3": (
+        nbformat.writes(nbformat.reads(json.dumps(ORIGINAL), 4), version=3),
+        "format 3",
+    ),
     "web page": ("<!DOCTYPE html><html></html>", "is not a notebook"),
     "pointer": ("version https://git-lfs.github.com/spec/v1\n", "is not a notebook"),
     "truncated": (json.dumps(ORIGINAL)[:5000], "is not a notebook"),

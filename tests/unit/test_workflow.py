@@ -73,31 +73,14 @@ def test_make_knows_what_is_made(job):
         assert done.returncode == 0, done.stderr
 
 
-def test_recipes_without_a_run_can_be_listed_after_the_step_before():
-    "The program imports Sphinx, which `make setup` does not install; a broken pipe ends the step"
-    build = steps("build")
-    (number,) = (i for i, s in enumerate(build) if "--missing-recipes" in s.get("run", ""))
-    assert build[number]["shell"] == "bash"  # the only one with pipefail
-    assert build[number - 1]["run"].startswith("make .venv/.test ")
-    command = build[number]["run"].split(" | ")[0].split()
-    assert command[0] == ".venv/bin/python"
-    done = subprocess.run(
-        [sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    recipes = {path.stem for path in (ROOT / "recipes").glob("*.ipynb")}
-    assert set(done.stdout.split()) <= recipes
-
-
 def test_it_keeps_and_publishes_what_the_site_is_made_of():
     "The folders that the program reads and writes"
     program = (ROOT / ".docs" / "make_site.py").read_text()
     stage = (ROOT / ".docs" / "stage.py").read_text()
     used = {step["uses"].split("@")[0]: step for step in steps("build") if "uses" in step}
     kept = used["actions/cache"]["with"]["path"].split()
-    assert kept == ["build/executed", "runs"]
+    assert kept == ["build/executed"]
     assert 'EXECUTED = ROOT / "build" / "executed"' in stage
-    assert 'runs = given.runs or [ROOT / "runs"' in program
     assert used["actions/upload-pages-artifact"]["with"]["path"] == "_docs"
     assert 'default=ROOT / "_docs"' in program
 
