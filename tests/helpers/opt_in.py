@@ -79,6 +79,9 @@ LANES = (
         (*PYTEST, "tests/unit/test_verifiers.py"),
         {"COOKBOOK_VERIFIERS": "all"},
     ),
+    Lane(
+        "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
+    ),
     Lane("stacks", ("make", "test-stacks")),
     Lane("npu-wheel", ("make", "test-npu-wheel")),
     Lane("910b", ("make", "test-910b")),

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 from preloaded_jobs import DRIVER
 from safetensors import safe_open
 
@@ -19,6 +20,10 @@ from cookbook_npu.npu.simulator.fork_server import fork_process
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 HERE = Path(__file__).parent
+# `make test` runs one recipe on vLLM and the conformance suite of the engine; each start takes a minute
+more_vllm = pytest.mark.skipif(
+    "COOKBOOK_VLLM_RUNS" not in os.environ, reason="COOKBOOK_VLLM_RUNS=all"
+)
 STEPS = 6
 # notice only after a minute that they are alone
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import policy_jobs
 import pytest
-from whole_runs import check_turns, events, learned, parameters, rows, run, samples
+from whole_runs import (
+    check_turns,
+    events,
+    learned,
+    more_vllm,
+    parameters,
+    rows,
+    run,
+    samples,
+)
 
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
@@ -143,6 +152,7 @@ def test_ppo_with_pictures_and_turns(tmp_path):
     assert events(tmp_path / "qwen3_vl_8b_ppo", "oracle") == []
 
 
+@more_vllm
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("vllm", "torchvision")),
     reason="vLLM reads models with a vision tower only beside torchvision",

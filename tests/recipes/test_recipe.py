@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from whole_runs import preloaded
+from whole_runs import more_vllm, preloaded
 
 from cookbook_npu.runs.result import RESULT_TYPE
 
@@ -272,6 +272,7 @@ def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
     assert all(r["train_rollout_logprob_abs_diff"] < 0.01 for r in rows[1:])
 
 
+@more_vllm
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("vllm", "torchvision")),
     reason="vLLM reads models with a vision tower only beside torchvision",

@@ -11,6 +11,7 @@ from whole_runs import (
     Driver,
     check_turns,
     events,
+    more_vllm,
     parameters,
     rows,
     run,
@@ -97,6 +98,7 @@ def test_asynchronous_episodes_keep_their_bound_through_a_stop(tmp_path):
     check_turns(folder)
 
 
+@more_vllm
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="the vllm extra has no wheel here"
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import policy_jobs
 import pytest
-from whole_runs import rows
+from whole_runs import more_vllm, rows
 
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
@@ -86,6 +86,7 @@ def greedy(run: Path, *words: str) -> dict:
     return json.loads(done.stdout[done.stdout.index("{\n") :])
 
 
+@more_vllm
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
 def test_vllm_gives_the_same_greedy_answers(tmp_path):
     """Word for word, as typed: both engines compute in float32

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import os
 import tempfile
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from cookbook_npu.config import TinyConfig
+from cookbook_npu.errors import RoleError
 from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.testing.conformance import ENGINE_CHECKS, IMAGE_CHECKS
 from cookbook_npu.testing.ranks import run_ranks
@@ -288,16 +290,18 @@ VLLM_CHECKS = [
 
 @functools.cache
 def results_of(engine: str, pictured: bool = False) -> dict[str, str | None]:
-    target = f"{__file__}:run_checks"
-    arguments = {"engine": engine, "pictured": pictured}
+    options = {}
     if (
-        engine == "vllm"
+        engine != "vllm"
     ):  # an engine of vLLM never shares its process with the simulated NPU
-        return run_ranks(target, 1, arguments, timeout=240)[0]
-    preload = ["transformers.models.auto", "transformers.models.qwen3.modeling_qwen3"]
-    return run_ranks(
-        target, 1, arguments, timeout=240, bootstrap="rollout", preload=preload
-    )[0]
+        preload = ["transformers.models.auto", "transformers.models.qwen3.modeling_qwen3"]
+        options = dict(bootstrap="rollout", preload=preload)
+    arguments = {"engine": engine, "pictured": pictured}
+    try:
+        return run_ranks(f"{__file__}:run_checks", 1, arguments, timeout=540, **options)[0]
+    except RoleError as error:  # once, not again for each check
+        text = str(error)
+        return defaultdict(lambda: text)
 
 
 NAMES = [c.__name__ for c in ENGINE_CHECKS] + ["nothing_left_in_shared_memory"]
