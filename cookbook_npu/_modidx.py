@@ -2546,6 +2546,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'cookbook_npu/npu/shims/ray_private.py'),
                                                     'cookbook_npu.npu.shims.ray_private.applied': ( 'npu/shims/ray_private.html#applied',
                                                                                                     'cookbook_npu/npu/shims/ray_private.py'),
+                                                    'cookbook_npu.npu.shims.ray_private.ray_command': ( 'npu/shims/ray_private.html#ray_command',
+                                                                                                        'cookbook_npu/npu/shims/ray_private.py'),
                                                     'cookbook_npu.npu.shims.ray_private.worker_command': ( 'npu/shims/ray_private.html#worker_command',
                                                                                                            'cookbook_npu/npu/shims/ray_private.py')},
             'cookbook_npu.npu.shims.registry': { 'cookbook_npu.npu.shims.registry.MonkeyPatch': ( 'npu/shims/registry.html#monkeypatch',

@@ -71,7 +71,8 @@ class Node:
 
 
 def _ray_command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *words]
+    program = "from cookbook_npu.npu.shims.ray_private import ray_command; ray_command()"
+    return [sys.executable, "-c", program, *words]
 
 
 def _start_command(devices: int, *words: str) -> list[str]:
