@@ -356,6 +356,7 @@ def _run(
         if not (parameter or file or restart) and is_finished(resume):
             typer.echo(f"{resume} has all its steps; more: -p num_steps N")
             print_result(resume.resolve())
+            refuse_empty_result(resume.resolve())
             return
     if not recipe:
         raise ConfigError("run was given no recipe", "Name one, or give --resume FOLDER.")

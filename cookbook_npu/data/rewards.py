@@ -70,9 +70,7 @@ class Score:
     "Result of one scorer for one text"
 
     value: float  # before its weight
-    correct: bool | None = (
-        None  # whether the answer is correct; None: unknown to this scorer
-    )
+    correct: bool | None = None  # whether the answer is; None: the scorer does not know
 
 # %% ../../nbs/data/07_rewards.ipynb #9ef0b0e1
 @dataclass(frozen=True)

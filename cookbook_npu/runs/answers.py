@@ -103,6 +103,7 @@ def answer_table(
     first = [_first_answers(records) for records in evaluations]
     common = [name for name in first[0] if all(name in f for f in first)] if first else []
     count = min(prompts, len(common))
+    task = run.config().data.task
     rows = []
     for name in [common[i * len(common) // count] for i in range(count)]:
         record = first[0][name]
@@ -110,7 +111,6 @@ def answer_table(
             (shorten(f[name]["text"].strip(), _SHOWN), f[name].get("correct"))
             for f in first
         )
-        task = run.config().data.task
         pictures = sample_pictures(record.get("images") or (), task)
         prompt = record["metadata"].get("prompt") or name
         row = (shorten(prompt, _SHOWN), str(record.get("label", "")), answers)

@@ -221,6 +221,20 @@ def jupyter_parameters() -> dict:
     return {name: ast.literal_eval(text) for name, text in body["parameters"].items()}
 
 
+def test_papermill_alone_refuses_a_parameter_that_the_notebook_does_not_have(tmp_path):
+    "It only warns itself; the cell below the parameters ends the notebook before anything starts"
+    recipe = ROOT / "recipes" / "qwen3_4b_colocate.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError, match="Did you mean 'num_steps'"):
+        papermill.execute_notebook(
+            recipe,
+            tmp_path / "out.ipynb",
+            {"num_step": 3},
+            cwd=tmp_path,
+            progress_bar=False,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["out.ipynb"]
+
+
 @pytest.mark.parametrize("given", [airflow_parameters, jupyter_parameters])
 def test_papermill_takes_the_parameters(given, tmp_path, caplog):
     "None is unknown to the recipe, which papermill would only warn of"
