@@ -300,6 +300,7 @@ class RunComparison:
     config: Sequence[Difference] = ()  # keys that influence the numbers
     stack: Sequence[Difference] = ()  # code, packages, machine
     metrics: Sequence[MetricComparison] = ()
+    expected: Sequence[str] = ()  # of a recipe: a line for each number and its band
 
     @property
     def found(self) -> list[MetricComparison]:
@@ -415,7 +416,9 @@ def compare_expected(path: Path | str) -> RunComparison:
         m = measure_metric(name, "band", points, _points(metrics, name))
         found.append(replace(m, differs=check.missed.get(name, "")))
     source = f"expected: {expected.hardware}, {expected.conditions}"
-    return RunComparison(str(run.path), source, "another machine", metrics=found)
+    return RunComparison(
+        str(run.path), source, "another machine", metrics=found, expected=check.details
+    )
 
 # %% ../../nbs/runs/10_compare.ipynb #c54e3ec7
 def comparison_text(
@@ -430,6 +433,7 @@ def comparison_text(
     lines.append(rule)
     lines += [f"config {name}: A {a}, B {b}" for name, a, b in result.config]
     lines += [f"stack {name}: A {a}, B {b}" for name, a, b in result.stack]
+    lines += result.expected
     shown = [m for m in result.metrics if m.differs or every]
     width = max((len(m.metric) for m in shown), default=0)
     for m in shown:

@@ -219,7 +219,8 @@ def evaluated(accuracy):
 
 def test_expected_numbers(tmp_path, command):
     good = write(tmp_path, "good", evaluated({0: 0.22, 40: 0.965}))
-    assert command("compare", good, "--against", "expected")[0] == 0
+    code, out, _ = command("compare", good, "--against", "expected")
+    assert code == 0 and "eval_accuracy at step 40: 0.965, expected 0.96 ± 0.06" in out
     bad = write(tmp_path, "bad", evaluated({0: 0.22, 40: 0.8}))
     code, out, _ = command("compare", bad, "--against", "expected")
     assert code == 1 and "step 40 is 0.8, expected 0.96 ± 0.06" in out
