@@ -80,7 +80,7 @@ def test_a_run_goes_on_without_what_it_may_leave_out(tmp_path):
     assert [(e["kept"], e["groups"]) for e in events(folder, "groups_dropped")] == [(2, 4)]
     assert [
         len(f.read_text().splitlines())
-        for f in sorted((folder / "samples").glob("*.jsonl"))
+        for f in sorted((folder / "samples").glob("step_*.jsonl"))
     ] == [16, 8, 16, 16, 16, 16]
     (nan,) = events(folder, "not_finite")
     assert nan["step"] == 2 and Path(nan["samples"]).is_file()

@@ -161,7 +161,7 @@ def test_rehearsal(tmp_path, recipe):
     assert out.stdout.count("step 1/1  ") == 1
     assert "rehearsed: processes and groups on" in out.stdout
     assert "not rehearsed: your data and tokenizer" in out.stdout
-    first = json.loads(next(folder.glob("samples/*.jsonl")).open().readline())
+    first = json.loads(next(folder.glob("samples/step_*.jsonl")).open().readline())
     assert bool(first.get("images")) == recipe.startswith("qwen3_vl")
     stands_in = "the transformers engine stands in for engines of" in out.stdout
     assert stands_in == bool(no_vllm_on_cpu())
