@@ -381,15 +381,23 @@ def test_files_of_every_editor_are_read(tmp_path, mark, end):
         assert read_parameter_file(tmp_path / name)[0]["num_steps"] == 2
 
 
+WIDE = ["utf-16", "utf-16-le", "utf-16-be", "utf-32"]  # of which ASCII is not a part
+
+
 @pytest.mark.parametrize(
-    "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "gb18030"]
+    ("encoding", "question", "model"),
+    [(e, "1+1", "tiny") for e in WIDE]
+    + [(e, "一加一", "模型") for e in (*WIDE, "gb18030")],
 )
-def test_another_encoding_is_refused_by_name(tmp_path, encoding):
+def test_another_encoding_is_refused_by_name(tmp_path, encoding, question, model):
     shown = "not UTF-8" if encoding == "gb18030" else f"is {encoding.upper()}, not UTF-8"
-    (tmp_path / "d.jsonl").write_bytes(LINES.replace("1+1", "一加一").encode(encoding))
+    (tmp_path / "d.jsonl").write_bytes(LINES.replace("1+1", question).encode(encoding))
     with pytest.raises(DataError, match=f"d.jsonl line 1 .*{shown}"):
         list(read_records(tmp_path / "d.jsonl"))
-    for name, text in (("p.json", '{"model": "模型"}'), ("p.yaml", "model: 模型\n")):
+    for name, text in (
+        ("p.json", json.dumps({"model": model}, ensure_ascii=False)),
+        ("p.yaml", f"model: {model}\n"),
+    ):
         (tmp_path / name).write_bytes(text.encode(encoding))
         with pytest.raises(ConfigError, match=f"{name} .*{shown}"):
             read_parameter_file(tmp_path / name)
