@@ -12,7 +12,8 @@ from cookbook_npu.testing.ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 PADDED = 320  # rows of the vocabulary; the tokenizer has 264 tokens
-ENDS = {256, 257}  # <|endoftext|> of the generation settings, <|im_end|> of the template
+# <|endoftext|> of the generation settings, <|im_end|> of the template, and one of the run's own
+ENDS = {256, 257, 33}
 
 
 def run_engine(rank: int, world_size: int, engine: str) -> dict[str, object]:
@@ -23,12 +24,13 @@ def run_engine(rank: int, world_size: int, engine: str) -> dict[str, object]:
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.errors import NumericsError
     from cookbook_npu.model.tiny import hf_config, random_model, save_model
+    from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.rollout.engine import Request, SamplingParams
-    from cookbook_npu.rollout.transformers import TransformersEngine
-    from cookbook_npu.rollout.vllm import VllmEngine
+    from cookbook_npu.train.rollout_worker import make_engine
 
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"  # so <|im_end|> is known by the template alone
     shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=192, init_std=0.1)
     config = hf_config(shape, tokenizer)
     config.vocab_size = PADDED
@@ -42,13 +44,12 @@ def run_engine(rank: int, world_size: int, engine: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder))
         tokenizer.save_pretrained(folder)
-        if engine == "vllm":
-            built = VllmEngine(
-                folder, dtype="float32", max_tokens=400, kv_cache_bytes=64 << 20
-            )
-        else:
-            built = TransformersEngine(folder, dtype="float32")
-        with built:
+        settings = {
+            "rollout.engine": engine,
+            "rollout.stop_token_ids": [33],
+            "sampling.max_response_tokens": 300,
+        }
+        with make_engine(qwen3_4b_colocate(overrides=settings), folder) as built:
             samples = built.generate(requests, sampling)
             good = weights["model.norm.weight"].clone()
             weights["model.norm.weight"][0] = float("nan")
