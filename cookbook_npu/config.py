@@ -692,8 +692,8 @@ class FaultConfig(Config):
     max_restarts: int = setting(3, "maximum restarts per run", ge=0)
     min_groups: float = setting(
         1.0,
-        "minimum fraction of groups to continue with after an engine loss (1: repeat "
-        "the rollout)",
+        "minimum fraction of groups to continue with when engines or rewards are lost (1: "
+        "repeat the rollout); an asynchronous run takes any value below 1 as: without limit",
         gt=0,
         le=1,
     )
@@ -1274,6 +1274,13 @@ def _check_rollout_is(c: RunConfig) -> None:
             f"with algorithm.advantage_estimator {a.advantage_estimator!r}",
             "It does not compare inside groups, so groups with equal rewards teach, too: "
             "set dynamic_sampling_attempts 1.",
+        )
+    colocated = c.placement.mode == "colocate"
+    if a.dynamic_sampling_attempts > 1 and c.faults.min_groups < 1 and colocated:
+        raise ConfigError(
+            f"faults.min_groups is {c.faults.min_groups} with "
+            f"algorithm.dynamic_sampling_attempts {a.dynamic_sampling_attempts}",
+            "Dynamic sampling of a colocated run needs every group: set faults.min_groups 1.",
         )
 
 # %% ../nbs/01_config.ipynb #dd5d7542

@@ -580,7 +580,8 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 # %% ../nbs/02_recipes.ipynb #d6a1250e
-_NOT_SHOWN = ("output.name", "output.root", "output.res", "faults.")  # of one run only
+# of one run only
+_NOT_SHOWN = ("output.name", "output.root", "output.resume", "output.restart")
 
 
 def parameters_of(config: RunConfig) -> dict[str, Any]:
@@ -610,7 +611,7 @@ def run_command(config: RunConfig) -> str:
     parameters = parameters_of(config)
     overrides = {}
     for key, value in parameters.pop("overrides").items():
-        if not key.startswith(_NOT_SHOWN):
+        if key not in _NOT_SHOWN:
             overrides[key] = value
     words = ["cookbook-npu", "run", config.recipe, "--scale", parameters.pop("scale")]
     usual = {}

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 from .expressions import evaluate_expression, numbers_in
@@ -582,6 +582,7 @@ def dapo(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
 ANSWER_LIMIT = 512  # characters of an answer
 
 
+@cache
 def adapt_math_verify() -> None:
     """Give math-verify numbers from exact fractions, and `same_number` to compare them.
 

@@ -120,7 +120,15 @@ def result_table(
 
 # %% ../../nbs/runs/04_report.ipynb #a8887996
 # prefixes of configuration keys that do not influence the metrics
-NO_NUMBERS = ("output.", "faults.", "train.save_", "train.keep_", "train.export_hf")
+NO_NUMBERS = (
+    "output.",
+    "faults.on_failure",
+    "faults.max_restarts",
+    "faults.hang_timeout_s",
+    "train.save_",
+    "train.keep_",
+    "train.export_hf",
+)
 
 
 @dataclass(frozen=True)

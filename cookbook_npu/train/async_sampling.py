@@ -31,6 +31,7 @@ from ..train.sampling import (
     Rollout,
     environment_fault,
     make_requests,
+    missing_reward,
 )
 from .state import DriverState
 
@@ -610,7 +611,8 @@ class AsyncSampler:
             rollout.prompts_per_step, rollout.depth, rollout.max_staleness, step
         )
         self.constant = 0  # groups without a spread that were dropped for this step
-        self.failed_in_a_row = 0  # groups whose environment failed, none finished between
+        self.failed_in_a_row = 0  # groups without an environment or a reward
+        self.most_failures = (rollout.depth + 1) * rollout.prompts_per_step
         now = self.state.tracker.now()
         self.counts = IntervalCounts(busy_s=self.engines.busy_s, since=now)
 
@@ -789,8 +791,7 @@ class AsyncSampler:
             self.evaluation.failed = (group.group_id, failure)
         else:
             self.failed_in_a_row += 1
-        rollout = self.state.config.rollout
-        if self.failed_in_a_row >= (rollout.depth + 1) * rollout.prompts_per_step:
+        if self.failed_in_a_row >= self.most_failures:
             what = (
                 f"the environments of {self.failed_in_a_row} groups failed, one after another"
             )
@@ -816,34 +817,36 @@ class AsyncSampler:
         with self.jobs.changed:
             if self.groups.get(group.group_id) is not group:
                 return  # sampling was halted meanwhile
+            if missing:
+                self._accept_missing(group)
             if group.draw is None:
                 del self.groups[group.group_id]
                 self.evaluation.samples += group.in_order()
                 self.evaluation.missing -= 1
+            elif not missing and self._is_useful(group):
+                del self.groups[group.group_id]
+                self.gate.finish(group.group_id)
+                self.finished[group.group_id] = group
             else:
-                self.failed_in_a_row = 0
-                if self._is_useful(group, bool(missing)):
-                    del self.groups[group.group_id]
-                    self.gate.finish(group.group_id)
-                    self.finished[group.group_id] = group
-                else:
-                    self._drop(group)
+                self._drop(group)
             self._admit()
             self.jobs.changed.notify_all()
 
-    def _is_useful(self, group: RunningGroup, rewards_missing: bool) -> bool:
-        "Whether to train on a group. Raises `RewardError` when a reward is missing and none may be"
+    def _accept_missing(self, group: RunningGroup) -> None:
+        "Record a group without a reward. Raises `RewardError` when it is needed, or when all fail"
+        failure = self.state.rewards.failure
+        if group.draw is None or self.state.config.faults.min_groups == 1:
+            raise missing_reward(f"group {group.group_id} has no reward", failure)
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= self.most_failures:
+            what = f"{self.failed_in_a_row} groups, one after another, have no reward"
+            raise missing_reward(what, failure)
+        self.state.folder.event("groups_dropped", kept=0, groups=1, error=failure)
+
+    def _is_useful(self, group: RunningGroup) -> bool:
+        "Whether to train on a group, which has all rewards"
         config = self.state.config
-        if rewards_missing:
-            failure = self.state.rewards.failure
-            if config.faults.min_groups == 1:
-                raise RewardError(
-                    f"group {group.group_id} has no reward; the last failure: {failure}",
-                    "Is the reward server up? Raise reward.retries, or let faults.min_groups leave "
-                    "such groups out; the run can be resumed.",
-                )
-            self.state.folder.event("groups_dropped", kept=0, groups=1, error=failure)
-            return False
+        self.failed_in_a_row = 0
         rewards = [sample.reward or 0.0 for sample in group.in_order()]
         attempts = config.algorithm.dynamic_sampling_attempts
         allowed = (attempts - 1) * config.rollout.prompts_per_step

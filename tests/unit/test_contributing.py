@@ -95,7 +95,17 @@ def test_the_changelog_is_of_this_version():
 def test_github_finds_them():
     assert (ROOT / ".github" / "CONTRIBUTING.md").is_file()
     assert {file.name for file in FORMS} == {"bug.yml", "config.yml", "npu_run.yml"}
-    assert not list(ROOT.glob("C*.md")), "the top level is fixed"
+
+
+def test_the_top_level_holds_what_it_should():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = {path.partition("/")[0] for path in listed.stdout.splitlines()}
+    folders = {"nbs", "cookbook_npu", "recipes", "tests"}
+    files = {"environment.yml", "settings.ini", "pyproject.toml", "README.md"}
+    files |= {"Makefile", "LICENSE"}
+    assert {name for name in names if not name.startswith(".")} == folders | files
 
 
 def test_make_lab_installs_once_and_stays_on_this_machine(tmp_path):

@@ -199,6 +199,7 @@ def bridge_models(
 
 ROPE = "mindspeed.core.fusions.fused_rope"
 EVERY = {
+    "optimizer_state",
     "module_scan",
     "compile",
     "all_reduce",
