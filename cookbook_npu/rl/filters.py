@@ -84,14 +84,14 @@ class DynamicSampling:
             else:
                 self.spare.append(group)
 
-    def take(self) -> list[Any]:  # wanted groups one after another
-        "The samples of the step, groups whose rewards differ first"
-        chosen = (self.kept + self.spare)[: self.wanted]
-        if len(chosen) < self.wanted:
+    def take(self) -> list[Any]:  # groups one after another
+        "The samples of the step, groups whose rewards differ first; fewer where groups were lost"
+        if self.missing:
             raise DataError(
-                f"{len(chosen)} of {self.wanted} groups were sampled",
+                f"{self.sampled} groups were sampled for {self.wanted}",
                 "Sample `missing` prompts before `take`.",
             )
+        chosen = (self.kept + self.spare)[: self.wanted]
         return [sample for group in chosen for sample in group]
 
     def metrics(self) -> dict[str, float]:  # dynamic/*

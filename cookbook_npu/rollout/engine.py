@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..config import SamplingConfig
+from ..config import EvalSamplingConfig, SamplingConfig
 from ..data.sample import FinishReason, ImageInput, Sample, continued_turns
 from ..errors import EngineError, NumericsError, WeightUpdateError, nearest
 from ..weights.checksum import checksum
@@ -45,15 +45,14 @@ class Request:
     images: tuple[ImageInput, ...] = ()
 
 # %% ../../nbs/rollout/00_engine.ipynb #b40e6f28
-class SamplingParams(SamplingConfig):
-    "Sampling parameters of an engine: those of a run, plus truncation for evaluation"
+class SamplingParams(EvalSamplingConfig):
+    "Sampling parameters of an engine: those of a run, and `top_k`"
 
-    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass; 1 keeps all")
     top_k: int = Field(default=-1, ge=-1, description="keep the k likeliest; -1 keeps all")
 
     @classmethod
     def of(cls, sampling: SamplingConfig) -> "SamplingParams":
-        "Return the parameters of a run, without truncation"
+        "Return the engine's parameters for the sampling of a run or of its evaluations"
         return cls(**sampling.model_dump())
 
 # %% ../../nbs/rollout/00_engine.ipynb #837a7f54
@@ -530,7 +529,7 @@ class Engine(ABC):
 
     @property
     def state(self) -> str:
-        "The state, as in the table above"
+        "Which of the states of the class this engine is in"
         if self._closed:
             return "closed"
         if "weights" not in self._resident:

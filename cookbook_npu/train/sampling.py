@@ -208,10 +208,9 @@ class Sampler:
             draws = []
             while dynamic.missing:
                 new = self.state.prompts.next_draws(dynamic.missing)
-                draws += new
                 prompts = [draw.prompt for draw in new]
-                samples = self.generate(prompts, group_size, step, first=dynamic.sampled)
-                dynamic.add(samples)
+                dynamic.add(self.generate(prompts, group_size, step, first=len(draws)))
+                draws += new
             rollout = Rollout(draws, dynamic.take(), dynamic.metrics())
         rollout.metrics |= self.grading.environment_metrics(rollout.samples)
         return rollout
