@@ -30,7 +30,14 @@ from ..rl.advantages import (
     token_rewards,
     whiten,
 )
-from .losses import cispo_loss, gspo_loss, policy_loss
+from ..rl.losses import (
+    cispo_loss,
+    dppo_loss,
+    gmpo_loss,
+    gspo_loss,
+    policy_loss,
+    sapo_loss,
+)
 from .sequences import Sequences, TokenName, group_rewards
 
 # %% ../../nbs/rl/07_algorithms.ipynb #df623cc3
@@ -154,35 +161,24 @@ def compute_policy_loss(
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T)
     "The policy loss that the configuration names"
-    if config.loss == "gspo":
-        return gspo_loss(
-            logp_T,
-            old_logp_T,
-            adv_T,
-            seqs,
-            config.clip_ratio_low,
-            config.clip_ratio_high,
-            config.clip_ratio_c,
-            token_name,
-        )
-    if config.loss == "cispo":
-        return cispo_loss(
-            logp_T,
-            old_logp_T,
-            adv_T,
-            config.clip_ratio_low,
-            config.clip_ratio_high,
-            token_name,
-        )
-    return policy_loss(
-        logp_T,
-        old_logp_T,
-        adv_T,
-        config.clip_ratio_low,
-        config.clip_ratio_high,
-        config.clip_ratio_c,
-        token_name,
-    )
+    log_probs = (logp_T, old_logp_T, adv_T)
+    clips = (config.clip_ratio_low, config.clip_ratio_high)
+    clip_c = config.clip_ratio_c
+    match config.loss:
+        case "gspo":
+            return gspo_loss(*log_probs, seqs, *clips, clip_c, token_name)
+        case "gmpo":
+            return gmpo_loss(*log_probs, seqs, *clips, token_name)
+        case "cispo":
+            return cispo_loss(*log_probs, *clips, token_name)
+        case "sapo":
+            return sapo_loss(*log_probs, config.tau_pos, config.tau_neg, token_name)
+        case "dppo_tv":
+            return dppo_loss(*log_probs, "tv", *clips, clip_c, token_name)
+        case "dppo_kl":
+            return dppo_loss(*log_probs, "kl", *clips, clip_c, token_name)
+        case "ppo":
+            return policy_loss(*log_probs, *clips, clip_c, token_name)
 
 # %% ../../nbs/rl/07_algorithms.ipynb #d4776bce
 @dataclass(frozen=True)
@@ -318,6 +314,28 @@ ALGORITHMS |= {
         "GRPO with unbiased KL",
         "2512.02556",
         dict(normalize_std=False, kl_loss_coef=0.04, kl_loss_type="k3", kl_unbiased=True),
+    ),
+}
+
+# %% ../../nbs/rl/07_algorithms.ipynb #8d38c56c
+_DPPO: dict[str, Any] = dict(
+    clip_ratio_c=20.0, old_logprob_source="rollout", rollout_is="none"
+)
+
+ALGORITHMS |= {
+    "gmpo": Algorithm(
+        "GMPO", "2507.20673", dict(loss="gmpo", clip_ratio_low=0.4, clip_ratio_high=0.4)
+    ),
+    "sapo": Algorithm("SAPO", "2511.20347", dict(loss="sapo")),
+    "dppo_tv": Algorithm(
+        "DPPO, binary total variation",
+        "2602.04879",
+        dict(loss="dppo_tv", clip_ratio_low=0.15, clip_ratio_high=0.15) | _DPPO,
+    ),
+    "dppo_kl": Algorithm(
+        "DPPO, binary KL",
+        "2602.04879",
+        dict(loss="dppo_kl", clip_ratio_low=0.05, clip_ratio_high=0.05) | _DPPO,
     ),
 }
 

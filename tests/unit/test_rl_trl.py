@@ -70,6 +70,7 @@ def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, 
     "One backward pass of TRL's loss with a stub for the trainer object"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from trl.experimental.gmpo import GMPOTrainer
         from trl.trainer.grpo_trainer import GRPOTrainer
 
     policy = Policy(0).train()
@@ -86,7 +87,11 @@ def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, 
             None,
         ),
         args=SimpleNamespace(
-            delta=delta, use_bias_correction_kl=unbiased, steps_per_generation=1
+            delta=delta,
+            use_bias_correction_kl=unbiased,
+            steps_per_generation=1,
+            sapo_temperature_pos=0.7,
+            sapo_temperature_neg=1.9,
         ),
         accelerator=local,
         _metrics={"train": defaultdict(list)},
@@ -117,8 +122,10 @@ def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, 
         "importance_sampling_ratio": r.engine_ratio,
         "num_items_in_batch": (r.written * r.tool).sum().float(),
     }
-    GRPOTrainer._compute_loss(trainer, policy, inputs).backward()
-    return policy
+    with_loss = GMPOTrainer if loss_type == "gmpo" else GRPOTrainer
+    loss = with_loss._compute_loss(trainer, policy, inputs)
+    loss.backward()
+    return policy, loss.item()
 
 
 def our_gradient(r, algorithm, beta, correct):
@@ -138,11 +145,12 @@ def our_gradient(r, algorithm, beta, correct):
         algorithm.kl_loss_type,
         r.old[inside] if algorithm.kl_unbiased else None,
     )
-    weighted_sum(
+    loss = weighted_sum(
         loss_T + beta * kl_T,
         torch.cat(token_weights(masks, algorithm.loss_agg_mode, TOKENS, ids)),
-    ).backward()
-    return policy, clipped_T
+    )
+    loss.backward()
+    return policy, loss.item(), clipped_T
 
 
 CASES = {
@@ -179,6 +187,17 @@ CASES = {
         ),
         dict(high=1.28),
     ),
+    "gmpo": (
+        "gmpo",
+        dict(loss="gmpo", clip_ratio_low=0.1, clip_ratio_high=0.15),
+        dict(low=0.1, high=0.15),
+    ),
+    "sapo": ("sapo", dict(loss="sapo", tau_pos=0.7, tau_neg=1.9), {}),
+    "sapo with KL": (
+        "sapo",
+        dict(loss="sapo", tau_pos=0.7, tau_neg=1.9, kl_loss_type="k3"),
+        dict(beta=BETA),
+    ),
     "dual clip": (
         "dapo",
         dict(clip_ratio_c=1.3, loss_agg_mode="token-mean"),
@@ -201,11 +220,15 @@ def test_gradient_equals_trl(rollout, name):
     rows = compute_advantages(
         algorithm, rollout.rewards, ids, GROUP, [torch.ones(1)] * rollout.rows
     )
-    theirs = their_gradient(
+    theirs, their_loss = their_gradient(
         rollout, torch.cat(rows), loss_type, unbiased=algorithm.kl_unbiased, **how
     )
-    ours, clipped_T = our_gradient(rollout, algorithm, how["beta"], how["correct"])
-    assert 0 < clipped_T.sum() < len(clipped_T), (
+    ours, our_loss, clipped_T = our_gradient(
+        rollout, algorithm, how["beta"], how["correct"]
+    )
+    assert abs(our_loss - their_loss) < 1e-6
+    seen = clipped_T.sum()
+    assert seen == 0 if algorithm.loss == "sapo" else 0 < seen < len(clipped_T), (
         "the comparison should see clipped and unclipped tokens"
     )
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
