@@ -402,7 +402,7 @@ class RolloutConfig(Config):
 
 # %% ../nbs/01_config.ipynb #114d6df4
 AdvantageEstimator = Literal[
-    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gae"
 ]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-mean"
@@ -414,7 +414,10 @@ class AlgorithmConfig(Config):
 
     # advantages (rl.advantages)
     advantage_estimator: AdvantageEstimator = setting(
-        "grpo", "advantage estimator; gae is that of PPO and trains a critic", basic=True
+        "grpo",
+        "advantage estimator; gdpo normalizes each scorer's score separately; gae is that of "
+        "PPO and trains a critic",
+        basic=True,
     )
     normalize_std: bool = setting(
         True, "grpo: divide the centered group reward by its standard deviation"
@@ -1196,6 +1199,31 @@ def _check_critic(c: RunConfig) -> None:
                 "Only PPO has a critic: set advantage_estimator to 'gae', or remove it.",
             )
 
+# %% ../nbs/01_config.ipynb #33722302
+# what acts on the summed reward, or normalizes differently
+_NOT_WITH_GDPO = {
+    "normalize_std": "it divides each reward by its standard deviation",
+    "whiten": "it already normalizes over the batch",
+    "kl_in_reward": "the penalty is not one of the rewards; kl_loss_coef is possible",
+    "overlong_buffer_share": "the penalty is not one of the rewards; the scorer length is",
+    "dynamic_sampling_attempts": "groups with equal sums teach, too, when the parts differ",
+}
+
+
+def _check_gdpo(c: RunConfig) -> None:
+    "Raise `ConfigError` for settings that do not apply to separately normalized rewards"
+    if c.algorithm.advantage_estimator != "gdpo":
+        return
+    unset = AlgorithmConfig()
+    for key, why in _NOT_WITH_GDPO.items():
+        value, neutral = getattr(c.algorithm, key), getattr(unset, key)
+        if value != neutral:
+            shown = str(neutral).lower() if isinstance(neutral, bool) else neutral
+            raise ConfigError(
+                f"algorithm.{key} is {value} with algorithm.advantage_estimator 'gdpo'",
+                f"GDPO: {why}. For it, set {key} to {shown}.",
+            )
+
 # %% ../nbs/01_config.ipynb #8d7a1b6f
 def _check_kl(c: RunConfig) -> None:
     a = c.algorithm
@@ -1398,6 +1426,7 @@ _CHECKS = (
     _check_latency,
     _check_sampling,
     _check_estimator,
+    _check_gdpo,
     _check_critic,
     _check_kl,
     _check_loss,

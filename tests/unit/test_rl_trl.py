@@ -1,5 +1,8 @@
 """The same rollout gives the gradient of TRL's published loss (`GRPOTrainer._compute_loss`), within 1e-6."""
 
+import ast
+import inspect
+import textwrap
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from cookbook_npu.config import AlgorithmConfig
+from cookbook_npu.rl.advantages import gdpo
 from cookbook_npu.rl.algorithms import compute_advantages, compute_policy_loss
 from cookbook_npu.rl.kl import kl_estimate
 from cookbook_npu.rl.loss_aggregation import token_weights, weighted_sum
@@ -241,3 +245,37 @@ def test_gradient_equals_trl(rollout, name):
         (a - b).abs().max() < 1e-6
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
     )
+
+
+def test_gdpo_equals_trl():
+    "TRL computes these advantages inside a long method: its branch is run alone"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl.trainer import grpo_trainer
+
+    method = grpo_trainer.GRPOTrainer._generate_and_score_completions
+    tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    condition = "self.multi_objective_aggregation == 'normalize_then_sum'"
+    [branch] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == condition
+    ]
+    g = torch.Generator().manual_seed(5)
+    rewards_BN = torch.rand(PROMPTS * GROUP, 3, generator=g) * torch.tensor([1.0, 9, 0.1])
+    rewards_BN[:GROUP, 1] = 4.0  # equal in one group
+    weights_N = torch.tensor([1.0, 0.5, -2.0])
+    names = dict(
+        torch=torch,
+        nanstd=grpo_trainer.nanstd,
+        self=SimpleNamespace(reward_funcs=[None] * 3, reward_weights=weights_N),
+        rewards_per_func=rewards_BN,
+        num_generations=GROUP,
+        device="cpu",
+        unscorable_mask=torch.zeros(len(rewards_BN), dtype=torch.bool),
+    )
+    exec(compile(ast.Module(branch.body, []), "trl", "exec"), names)
+    ids = [f"p{i // GROUP}" for i in range(len(rewards_BN))]
+    ours_B = gdpo(rewards_BN, weights_N.expand(len(ids), 3), ids, GROUP, eps=1e-4)
+    assert names["advantages"].abs().max() > 1
+    assert torch.allclose(ours_B, names["advantages"], atol=1e-5)
