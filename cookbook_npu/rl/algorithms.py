@@ -359,7 +359,9 @@ ALGORITHMS |= {
     ),
     "sapo": Algorithm("SAPO", "2511.20347", dict(loss="sapo")),
     "gdpo": Algorithm(
-        "GDPO, for several rewards", "2601.05242", dict(advantage_estimator="gdpo")
+        "GDPO, for several rewards",
+        "2601.05242",
+        dict(advantage_estimator="gdpo", whiten=False),
     ),
     "dppo_tv": Algorithm(
         "DPPO, binary total variation",
