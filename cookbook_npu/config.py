@@ -402,7 +402,7 @@ class RolloutConfig(Config):
 
 # %% ../nbs/01_config.ipynb #114d6df4
 AdvantageEstimator = Literal[
-    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gae"
 ]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-mean"
@@ -414,7 +414,10 @@ class AlgorithmConfig(Config):
 
     # advantages (rl.advantages)
     advantage_estimator: AdvantageEstimator = setting(
-        "grpo", "advantage estimator; gae is that of PPO and trains a critic", basic=True
+        "grpo",
+        "advantage estimator; gdpo normalizes each scorer's score separately; gae is that of "
+        "PPO and trains a critic",
+        basic=True,
     )
     normalize_std: bool = setting(
         True, "grpo: divide the centered group reward by its standard deviation"
@@ -441,20 +444,34 @@ class AlgorithmConfig(Config):
         1.0, "maximum length penalty, reached at max_response_tokens", gt=0
     )
     # policy loss (rl.losses, rl.loss_aggregation)
-    loss: Literal["ppo", "gspo", "cispo"] = setting(
+    loss: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"] = setting(
         "ppo",
-        "policy loss: token ratios (ppo), sequence ratios (gspo), clipped weights (cispo)",
+        "policy loss: token ratios (ppo), sequence ratios (gspo, gmpo), clipped weights "
+        "(cispo), a soft gate (sapo), a bound on the divergence (dppo_tv, dppo_kl)",
     )
     clip_ratio_low: float = setting(
-        0.2, "lower clip: ratio >= 1 - clip_ratio_low", gt=0, le=1
+        0.2,
+        "lower clip: ratio >= 1 - clip_ratio_low; gmpo: log-ratio >= -clip_ratio_low; "
+        "dppo: maximum divergence below a ratio of 1",
+        gt=0,
+        le=1,
     )
-    clip_ratio_high: float = setting(0.28, "upper clip: ratio <= 1 + clip_ratio_high", gt=0)
+    clip_ratio_high: float = setting(
+        0.28,
+        "upper clip: ratio <= 1 + clip_ratio_high; gmpo: log-ratio <= clip_ratio_high; "
+        "dppo: maximum divergence above a ratio of 1",
+        gt=0,
+    )
     clip_ratio_c: float | None = setting(
         None,
-        "dual clip: bound of the loss for negative advantages, in advantages (None: no "
-        "bound)",
+        "dual clip: bound of the loss for negative advantages, in advantages; dppo: "
+        "maximum ratio (None: no bound)",
         gt=1,
     )
+    tau_pos: float = setting(
+        1.0, "sapo: temperature of the gate for positive advantages", gt=0
+    )
+    tau_neg: float = setting(1.05, "sapo: temperature for other advantages", gt=0)
     loss_agg_mode: LossAggMode = setting(
         "seq-mean-token-mean", "loss aggregation over a step"
     )
@@ -1182,6 +1199,31 @@ def _check_critic(c: RunConfig) -> None:
                 "Only PPO has a critic: set advantage_estimator to 'gae', or remove it.",
             )
 
+# %% ../nbs/01_config.ipynb #33722302
+# what acts on the summed reward, or normalizes differently
+_NOT_WITH_GDPO = {
+    "normalize_std": "it divides each reward by its standard deviation",
+    "whiten": "it already normalizes over the batch",
+    "kl_in_reward": "the penalty is not one of the rewards; kl_loss_coef is possible",
+    "overlong_buffer_share": "the penalty is not one of the rewards; the scorer length is",
+    "dynamic_sampling_attempts": "groups with equal sums teach, too, when the parts differ",
+}
+
+
+def _check_gdpo(c: RunConfig) -> None:
+    "Raise `ConfigError` for settings that do not apply to separately normalized rewards"
+    if c.algorithm.advantage_estimator != "gdpo":
+        return
+    unset = AlgorithmConfig()
+    for key, why in _NOT_WITH_GDPO.items():
+        value, neutral = getattr(c.algorithm, key), getattr(unset, key)
+        if value != neutral:
+            shown = str(neutral).lower() if isinstance(neutral, bool) else neutral
+            raise ConfigError(
+                f"algorithm.{key} is {value} with algorithm.advantage_estimator 'gdpo'",
+                f"GDPO: {why}. For it, set {key} to {shown}.",
+            )
+
 # %% ../nbs/01_config.ipynb #8d7a1b6f
 def _check_kl(c: RunConfig) -> None:
     a = c.algorithm
@@ -1211,21 +1253,23 @@ def _check_loss(c: RunConfig) -> None:
             "A sequence ratio is a mean over tokens and stays far below this clip: "
             "set clip_ratio_low 3e-4 and clip_ratio_high 4e-4.",
         )
+    of_sequence = a.loss in ("gspo", "gmpo")
     if (
-        a.loss == "gspo"
+        of_sequence
         and a.advantage_estimator.startswith("reinforce")
         and (a.kl_in_reward or a.gamma < 1)
     ):
         raise ConfigError(
-            "algorithm.loss is 'gspo' with advantages that differ between the tokens of a response "
+            f"algorithm.loss is {a.loss!r} with advantages that differ between the tokens of a response "
             "(kl_in_reward or gamma)",
-            "GSPO has one ratio and one advantage for a response: use loss 'ppo', "
+            f"{a.loss.upper()} has one ratio and one advantage for a response: use loss 'ppo', "
             "or kl_loss_coef in place of kl_in_reward.",
         )
-    if a.loss == "gspo" and c.has_critic:
+    if of_sequence and c.has_critic:
         raise ConfigError(
-            "algorithm.loss is 'gspo' with algorithm.advantage_estimator 'gae'",
-            "GSPO has one advantage for a response, a critic one for each token: use loss 'ppo'.",
+            f"algorithm.loss is {a.loss!r} with algorithm.advantage_estimator 'gae'",
+            f"{a.loss.upper()} has one advantage for a response, a critic one for each token: "
+            "use loss 'ppo'.",
         )
     if (
         a.loss_agg_mode == "group-mean"
@@ -1235,6 +1279,35 @@ def _check_loss(c: RunConfig) -> None:
             f"algorithm.loss_agg_mode is 'group-mean' with groups of {c.rollout.samples_per_prompt} "
             f"and a global batch of {c.global_batch_size}",
             "Make train.global_batch_size a multiple of samples_per_prompt.",
+        )
+
+# %% ../nbs/01_config.ipynb #6fb423d3
+_OF_CLIP = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+_OF_GATE = ("tau_pos", "tau_neg")
+
+
+def _check_clip(c: RunConfig) -> None:
+    "Raise `ConfigError` for a bound that the loss does not use or never reaches"
+    a = c.algorithm
+    idle = {"gmpo": ("clip_ratio_c",), "sapo": _OF_CLIP}.get(a.loss, ())
+    if a.loss != "sapo":
+        idle += _OF_GATE
+    unset = AlgorithmConfig()
+    for key in idle:
+        value = getattr(a, key)
+        if value != getattr(unset, key):
+            use = {"gmpo": "GMPO bounds every log-ratio", "sapo": "SAPO has no clip"}
+            remedy = f"{use.get(a.loss)}: leave {key} out."
+            if key in _OF_GATE:
+                remedy = f"Only SAPO has a gate: set loss to 'sapo', or leave {key} out."
+            raise ConfigError(
+                f"algorithm.{key} is {value} with algorithm.loss {a.loss!r}", remedy
+            )
+    if a.loss == "dppo_tv" and max(a.clip_ratio_low, a.clip_ratio_high) >= 1:
+        raise ConfigError(
+            f"algorithm.loss is 'dppo_tv' with algorithm.clip_ratio_low {a.clip_ratio_low} "
+            f"and algorithm.clip_ratio_high {a.clip_ratio_high}",
+            "A total variation is never above 1: set both to 0.15.",
         )
 
 # %% ../nbs/01_config.ipynb #f282bc39
@@ -1360,9 +1433,11 @@ _CHECKS = (
     _check_latency,
     _check_sampling,
     _check_estimator,
+    _check_gdpo,
     _check_critic,
     _check_kl,
     _check_loss,
+    _check_clip,
     _check_overlong,
     _check_rollout_is,
     _check_schedule,
@@ -1470,8 +1545,9 @@ def override(
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    Changing the engine, the environment, the estimator or the use of the chat template resets the
-    settings that only the previous one uses, such as `engine_args` or those of the critic."""
+    Changing the engine, the environment, the estimator, the use of the chat template, or the loss
+    from or to SAPO resets the settings that only the previous one uses, such as `engine_args` or
+    those of the critic."""
     tree = config.model_dump()
     if overrides.get("rollout.engine", "vllm") != "vllm":
         tree["rollout"]["engine_args"] = {}
@@ -1483,6 +1559,11 @@ def override(
     if estimator != "gae" and config.has_critic:
         tree["critic"] = CriticConfig().model_dump()
         tree["algorithm"]["gae_lambda"] = 1.0
+    loss = overrides.get("algorithm.loss", config.algorithm.loss)
+    if loss != config.algorithm.loss:
+        gated = "sapo" in (loss, config.algorithm.loss)
+        reset = (*_OF_CLIP, *_OF_GATE) if gated else ()
+        tree["algorithm"] |= {name: getattr(AlgorithmConfig(), name) for name in reset}
     if not overrides.get("data.apply_chat_template", True):
         tree["data"]["chat_template_kwargs"] = {}
     for key, value in overrides.items():

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from multiprocessing.pool import ThreadPool
 from operator import itemgetter
@@ -435,6 +435,8 @@ class Grade:
 
     reward: float | None  # None: a reward server gave no score
     correct: bool | None  # None without a reward
+    # scorer -> weight and score
+    scores: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False)
 
 
 def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
@@ -448,6 +450,12 @@ def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
         if score.correct is not None:
             verdicts.append(score.correct)
     return Grade(total, all(verdicts) if verdicts else total > 0)
+
+
+def _with_parts(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
+    "The grade of some scorers, with their weights and scores"
+    parts = {name: (w, s.value) for name, (w, s) in scores.items() if s is not None}
+    return replace(grade_of(list(scores.values())), scores=parts)
 
 # %% ../../nbs/data/07_rewards.ipynb #1aa09752
 # Delay before the first retry of a reward server, s; doubles with each retry.
@@ -482,7 +490,7 @@ class RewardPool(GradingPool):
     ) -> list[Grade]:  # in the order of the samples
         "Reward and verdict of each sample"
         weights = [scorer_weights(self.config, s.metadata) for s in samples]
-        scores: list[list[tuple[float, Score | None]]] = [[] for _ in samples]
+        scores: list[dict[str, tuple[float, Score | None]]] = [{} for _ in samples]
         for scorer in self._all:
             chosen = [i for i, w in enumerate(weights) if scorer.name in w]
             jobs = [grading_job(scorer, samples[i]) for i in chosen]
@@ -490,8 +498,8 @@ class RewardPool(GradingPool):
                 [self._grade_here(j) for j in jobs] if scorer.inline else self._retried(jobs)
             )
             for i, score in zip(chosen, found, strict=True):
-                scores[i].append((weights[i][scorer.name], score))
-        return [grade_of(of_sample) for of_sample in scores]
+                scores[i][scorer.name] = (weights[i][scorer.name], score)
+        return [_with_parts(of_sample) for of_sample in scores]
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         "The reward of each sample; None when a reward server gave no score"

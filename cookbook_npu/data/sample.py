@@ -104,7 +104,7 @@ def continued_turns(
 # %% ../../nbs/data/00_sample.ipynb #9d29cc86
 FinishReason = Literal["stop", "length", "abort"]
 FINISH_REASONS = get_args(FinishReason)
-_OFTEN_EMPTY = ("turns", "images")
+_OFTEN_EMPTY = ("turns", "images", "scores")
 
 
 @dataclass(kw_only=True)
@@ -127,12 +127,14 @@ class Sample:
     metadata: dict[str, Any] = field(default_factory=dict)  # JSON-able
     turns: list[Turn] = field(default_factory=list)  # empty: all tokens are the policy's
     images: list[str] = field(default_factory=list)  # references, in order of placeholders
+    # scorer -> weight and score, kept for algorithm.advantage_estimator gdpo
+    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_sample(self)
 
     def record(self) -> dict[str, Any]:
-        "The sample as JSON-able values, without empty turns and images"
+        "The sample as JSON-able values, without empty turns, images and scores"
         values = vars(self) | {"turns": [vars(turn) for turn in self.turns]}
         return {k: v for k, v in values.items() if v or k not in _OFTEN_EMPTY}
 
@@ -148,7 +150,8 @@ class Sample:
             if "right" in values:  # the name until 0.1
                 values["correct"] = values.pop("right")
             turns = [Turn(**turn) for turn in values.get("turns", [])]
-            return cls(**values | {"turns": turns})
+            scores = {k: tuple(both) for k, both in values.get("scores", {}).items()}
+            return cls(**values | {"turns": turns, "scores": scores})
         except (json.JSONDecodeError, TypeError, AttributeError) as e:
             raise DataError(
                 f"not a sample: {line[:80]!r} ({e})",

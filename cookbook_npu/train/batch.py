@@ -178,6 +178,7 @@ def batch_advantages(
         group_size,
         loss_masks(samples, algorithm),
         kl,
+        [s.scores for s in samples],
     )
     return [adv_T.float().numpy() for adv_T in advantages]
 

@@ -89,6 +89,8 @@ class Grading:
         for sample, grade in zip(samples, rewards.grade(samples), strict=True):
             sample.reward = grade.reward
             sample.correct = grade.correct
+            if self.state.config.algorithm.advantage_estimator == "gdpo":
+                sample.scores = grade.scores
         for report in rewards.take_reports():
             self.state.folder.event("label_ungradable", **asdict(report))
         return {s.group_id for s in samples if s.reward is None}

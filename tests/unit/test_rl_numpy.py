@@ -21,8 +21,11 @@ from cookbook_npu.rl.importance_sampling import importance_weights, mismatch_met
 from cookbook_npu.rl.kl import kl_estimate
 from cookbook_npu.rl.losses import (
     cispo_loss,
+    dppo_loss,
+    gmpo_loss,
     gspo_loss,
     policy_loss,
+    sapo_loss,
     token_entropy,
     value_loss,
 )
@@ -178,6 +181,66 @@ def test_policy_losses(drawn, clip_ratio_c):
             (np.clip(x["logp"], x["old"] - 0.2, x["old"] + 0.2) - x["rollout"]) ** 2,
         ),
     )
+
+
+@given(step(), st.floats(0.05, 5), st.floats(0.05, 5))
+def test_sapo(drawn, tau_pos, tau_neg):
+    _, t, x = drawn
+    ratio = np.exp(x["logp"] - x["old"])
+    tau = np.where(x["adv"] > 0, tau_pos, tau_neg)
+    gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+    leaf_T = t["logp"].clone().requires_grad_()
+    loss_T, clipped_T = sapo_loss(leaf_T, t["old"], t["adv"], tau_pos, tau_neg)
+    loss_T.sum().backward()
+    close(loss_T.detach(), -gate * 4 / tau * x["adv"])
+    close(leaf_T.grad, -4 * gate * (1 - gate) * ratio * x["adv"])
+    assert not clipped_T.any()
+
+
+@given(step(), st.floats(0.05, 1), st.floats(0.05, 1))
+def test_gmpo(drawn, low, high):
+    lengths, t, x = drawn
+    leaf_T = t["logp"].clone().requires_grad_()
+    rows = zip(*(parts(x[name], lengths) for name in ("logp", "old", "mask")), strict=True)
+    adv = np.repeat([1.5 * (-1) ** i for i in range(len(lengths))], lengths)
+    losses, gradients = [], []
+    for i, (logp, old, mask) in enumerate(rows):
+        of_row = 1.5 * (-1) ** i
+        d = logp - old
+        limited = np.minimum(d, high) if of_row > 0 else np.maximum(d, -low)
+        loss = -of_row * np.exp(masked(np.mean, limited, mask))
+        losses += [loss] * len(d)
+        # every token of the row has the row's loss
+        gradients += list(loss * mask * (limited == d) / max(mask.sum(), 1) * len(d))
+    seqs = sequences(lengths, t["mask"])
+    loss_T, _ = gmpo_loss(leaf_T, t["old"], torch.from_numpy(adv), seqs, low, high)
+    loss_T.sum().backward()
+    close(loss_T.detach(), losses)
+    close(leaf_T.grad, gradients)
+
+
+@given(step(), st.sampled_from(["tv", "kl"]), st.sampled_from([None, 1.2]))
+def test_dppo(drawn, kind, clip_ratio_c):
+    _, t, x = drawn
+    new, old = np.minimum(x["logp"], -1e-3), np.minimum(x["old"], -1e-3)
+    p, q = np.exp(new), np.exp(old)
+    distance = (
+        np.abs(p - q)
+        if kind == "tv"
+        else q * np.log(q / p) + (1 - q) * np.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    )
+    outside = ((x["adv"] > 0) & (p > q) & (distance > 0.1)) | (
+        (x["adv"] < 0) & (p < q) & (distance > 0.05)
+    )
+    weight = np.minimum(p / q, clip_ratio_c or np.inf)
+    leaf_T = torch.from_numpy(new).requires_grad_()
+    loss_T, clipped_T = dppo_loss(
+        leaf_T, torch.from_numpy(old), t["adv"], kind, 0.05, 0.1, clip_ratio_c
+    )
+    loss_T.sum().backward()
+    close(loss_T.detach(), -weight * x["adv"] * ~outside)
+    close(leaf_T.grad, -weight * x["adv"] * ~outside)
+    close(clipped_T, outside)
 
 
 @given(step())
@@ -349,6 +412,9 @@ def test_values_that_are_not_finite_are_named(bad):
     fine, broken, seqs = torch.zeros(3), torch.tensor([0.0, bad, 0.0]), sequences([3])
     calls = [
         lambda: policy_loss(fine, broken, fine),
+        lambda: sapo_loss(fine, broken, fine),
+        lambda: gmpo_loss(fine, fine, broken, seqs),
+        lambda: dppo_loss(broken, fine, fine),
         lambda: gspo_loss(broken, fine, fine, seqs),
         lambda: cispo_loss(fine, fine, broken),
         lambda: value_loss(fine, fine, broken),

@@ -1,5 +1,8 @@
 """The same rollout gives the gradient of TRL's published loss (`GRPOTrainer._compute_loss`), within 1e-6."""
 
+import ast
+import inspect
+import textwrap
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from cookbook_npu.config import AlgorithmConfig
+from cookbook_npu.rl.advantages import gdpo
 from cookbook_npu.rl.algorithms import compute_advantages, compute_policy_loss
 from cookbook_npu.rl.kl import kl_estimate
 from cookbook_npu.rl.loss_aggregation import token_weights, weighted_sum
@@ -70,6 +74,7 @@ def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, 
     "One backward pass of TRL's loss with a stub for the trainer object"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from trl.experimental.gmpo import GMPOTrainer
         from trl.trainer.grpo_trainer import GRPOTrainer
 
     policy = Policy(0).train()
@@ -86,7 +91,11 @@ def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, 
             None,
         ),
         args=SimpleNamespace(
-            delta=delta, use_bias_correction_kl=unbiased, steps_per_generation=1
+            delta=delta,
+            use_bias_correction_kl=unbiased,
+            steps_per_generation=1,
+            sapo_temperature_pos=0.7,
+            sapo_temperature_neg=1.9,
         ),
         accelerator=local,
         _metrics={"train": defaultdict(list)},
@@ -117,8 +126,10 @@ def their_gradient(r, adv_B, loss_type, beta, level, correct, low, high, delta, 
         "importance_sampling_ratio": r.engine_ratio,
         "num_items_in_batch": (r.written * r.tool).sum().float(),
     }
-    GRPOTrainer._compute_loss(trainer, policy, inputs).backward()
-    return policy
+    with_loss = GMPOTrainer if loss_type == "gmpo" else GRPOTrainer
+    loss = with_loss._compute_loss(trainer, policy, inputs)
+    loss.backward()
+    return policy, loss.item()
 
 
 def our_gradient(r, algorithm, beta, correct):
@@ -138,11 +149,12 @@ def our_gradient(r, algorithm, beta, correct):
         algorithm.kl_loss_type,
         r.old[inside] if algorithm.kl_unbiased else None,
     )
-    weighted_sum(
+    loss = weighted_sum(
         loss_T + beta * kl_T,
         torch.cat(token_weights(masks, algorithm.loss_agg_mode, TOKENS, ids)),
-    ).backward()
-    return policy, clipped_T
+    )
+    loss.backward()
+    return policy, loss.item(), clipped_T
 
 
 CASES = {
@@ -179,6 +191,17 @@ CASES = {
         ),
         dict(high=1.28),
     ),
+    "gmpo": (
+        "gmpo",
+        dict(loss="gmpo", clip_ratio_low=0.1, clip_ratio_high=0.15),
+        dict(low=0.1, high=0.15),
+    ),
+    "sapo": ("sapo", dict(loss="sapo", tau_pos=0.7, tau_neg=1.9), {}),
+    "sapo with KL": (
+        "sapo",
+        dict(loss="sapo", tau_pos=0.7, tau_neg=1.9, kl_loss_type="k3"),
+        dict(beta=BETA),
+    ),
     "dual clip": (
         "dapo",
         dict(clip_ratio_c=1.3, loss_agg_mode="token-mean"),
@@ -201,11 +224,15 @@ def test_gradient_equals_trl(rollout, name):
     rows = compute_advantages(
         algorithm, rollout.rewards, ids, GROUP, [torch.ones(1)] * rollout.rows
     )
-    theirs = their_gradient(
+    theirs, their_loss = their_gradient(
         rollout, torch.cat(rows), loss_type, unbiased=algorithm.kl_unbiased, **how
     )
-    ours, clipped_T = our_gradient(rollout, algorithm, how["beta"], how["correct"])
-    assert 0 < clipped_T.sum() < len(clipped_T), (
+    ours, our_loss, clipped_T = our_gradient(
+        rollout, algorithm, how["beta"], how["correct"]
+    )
+    assert abs(our_loss - their_loss) < 1e-6
+    seen = clipped_T.sum()
+    assert seen == 0 if algorithm.loss == "sapo" else 0 < seen < len(clipped_T), (
         "the comparison should see clipped and unclipped tokens"
     )
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -218,3 +245,37 @@ def test_gradient_equals_trl(rollout, name):
         (a - b).abs().max() < 1e-6
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
     )
+
+
+def test_gdpo_equals_trl():
+    "TRL computes these advantages inside a long method: its branch is run alone"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl.trainer import grpo_trainer
+
+    method = grpo_trainer.GRPOTrainer._generate_and_score_completions
+    tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    condition = "self.multi_objective_aggregation == 'normalize_then_sum'"
+    [branch] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == condition
+    ]
+    g = torch.Generator().manual_seed(5)
+    rewards_BN = torch.rand(PROMPTS * GROUP, 3, generator=g) * torch.tensor([1.0, 9, 0.1])
+    rewards_BN[:GROUP, 1] = 4.0  # equal in one group
+    weights_N = torch.tensor([1.0, 0.5, -2.0])
+    names = dict(
+        torch=torch,
+        nanstd=grpo_trainer.nanstd,
+        self=SimpleNamespace(reward_funcs=[None] * 3, reward_weights=weights_N),
+        rewards_per_func=rewards_BN,
+        num_generations=GROUP,
+        device="cpu",
+        unscorable_mask=torch.zeros(len(rewards_BN), dtype=torch.bool),
+    )
+    exec(compile(ast.Module(branch.body, []), "trl", "exec"), names)
+    ids = [f"p{i // GROUP}" for i in range(len(rewards_BN))]
+    ours_B = gdpo(rewards_BN, weights_N.expand(len(ids), 3), ids, GROUP, eps=1e-4)
+    assert names["advantages"].abs().max() > 1
+    assert torch.allclose(ours_B, names["advantages"], atol=1e-5)
