@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
-           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_model', 'check_records',
-           'check_source', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines', 'check_layout',
-           'check_machine']
+           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_shims', 'check_model',
+           'check_records', 'check_source', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines',
+           'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -202,6 +202,17 @@ def check_scorers(config: RunConfig) -> None:
     for name in all_scorers(config.reward):
         load_function(name, config.reward.arguments.get(name))
 
+
+def check_shims(config: RunConfig) -> None:
+    "Raise `ConfigError` for a shim of the user's whose module does not exist"
+    use_code_folder(config)
+    for name in config.shims:
+        if not has_package(name):
+            raise ConfigError(
+                f"shims: there is no module {name}",
+                "Give the path of its file, ending in .py.",
+            )
+
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # Qwen/Qwen3-4B, Qwen3-4B
 
@@ -377,6 +388,7 @@ def check_machine(
     check_trackers(config)
     check_episodes(config)
     check_scorers(config)
+    check_shims(config)
     for role in RUN_ROLES:
         role_environment(config, role, environ)
     if files:
