@@ -118,7 +118,9 @@ class ModelConfig(Config):
     "The policy model"
 
     path: str | None = setting(
-        None, "Hugging Face folder (None: build the tiny model below)", basic=True
+        None,
+        "Hugging Face folder, or the id of a hub (None: build the tiny model below)",
+        basic=True,
     )
     tiny: TinyConfig = setting(
         TinyConfig(), "shape of the tiny model, used when path is None"

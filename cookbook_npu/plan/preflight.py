@@ -13,7 +13,6 @@ import ast
 import importlib.util
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +41,7 @@ from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, MissingError, StorageError
+from ..model.hub import local_model
 from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
@@ -214,34 +214,23 @@ def check_shims(config: RunConfig) -> None:
             )
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # Qwen/Qwen3-4B, Qwen3-4B
-
-
 def check_model(
-    folder: str,
+    name: str,  # folder, or id of a hub: downloaded
     chat: bool = False,  # requires a chat template
 ) -> None:
     "Raise `MissingError` for a missing model, `ConfigError` for a missing chat template"
+    folder = local_model(name)
     if not (Path(folder) / "config.json").is_file():
-        raise MissingError(f"model {folder} holds no config.json", _how_to_get(folder))
+        raise MissingError(
+            f"model {folder} holds no config.json",
+            "Give a Hugging Face model folder, or the id of a hub: Qwen/Qwen3-0.6B.",
+        )
     if chat and not _has_chat_template(Path(folder)):
         raise ConfigError(
-            f"model {folder} has no chat template, which data.apply_chat_template asks for",
+            f"model {name} has no chat template, which data.apply_chat_template asks for",
             "Put a chat_template.jinja there (of the instruct model), or give plain prompts with "
             "overrides {'data.apply_chat_template': false}.",
         )
-
-
-def _how_to_get(folder: str) -> str:
-    "Return the remedy for a missing model"
-    name = folder.removeprefix("hf://")
-    if Path(folder).exists() or not _HUB_ID.fullmatch(name):
-        return "Give a Hugging Face model folder."
-    local = name.rpartition("/")[2]
-    return (
-        f"A run reads a folder, not a hub. Download it: hf download {name} --local-dir {local} "
-        f"(or: modelscope download --model {name} --local_dir {local}), then -p model {local}."
-    )
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -291,9 +280,9 @@ def check_source(
     reward: RewardConfig | None = None,  # None: labels for scorers are not checked
 ) -> None:
     "Raise `MissingError` for a missing source, `DataError` for invalid records"
-    if source in GENERATED or "://" in source:
+    if source in GENERATED:
         return
-    if not Path(source).exists():
+    if "://" not in source and not Path(source).exists():
         raise MissingError(
             f"{name} {source} does not exist",
             f"Check the path. Generated tasks: {', '.join(GENERATED)}.",

@@ -49,6 +49,7 @@ from ..errors import (
     StorageError,
     parse_json,
 )
+from ..model.hub import local_model
 from ..parameters import settings_record
 
 # %% ../../nbs/runs/00_folder.ipynb #eaaa620b
@@ -396,7 +397,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
         if images := _images_checksum(source, config.data):
             found[f"the images of {source}"] = images
     if config.model.path:
-        found[config.model.path] = model_checksum(config.model.path)
+        found[config.model.path] = model_checksum(local_model(config.model.path))
     if config.code_folder:
         for module in own_modules(config.model_dump()):
             path = Path(config.code_folder, *module.split("."))

@@ -38,6 +38,7 @@ from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError
+from ..model.hub import local_model
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
@@ -139,7 +140,7 @@ def process_counts(config: RunConfig) -> str:
 def first_weights(cluster: Cluster, config: RunConfig) -> str:
     "Return the Hugging Face folder that trainer and engines start from"
     if config.model.path:
-        return config.model.path
+        return local_model(config.model.path)
     if needs_warm_start(config):
         _warm_start(cluster, config)
     return str(warm_folder(config))
