@@ -14,13 +14,12 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 
 NAMES = {"hf": "hf://Qwen/Tiny", "modelscope": "modelscope://Qwen/Tiny"}
-SMALL = {"model": {"model_type": "qwen3"}}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     "A tiny model as the files of a repository"
-    folder = tmp_path_factory.mktemp("model")
+    folder = tmp_path_factory.mktemp("models") / "tiny"
     shape = TinyConfig(hidden_size=48, num_layers=2, ffn_size=96)
     build_tiny(shape, build_tokenizer(), str(folder), seed=7)
     found = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
