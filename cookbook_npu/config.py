@@ -791,7 +791,7 @@ def place_own_files(values: dict[str, Any]) -> dict[str, Any]:
         )
     return placed | {"code_folder": folders[0]} if folders else placed
 
-
+# %% ../nbs/01_config.ipynb #c3234636
 def shims_environment(names: Iterable[str]) -> dict[str, str]:
     "Return the variables with which a worker loads your own shims, given as files or modules"
     parts = [own_part(name) for name in names]

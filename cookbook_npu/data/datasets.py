@@ -253,7 +253,7 @@ def _read_hub(source: str) -> Iterator[Record]:
     place = f"{parts.scheme}://{repository}"
     return ((f"{place} row {n}", dict(row)) for n, row in enumerate(rows, 1))
 
-
+# %% ../../nbs/data/03_datasets.ipynb #b03aa804
 def _at_least_one(records: Iterator[Record], source: str | Path) -> Iterator[Record]:
     empty = True
     for record in records:

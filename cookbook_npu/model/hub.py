@@ -143,6 +143,25 @@ def _cached(model: HubModel, weights: bool) -> Path | None:
     complete = (folder / "config.json").is_file() and (not weights or has_weights(folder))
     return folder if complete else None
 
+# %% ../../nbs/model/10_hub.ipynb #4271a506
+def _explained(
+    name: str, model: HubModel, error: Exception, elsewhere: str
+) -> MissingError:
+    "The error of a client as one sentence"
+    place = endpoint(model.hub)
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403, 404):
+        token = "HF_TOKEN" if model.hub == "hf" else "MODELSCOPE_API_TOKEN"
+        return MissingError(
+            f"model {name} is no folder, and {place} does not give a model of this name ({status})",
+            f"Check the name. A gated or private model needs {token} and its licence accepted.",
+        )
+    first = str(error).strip().partition("\n")[0]
+    return MissingError(
+        f"model {name} could not be downloaded from {place}: {first or type(error).__name__}",
+        f"Run it again, complete files are kept; or {elsewhere}.",
+    )
+
 # %% ../../nbs/model/10_hub.ipynb #0047c73c
 def local_model(
     name: str,  # folder, or id of a hub
@@ -185,22 +204,3 @@ def local_model(
             "Give the id of a Hugging Face model with safetensors.",
         )
     return str(folder)
-
-
-def _explained(
-    name: str, model: HubModel, error: Exception, elsewhere: str
-) -> MissingError:
-    "The error of a client as one sentence"
-    place = endpoint(model.hub)
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403, 404):
-        token = "HF_TOKEN" if model.hub == "hf" else "MODELSCOPE_API_TOKEN"
-        return MissingError(
-            f"model {name} is no folder, and {place} does not give a model of this name ({status})",
-            f"Check the name. A gated or private model needs {token} and its licence accepted.",
-        )
-    first = str(error).strip().partition("\n")[0]
-    return MissingError(
-        f"model {name} could not be downloaded from {place}: {first or type(error).__name__}",
-        f"Run it again, complete files are kept; or {elsewhere}.",
-    )
