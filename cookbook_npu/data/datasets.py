@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
+from .hub import check_reachable
 from .images import IMAGE_MARK
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
-from ..model.hub import check_reachable
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..config import Family, TinyConfig
+from ..data.hub import hub_model, local_model
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
-from ..model.hub import hub_model, local_model
 from ..model.tiny import head_width
 
 # %% ../../nbs/plan/00_dimensions.ipynb #734100a0

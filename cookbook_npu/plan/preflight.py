@@ -35,13 +35,13 @@ from ..data.datasets import (
 )
 from ..data.environments import find_environment
 from ..data.graders import load_function
+from ..data.hub import local_model
 from ..data.images import check_picture, image_source
 from ..data.messages import checked_messages
 from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, MissingError, StorageError
-from ..model.hub import local_model
 from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages

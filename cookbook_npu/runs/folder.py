@@ -40,6 +40,7 @@ from ..config import (
     own_modules,
     stored_config,
 )
+from ..data.hub import local_model
 from ..errors import (
     ConfigError,
     CookbookError,
@@ -49,7 +50,6 @@ from ..errors import (
     StorageError,
     parse_json,
 )
-from ..model.hub import local_model
 from ..parameters import settings_record
 
 # %% ../../nbs/runs/00_folder.ipynb #eaaa620b

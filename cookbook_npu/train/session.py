@@ -27,6 +27,7 @@ from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig, override
 from ..data.environments import find_environment
+from ..data.hub import local_model
 from ..data.prompts import (
     PromptDataset,
     eval_prompts,
@@ -38,7 +39,6 @@ from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError
-from ..model.hub import local_model
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
