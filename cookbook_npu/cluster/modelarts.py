@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ENDED', 'resumable_command', 'job_request', 'open_client', 'ServiceError', 'ServiceUnreachable', 'JobState', 'submit',
-           'job_state', 'stop', 'watch']
+           'training_state', 'stop', 'watch']
 
 # %% ../../nbs/cluster/04_modelarts.ipynb #f15a9eba
 import os
@@ -23,7 +23,8 @@ def resumable_command(
     folder: str,  # of the run in the job, on the shared disk: output.root/output.name
 ) -> str:
     "Return a command that starts a run, and resumes it when it is started again"
-    folder, start = shlex.quote(folder), shlex.join(["run", recipe, "-f", parameters])
+    folder = shlex.quote(folder)
+    start = shlex.join(["run", recipe, "-f", parameters])
     resume = f"cookbook-npu run --resume {folder} --restart"
     line = f"if [ -d {folder} ]; then {resume}; else cookbook-npu {start}; fi"
     return f"bash -ic {shlex.quote(line)}"  # -i reads ~/.bashrc, which sources CANN
@@ -110,8 +111,8 @@ class ServiceUnreachable(ServiceError):
 
 def _refused(error: Any) -> NoReturn:
     "Raise the error of an answer of the service with its remedy"
-    status, code, text = error.status_code, error.error_code, error.error_msg
-    what = f"ModelArts refused ({status} {code}): {text}"
+    status = error.status_code
+    what = f"ModelArts refused ({status} {error.error_code}): {error.error_msg}"
     if status >= 500 or status in (408, 429):
         raise ServiceUnreachable(what, "Try again; a submitted job goes on.") from error
     remedy = "Compare the request with the console's page of the pool."
@@ -120,7 +121,7 @@ def _refused(error: Any) -> NoReturn:
             "Get new keys (HUAWEICLOUD_SDK_AK, _SK, _SECURITY_TOKEN), restart the kernel, "
             "and watch the job by its id: it goes on."
         )
-    elif "quota" in str(text).lower():
+    elif "quota" in str(error.error_msg).lower():
         remedy = "Choose a smaller flavor, stop another job, or ask for more quota in the console."
     elif status == 403:
         remedy = "Ask for the policy ModelArts CommonOperations in this project."
@@ -182,7 +183,7 @@ def submit(client: Any, job: Mapping[str, Any]) -> str:
     return _call(client.create_training_job, request).metadata.id
 
 
-def job_state(client: Any, job_id: str) -> JobState:
+def training_state(client: Any, job_id: str) -> JobState:
     "Return the state of a job"
     from huaweicloudsdkmodelarts.v1 import ShowTrainingJobDetailsRequest
 
@@ -210,7 +211,7 @@ def watch(
     stopping = False
     while True:
         try:
-            state = job_state(client, job_id)
+            state = training_state(client, job_id)
         except ServiceUnreachable:
             if time.monotonic() - answered > patience_s:
                 raise
