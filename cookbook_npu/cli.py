@@ -32,7 +32,7 @@ from typer import Argument, Option
 
 import cookbook_npu
 from .cluster.ray_cluster import check_address, preload_workers
-from .config import RunConfig, config_keys
+from .config import RunConfig, config_keys, shims_environment
 from .errors import (
     ConfigError,
     CookbookError,
@@ -456,11 +456,15 @@ def _config(
 # %% ../nbs/99_cli.ipynb #994e98a2
 @app.command(
     "shims",
-    epilog="Examples: cookbook-npu shims; "
+    epilog="Examples: cookbook-npu shims; cookbook-npu shims ./my_shim.py; "
     "cookbook-npu shims --explain torch.host_cache; "
     "cookbook-npu shims --check",
 )
 def _shims(
+    own: Annotated[
+        list[str] | None,
+        Argument(metavar="[FILE]...", help="Your own shims: Python files or modules."),
+    ] = None,
     simulate: Annotated[
         bool | None,
         Option(show_default="where there is no NPU", help="Use the simulated NPU."),
@@ -480,7 +484,7 @@ def _shims(
     if explain:
         typer.echo(explanations.explain_shim(explain))
         return
-    report = _shim_report(role, simulate)
+    report = _shim_report(role, simulate, own or ())
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
@@ -490,7 +494,9 @@ def _shims(
         exit_with(f"refused: {', '.join(bad)}", 1)
 
 
-def _shim_report(role: str, simulate: bool | None) -> list[dict[str, str]]:
+def _shim_report(
+    role: str, simulate: bool | None, own: Sequence[str] = ()
+) -> list[dict[str, str]]:
     "Return the shims of a new process (simulate None: only where there is no NPU)"
     from .npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
     from .npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
@@ -504,6 +510,7 @@ def _shim_report(role: str, simulate: bool | None) -> list[dict[str, str]]:
     os.environ[SIMULATE_ENV] = str(int(simulate))
     if simulate:
         os.environ[AUTOLOAD_ENV] = "0"
+    os.environ |= shims_environment(own)
     return report_of_fresh_process(role)
 
 # %% ../nbs/99_cli.ipynb #e2dbcd82

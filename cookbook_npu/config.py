@@ -8,9 +8,9 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'WeightUpdateMethod'
            'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
            'DataConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
            'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
-           'OutputConfig', 'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config',
-           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
-           'config_keys']
+           'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig',
+           'check_argument_names', 'check_run_name', 'build_config', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -33,6 +33,7 @@ from pydantic import (
 )
 
 from .errors import ConfigError, DataError, MissingError, nearest, parse_json
+from .npu.role_variables import SHIMS_ENV
 from .targets.target import Scale, Target, find_target
 
 # %% ../nbs/01_config.ipynb #148d7932
@@ -117,7 +118,9 @@ class ModelConfig(Config):
     "The policy model"
 
     path: str | None = setting(
-        None, "Hugging Face folder (None: build the tiny model below)", basic=True
+        None,
+        "Hugging Face folder, or the id of a hub (None: build the tiny model below)",
+        basic=True,
     )
     tiny: TinyConfig = setting(
         TinyConfig(), "shape of the tiny model, used when path is None"
@@ -754,8 +757,71 @@ class OutputConfig(Config):
     )
 
 # %% ../nbs/01_config.ipynb #9306c28c
+def own_part(
+    name: str,  # file.py, file.py:name, or anything else
+) -> tuple[str, str | None]:
+    """Return a user's own part as module or module:name, and the folder of its file
+
+    Raises `ConfigError` for a file that does not exist. Other names stay as they are, without folder."""
+    file, suffix, rest = name.partition(".py")
+    if not suffix or rest[:1] not in ("", ":"):
+        return name, None
+    path = Path(os.path.abspath(f"{file}.py"))
+    if not path.is_file():
+        raise ConfigError(f"{name}: there is no file {path}", "Check the path.")
+    return path.stem + rest, str(path.parent)
+
+
+def _as_modules(value: Any, folders: list[str]) -> Any:
+    "Return names, or the keys of a mapping, as modules; adds the folders of files"
+    if isinstance(value, str):
+        name, folder = own_part(value)
+        folders += [folder] if folder else []
+        return name
+    if isinstance(value, list):
+        return [_as_modules(one, folders) for one in value]
+    if isinstance(value, dict):
+        return {
+            _as_modules(key, folders): _as_modules(v, folders) if isinstance(v, dict) else v
+            for key, v in value.items()
+        }
+    return value
+
+
+def place_own_files(values: dict[str, Any]) -> dict[str, Any]:
+    "Return the values of a configuration with `file.py:name` as `module:name` and `code_folder`"
+    folders = [os.path.abspath(values["code_folder"])] if values.get("code_folder") else []
+    placed = dict(values)
+    scorers = ("scorers", "by_source", "arguments", "correct_threshold")
+    for name, keys in (("reward", scorers), ("rollout", ("environment",))):
+        if isinstance(section := values.get(name), dict):
+            names = {
+                key: _as_modules(section[key], folders) for key in keys if key in section
+            }
+            placed[name] = {**section, **names}
+    if "shims" in values:
+        placed["shims"] = _as_modules(values["shims"], folders)
+    if len(set(folders)) > 1:
+        raise ConfigError(
+            f"your own files are in {' and '.join(dict.fromkeys(folders))}",
+            "Put them into one folder, or install them as a package and give module:name.",
+        )
+    return placed | {"code_folder": folders[0]} if folders else placed
+
+# %% ../nbs/01_config.ipynb #c3234636
+def shims_environment(names: Iterable[str]) -> dict[str, str]:
+    "Return the variables with which a worker loads your own shims, given as files or modules"
+    parts = [own_part(name) for name in names]
+    if not parts:
+        return {}
+    folders = [folder or os.getcwd() for _, folder in parts]
+    path = [*dict.fromkeys(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    modules = ",".join(module for module, _ in parts)
+    return {SHIMS_ENV: modules, "PYTHONPATH": os.pathsep.join(path)}
+
+
 def own_modules(values: Mapping[str, Any]) -> list[str]:
-    "Return the modules of a user's own scorers and environment, in the values of a configuration"
+    "Return the modules of a user's own scorers, environment and shims, in the values of a configuration"
 
     def section(name: str) -> dict[str, Any]:
         found = values.get(name)
@@ -765,7 +831,8 @@ def own_modules(values: Mapping[str, Any]) -> list[str]:
     names = [*(reward.get("scorers") or ()), section("rollout").get("environment") or ""]
     for scorers in (reward.get("by_source") or {}).values():
         names += scorers
-    return [name.partition(":")[0] for name in names if ":" in name]
+    own = [name.partition(":")[0] for name in names if ":" in name]
+    return own + list(values.get("shims") or ())
 
 # %% ../nbs/01_config.ipynb #555f1789
 class RunConfig(Config):
@@ -777,8 +844,12 @@ class RunConfig(Config):
     seed: int = setting(0, "random seed of the run", basic=True, ge=0)
     code_folder: str | None = setting(
         None,
-        "folder of your own scorer and environment modules (None: the working folder, which "
-        "is stored where it holds one)",
+        "folder of your own scorer, environment and shim modules (None: that of the files "
+        "given as file.py:name, or the working folder where it holds one)",
+    )
+    shims: list[str] = setting(
+        [],
+        "your own shims, Python files or modules: imported in every worker before Megatron",
     )
     model: ModelConfig = ModelConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -798,8 +869,11 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _with_code_folder(cls, values: Any) -> Any:
-        "Store the working folder when it holds a module of a scorer or of the environment"
-        if not isinstance(values, dict) or values.get("code_folder"):
+        "Store the folder of your own files, or the working folder when it holds one of your modules"
+        if not isinstance(values, dict):
+            return values
+        values = place_own_files(values)
+        if values.get("code_folder"):
             return values
         modules = [Path(*name.split(".")) for name in own_modules(values)]
         if any(m.is_dir() or m.with_suffix(".py").is_file() for m in modules):

@@ -187,7 +187,7 @@ class Recipe:
     def __call__(
         self,
         scale: Scale = "laptop",
-        model: str | None = None,  # Hugging Face folder; required at 910b
+        model: str | None = None,  # Hugging Face folder or hub id; required at 910b
         prompt_data: str | None = None,  # generated task, file or hub; required at 910b
         engine: str | None = None,  # transformers or vllm
         num_steps: int | None = None,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
+from .hub import check_reachable
 from .images import IMAGE_MARK
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 
@@ -217,6 +218,22 @@ HUBS: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
 _OPTIONS = ("name", "split", "revision")
 
 
+def _check_hub(hub: str, repository: str) -> None:
+    "Raise `MissingError` within seconds when the hub does not answer"
+    offline = {"HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"} & os.environ.keys()
+    if hub == "hf" and (offline or Path(repository).exists()):
+        return
+    tool = (
+        "hf download --repo-type dataset"
+        if hub == "hf"
+        else "modelscope download --dataset"
+    )
+    remedy = f"download it elsewhere ({tool} {repository}) and give the folder"
+    if hub == "hf":
+        remedy += ", or set HF_HUB_OFFLINE=1 to read the cache"
+    check_reachable(hub, f"{hub}://{repository}", remedy)
+
+
 def _read_hub(source: str) -> Iterator[Record]:
     "Rows of scheme://repository?name=...&split=...&revision=..."
     parts = urlsplit(source)
@@ -231,11 +248,12 @@ def _read_hub(source: str) -> Iterator[Record]:
                 f"{source}: {key!r} is no option of a data set", nearest(key, _OPTIONS)
             )
     repository = parts.netloc + parts.path
+    _check_hub(parts.scheme, repository)
     rows = HUBS[parts.scheme](repository, **options)
     place = f"{parts.scheme}://{repository}"
     return ((f"{place} row {n}", dict(row)) for n, row in enumerate(rows, 1))
 
-
+# %% ../../nbs/data/03_datasets.ipynb #b03aa804
 def _at_least_one(records: Iterator[Record], source: str | Path) -> Iterator[Record]:
     empty = True
     for record in records:

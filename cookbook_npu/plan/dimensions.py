@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..config import Family, TinyConfig
+from ..data.hub import hub_model, local_model
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 from ..model.tiny import head_width
 
@@ -243,15 +244,20 @@ def _dimensions_of_file(file: Path) -> Dimensions:
 
 
 def dimensions_of_folder(
-    folder: str | Path,  # Hugging Face folder, or the name of a published model
+    folder: str
+    | Path,  # Hugging Face folder, id of a hub, or the name of a published model
 ) -> Dimensions:
-    "Return the dimensions of a model folder; a missing folder is recognized by its name"
+    """Return the dimensions of a model folder; a missing folder is recognized by its name
+
+    Of a model on a hub, the small files are downloaded."""
     file = Path(folder) / "config.json"
     if file.is_file():
         return _dimensions_of_file(file)
     for name in PUBLISHED:
         if Path(folder).name.lower().startswith(name.lower()):
             return published_dimensions(name)
+    if hub_model(str(folder)):
+        return dimensions_of_folder(local_model(str(folder), weights=False))
     raise MissingError(
         f"{folder} holds no config.json",
         f"Give a model folder, or one of {', '.join(PUBLISHED)}.",

@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
-           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_model', 'check_records',
-           'check_source', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines', 'check_layout',
-           'check_machine']
+           'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_shims', 'check_model',
+           'check_records', 'check_source', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines',
+           'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
 import importlib.util
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +35,7 @@ from ..data.datasets import (
 )
 from ..data.environments import find_environment
 from ..data.graders import load_function
+from ..data.hub import local_model
 from ..data.images import check_picture, image_source
 from ..data.messages import checked_messages
 from ..data.prompts import choose_schema, folder_of
@@ -202,35 +202,35 @@ def check_scorers(config: RunConfig) -> None:
     for name in all_scorers(config.reward):
         load_function(name, config.reward.arguments.get(name))
 
+
+def check_shims(config: RunConfig) -> None:
+    "Raise `ConfigError` for a shim of the user's whose module does not exist"
+    use_code_folder(config)
+    for name in config.shims:
+        if not has_package(name):
+            raise ConfigError(
+                f"shims: there is no module {name}",
+                "Give the path of its file, ending in .py.",
+            )
+
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # Qwen/Qwen3-4B, Qwen3-4B
-
-
 def check_model(
-    folder: str,
+    name: str,  # folder, or id of a hub: downloaded
     chat: bool = False,  # requires a chat template
 ) -> None:
     "Raise `MissingError` for a missing model, `ConfigError` for a missing chat template"
+    folder = local_model(name)
     if not (Path(folder) / "config.json").is_file():
-        raise MissingError(f"model {folder} holds no config.json", _how_to_get(folder))
+        raise MissingError(
+            f"model {folder} holds no config.json",
+            "Give a Hugging Face model folder, or the id of a hub: Qwen/Qwen3-0.6B.",
+        )
     if chat and not _has_chat_template(Path(folder)):
         raise ConfigError(
-            f"model {folder} has no chat template, which data.apply_chat_template asks for",
+            f"model {name} has no chat template, which data.apply_chat_template asks for",
             "Put a chat_template.jinja there (of the instruct model), or give plain prompts with "
             "overrides {'data.apply_chat_template': false}.",
         )
-
-
-def _how_to_get(folder: str) -> str:
-    "Return the remedy for a missing model"
-    name = folder.removeprefix("hf://")
-    if Path(folder).exists() or not _HUB_ID.fullmatch(name):
-        return "Give a Hugging Face model folder."
-    local = name.rpartition("/")[2]
-    return (
-        f"A run reads a folder, not a hub. Download it: hf download {name} --local-dir {local} "
-        f"(or: modelscope download --model {name} --local_dir {local}), then -p model {local}."
-    )
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -280,9 +280,9 @@ def check_source(
     reward: RewardConfig | None = None,  # None: labels for scorers are not checked
 ) -> None:
     "Raise `MissingError` for a missing source, `DataError` for invalid records"
-    if source in GENERATED or "://" in source:
+    if source in GENERATED:
         return
-    if not Path(source).exists():
+    if "://" not in source and not Path(source).exists():
         raise MissingError(
             f"{name} {source} does not exist",
             f"Check the path. Generated tasks: {', '.join(GENERATED)}.",
@@ -310,7 +310,12 @@ def check_files(config: RunConfig) -> None:
 
 
 def check_output(config: RunConfig) -> None:
-    "Raise `StorageError` when output.root is not writable"
+    "Raise `ConfigError` or `StorageError` when output.root is no writable folder"
+    if "://" in config.output.root:
+        raise ConfigError(
+            f"output.root {config.output.root} is an address, and a run needs a folder",
+            "Give one on a disk (on ModelArts SFS Turbo), and copy the finished run: obsutil cp -r.",
+        )
     root = Path(config.output.root).absolute()
     place = root
     while not place.exists():
@@ -377,6 +382,7 @@ def check_machine(
     check_trackers(config)
     check_episodes(config)
     check_scorers(config)
+    check_shims(config)
     for role in RUN_ROLES:
         role_environment(config, role, environ)
     if files:

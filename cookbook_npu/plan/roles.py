@@ -17,7 +17,12 @@ from ..cluster.environment import environment_lines, worker_env
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..npu.device import NPU, allowed_preload
-from ..npu.role_variables import DETERMINISTIC, ROLE_VARIABLES, SHELL_DECIDES
+from ..npu.role_variables import (
+    DETERMINISTIC,
+    ROLE_VARIABLES,
+    SHELL_DECIDES,
+    SHIMS_ENV,
+)
 from ..npu.shims.memory_saver import required_environment
 from ..npu.stack.bundle import is_secret
 from .dimensions import Dimensions
@@ -164,14 +169,16 @@ def role_environment(
 ) -> dict[str, str | None]:
     """Return the variables that a role adds to its environment (None: removes)
 
-    Raises `ConfigError` for a reserved variable. At laptop scale only those of a memory saver and of
-    `placement.trainer_env` or `placement.rollout_env` are set."""
+    Raises `ConfigError` for a reserved variable. At laptop scale only those of a memory saver, of
+    `placement.trainer_env` or `placement.rollout_env`, and of `shims` are set."""
     environ = os.environ if environ is None else environ
     saver: dict[str, str | None] = {}
     if role == "trainer" and config.placement.sleep == "torch_memory_saver":
         saver = required_environment(environ)
     own = _own(role, environ)
     chosen = _chosen(config, role, {*own, *saver})
+    if config.shims:
+        chosen |= {SHIMS_ENV: ",".join(config.shims)}
     if not config.target.has_soc and environ.get(REHEARSE_ENV) != "1":
         return saver | chosen
     share = share or planned_share(config, environ)

@@ -40,6 +40,7 @@ from ..config import (
     own_modules,
     stored_config,
 )
+from ..data.hub import local_model
 from ..errors import (
     ConfigError,
     CookbookError,
@@ -396,7 +397,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
         if images := _images_checksum(source, config.data):
             found[f"the images of {source}"] = images
     if config.model.path:
-        found[config.model.path] = model_checksum(config.model.path)
+        found[config.model.path] = model_checksum(local_model(config.model.path))
     if config.code_folder:
         for module in own_modules(config.model_dump()):
             path = Path(config.code_folder, *module.split("."))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+from ..config import shims_environment
 from ..errors import ShimError
 from ..npu.shims.registry import registry
 from .ranks import run_ranks
@@ -105,12 +106,14 @@ def prove(
     bootstrap: str | None = "trainer",  # as in `run_ranks`
     timeout: float = 180,  # s
     preload: Sequence[str] = (),  # as in `run_ranks`
+    shims: Sequence[str] = (),  # your own, files or modules, as the configuration key
 ) -> None:
     "Raise `ShimError` unless `check` passes only with the shim, and `verify()` rejects the originals"
     results = run_ranks(
         "cookbook_npu.testing.proof:proof_in_rank",
         ranks,
         kwargs={"code": code, "shim": shim},
+        env=dict(shims_environment(shims)),
         bootstrap=bootstrap,
         timeout=timeout,
         preload=preload,

@@ -157,6 +157,7 @@ class CheckpointManager:
 MAY_CHANGE = (
     "num_steps",
     "code_folder",
+    "shims",
     "output.",
     "faults.",
     "train.save_",

@@ -27,6 +27,7 @@ from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig, override
 from ..data.environments import find_environment
+from ..data.hub import local_model
 from ..data.prompts import (
     PromptDataset,
     eval_prompts,
@@ -139,7 +140,7 @@ def process_counts(config: RunConfig) -> str:
 def first_weights(cluster: Cluster, config: RunConfig) -> str:
     "Return the Hugging Face folder that trainer and engines start from"
     if config.model.path:
-        return config.model.path
+        return local_model(config.model.path)
     if needs_warm_start(config):
         _warm_start(cluster, config)
     return str(warm_folder(config))

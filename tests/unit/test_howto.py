@@ -1,15 +1,17 @@
-"""The how-to pages, followed from the text alone: files written, code run, commands checked as `run` does."""
+"""The how-to pages, followed from the text alone.
+
+Quick: files written, code run, commands checked as `run` does. Slow: the pages about own parts are typed,
+line by line, in the environment that README's first command makes."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import papermill
 import pytest
+from reader import CAPTION, Reader, blocks, make_environment
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import (
@@ -28,14 +30,6 @@ from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
 
 PAGES = Path(__file__).parents[2] / ".docs" / "pages" / "howto"
-BLOCK = re.compile(r"^```(?P<head>.*?)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-CAPTION = re.compile(r":caption: (\S+)\n\n")
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    "(language or directive, text) of each fenced block"
-    text = page.read_text()
-    return [(m["head"].strip(), m["body"]) for m in BLOCK.finditer(text)]
 
 
 def write_files(page: Path, folder: Path) -> None:
@@ -153,21 +147,42 @@ def test_a_key_that_a_page_names_exists(page):
     assert here <= keys, sorted(here - keys)
 
 
-def test_the_proof_of_the_shim_page(tmp_path):
-    "Its test file, run by pytest as the page says"
-    write_files(PAGES / "own_shim.md", tmp_path)
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "test_my_shim.py",
-    ]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    "What README's first command installs"
+    return make_environment(tmp_path_factory.mktemp("reader") / "env")
+
+
+@pytest.mark.slow
+def test_a_reader_has_neither_pytest_nor_our_paths(environment, tmp_path):
+    reader = Reader(environment, tmp_path)
+    assert "No module named pytest" in reader.type("python -m pytest").stderr
+    assert reader.check("echo $PYTHONPATH", 0).strip() == ""
+    where = "import cookbook_npu; print(cookbook_npu.__file__)"
+    assert str(PAGES.parents[2]) in reader.check(f"python -c '{where}'", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_page_of_shims_as_typed(environment, tmp_path):
+    "The shim is in the table, and every worker of the run has it"
+    shown = Reader(environment, tmp_path).follow(PAGES / "own_shim.md")
+    assert any("proved" in text for text in shown)
+    assert any("vectors.empty_mean" in text and "applied" in text for text in shown)
+    (run,) = (tmp_path / "runs").iterdir()
+    rows = json.loads((run / "stack.json").read_text())["shims"]
+    assert {"vectors.empty_mean": "applied"}.items() <= {
+        row["name"]: row["state"] for row in rows
+    }.items()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["own_reward", "own_data", "own_recipe"])
+def test_a_page_as_typed(name, environment, tmp_path):
+    (tmp_path / "recipes").symlink_to(PAGES.parents[2] / "recipes")  # of the checkout
+    Reader(environment, tmp_path).follow(PAGES / f"{name}.md")
+    assert len(list((tmp_path / "runs").glob("*/report.html"))) >= 1
 
 
 def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):

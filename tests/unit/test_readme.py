@@ -1,12 +1,10 @@
 """README as a reader uses it: its Python is run as typed, in a folder and an environment of its own."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from places import ROOT
+from reader import Reader, make_environment
 
 PAGES = [ROOT / "README.md", ROOT / ".github" / "README_zh.md"]
 
@@ -27,12 +25,8 @@ def test_both_languages_have_the_same_python():
 @pytest.mark.parametrize("code", python_blocks(PAGES[0]))
 def test_its_python_runs_as_typed(code, tmp_path):
     (tmp_path / "try.py").write_text(code, encoding="utf-8")
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "try.py"], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^(\d+) (\S+) (\S+)$", done.stdout, re.M)
+    shown = Reader(make_environment(tmp_path / "env"), tmp_path).check("python try.py", 0)
+    rows = re.findall(r"^(\d+) (\S+) (\S+)$", shown, re.M)
     assert [int(step) for step, _, _ in rows] == list(range(11))
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").is_file()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ProcessRole', 'PROCESS_ROLES', 'FORBIDDEN_IMPORTS', 'RECORDS', 'NO_DEVICE', 'load_device', 'ForbiddenImportError',
-           'ImportBlocker', 'forbid_imports', 'check_role', 'bootstrap', 'parallel_ready', 'model_ready',
-           'report_or_refusals', 'report_of_fresh_process']
+           'ImportBlocker', 'forbid_imports', 'check_role', 'bootstrap', 'load_own_shims', 'parallel_ready',
+           'model_ready', 'report_or_refusals', 'report_of_fresh_process']
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #51a848b9
 import importlib
@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from ... import npu
 from ...errors import ConfigError, DeviceError, ShimError, nearest
 from ..device import SIMULATE_ENV, Accelerator, accelerator
-from ..role_variables import ROLE_VARIABLES
+from ..role_variables import ROLE_VARIABLES, SHIMS_ENV
 from .mindspeed import adaptor as adaptors
 from .registry import registry
 from .torchvision_ops import install_finder
@@ -147,8 +147,33 @@ def bootstrap(
         _enter_trainer(adaptor)
     if role == "rollout":
         importlib.import_module("cookbook_npu.npu.shims.vllm_ascend").enter_rollout()
+        _enter_own_device_shims()
     _role = role
     return registry.report()
+
+# %% ../../../nbs/npu/shims/01_bootstrap.ipynb #2548b635
+def load_own_shims() -> list[str]:
+    """Import the modules in COOKBOOK_NPU_SHIMS and return the names of the shims that they register
+
+    Raises `ConfigError` for a module that is missing or registers none."""
+    names = []
+    for module in filter(None, os.environ.get(SHIMS_ENV, "").split(",")):
+        before = set(registry)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"shims: {module} cannot be imported: {error}",
+                "Check the path of the file, and what it imports.",
+            ) from error
+        own = [name for name in registry if name not in before]
+        if not own:
+            raise ConfigError(
+                f"shims: {module} registers no shim of a new name",
+                "Decorate its class with @registry.register.",
+            )
+        names += own
+    return names
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #701ed74c
 def _enter_trainer(adaptor: str | None) -> None:
@@ -156,12 +181,20 @@ def _enter_trainer(adaptor: str | None) -> None:
         os.environ.setdefault(name, value)
     for name in RECORDS:
         importlib.import_module(f"cookbook_npu.npu.shims.{name}")
+    load_own_shims()
     registry.enter("device")
     chosen = adaptors.choose_adaptor(adaptor)
     registry.enter("before_megatron")
     chosen.load()
     importlib.import_module("megatron.core")
     registry.enter("after_megatron")
+
+
+def _enter_own_device_shims() -> None:
+    for name in load_own_shims():
+        if registry[name].phase == "device":
+            registry.apply(name)
+    registry.raise_refused()
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #1d0a710a
 def parallel_ready(

@@ -1,0 +1,129 @@
+"""The environment and the shell of a reader: what README's first command installs, and nothing of the tests.
+
+`make setup` installs `.[laptop]`. Installing that again for each session would take minutes and gigabytes, so
+the packages of this environment that belong to it, and no others, are linked into a new one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from places import ROOT
+
+BLOCK = re.compile(r"^```(?P<head>.*?)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+CAPTION = re.compile(r":caption: (\S+)\n\n")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    "(language or directive, text) of each fenced block"
+    return [(m["head"].strip(), m["body"]) for m in BLOCK.finditer(page.read_text("utf-8"))]
+
+
+def installed(extra: str = "laptop") -> list[Distribution]:
+    "The distributions that `pip install -e '.[extra]'` installs"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = project["dependencies"] + project["optional-dependencies"][extra]
+    waiting = [Requirement(line) for line in lines]
+    found: dict[str, tuple[Distribution, set[str]]] = {}
+    while waiting:
+        wanted = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        try:
+            known, extras = found.setdefault(name, (distribution(name), {"none"}))
+        except PackageNotFoundError:
+            continue  # of another platform, or a CUDA library of a GPU build
+        new = ({""} | wanted.extras) - extras
+        extras |= new
+        for line in known.requires or ():
+            inner = Requirement(line)
+            if any(not inner.marker or inner.marker.evaluate({"extra": e}) for e in new):
+                waiting.append(inner)
+    return [known for known, _ in found.values()]
+
+
+def make_environment(folder: Path) -> Path:
+    "A virtual environment as README's first command leaves it; returns its folder"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    for known in installed():
+        for file in known.files or ():
+            parts = file.parts
+            if parts[0] == ".." and "jupyter" in parts:  # kernel specifications
+                link = folder.joinpath(*[part for part in parts if part != ".."])
+            elif parts[0] == "..":
+                continue
+            else:
+                link = site / parts[0]
+            target = Path(str(known.locate_file(file))).resolve()
+            if parts[0] != "..":
+                target = Path(str(known.locate_file(parts[0])))
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink() and target.exists():
+                link.symlink_to(target)
+    (site / "cookbook_npu.pth").write_text(f"{ROOT}\n")
+    script = folder / "bin" / "cookbook-npu"
+    script.write_text(
+        f"#!{folder}/bin/python\n"
+        "import sys\nfrom cookbook_npu.__main__ import command\nsys.exit(command())\n"
+    )
+    script.chmod(0o755)
+    return folder
+
+
+class Reader:
+    "Somebody who follows a page in a folder of their own"
+
+    def __init__(self, environment: Path, folder: Path):
+        self.folder = folder
+        ours = ("PYTHON", "PYTEST", "COOKBOOK", "VIRTUAL_ENV", "JUPYTER", "RAY_")
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+        self.env |= {
+            "PATH": f"{environment}/bin:/usr/bin:/bin",
+            "VIRTUAL_ENV": str(environment),
+            "COLUMNS": "100",
+        }
+
+    def type(self, line: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+        "Run a line, or the text of a block, in the shell"
+        words = ["bash", "-c", line]
+        where = {"cwd": self.folder, "env": self.env}
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=timeout, **where
+        )
+
+    def follow(self, page: Path, codes: dict[str, int] | None = None) -> list[str]:
+        """Write the files, run the Python and type the commands of a page, in the order of its text
+
+        `codes`: line -> exit code where it is not 0. Returns the output of each line."""
+        wanted = codes or {}
+        shown = []
+        for head, body in blocks(page):
+            caption = CAPTION.match(body)
+            if head.startswith("{code-block}"):
+                assert caption, f"{page.name}: a file without a name"
+                (self.folder / caption[1]).write_text(body[caption.end() :])
+            elif head == "python":
+                (self.folder / "typed.py").write_text(body)
+                shown.append(self.check("python typed.py", 0))
+            elif head in ("bash", "sh"):
+                for line in filter(None, body.splitlines()):
+                    shown.append(self.check(line, wanted.get(line, 0)))
+        return shown
+
+    def check(self, line: str, code: int) -> str:
+        "The output of a line, NAME being the newest run; fails when its exit code is another one"
+        runs = sorted((self.folder / "runs").glob("*"), key=lambda run: run.stat().st_mtime)
+        if runs:
+            line = line.replace("runs/NAME", f"runs/{runs[-1].name}")
+        done = self.type(line)
+        text = done.stdout + done.stderr
+        assert done.returncode == code, (
+            f"{line}: exit code {done.returncode}\n{text[-4000:]}"
+        )
+        return text

@@ -1,0 +1,159 @@
+"""Models by the id of a hub: the real clients download from a hub on loopback, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from model_hubs import serve_models
+
+from cookbook_npu.config import TinyConfig
+from cookbook_npu.data.tokenizer import build_tokenizer
+from cookbook_npu.model.tiny import build_tiny
+
+NAMES = {"hf": "hf://Qwen/Tiny", "modelscope": "modelscope://Qwen/Tiny"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    "A tiny model as the files of a repository"
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shape = TinyConfig(hidden_size=48, num_layers=2, ffn_size=96)
+    build_tiny(shape, build_tokenizer(), str(folder), seed=7)
+    found = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return found | {"README.md": b"# Tiny", "original.bin": b"not wanted"}
+
+
+class Machine:
+    "A machine with an empty cache"
+
+    def __init__(self, hub, folder):
+        self.folder = folder
+        self.env = os.environ | {
+            "HF_ENDPOINT": hub.address,
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+            "MODELSCOPE_ENDPOINT": hub.address,
+            "MODELSCOPE_CACHE": str(folder / "ms"),
+            "no_proxy": "127.0.0.1",
+            "COLUMNS": "200",
+        }
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "VLLM_USE_MODELSCOPE"):
+            self.env.pop(name, None)
+
+    def command(self, *words, **env):
+        "`cookbook-npu` in a process of its own: clients read their settings when imported"
+        line = [sys.executable, "-m", "cookbook_npu.cli", *words]
+        return subprocess.run(
+            line,
+            env=self.env | env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    def local(self, name, weights=True, **env):
+        "What `local_model` returns, or its error as the last line of stderr"
+        code = "import sys; from cookbook_npu.data.hub import local_model as f; print(f(*eval(sys.argv[1])))"
+        line = [sys.executable, "-c", code, repr((name, weights))]
+        done = subprocess.run(
+            line, env=self.env | env, capture_output=True, text=True, timeout=300
+        )
+        lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+        return lines[-1]
+
+
+@pytest.fixture
+def hub(files):
+    with serve_models() as found:
+        found.files["Qwen/Tiny"] = files
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_model_is_downloaded_once(kind, hub, files, tmp_path):
+    machine = Machine(hub, tmp_path)
+    small = machine.local(NAMES[kind], weights=False)
+    assert "model.safetensors" not in os.listdir(small)
+    folder = machine.local(NAMES[kind])
+    names = set(os.listdir(folder))
+    assert {"config.json", "model.safetensors"} <= names
+    assert not {"README.md", "original.bin"} & names
+    with open(f"{folder}/model.safetensors", "rb") as file:
+        assert file.read() == files["model.safetensors"]
+    asked = len(hub.calls)
+    assert machine.local(NAMES[kind]) == folder
+    assert len(hub.calls) == asked, "the cache has it"
+
+
+@pytest.mark.slow
+def test_a_plain_id_is_of_hugging_face_unless_vllm_uses_modelscope(hub, tmp_path):
+    machine = Machine(hub, tmp_path)
+    assert str(tmp_path / "hf") in machine.local("Qwen/Tiny")
+    assert str(tmp_path / "ms") in machine.local("Qwen/Tiny", VLLM_USE_MODELSCOPE="True")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_model_that_the_hub_does_not_have(kind, hub, tmp_path):
+    told = Machine(hub, tmp_path).local(f"{kind}://Qwen/Other")
+    assert "does not give a model of this name (404)" in told and "Check the name" in told
+
+
+@pytest.mark.slow
+def test_a_gated_model_names_the_token(hub, tmp_path):
+    hub.gated.add("Qwen/Tiny")
+    machine = Machine(hub, tmp_path)
+    assert "needs HF_TOKEN" in machine.local("Qwen/Tiny")
+    assert str(tmp_path) in machine.local("Qwen/Tiny", HF_TOKEN="hf_of_this_test")
+
+
+@pytest.mark.slow
+def test_a_cache_without_the_model_and_without_network(hub, tmp_path):
+    told = Machine(hub, tmp_path).local("Qwen/Tiny", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in told and not hub.calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["-p", "model", "Qwen/Tiny"], ["-p", "prompt_data", "hf://a/b"]]
+)
+def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
+    machine = Machine(hub, tmp_path)
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    began = time.monotonic()
+    done = machine.command("run", "qwen3_4b_colocate", *words, **nowhere)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line]
+    assert (
+        "is not reachable" in line and "Set HF_ENDPOINT" in line and "hf download" in line
+    )
+    assert not (tmp_path / "runs").exists()
+    # the command itself takes some seconds on a busy machine
+    alone = time.monotonic()
+    machine.command("run", "no_such_recipe")
+    assert alone - began < 10 + 2 * (time.monotonic() - alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_with_the_id_of_a_hub(hub, tmp_path):
+    "plan reads the small files, the run trains, its record has the id and a checksum"
+    machine = Machine(hub, tmp_path)
+    plan = machine.command(
+        "plan", "qwen3_4b_colocate", "--scale", "laptop", "-p", "model", "Qwen/Tiny"
+    )
+    assert plan.returncode == 0, plan.stderr
+    assert not any("model.safetensors" in call for call in hub.calls)
+    words = ["-p", "num_steps", "1", "-p", "prompts_per_step", "4"]
+    words += ["-p", "overrides", '{"output.name": "A", "output.tensorboard": false}']
+    done = machine.command("run", "qwen3_4b_colocate", "-p", "model", "Qwen/Tiny", *words)
+    assert "downloading Qwen/Tiny from" in done.stdout, done.stdout + done.stderr
+    run = tmp_path / "runs" / "A"
+    assert json.loads((run / "config.json").read_text())["model"]["path"] == "Qwen/Tiny"
+    steps = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(steps[-1])["step"] == 1, done.stderr
