@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from docutils import nodes  # noqa: E402
 from latex2mathml.converter import convert  # noqa: E402
 from reference import source_of  # noqa: E402
+from search import SearchBoth  # noqa: E402
 
 project = "cookbook_npu"
 author = "The cookbook_npu authors"
@@ -34,8 +35,9 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-# summaries are fetched, which a browser refuses for pages that are files
+# summaries are fetched, which a browser refuses for pages that are files: see static/snippets.js
 html_show_search_summary = False
+html_search_scorer = "static/scorer.js"
 # what the browser itself knows: the site is also read where no other site can be reached
 html_math_renderer = "mathml"
 python_maximum_signature_line_length = 72
@@ -66,8 +68,16 @@ def find_source(app, module: str):
     return source_of(module)
 
 
+def add_snippets(app, page: str, *_: object) -> None:
+    "Called for each page"
+    if page == "search":
+        app.add_js_file("snippets.js")
+
+
 def setup(app) -> dict[str, bool]:
     "Called by Sphinx"
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.connect("viewcode-find-source", find_source)
+    app.connect("html-page-context", add_snippets)
+    app.add_search_language(SearchBoth)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

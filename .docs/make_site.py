@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import look
+import search
 from reference import Module, modules
 from sphinx.util.inventory import InventoryFile
 from stage import ROOT, not_executed, stage
@@ -111,6 +112,7 @@ def publish(output: Path) -> None:
         shutil.rmtree(output)
     left_out = shutil.ignore_patterns(".buildinfo*", "_sources")
     shutil.copytree(PAGES, output, ignore=left_out)
+    search.write_texts(output)
 
 
 def main() -> int:

@@ -89,10 +89,17 @@ def note(kind: str, text: str) -> dict[str, Any]:
     }
 
 
+# folders of the repository, which the site has not: they are named
+NO_PAGE = re.compile(
+    r"\[([^]]+)\]\((?:\.\./)+(?:tests/README\.md|LICENSE|cookbook_npu/[^).]+)\)"
+)
+
+
 def on_the_site(text: str) -> str:
     "Prose whose links to pages that only the repository shows lead to those of the site"
     text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
     text = text.replace("](../.github/CONTRIBUTING.md)", "](../contributing.md)")
+    text = NO_PAGE.sub(r"`\1`", text)
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
 
 
@@ -103,6 +110,7 @@ def page_on_the_site(
     "The same for a page that the repository has two folders deeper down than the site"
     for name in TRANSLATED:
         text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
+    text = NO_PAGE.sub(r"`\1`", text)
     return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 
@@ -401,10 +409,34 @@ def chapter(title: str, about: str, entries: list[str]) -> str:
 
 
 def api_entry(page: str) -> str:
-    "A subpackage in the list of the API: without the package's name, and with places to break the line"
-    subpackage = page.removeprefix("cookbook_npu.")
-    breakable = subpackage.replace(".", ".\u200b")  # a space of no width
-    return f"{breakable} <{page}>"
+    "A module in the list of the API: with places to break the line"
+    breakable = page.replace(".", ".\u200b")  # a space of no width
+    return f"{breakable} <cookbook_npu.{page}>"
+
+
+def api_index(names: list[str]) -> str:
+    "The list of all modules, by subpackage"
+    lines = [
+        "# API",
+        "",
+        "Every public name: signature, parameters, what it returns and raises.",
+        "",
+    ]
+    entries = [
+        name.removeprefix("cookbook_npu.") for name in names if name != "cookbook_npu"
+    ]
+    groups: dict[str, list[str]] = {}
+    for name in entries:
+        first = name.partition(".")[0] if "." in name else ""
+        groups.setdefault(first, []).append(name)
+    for first in ["", *[name for name in SUBPACKAGES if name in groups], "npu"]:
+        title = SUBPACKAGES.get(
+            first, "NPU" if first else "Package, configuration, command"
+        )
+        lines += [f"## {title}", "", "```{toctree}", ":maxdepth: 1"]
+        lines += [] if first else ["cookbook_npu"]
+        lines += [api_entry(name) for name in groups[first]] + ["```", ""]
+    return "\n".join(lines)
 
 
 def written_pages() -> dict[str, str]:
@@ -422,8 +454,7 @@ def written_pages() -> dict[str, str]:
 def contributing_page() -> str:
     "CONTRIBUTING.md, as a page of the site"
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    # files that are no pages are named
-    text = re.sub(r"\[([^]]+)\]\(\.\./(?:tests/[^)]+|LICENSE)\)", r"`\1`", text)
+    text = NO_PAGE.sub(r"`\1`", text)
     return text.replace("](../.docs/pages/", "](").replace("](../", "](")
 
 
@@ -444,9 +475,7 @@ def chapter_pages() -> dict[str, str]:
         "Modules", about, [*names, "base", "../nbs/98_command", "../nbs/99_cli"]
     )
     about = "What everything else stands on: errors, configuration, recipes."
-    pages["modules/base.md"] = chapter(
-        "Configuration and errors", about, ["../nbs/0*", "../nbs/1*"]
-    )
+    pages["modules/base.md"] = chapter("Configuration and errors", about, ["../nbs/0*"])
     shims = [f"../nbs/npu/shims/{name}/*" for name in SHIMS]
     listed = {
         "device": ("Device and roles", ["../nbs/npu/*"]),
@@ -458,9 +487,8 @@ def chapter_pages() -> dict[str, str]:
         pages[f"npu/{name}.md"] = chapter(title, "", entries)
     about = "The device, what is patched for it and why, and the simulated NPU of the laptop scale."
     pages["npu/index.md"] = chapter("NPU", about, list(listed))
-    api = [api_entry(name.removesuffix(".md")) for name in sorted(reference.pages())]
-    about = "Every public name: signature, parameters, what it returns and raises."
-    pages["reference/api/index.md"] = chapter("API", about, api)
+    api = sorted(name.removesuffix(".md") for name in reference.pages())
+    pages["reference/api/index.md"] = api_index(api)
     return pages
 
 

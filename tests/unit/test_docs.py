@@ -35,7 +35,7 @@ def api():
 
 def test_every_public_name_has_an_entry(api):
     for module in reference.modules():
-        text = api[f"{module.subpackage}.md"]
+        text = api[f"{module.name}.md"]
         for name in module.names:
             kinds = ("function", "class", "data")
             found = [kind for kind in kinds if f"{{py:{kind}}} {name}" in text]
@@ -43,7 +43,7 @@ def test_every_public_name_has_an_entry(api):
 
 
 def test_an_entry_says_what_the_source_says(api):
-    text = api["cookbook_npu.rl.md"]
+    text = api["cookbook_npu.rl.advantages.md"]
     entry = text[text.index("{py:function} rloo(") :].split(":::", 1)[0]
     assert "rewards_B: Tensor, group_ids: Sequence[str], group_size: int" in entry
     assert "| `group_size` | `int` |  | G, at least 2 |" in entry
@@ -53,7 +53,10 @@ def test_an_entry_says_what_the_source_says(api):
 
 def test_options_stand_right_below_the_opening_line(api):
     "Below a blank line they would be text"
-    assert ":::{py:data} ProcessRole\n:value: Literal[" in api["cookbook_npu.npu.shims.md"]
+    assert (
+        ":::{py:data} ProcessRole\n:value: Literal["
+        in api["cookbook_npu.npu.shims.bootstrap.md"]
+    )
     for name, text in api.items():
         found = re.search(
             r"^(:::+\{py:.*\n\n+:(?:type|value|\w+method):.*)", text, re.MULTILINE
@@ -62,12 +65,23 @@ def test_options_stand_right_below_the_opening_line(api):
 
 
 def test_a_long_module_name_can_be_broken_in_the_sidebar():
-    entry = stage.api_entry("cookbook_npu.npu.shims.megatron_core")
+    entry = stage.api_entry("npu.shims.megatron_core")
     assert (
         entry
         == "npu.\u200bshims.\u200bmegatron_core <cookbook_npu.npu.shims.megatron_core>"
     )
-    assert stage.api_entry("cookbook_npu") == "cookbook_npu <cookbook_npu>"
+
+
+def test_every_module_is_in_the_list_of_the_api(api):
+    listed = stage.chapter_pages()["reference/api/index.md"]
+    names = {name.removesuffix(".md") for name in api}
+    assert {*re.findall(r"<(cookbook_npu[\w.]*)>", listed), "cookbook_npu"} == names
+
+
+def test_a_value_in_quotes_is_no_yaml(api):
+    "An option that starts with a quote would end there"
+    for name, text in api.items():
+        assert not re.search(r"^:value: '", text, re.M), name
 
 
 def listed_pages() -> set[str]:
@@ -209,7 +223,7 @@ def test_a_name_that_nothing_defines_is_refused():
 
 
 def test_the_inventory_holds_the_names_of_a_module(api, tmp_path):
-    (tmp_path / "index.md").write_text(api["cookbook_npu.weights.md"])
+    (tmp_path / "index.md").write_text(api["cookbook_npu.weights.manifest.md"])
     settings = ['extensions = ["myst_parser"]', 'html_theme = "basic"']
     settings += ['myst_enable_extensions = ["colon_fence"]']
     (tmp_path / "conf.py").write_text("\n".join(settings))
@@ -217,7 +231,7 @@ def test_the_inventory_holds_the_names_of_a_module(api, tmp_path):
     subprocess.run(command, check=True)
     inventory = tmp_path / "out" / "objects.inv"
     found = reference.modules()
-    named = [m for m in found if m.subpackage == "cookbook_npu.weights"]
+    named = [m for m in found if m.name == "cookbook_npu.weights.manifest"]
     assert make_site.missing_names(inventory, named) == []
     with inventory.open("rb") as file:
         objects = InventoryFile.load(file, "", lambda *parts: "/".join(parts))
