@@ -11,6 +11,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
+import plans
 import reference
 import typer
 from reference import code, table
@@ -451,6 +452,12 @@ def written_pages() -> dict[str, str]:
     return pages
 
 
+def front_page(text: str) -> str:
+    "The front page with its table of plans"
+    part = plans.page_part(ROOT / "evidence")
+    return text.replace("<!-- plans -->", f"```{{raw}} html\n{part}\n```")
+
+
 def contributing_page() -> str:
     "CONTRIBUTING.md, as a page of the site"
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -492,6 +499,57 @@ def chapter_pages() -> dict[str, str]:
     return pages
 
 
+def source_path(page: str) -> str | None:
+    "The file of the repository that a page is written in; None: it is generated"
+    if page == "contributing":
+        return ".github/CONTRIBUTING.md"
+    for path in (f"{page}.ipynb", f".docs/pages/{page}.md"):
+        if (ROOT / path).is_file():
+            return path
+    return None
+
+
+def llms_text() -> str:
+    "llms.txt: the pages that explain something, one line each (llmstxt.org)"
+    index = read(ROOT / "nbs" / "index.ipynb")
+    about = next(line for line in source(index["cells"][0]).splitlines() if line[:1] == ">")
+    lines = ["# cookbook_npu", "", about, ""]
+    pages = {name.removesuffix(".md"): text for name, text in written_pages().items()}
+    pages |= {"reference/configuration": configuration_page(), "reference/commands": ""}
+    for notebook in notebooks():
+        page = str(notebook.relative_to(ROOT).with_suffix(""))
+        pages[page] = "\n".join(sources(read(notebook))[:1])
+    groups: dict[str, list[str]] = {"Start": ["index", "agents", "nbs/index"]}
+    groups["How-to"] = [p for p in pages if p.startswith("howto/")]
+    groups["Recipes and tutorials"] = [
+        p for p in pages if re.match("recipes/|nbs/tutorials/", p)
+    ]
+    groups["Reference"] = [p for p in pages if p.startswith("reference/")]
+    groups["Modules"] = [p for p in pages if p.startswith("nbs/") and "tutorials" not in p]
+    for title, names in groups.items():
+        lines += [f"## {title}", ""]
+        for name in sorted(
+            n for n in dict.fromkeys(names) if n != "nbs/index" or title == "Start"
+        ):
+            lines.append(
+                f"- [{page_title(name, pages[name])}]({name}.html){page_about(pages[name])}"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def page_title(name: str, text: str) -> str:
+    "The heading of a page"
+    found = re.search(r"^# (.+)$", text, re.M)
+    return found[1] if found else name.rpartition("/")[2].capitalize()
+
+
+def page_about(text: str) -> str:
+    "The line below the heading of a notebook, `: ...`; empty: there is none"
+    found = re.search(r"^> (.+)$", text, re.M)
+    return f": {found[1]}" if found else ""
+
+
 # ---- all of it
 
 
@@ -512,9 +570,11 @@ def stage(
         target = site / page.relative_to(HERE / "pages")
         target.parent.mkdir(parents=True, exist_ok=True)
         kept.add(Path(shutil.copy2(page, target)))
+    written = written_pages()
     texts = {
-        **written_pages(),
+        **written,
         "contributing.md": contributing_page(),
+        "index.md": front_page(written["index.md"]),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
         "reference/measured.md": measured_page(ROOT / "evidence"),
