@@ -98,7 +98,7 @@ NO_PAGE = re.compile(
 
 def on_the_site(text: str) -> str:
     "Prose whose links to pages that only the repository shows lead to those of the site"
-    text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    text = text.replace("](../.github/README_zh.md)", "](../zh/readme.md)")
     text = text.replace("](../.github/CONTRIBUTING.md)", "](../contributing.md)")
     text = NO_PAGE.sub(r"`\1`", text)
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
@@ -112,6 +112,7 @@ def page_on_the_site(
     for name in TRANSLATED:
         text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
     text = NO_PAGE.sub(r"`\1`", text)
+    text = text.replace("](../../../.github/README_zh.md)", "](readme.md)")
     return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 
@@ -465,6 +466,17 @@ def contributing_page() -> str:
     return text.replace("](../.docs/pages/", "](").replace("](../", "](")
 
 
+def readme_zh_page() -> str:
+    "The README in Chinese, as a page beside the other Chinese ones"
+    text = (ROOT / ".github" / "README_zh.md").read_text(encoding="utf-8")
+    text = text.replace("](../README.md)", "](../nbs/index.ipynb)")
+    text = text.replace("](CONTRIBUTING.md)", "](../contributing.md)")
+    text = text.replace("](../.docs/pages/zh/", "](").replace("](../.docs/pages/", "](../")
+    for name in TRANSLATED:
+        text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
+    return text
+
+
 def chapter_pages() -> dict[str, str]:
     "The pages between the front page and the notebooks: file name -> text"
     folders = [p.name for p in sorted((ROOT / "nbs").iterdir()) if p.is_dir()]
@@ -574,6 +586,7 @@ def stage(
     texts = {
         **written,
         "contributing.md": contributing_page(),
+        "zh/readme.md": readme_zh_page(),
         "index.md": front_page(written["index.md"]),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),

@@ -209,7 +209,7 @@ def test_the_curve_is_drawn_from_the_files_of_a_run(tmp_path):
 def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
     index = stage.shown_notebook(ROOT / "nbs" / "index.ipynb", None)
     text = "".join(cell["source"] for cell in index["cells"])
-    assert ".github/" not in text and "](../zh/index.md)" in text
+    assert ".github/" not in text and "](../zh/readme.md)" in text
     assert ".docs/" not in text and "](../howto/index.md)" in text
     downloads = [file for path in stage.notebooks() for file in stage.linked_files(path)]
     folders = {file.relative_to(ROOT).parts[0] for file in downloads}
