@@ -1,7 +1,7 @@
 """The built site in a real browser: `python .docs/look.py FOLDER` names what is wrong with its pages
 
 As wide as a screen and as a phone: nothing sticks out, no code or picture is cut, no script complains,
-and the search finds something although the pages are files.
+and the search, also in Chinese, leads to the right page although the pages are files.
 """
 
 import sys
@@ -40,7 +40,17 @@ def set_width(driver, width: int) -> None:
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def problems(site: Path) -> list[str]:
+# query -> where its first result leads
+SEARCHES = {
+    "奖励": "zh/",
+    "权重": "zh/",
+    "显存不足": "zh/troubleshooting",
+    "resume": "howto/resume",
+    "out of memory": "howto/troubleshooting",
+}
+
+
+def problems(site: Path, searches: dict[str, str] = SEARCHES) -> list[str]:
     "What a reader would stumble on: `page: what`"
     found = []
     with tempfile.TemporaryDirectory() as profile, open_browser(Path(profile)) as driver:
@@ -53,22 +63,28 @@ def problems(site: Path) -> list[str]:
                 set_width(driver, width)
                 seen += [f"at {width}: {what}" for what in driver.execute_script(PROBE)]
             found += [f"{page.relative_to(site)}: {what}" for what in seen]
-        found += search_problems(driver, site)
+        for query, target in searches.items():
+            found += search_problems(driver, site, query, target)
     return found
 
 
-def search_problems(driver, site: Path) -> list[str]:
-    "Whether the search of pages that are files finds the first page"
+def search_problems(driver, site: Path, query: str, target: str) -> list[str]:
+    "Whether the search, of pages that are files, leads to a page first and quotes it"
     from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.support.wait import WebDriverWait
 
-    driver.get(f"{(site / 'search.html').as_uri()}?q=cookbook")
-    results = "#search-results li a"
+    where = f"search.html: {query}"
+    driver.get(f"{(site / 'search.html').as_uri()}?q={query}")
+    quoted = "#search-results li:first-child .context"
     try:
-        WebDriverWait(driver, 20).until(lambda d: d.find_elements("css selector", results))
+        WebDriverWait(driver, 20).until(lambda d: d.find_elements("css selector", quoted))
     except TimeoutException:
-        return ["search.html: finds nothing"]
-    return [f"search.html: console: {message}" for message in console_errors(driver)]
+        return [f"{where}: finds nothing, or quotes nothing"]
+    seen = [f"{where}: console: {message}" for message in console_errors(driver)]
+    first = driver.find_element("css selector", "#search-results li a")
+    if not first.get_dom_attribute("href").startswith(target):
+        seen.append(f"{where}: {first.get_dom_attribute('href')} comes before {target}")
+    return seen
 
 
 def main() -> int:
