@@ -1,6 +1,6 @@
 """The built site in a real browser: `python .docs/look.py FOLDER` names what is wrong with its pages
 
-As wide as a screen and as a phone: nothing sticks out, no code or picture is cut, no script complains,
+As wide as a laptop and as a phone: nothing sticks out, no code or picture is cut, no script complains,
 and the search, also in Chinese, leads to the right page although the pages are files.
 """
 
@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "helpers"
 
 from browser import console_errors, missing_browser, open_browser  # noqa: E402
 
-WIDTHS = (1200, 420)
+WIDTHS = (1360, 420)  # of a laptop, where both sidebars are in sight, and of a phone
 # what reaches over the right edge of the page, or of its own frame without a scroll bar
 PROBE = """
 const out = [];
@@ -35,7 +35,7 @@ return out;
 
 
 def set_width(driver, width: int) -> None:
-    "Make the page as wide as a screen or a phone"
+    "Make the page as wide as a laptop or a phone"
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 

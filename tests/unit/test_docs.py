@@ -377,7 +377,7 @@ def test_a_browser_finds_what_is_cut_or_complains(tmp_path):
     index.write_text(index.read_text().replace("</article>", wrong))
     found = "\n".join(look.problems(site, searches | {"word": "howto/"}))
     assert "no picture: " in found and "said" in found and "at 420: PRE ends at" in found
-    assert "index.html: at 1200: page is" not in found
+    assert "index.html: at 1360: page is" not in found
     assert "word: index.html comes before howto/" in found or "word: finds nothing" in found
 
 
