@@ -462,7 +462,8 @@ def front_page(text: str) -> str:
 def contributing_page() -> str:
     "CONTRIBUTING.md, as a page of the site"
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    text = NO_PAGE.sub(r"`\1`", text)
+    # files that are no pages are named
+    text = re.sub(r"\[([^]]+)\]\(\.\./(?:tests/[^)]+|LICENSE)\)", r"`\1`", text)
     return text.replace("](../.docs/pages/", "](").replace("](../", "](")
 
 
