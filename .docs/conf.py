@@ -1,6 +1,7 @@
 """The documentation site, of the pages that stage.py writes"""
 
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -8,9 +9,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from docutils import nodes  # noqa: E402
 from latex2mathml.converter import convert  # noqa: E402
 from reference import source_of  # noqa: E402
+from search import SearchBoth  # noqa: E402
+from stage import source_path  # noqa: E402
 
+settings = ConfigParser()
+settings.read(Path(__file__).parent.parent / "settings.ini", "utf-8")
+settings = settings["DEFAULT"]
 project = "cookbook_npu"
-author = "The cookbook_npu authors"
+author = settings["author"]
+copyright = settings["copyright"]
+# the site names its repository where settings.ini does
+repository = settings["git_url"].rstrip("/")
 extensions = [
     "myst_nb",
     "sphinx_copybutton",
@@ -30,12 +39,20 @@ myst_enable_extensions = ["dollarmath", "amsmath", "html_image", "colon_fence"]
 myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "cookbook_npu"
+html_baseurl = settings["doc_host"].rstrip("/") + settings["doc_baseurl"]
+html_theme_options = {}
+if repository:
+    html_theme_options["top_of_page_buttons"] = ["view", "edit"]
+    html_theme_options["footer_icons"] = [
+        {"name": "repository", "url": repository, "html": "⌂", "class": ""}
+    ]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-# summaries are fetched, which a browser refuses for pages that are files
+# summaries are fetched, which a browser refuses for pages that are files: see static/snippets.js
 html_show_search_summary = False
+html_search_scorer = str(Path(__file__).parent / "static" / "scorer.js")
 # what the browser itself knows: the site is also read where no other site can be reached
 html_math_renderer = "mathml"
 python_maximum_signature_line_length = 72
@@ -66,8 +83,23 @@ def find_source(app, module: str):
     return source_of(module)
 
 
+def change_page(app, page: str, template: str, context: dict, *_: object) -> None:
+    "Called for each page: snippets for the search, links to the source in the repository"
+    if page == "search":
+        app.add_js_file("snippets.js")
+    source = source_path(page)
+    if repository and source:
+        branch = settings["branch"]
+        context["theme_source_edit_link"] = f"{repository}/edit/{branch}/{source}"
+        context["theme_source_view_link"] = f"{repository}/blob/{branch}/{source}"
+    else:
+        context["page_source_suffix"] = ""  # no button
+
+
 def setup(app) -> dict[str, bool]:
     "Called by Sphinx"
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.connect("viewcode-find-source", find_source)
+    app.connect("html-page-context", change_page)
+    app.add_search_language(SearchBoth)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

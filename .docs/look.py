@@ -1,7 +1,7 @@
 """The built site in a real browser: `python .docs/look.py FOLDER` names what is wrong with its pages
 
-As wide as a screen and as a phone: nothing sticks out, no code or picture is cut, no script complains,
-and the search finds something although the pages are files.
+As wide as a laptop and as a phone: nothing sticks out, no code or picture is cut, no script complains,
+and the search, also in Chinese, leads to the right page although the pages are files.
 """
 
 import sys
@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "helpers"
 
 from browser import console_errors, missing_browser, open_browser  # noqa: E402
 
-WIDTHS = (1200, 420)
+WIDTHS = (1360, 420)  # of a laptop, where both sidebars are in sight, and of a phone
 # what reaches over the right edge of the page, or of its own frame without a scroll bar
 PROBE = """
 const out = [];
@@ -35,12 +35,22 @@ return out;
 
 
 def set_width(driver, width: int) -> None:
-    "Make the page as wide as a screen or a phone"
+    "Make the page as wide as a laptop or a phone"
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def problems(site: Path) -> list[str]:
+# query -> where its first result leads
+SEARCHES = {
+    "奖励": "zh/",
+    "权重": "zh/",
+    "显存不足": "zh/troubleshooting",
+    "resume": "howto/resume",
+    "out of memory": "howto/troubleshooting",
+}
+
+
+def problems(site: Path, searches: dict[str, str] = SEARCHES) -> list[str]:
     "What a reader would stumble on: `page: what`"
     found = []
     with tempfile.TemporaryDirectory() as profile, open_browser(Path(profile)) as driver:
@@ -53,22 +63,28 @@ def problems(site: Path) -> list[str]:
                 set_width(driver, width)
                 seen += [f"at {width}: {what}" for what in driver.execute_script(PROBE)]
             found += [f"{page.relative_to(site)}: {what}" for what in seen]
-        found += search_problems(driver, site)
+        for query, target in searches.items():
+            found += search_problems(driver, site, query, target)
     return found
 
 
-def search_problems(driver, site: Path) -> list[str]:
-    "Whether the search of pages that are files finds the first page"
+def search_problems(driver, site: Path, query: str, target: str) -> list[str]:
+    "Whether the search, of pages that are files, leads to a page first and quotes it"
     from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.support.wait import WebDriverWait
 
-    driver.get(f"{(site / 'search.html').as_uri()}?q=cookbook")
-    results = "#search-results li a"
+    where = f"search.html: {query}"
+    driver.get(f"{(site / 'search.html').as_uri()}?q={query}")
+    quoted = "#search-results li:first-child .context"
     try:
-        WebDriverWait(driver, 20).until(lambda d: d.find_elements("css selector", results))
+        WebDriverWait(driver, 20).until(lambda d: d.find_elements("css selector", quoted))
     except TimeoutException:
-        return ["search.html: finds nothing"]
-    return [f"search.html: console: {message}" for message in console_errors(driver)]
+        return [f"{where}: finds nothing, or quotes nothing"]
+    seen = [f"{where}: console: {message}" for message in console_errors(driver)]
+    first = driver.find_element("css selector", "#search-results li a")
+    if not first.get_dom_attribute("href").startswith(target):
+        seen.append(f"{where}: {first.get_dom_attribute('href')} comes before {target}")
+    return seen
 
 
 def main() -> int:

@@ -14,9 +14,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import look
+import search
 from reference import Module, modules
 from sphinx.util.inventory import InventoryFile
-from stage import ROOT, not_executed, stage
+from stage import ROOT, llms_text, not_executed, stage
 
 SITE = ROOT / "build" / "docs"
 PAGES = ROOT / "build" / "html"
@@ -111,6 +112,8 @@ def publish(output: Path) -> None:
         shutil.rmtree(output)
     left_out = shutil.ignore_patterns(".buildinfo*", "_sources")
     shutil.copytree(PAGES, output, ignore=left_out)
+    search.write_texts(output)
+    (output / "llms.txt").write_text(llms_text(), encoding="utf-8")
 
 
 def main() -> int:

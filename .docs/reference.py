@@ -5,6 +5,7 @@ A parameter's meaning is the comment behind it (docments); errors are read from 
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -30,17 +31,6 @@ class Module:
     comments: dict[int, str] = field(repr=False)  # line -> text
     names: list[str]  # `__all__`
     lines: list[str] = field(repr=False)
-
-    @property
-    def subpackage(self) -> str:
-        "The folder: cookbook_npu.rl"
-        path = self.name.split(".")
-        return self.name if is_package(self.name) else ".".join(path[:-1])
-
-
-def is_package(name: str) -> bool:
-    "A module with modules below it"
-    return (ROOT / name.replace(".", "/")).is_dir()
 
 
 def comments_of(source: str) -> dict[int, str]:
@@ -318,7 +308,9 @@ def value_lines(module: Module, name: str, node: ast.stmt, links: Links) -> list
     value = getattr(node, "value", None)
     shown = " ".join(ast.unparse(value).split()) if value is not None else ""
     if shown and len(shown) <= LONGEST_VALUE:
-        options.append(f":value: {shown}")
+        # an option that begins with a quote is read as YAML
+        quoted = json.dumps(shown) if shown[0] in "'\"" else shown
+        options.append(f":value: {quoted}")
     return fence(0, "py:data", name, [*options, "", links.text(meaning), ""])
 
 
@@ -335,36 +327,19 @@ def name_lines(module: Module, name: str, links: Links) -> list[str]:
 # ---- pages
 
 
-def module_lines(module: Module, links: Links, up: str) -> list[str]:
-    "The section of a module"
-    lines = [f"## {module.name.removeprefix('cookbook_npu.')}", ""]
+def module_page(module: Module, links: Links) -> str:
+    "The reference of one module"
+    lines = [f"# {module.name.removeprefix('cookbook_npu.')}", ""]
+    if module.name == "cookbook_npu":
+        return "\n".join(lines + front_lines(module, links)) + "\n"
     lines += [f"```{{py:module}} {module.name}", "```", ""]
     about = paragraphs(ast.get_docstring(module.tree))
     if about:
         lines += [links.text(about), ""]
     if module.notebook:
-        lines += [f"Explained and tested in [its notebook]({up}{module.notebook}).", ""]
+        lines += [f"Explained and tested in [its notebook](../../{module.notebook}).", ""]
     for name in module.names:
         lines += name_lines(module, name, links)
-    return lines
-
-
-def subpackages(found: list[Module]) -> dict[str, list[Module]]:
-    "Modules by the folder they are in"
-    result: dict[str, list[Module]] = {}
-    for module in found:
-        result.setdefault(module.subpackage, []).append(module)
-    return result
-
-
-def subpackage_page(subpackage: str, found: list[Module], links: Links) -> str:
-    "The reference of one subpackage"
-    lines = [f"# {subpackage}", ""]
-    for module in found:
-        if module.name == "cookbook_npu":
-            lines += front_lines(module, links)
-        else:
-            lines += module_lines(module, links, "../../")
     return "\n".join(lines) + "\n"
 
 
@@ -384,10 +359,7 @@ def pages() -> dict[str, str]:
     "File name -> text of every page of the API reference"
     found = modules()
     links = Links([module for module in found if module.name != "cookbook_npu"])
-    return {
-        f"{subpackage}.md": subpackage_page(subpackage, inside, links)
-        for subpackage, inside in subpackages(found).items()
-    }
+    return {f"{module.name}.md": module_page(module, links) for module in found}
 
 
 def source_of(name: str) -> tuple[str, dict[str, tuple[str, int, int]]] | None:

@@ -11,6 +11,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
+import plans
 import reference
 import typer
 from reference import code, table
@@ -89,10 +90,17 @@ def note(kind: str, text: str) -> dict[str, Any]:
     }
 
 
+# folders of the repository, which the site has not: they are named
+NO_PAGE = re.compile(
+    r"\[([^]]+)\]\((?:\.\./)+(?:tests/README\.md|LICENSE|cookbook_npu/[^).]+)\)"
+)
+
+
 def on_the_site(text: str) -> str:
     "Prose whose links to pages that only the repository shows lead to those of the site"
-    text = text.replace("](../.github/README_zh.md)", "](../zh/index.md)")
+    text = text.replace("](../.github/README_zh.md)", "](../zh/readme.md)")
     text = text.replace("](../.github/CONTRIBUTING.md)", "](../contributing.md)")
+    text = NO_PAGE.sub(r"`\1`", text)
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
 
 
@@ -103,6 +111,8 @@ def page_on_the_site(
     "The same for a page that the repository has two folders deeper down than the site"
     for name in TRANSLATED:
         text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
+    text = NO_PAGE.sub(r"`\1`", text)
+    text = text.replace("](../../../.github/README_zh.md)", "](readme.md)")
     return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 
@@ -401,10 +411,34 @@ def chapter(title: str, about: str, entries: list[str]) -> str:
 
 
 def api_entry(page: str) -> str:
-    "A subpackage in the list of the API: without the package's name, and with places to break the line"
-    subpackage = page.removeprefix("cookbook_npu.")
-    breakable = subpackage.replace(".", ".\u200b")  # a space of no width
-    return f"{breakable} <{page}>"
+    "A module in the list of the API: with places to break the line"
+    breakable = page.replace(".", ".\u200b")  # a space of no width
+    return f"{breakable} <cookbook_npu.{page}>"
+
+
+def api_index(names: list[str]) -> str:
+    "The list of all modules, by subpackage"
+    lines = [
+        "# API",
+        "",
+        "Every public name: signature, parameters, what it returns and raises.",
+        "",
+    ]
+    entries = [
+        name.removeprefix("cookbook_npu.") for name in names if name != "cookbook_npu"
+    ]
+    groups: dict[str, list[str]] = {}
+    for name in entries:
+        first = name.partition(".")[0] if "." in name else ""
+        groups.setdefault(first, []).append(name)
+    for first in ["", *[name for name in SUBPACKAGES if name in groups], "npu"]:
+        title = SUBPACKAGES.get(
+            first, "NPU" if first else "Package, configuration, command"
+        )
+        lines += [f"## {title}", "", "```{toctree}", ":maxdepth: 1"]
+        lines += [] if first else ["cookbook_npu"]
+        lines += [api_entry(name) for name in groups[first]] + ["```", ""]
+    return "\n".join(lines)
 
 
 def written_pages() -> dict[str, str]:
@@ -419,12 +453,29 @@ def written_pages() -> dict[str, str]:
     return pages
 
 
+def front_page(text: str) -> str:
+    "The front page with its table of plans"
+    part = plans.page_part(ROOT / "evidence")
+    return text.replace("<!-- plans -->", f"```{{raw}} html\n{part}\n```")
+
+
 def contributing_page() -> str:
     "CONTRIBUTING.md, as a page of the site"
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
     # files that are no pages are named
     text = re.sub(r"\[([^]]+)\]\(\.\./(?:tests/[^)]+|LICENSE)\)", r"`\1`", text)
     return text.replace("](../.docs/pages/", "](").replace("](../", "](")
+
+
+def readme_zh_page() -> str:
+    "The README in Chinese, as a page beside the other Chinese ones"
+    text = (ROOT / ".github" / "README_zh.md").read_text(encoding="utf-8")
+    text = text.replace("](../README.md)", "](../nbs/index.ipynb)")
+    text = text.replace("](CONTRIBUTING.md)", "](../contributing.md)")
+    text = text.replace("](../.docs/pages/zh/", "](").replace("](../.docs/pages/", "](../")
+    for name in TRANSLATED:
+        text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
+    return text
 
 
 def chapter_pages() -> dict[str, str]:
@@ -444,9 +495,7 @@ def chapter_pages() -> dict[str, str]:
         "Modules", about, [*names, "base", "../nbs/98_command", "../nbs/99_cli"]
     )
     about = "What everything else stands on: errors, configuration, recipes."
-    pages["modules/base.md"] = chapter(
-        "Configuration and errors", about, ["../nbs/0*", "../nbs/1*"]
-    )
+    pages["modules/base.md"] = chapter("Configuration and errors", about, ["../nbs/0*"])
     shims = [f"../nbs/npu/shims/{name}/*" for name in SHIMS]
     listed = {
         "device": ("Device and roles", ["../nbs/npu/*"]),
@@ -458,10 +507,60 @@ def chapter_pages() -> dict[str, str]:
         pages[f"npu/{name}.md"] = chapter(title, "", entries)
     about = "The device, what is patched for it and why, and the simulated NPU of the laptop scale."
     pages["npu/index.md"] = chapter("NPU", about, list(listed))
-    api = [api_entry(name.removesuffix(".md")) for name in sorted(reference.pages())]
-    about = "Every public name: signature, parameters, what it returns and raises."
-    pages["reference/api/index.md"] = chapter("API", about, api)
+    api = sorted(name.removesuffix(".md") for name in reference.pages())
+    pages["reference/api/index.md"] = api_index(api)
     return pages
+
+
+def source_path(page: str) -> str | None:
+    "The file of the repository that a page is written in; None: it is generated"
+    if page == "contributing":
+        return ".github/CONTRIBUTING.md"
+    for path in (f"{page}.ipynb", f".docs/pages/{page}.md"):
+        if (ROOT / path).is_file():
+            return path
+    return None
+
+
+def llms_text() -> str:
+    "llms.txt: the pages that explain something, one line each (llmstxt.org)"
+    index = read(ROOT / "nbs" / "index.ipynb")
+    about = next(line for line in source(index["cells"][0]).splitlines() if line[:1] == ">")
+    lines = ["# cookbook_npu", "", about, ""]
+    pages = {name.removesuffix(".md"): text for name, text in written_pages().items()}
+    pages |= {"reference/configuration": configuration_page(), "reference/commands": ""}
+    for notebook in notebooks():
+        page = str(notebook.relative_to(ROOT).with_suffix(""))
+        pages[page] = "\n".join(sources(read(notebook))[:1])
+    groups: dict[str, list[str]] = {"Start": ["index", "agents", "nbs/index"]}
+    groups["How-to"] = [p for p in pages if p.startswith("howto/")]
+    groups["Recipes and tutorials"] = [
+        p for p in pages if re.match("recipes/|nbs/tutorials/", p)
+    ]
+    groups["Reference"] = [p for p in pages if p.startswith("reference/")]
+    groups["Modules"] = [p for p in pages if p.startswith("nbs/") and "tutorials" not in p]
+    for title, names in groups.items():
+        lines += [f"## {title}", ""]
+        for name in sorted(
+            n for n in dict.fromkeys(names) if n != "nbs/index" or title == "Start"
+        ):
+            lines.append(
+                f"- [{page_title(name, pages[name])}]({name}.html){page_about(pages[name])}"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def page_title(name: str, text: str) -> str:
+    "The heading of a page"
+    found = re.search(r"^# (.+)$", text, re.M)
+    return found[1] if found else name.rpartition("/")[2].capitalize()
+
+
+def page_about(text: str) -> str:
+    "The line below the heading of a notebook, `: ...`; empty: there is none"
+    found = re.search(r"^> (.+)$", text, re.M)
+    return f": {found[1]}" if found else ""
 
 
 # ---- all of it
@@ -484,9 +583,12 @@ def stage(
         target = site / page.relative_to(HERE / "pages")
         target.parent.mkdir(parents=True, exist_ok=True)
         kept.add(Path(shutil.copy2(page, target)))
+    written = written_pages()
     texts = {
-        **written_pages(),
+        **written,
         "contributing.md": contributing_page(),
+        "zh/readme.md": readme_zh_page(),
+        "index.md": front_page(written["index.md"]),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
         "reference/measured.md": measured_page(ROOT / "evidence"),

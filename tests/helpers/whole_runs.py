@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from metrics_page import explained
 from preloaded_jobs import DRIVER
 from safetensors import safe_open
 
@@ -148,9 +149,8 @@ def run(config: Path) -> None:
 
 def rows(folder: Path) -> list[dict]:
     "The metrics without what a clock measured"
-    lines = [
-        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    text = (folder / "metrics.jsonl").read_text()
+    lines = explained([json.loads(line) for line in text.splitlines()])
     return [
         {
             k: v

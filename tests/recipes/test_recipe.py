@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from metrics_page import explained
 from places import ROOT
 from whole_runs import more_vllm, preloaded
 
@@ -102,9 +103,8 @@ def tiny_run(
 
 
 def records(folder: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    text = (folder / "metrics.jsonl").read_text()
+    return explained([json.loads(line) for line in text.splitlines()])
 
 
 @pytest.fixture(scope="module")

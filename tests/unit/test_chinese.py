@@ -14,9 +14,10 @@ sys.path.insert(0, str(ROOT / ".docs"))
 import stage  # noqa: E402
 
 ZH = ROOT / ".docs" / "pages" / "zh"
+HOWTO = ROOT / ".docs" / "pages" / "howto"
 PAIRS = {
     ROOT / ".github" / "README_zh.md": ROOT / "README.md",
-    ZH / "commands.md": ROOT / ".docs" / "pages" / "howto" / "commands.md",
+    ZH / "commands.md": HOWTO / "commands.md",
     ZH / "first_hour_910b.md": ROOT / "nbs" / "tutorials" / "first_hour_910b.ipynb",
     ZH / "qwen3_4b_colocate.md": ROOT / "recipes" / "qwen3_4b_colocate.ipynb",
     ZH / "on_910b.md": ROOT / "nbs" / "tutorials" / "on_910b.ipynb",
@@ -25,8 +26,14 @@ PAIRS = {
     / "nbs"
     / "tutorials"
     / "where_the_seconds_go.ipynb",
+    ZH / "recipes.md": HOWTO.parent / "recipes" / "index.md",
+    ZH / "troubleshooting.md": HOWTO / "troubleshooting.md",
+    ZH / "resume.md": HOWTO / "resume.md",
+    ZH / "read_a_report.md": HOWTO / "read_a_report.md",
+    ZH / "compare_and_rerun.md": HOWTO / "compare_and_rerun.md",
 }
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+LIST = "```{toctree}"  # of pages: each language has its own
 CODE = re.compile(r"`[^`\n]+`")
 HEADING = re.compile(r"^(#+) (.*)$", re.M)
 NUMBER = re.compile(r"\d+(?:\.\d+)*(?:e-?\d+)?")
@@ -86,7 +93,8 @@ def test_a_page_has_the_headings_and_blocks_of_the_other(page):
     assert [level for level, _, _ in parts(page)] == [
         level for level, _, _ in parts(english)
     ]
-    assert FENCE.findall(text_of(page)) == FENCE.findall(text_of(english))
+    ours, theirs = map(FENCE.findall, (text_of(page), text_of(english)))
+    assert [b for b in ours if b[:12] != LIST] == [b for b in theirs if b[:12] != LIST]
 
 
 @pages

@@ -18,7 +18,9 @@ sys.path.insert(0, str(ROOT / ".docs"))
 import curve  # noqa: E402
 import look  # noqa: E402
 import make_site  # noqa: E402
+import plans  # noqa: E402
 import reference  # noqa: E402
+import search  # noqa: E402
 import stage  # noqa: E402
 
 from cookbook_npu.config import RunConfig  # noqa: E402
@@ -35,7 +37,7 @@ def api():
 
 def test_every_public_name_has_an_entry(api):
     for module in reference.modules():
-        text = api[f"{module.subpackage}.md"]
+        text = api[f"{module.name}.md"]
         for name in module.names:
             kinds = ("function", "class", "data")
             found = [kind for kind in kinds if f"{{py:{kind}}} {name}" in text]
@@ -43,7 +45,7 @@ def test_every_public_name_has_an_entry(api):
 
 
 def test_an_entry_says_what_the_source_says(api):
-    text = api["cookbook_npu.rl.md"]
+    text = api["cookbook_npu.rl.advantages.md"]
     entry = text[text.index("{py:function} rloo(") :].split(":::", 1)[0]
     assert "rewards_B: Tensor, group_ids: Sequence[str], group_size: int" in entry
     assert "| `group_size` | `int` |  | G, at least 2 |" in entry
@@ -53,7 +55,10 @@ def test_an_entry_says_what_the_source_says(api):
 
 def test_options_stand_right_below_the_opening_line(api):
     "Below a blank line they would be text"
-    assert ":::{py:data} ProcessRole\n:value: Literal[" in api["cookbook_npu.npu.shims.md"]
+    assert (
+        ":::{py:data} ProcessRole\n:value: Literal["
+        in api["cookbook_npu.npu.shims.bootstrap.md"]
+    )
     for name, text in api.items():
         found = re.search(
             r"^(:::+\{py:.*\n\n+:(?:type|value|\w+method):.*)", text, re.MULTILINE
@@ -62,12 +67,23 @@ def test_options_stand_right_below_the_opening_line(api):
 
 
 def test_a_long_module_name_can_be_broken_in_the_sidebar():
-    entry = stage.api_entry("cookbook_npu.npu.shims.megatron_core")
+    entry = stage.api_entry("npu.shims.megatron_core")
     assert (
         entry
         == "npu.\u200bshims.\u200bmegatron_core <cookbook_npu.npu.shims.megatron_core>"
     )
-    assert stage.api_entry("cookbook_npu") == "cookbook_npu <cookbook_npu>"
+
+
+def test_every_module_is_in_the_list_of_the_api(api):
+    listed = stage.chapter_pages()["reference/api/index.md"]
+    names = {name.removesuffix(".md") for name in api}
+    assert {*re.findall(r"<(cookbook_npu[\w.]*)>", listed), "cookbook_npu"} == names
+
+
+def test_a_value_in_quotes_is_no_yaml(api):
+    "An option that starts with a quote would end there"
+    for name, text in api.items():
+        assert not re.search(r"^:value: '", text, re.M), name
 
 
 def listed_pages() -> set[str]:
@@ -195,7 +211,7 @@ def test_the_curve_is_drawn_from_the_files_of_a_run(tmp_path):
 def test_a_link_to_what_only_the_repository_shows_leads_to_the_site():
     index = stage.shown_notebook(ROOT / "nbs" / "index.ipynb", None)
     text = "".join(cell["source"] for cell in index["cells"])
-    assert ".github/" not in text and "](../zh/index.md)" in text
+    assert ".github/" not in text and "](../zh/readme.md)" in text
     assert ".docs/" not in text and "](../howto/index.md)" in text
     downloads = [file for path in stage.notebooks() for file in stage.linked_files(path)]
     folders = {file.relative_to(ROOT).parts[0] for file in downloads}
@@ -209,7 +225,7 @@ def test_a_name_that_nothing_defines_is_refused():
 
 
 def test_the_inventory_holds_the_names_of_a_module(api, tmp_path):
-    (tmp_path / "index.md").write_text(api["cookbook_npu.weights.md"])
+    (tmp_path / "index.md").write_text(api["cookbook_npu.weights.manifest.md"])
     settings = ['extensions = ["myst_parser"]', 'html_theme = "basic"']
     settings += ['myst_enable_extensions = ["colon_fence"]']
     (tmp_path / "conf.py").write_text("\n".join(settings))
@@ -217,7 +233,7 @@ def test_the_inventory_holds_the_names_of_a_module(api, tmp_path):
     subprocess.run(command, check=True)
     inventory = tmp_path / "out" / "objects.inv"
     found = reference.modules()
-    named = [m for m in found if m.subpackage == "cookbook_npu.weights"]
+    named = [m for m in found if m.name == "cookbook_npu.weights.manifest"]
     assert make_site.missing_names(inventory, named) == []
     with inventory.open("rb") as file:
         objects = InventoryFile.load(file, "", lambda *parts: "/".join(parts))
@@ -332,20 +348,135 @@ PAGE = f"""# cookbook
 """
 
 
-@pytest.mark.skipif(bool(look.missing_browser()), reason=look.missing_browser() or "")
+needs_browser = pytest.mark.skipif(
+    bool(look.missing_browser()), reason=look.missing_browser() or ""
+)
+
+
+def build(pages: Path, site: Path) -> Path:
+    "Pages with the settings of the site"
+    command = [sys.executable, "-m", "sphinx", "-Q", "-b", "html"]
+    command += ["-c", str(ROOT / ".docs"), pages, site]
+    subprocess.run(command, check=True, cwd=ROOT)
+    search.write_texts(site)
+    return site
+
+
+@needs_browser
 def test_a_browser_finds_what_is_cut_or_complains(tmp_path):
     "Theme and style of the site: long code and wide tables are no problem; these three are"
     pages = tmp_path / "pages"
     pages.mkdir()
     (pages / "index.md").write_text(PAGE)
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html"]
-    command += ["-c", str(ROOT / ".docs"), pages, tmp_path / "site"]
-    subprocess.run(command, check=True, cwd=ROOT)
-    assert look.problems(tmp_path / "site") == []
-    index = tmp_path / "site" / "index.html"
+    site = build(pages, tmp_path / "site")
+    searches = {"cookbook": "index"}
+    assert look.problems(site, searches) == []
+    index = site / "index.html"
     wrong = '<img src="no.png"><script>console.error("said")</script>'
     wrong += '<pre style="width: 900px; white-space: pre">x</pre></article>'
     index.write_text(index.read_text().replace("</article>", wrong))
-    found = "\n".join(look.problems(tmp_path / "site"))
+    found = "\n".join(look.problems(site, searches | {"word": "howto/"}))
     assert "no picture: " in found and "said" in found and "at 420: PRE ends at" in found
-    assert "index.html: at 1200: page is" not in found
+    assert "index.html: at 1360: page is" not in found
+    assert "word: index.html comes before howto/" in found or "word: finds nothing" in found
+
+
+@needs_browser
+def test_the_search_leads_to_the_page_that_explains(tmp_path, api):
+    "Real pages among real listings of functions; English and Chinese; without a server"
+    pages = tmp_path / "pages"
+    texts = stage.written_pages()
+    names = ["howto/resume", "howto/troubleshooting", "howto/read_a_report"]
+    names += ["zh/resume", "zh/troubleshooting", "zh/read_a_report", "lab_log"]
+    chosen = {f"{name}.md": texts[f"{name}.md"] for name in names}
+    for name in ("train.session", "train.checkpointing", "data.prompts"):
+        chosen[f"reference/api/{name}.md"] = api[f"cookbook_npu.{name}.md"]
+    chosen["index.md"] = "# cookbook\n\nfirst page\n"
+    for name, text in chosen.items():
+        stage.write(pages / name, text)
+    site = build(pages, tmp_path / "site")
+    with look.open_browser(tmp_path / "profile") as driver:
+        for query, target in look.SEARCHES.items():
+            assert look.search_problems(driver, site, query, target) == []
+        wrong = look.search_problems(driver, site, "resume", "lab_log")
+        assert wrong == ["search.html: resume: howto/resume.html comes before lab_log"]
+
+
+def test_the_text_of_a_page_is_its_prose():
+    html = "<nav>menu</nav><article><h1>Title<a>¶</a></h1><p>one <b>two</b></p>"
+    html += "<pre>code</pre><p>three</p></article><p>footer</p>"
+    assert search.page_text(html) == "Title one two three"
+
+
+def test_chinese_words_are_pairs_of_signs():
+    words = search.SearchBoth({}).split("GRPO 的奖励函数 x")
+    assert words == ["GRPO", "的奖", "奖励", "励函", "函数", "x"]
+
+
+def test_llms_lists_pages_that_exist():
+    text = stage.llms_text()
+    assert text.startswith("# cookbook_npu\n\n> ")
+    targets = re.findall(r"\]\(([^)]+)\.html\)", text)
+    pages = {name.rpartition(".")[0] for name in stage.written_pages()}
+    pages |= {str(p.relative_to(ROOT).with_suffix("")) for p in stage.notebooks()}
+    assert {"agents", "howto/troubleshooting", "nbs/rl/02_kl"} <= set(targets)
+    assert set(targets) <= pages | {"reference/configuration", "reference/commands"}
+
+
+def test_the_page_for_agents_names_what_exists():
+    "Targets of make, folders and files"
+    text = (ROOT / ".docs" / "pages" / "agents.md").read_text()
+    made = re.findall(r"^(?:make|\| `)?make ([a-z-]+)|`make ([a-z-]+)", text, re.M)
+    targets = {first or second for first, second in made}
+    known = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"run", "export", "docs"} <= targets <= known
+    rows = [row[0] for row in rows_of(text, 3) if row[0].startswith("`")]
+    folders = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    outputs = {"runs/", "build/", "_docs/"}
+    assert [f for f in folders if not (ROOT / f).exists() and f not in outputs] == []
+
+
+def test_a_page_knows_its_source():
+    assert stage.source_path("howto/resume") == ".docs/pages/howto/resume.md"
+    assert stage.source_path("nbs/rl/02_kl") == "nbs/rl/02_kl.ipynb"
+    assert stage.source_path("contributing") == ".github/CONTRIBUTING.md"
+    assert stage.source_path("reference/commands") is None
+
+
+def test_plans_name_their_origin():
+    "Predictions by the planner, one report, what does not fit, A3 unverified"
+    rows = plans.rows(ROOT / "evidence")
+    origins = {row[5].partition(",")[0] for row in rows}
+    assert origins == {"predicted", "reported", "measured"}
+    assert all("A3" not in row[1] or "unverified" in row[5] for row in rows)
+    assert any("simulated" in row[5] for row in rows if row[0] == "tiny")
+    assert ("Qwen3-4B", "8 x 910B1", "up to 8192", "", "457.4") in [r[:5] for r in rows]
+    small = [row for row in rows if row[1] == "8 x 910B4" and row[0] == "Qwen3-VL-8B"]
+    assert len(small) == len(plans.LENGTHS)
+    assert all("does not fit: phase" in row[3] and "Change" in row[3] for row in small)
+
+
+@needs_browser
+def test_the_selectors_show_the_chosen_plan(tmp_path):
+    "Without the script every row is there; with it, those of the first choice"
+    from selenium.webdriver.support.select import Select
+
+    page = tmp_path / "page.html"
+    css = "<style>[hidden] { display: none }</style>"
+    page.write_text(f"<meta charset=utf-8>{css}{plans.page_part(ROOT / 'evidence')}")
+    with look.open_browser(tmp_path / "profile") as driver:
+        driver.get(page.as_uri())
+
+        def shown() -> list[str]:
+            rows = driver.find_elements("css selector", "tbody tr")
+            return [row.text for row in rows if row.is_displayed()]
+
+        assert len(shown()) == len(plans.LENGTHS) + 1  # and the report
+        assert all("Qwen3-4B 8 x 910B1" in row for row in shown())
+        model, devices, length = map(Select, driver.find_elements("css selector", "select"))
+        length.select_by_visible_text("4096")
+        model.select_by_visible_text("Qwen3.5-9B")
+        devices.select_by_visible_text("16 x 910B3")
+        (row,) = shown()
+        assert row.startswith("Qwen3.5-9B 16 x 910B3 4096") and "predicted" in row
+        assert look.console_errors(driver) == []

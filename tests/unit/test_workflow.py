@@ -1,4 +1,4 @@
-"""The workflow that publishes the site, as far as it can be tried without the machine that runs it."""
+"""The workflows, as far as they can be tried without the machine that runs them."""
 
 import importlib.util
 import json
@@ -15,6 +15,7 @@ from places import ROOT
 
 FILE = ROOT / ".github" / "workflows" / "docs.yml"
 WORKFLOW = yaml.safe_load(FILE.read_text())
+FILES = sorted(FILE.parent.glob("*.yml"))
 ACTIONLINT = shutil.which("actionlint")
 NO_SCHEMA = importlib.util.find_spec("check_jsonschema") is None
 # the first major version of each action that needs no Node 20, which runners no longer have
@@ -37,7 +38,8 @@ MISTAKES = {
 def test_the_schema_of_workflows_accepts_it_and_finds_mistakes(tmp_path):
     "The published schema, which the package holds; all files in one process, which takes seconds"
     text = FILE.read_text()
-    (tmp_path / "right.yml").write_text(text)
+    for file in FILES:
+        (tmp_path / f"right {file.name}").write_text(file.read_text())
     for name, (right, wrong) in MISTAKES.items():
         assert right in text
         (tmp_path / f"{name}.yml").write_text(text.replace(right, wrong))
@@ -62,10 +64,12 @@ def test_jobs_wait_for_jobs_that_exist():
         assert {needs} if isinstance(needs, str) else set(needs) <= set(jobs)
 
 
-@pytest.mark.parametrize("job", ["build", "links"])
-def test_make_knows_what_is_made(job):
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_make_knows_what_is_made(file):
     "Every call of make, without doing anything"
-    made = [step["run"] for step in steps(job) if step.get("run", "").startswith("make ")]
+    jobs = yaml.safe_load(file.read_text())["jobs"].values()
+    runs = [step.get("run", "") for job in jobs for step in job["steps"]]
+    made = [run for run in runs if run.startswith("make ")]
     assert made
     for line in made:
         words = ["make", "--dry-run", *shlex.split(line)[1:]]
@@ -87,7 +91,11 @@ def test_it_keeps_and_publishes_what_the_site_is_made_of():
 
 def test_every_action_runs_where_runners_can_run_it():
     uses = [
-        s["uses"] for job in WORKFLOW["jobs"].values() for s in job["steps"] if "uses" in s
+        step["uses"]
+        for file in FILES
+        for job in yaml.safe_load(file.read_text())["jobs"].values()
+        for step in job["steps"]
+        if "uses" in step
     ]
     for use in uses:
         name, version = re.fullmatch(r"(actions/[a-z-]+)@v(\d+)", use).groups()
@@ -106,5 +114,5 @@ def test_the_site_is_published_with_the_rights_for_that_alone():
 @pytest.mark.skipif(not ACTIONLINT, reason="actionlint is not installed")
 def test_actionlint_has_nothing_against_it():
     "Expressions, inputs of actions, names of runners, programs of steps"
-    done = subprocess.run([ACTIONLINT, "-no-color", FILE], capture_output=True, text=True)
+    done = subprocess.run([ACTIONLINT, "-no-color", *FILES], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout
