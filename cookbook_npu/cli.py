@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
            'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_keys', 'complete_runs',
-           'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
-           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
-           'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
+           'find_run', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config',
+           'machine_need', 'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison',
+           'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
            'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -32,7 +33,12 @@ from typer import Argument, Option
 
 import cookbook_npu
 from .cluster.ray_cluster import check_address, preload_workers
-from .config import RunConfig, config_keys
+from .config import (
+    OutputConfig,
+    RunConfig,
+    config_keys,
+    default_runs_folder,
+)
 from .errors import (
     ConfigError,
     CookbookError,
@@ -134,7 +140,8 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
     name = f"{notebook.stem}-{scale}-{datetime.now():%Y%m%d-%H%M%S}"
     overrides = {"output.name": name} | dict(parameters.get("overrides") or {})
     parameters["overrides"] = overrides
-    folder = Path(overrides.get("output.root", "runs")) / overrides["output.name"]
+    root = OutputConfig(root=overrides.get("output.root")).runs_folder
+    folder = root / overrides["output.name"]
     if folder.is_dir():
         os.close(lock_folder(folder))
         if not overrides.get("output.resume"):
@@ -260,9 +267,20 @@ def complete_keys(incomplete: str) -> list[str]:
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    "Complete a run folder under runs/"
-    found = sorted(str(file.parent) for file in Path("runs").glob("*/config.json"))
+    "Complete a run folder"
+    files = default_runs_folder().glob("*/config.json")
+    found = sorted(os.path.relpath(file.parent) for file in files)
     return [path for path in found if path.startswith(incomplete)]
+
+
+def find_run(text: str) -> Path:
+    "Return the path of a run folder, given its path or its name"
+    named = default_runs_folder() / text
+    return named if named.is_dir() and not Path(text).exists() else Path(text)
+
+
+# options of an argument that is a run folder
+_OF_RUN: dict[str, Any] = dict(metavar="RUN", parser=find_run, autocompletion=complete_runs)
 
 # %% ../nbs/99_cli.ipynb #51da48e2
 _Parameters = Annotated[
@@ -293,7 +311,15 @@ _Restart = Annotated[
         help="With --resume: start over when there is no valid checkpoint; results move to truncated/.",
     ),
 ]
-_Runs = Annotated[Path, Option(help="Parent folder of the run folders and of .jobs.")]
+_RUNS_DEFAULT = "$COOKBOOK_RUNS or runs/ of the project"
+_Runs = Annotated[
+    Path,
+    Option(
+        help="Parent folder of the run folders and of .jobs.",
+        default_factory=default_runs_folder,
+        show_default=_RUNS_DEFAULT,
+    ),
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -334,9 +360,8 @@ def _run(
     resume: Annotated[
         Path | None,
         Option(
-            metavar="FOLDER",
             help="Resume this run folder from its newest valid checkpoint.",
-            autocompletion=complete_runs,
+            **_OF_RUN,
         ),
     ] = None,
     restart: _Restart = False,
@@ -421,7 +446,8 @@ def refuse_empty_result(folder: Path) -> None:
 # %% ../nbs/99_cli.ipynb #83e251fa
 _ORDER = (
     "Precedence, from low to high: default, recipe at its scale, resumed run, -f files in their order, "
-    "-p parameters, -p overrides. Overrides are merged key by key; environment variables set no key. "
+    "-p parameters, -p overrides. Overrides are merged key by key; "
+    "environment variables set no key, but COOKBOOK_RUNS is the default of output.root. "
     "cookbook-npu plan RECIPE --settings shows the source of each value. "
     "Examples: cookbook-npu config; cookbook-npu config clip; cookbook-npu config --all"
 )
@@ -573,9 +599,10 @@ def one_scale(scale: str | None, parameters: Mapping[str, Any]) -> str:
 @app.command(
     "doctor",
     epilog="Examples: cookbook-npu doctor; "
-    "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip",
+    "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip --run runs/NAME",
 )
 def _doctor(
+    runs: _Runs,
     recipe: Annotated[
         str | None, Argument(help="Recipe to check for (default: the largest one).")
     ] = None,
@@ -594,14 +621,26 @@ def _doctor(
             help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
         ),
     ] = None,
-    runs: _Runs = Path("runs"),
+    run: Annotated[
+        Path | None,
+        Option(
+            help="Run of the bundle.",
+            show_default="the one that started last",
+            **_OF_RUN,
+        ),
+    ] = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
     from .npu.stack.checks import machine_size
     from .npu.stack.doctor import examine, machine_lock, show_changes
     from .npu.stack.machine import read_machine
     from .npu.stack.stacks import read_lock
+    from .runs.folder import RunFolder, write_output
 
+    if run:
+        if not bundle:
+            raise ConfigError("--run without --bundle", "Add --bundle FILE.zip.")
+        run = RunFolder.open(run).path
     parameters = read_parameters(parameter)
     scale = one_scale(scale, parameters)
     before = read_lock(compare) if compare else None
@@ -612,15 +651,15 @@ def _doctor(
     report = examine(machine, need)
     typer.echo(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
     if lock:
-        lock.write_text(json.dumps(machine_lock(machine), indent=1), encoding="utf-8")
+        write_output(lock, json.dumps(machine_lock(machine), indent=1))
     if before is not None:
         changes = show_changes(before, machine_lock(machine))
         typer.echo(f"\n{changes}")
     if bundle:
-        from .npu.stack.bundle import write_bundle
+        from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
-        names = write_bundle(bundle, report, runs)
-        typer.echo(f"\n{bundle}: {', '.join(names)}", err=as_json)
+        names = write_bundle(bundle, report, run_files(runs, run))
+        typer.echo(f"\n{bundle_text(bundle, names)}", err=as_json)
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
@@ -694,7 +733,7 @@ def _plan(
     epilog="Example: cookbook-npu schedule runs/NAME",
 )
 def _schedule(
-    run: Annotated[Path, Argument(help="Run folder of a split run.")],
+    run: Annotated[Path, Argument(help="Run folder of a split run.", **_OF_RUN)],
     skip: Annotated[int, Option(min=0, help="First steps to leave out.")] = 3,
 ) -> None:
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
@@ -708,7 +747,7 @@ def _schedule(
     epilog="Example: cookbook-npu report runs/NAME",
 )
 def _report(
-    run: Annotated[Path, Argument(help="Run folder; the run may have failed.")],
+    run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
 ) -> None:
     "Write the report of a run again."
     from .runs.report import write_report
@@ -727,7 +766,7 @@ def _evidence(
         Path,
         Argument(
             help="Run folder to summarize, or a summary file to check.",
-            autocompletion=complete_runs,
+            **_OF_RUN,
         ),
     ],
     to: Annotated[
@@ -753,7 +792,7 @@ def _evidence(
     typer.echo(f"\n{file}: {file.stat().st_size} bytes. Read it before you send it.")
 
 # %% ../nbs/99_cli.ipynb #68fee2c6
-_Run = Annotated[Path, Argument(help="Run folder.", autocompletion=complete_runs)]
+_Run = Annotated[Path, Argument(help="Run folder.", **_OF_RUN)]
 _Step = Annotated[
     int | None, Option(min=1, help="Step of the checkpoint.", show_default="the newest")
 ]
@@ -891,7 +930,7 @@ def _recipes() -> None:
     "cookbook-npu samples runs/NAME --worst",
 )
 def _samples(
-    run: Annotated[Path, Argument(help="Run folder.", autocompletion=complete_runs)],
+    run: _Run,
     step: Annotated[
         int | None, Option(help="Show responses that this step was trained on.")
     ] = None,
@@ -915,7 +954,14 @@ def _samples(
     "cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
 )
 def _list_runs(
-    root: Annotated[Path, Argument(help="Folder of run folders.")] = Path("runs"),
+    root: Annotated[
+        Path,
+        Argument(
+            help="Folder of run folders.",
+            default_factory=default_runs_folder,
+            show_default=_RUNS_DEFAULT,
+        ),
+    ],
     keep: Annotated[
         int | None, Option(help="Keep the newest runs; lists the others.")
     ] = None,
@@ -931,15 +977,22 @@ def _list_runs(
     page: Annotated[
         Path | None, Option("--html", help="Write an HTML page with links to the reports.")
     ] = None,
+    rehearsals: Annotated[
+        bool, Option("--rehearsals", help="Also list rehearsals.")
+    ] = False,
 ) -> None:
-    "List runs with progress, state and reward; remove old ones."
+    "List runs: state, steps, time, accuracy, and what differs from the recipe; remove old ones."
     from .runs import listing
 
     lines = listing.list_runs(root)
     if not lines:
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
     if keep is None and max_gb is None and not (unfinished or remove):
-        typer.echo(listing.runs_table(lines))
+        hidden = 0 if rehearsals else sum(line.is_rehearsal for line in lines)
+        lines = [line for line in lines if rehearsals or not line.is_rehearsal]
+        typer.echo(listing.runs_table(lines, shutil.get_terminal_size().columns))
+        if hidden:
+            typer.echo(f"and {hidden} rehearsals: --rehearsals lists them")
         if page:
             listing.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
@@ -988,7 +1041,9 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     "cookbook-npu compare runs/NAME --against expected",
 )
 def _compare(
-    runs: Annotated[list[Path], Argument(help="Run folders.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path], Argument(help="Run folders.", **(_OF_RUN | {"metavar": "RUN..."}))
+    ],
     against: Annotated[
         str | None,
         Option(metavar="expected", help="Compare with the expected numbers of the recipe."),
@@ -1016,7 +1071,7 @@ def _compare(
 # %% ../nbs/99_cli.ipynb #7d0ed192
 @app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")
 def _rerun(
-    run: Annotated[Path, Argument(help="Folder of a complete run.")],
+    run: Annotated[Path, Argument(help="Folder of a complete run.", **_OF_RUN)],
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only print what would run, and what changed.")
     ] = False,
@@ -1101,6 +1156,7 @@ _Resume = Annotated[bool, Option(help="Resume a job that ended early.")]
     "Afterwards: cookbook-npu jobs, attach ID, stop ID.",
 )
 def _launch(
+    runs: _Runs,
     recipe: _Recipe,
     scale: _Scale = None,
     parameter: _Parameters = None,
@@ -1110,7 +1166,6 @@ def _launch(
     port: _Port = None,
     nodes: _Nodes = 1,
     devices: _Devices = 8,
-    runs: _Runs = Path("runs"),
     rehearse: _Rehearse = False,
     detach: _Detach = False,
     resume: _Resume = False,
@@ -1155,8 +1210,8 @@ _JobId = Annotated[str, Argument(help="Job id, as printed by launch and jobs.")]
     epilog="Examples: cookbook-npu jobs; cookbook-npu jobs ID; cookbook-npu jobs --runs /data/runs",
 )
 def _jobs(
+    runs: _Runs,
     job_id: Annotated[str | None, Argument(help="Only the state of this job.")] = None,
-    runs: _Runs = Path("runs"),
 ) -> None:
     "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
     from .cluster import launch
@@ -1175,7 +1230,7 @@ def _jobs(
 
 
 @app.command("attach", epilog="Example: cookbook-npu attach ID")
-def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
+def _attach_job(runs: _Runs, job_id: _JobId) -> None:
     "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
     from .cluster import launch
 
@@ -1183,7 +1238,7 @@ def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
 
 
 @app.command("stop", epilog="Example: cookbook-npu stop ID")
-def _stop_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
+def _stop_job(runs: _Runs, job_id: _JobId) -> None:
     "Stop a job after its current step, with a checkpoint; twice: abort."
     from .cluster import launch
 

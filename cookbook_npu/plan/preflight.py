@@ -311,7 +311,7 @@ def check_files(config: RunConfig) -> None:
 
 def check_output(config: RunConfig) -> None:
     "Raise `StorageError` when output.root is not writable"
-    root = Path(config.output.root).absolute()
+    root = config.output.runs_folder.absolute()
     place = root
     while not place.exists():
         place = place.parent

@@ -37,7 +37,7 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
-from ..errors import ConfigError
+from ..errors import ConfigError, DeviceError
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
@@ -241,9 +241,17 @@ class Run:
         "Yield the metrics of each step; after `RunStopped` another call continues"
         return self.driver.steps()
 
-    def set_num_engines(self, num_engines: int) -> None:
-        "Remove or add engines of a split run; call it between two steps, in the loop over `steps`"
-        self.driver.set_num_engines(num_engines)
+    def set_num_engines(self, num_engines: int) -> bool:
+        """Remove or add engines of a split run; call it between two steps, in the loop over `steps`
+
+        Returns whether it was done: without enough free devices the run prints what is missing
+        and keeps its engines."""
+        try:
+            self.driver.set_num_engines(num_engines)
+        except DeviceError as error:
+            print(f"set_num_engines({num_engines}) changed nothing: {error}", flush=True)
+            return False
+        return True
 
     def scale_engines(self, *_: int) -> NoReturn:
         "Refuse the old name of `set_num_engines`"
