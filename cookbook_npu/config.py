@@ -752,6 +752,13 @@ class OutputConfig(Config):
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow, clearml"
     )
+    completions: int = setting(
+        6,
+        "held-out prompts whose answers trackers and TensorBoard get after each evaluation "
+        "(0: none)",
+        ge=0,
+        le=50,
+    )
     project: str | None = setting(
         None, "project of the trackers; experiment for mlflow (None: the recipe)"
     )

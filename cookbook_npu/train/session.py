@@ -43,7 +43,7 @@ from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
-from ..runs.answers import answer_table
+from ..runs.answers import answer_table, newest_answers
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
 from ..runs.live import NotebookView, format_duration, in_notebook, live_view
@@ -298,12 +298,14 @@ def _open_tracker(
     folder.save_settings(config)
     answers = partial(answer_table, folder)
     view = live_view(config.num_steps, history=history, answers=answers)
+    shown = config.output.completions if config.output.save_samples else 0
     tracker = Tracker.for_run(
         folder,
         config.num_steps,
         config.output.tensorboard,
         console=False,
         extra_sinks=[*open_trackers(config, folder, checkpoint is not None), view],
+        answers=partial(newest_answers, folder, shown) if shown else None,
     )
     return stack.enter_context(tracker), view
 
