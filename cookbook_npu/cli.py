@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
-           'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_keys', 'complete_runs',
-           'find_run', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config',
-           'machine_need', 'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison',
-           'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
+           'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_parameters',
+           'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys', 'complete_runs', 'find_run',
+           'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
+           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
+           'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
            'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
@@ -16,7 +17,6 @@ import json
 import logging
 import os
 import shlex
-import shutil
 import sys
 import threading
 import time
@@ -63,6 +63,7 @@ from .plan.preflight import check_files, check_machine
 from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
+from .terminal import fit, terminal_columns
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(argv: Sequence[str]) -> list[str]:
@@ -145,7 +146,10 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
     if folder.is_dir():
         os.close(lock_folder(folder))
         if not overrides.get("output.resume"):
-            raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
+            raise ConfigError(
+                f"run folder {folder} exists",
+                f"Choose another output.name, or resume it: --resume {folder}",
+            )
     return folder.resolve()
 
 
@@ -201,7 +205,7 @@ def print_progress(
 
     def print_new() -> None:
         for record in follower.new():
-            typer.echo(step_line(record, steps=steps))
+            typer.echo(step_line(record, steps, terminal_columns()))
 
     def watch() -> None:
         while not ended.wait(0.5):
@@ -229,6 +233,8 @@ def execute(
     from .runs.kernel import KernelEnded, growing_notebook, run_notebook
 
     target = find_target(parameters.get("scale") or "laptop")
+    if columns := terminal_columns():
+        os.environ["COLUMNS"] = str(columns)  # for what the kernel prints
     resume = bool((parameters.get("overrides") or {}).get("output.resume"))
     try:
         with growing_notebook(folder, resume) as aside, print_progress(folder, steps):
@@ -241,7 +247,7 @@ def execute(
         if e.ename == NothingLearned.__name__:
             return  # the caller says so, below the result
         exit_with(
-            f"cell {e.exec_count} of the notebook failed with {e.ename}: {e.evalue}"
+            f"{e.ename} in cell {e.exec_count} of the notebook: {e.evalue}"
             f"{_resume_line(folder)}",
             1,
         )
@@ -259,6 +265,32 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_AB
 def complete_recipes(incomplete: str) -> list[str]:
     "Complete the name of a recipe"
     return [name for name in RECIPES if name.startswith(incomplete)]
+
+
+def complete_parameters(incomplete: str) -> list[str]:
+    "Complete the name of a recipe's parameter"
+    names = [*PARAMETERS, "overrides"]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_scales(incomplete: str) -> list[str]:
+    "Complete a scale"
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
+def complete_shims(incomplete: str) -> list[str]:
+    "Complete the name of a shim"
+    from .npu.shims.explain import shim_names
+
+    return [name for name in shim_names() if name.startswith(incomplete)]
+
+
+def complete_jobs(incomplete: str) -> list[str]:
+    "Complete the id of a job"
+    from .cluster.launch import list_jobs
+
+    jobs = list_jobs(default_runs_folder())
+    return [job.id for job in jobs if job.id.startswith(incomplete)]
 
 
 def complete_keys(incomplete: str) -> list[str]:
@@ -290,6 +322,7 @@ _Parameters = Annotated[
         "--parameter",
         metavar="NAME VALUE",
         help="Set a parameter of the recipe; repeatable.",
+        autocompletion=complete_parameters,
     ),
 ]
 _ParameterFiles = Annotated[
@@ -301,7 +334,12 @@ _ParameterFiles = Annotated[
     ),
 ]
 _Scale = Annotated[
-    str | None, Option(show_default="910b", help="910b, cuda, or laptop (simulated NPUs).")
+    str | None,
+    Option(
+        show_default="910b",
+        help="910b, cuda, or laptop (simulated NPUs).",
+        autocompletion=complete_scales,
+    ),
 ]
 _AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 _Restart = Annotated[
@@ -367,7 +405,11 @@ def _run(
     restart: _Restart = False,
     scale: Annotated[
         str | None,
-        Option(show_default="laptop", help="laptop (simulated NPUs), cuda, or 910b."),
+        Option(
+            show_default="laptop",
+            help="laptop (simulated NPUs), cuda, or 910b.",
+            autocompletion=complete_scales,
+        ),
     ] = None,
 ) -> None:
     "Run a recipe notebook on this machine (default scale: laptop); prints the result."
@@ -399,6 +441,7 @@ def _run(
             check_machine(config := resolve_run(notebook, parameters))
             show_settings(config, given)
             steps = config.num_steps
+    typer.echo(f"run {folder.name}: starting the notebook", err=True)
     began = time.monotonic()
     with export_settings(given, folder.name):
         execute(notebook, parameters, folder, steps)
@@ -410,7 +453,7 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
     "Print the given values and their sources; `every`: also those of the recipe"
     text = settings_text(settings_table(config, given, every))
     if text:
-        typer.echo(f"settings\n{text}")
+        typer.echo(fit(f"settings\n{text}"))
 
 
 def is_finished(folder: Path) -> bool:
@@ -429,7 +472,7 @@ def print_result(folder: Path, seconds: float | None = None) -> None:
     rows = run_result(folder)
     if seconds is not None:
         rows.append(("wall time, start-up included", f"{seconds:.0f} s"))
-    typer.echo(f"\n{result_text(rows)}")
+    typer.echo(fit(f"\n{result_text(rows)}"))
     typer.echo(f"\nnotebook  {folder / 'notebook.ipynb'}")
     typer.echo(f"report    {folder / 'report.html'}")
 
@@ -475,9 +518,18 @@ def _config(
     if every or contains:
         shown += advanced
     for key in shown:
-        typer.echo(f"{key.name:38} {key.tier:8} {key.default!s:20} {key.meaning}")
+        head = f"{key.name:38} {key.tier:8} {key.default!s:20} "
+        # a narrow terminal has no room for the meaning on the same line
+        narrow = 0 < terminal_columns() < len(head) + 40
+        typer.echo(fit(f"{head}\n    {key.meaning}" if narrow else head + key.meaning))
     if len(shown) < len(keys):
         typer.echo(f"\n{len(advanced)} advanced keys: cookbook-npu config --all")
+    typer.echo(
+        fit(
+            "\nThese are the package's defaults. A recipe sets many of them, by scale: "
+            "cookbook-npu plan RECIPE --scale laptop --settings"
+        )
+    )
 
 # %% ../nbs/99_cli.ipynb #994e98a2
 @app.command(
@@ -496,7 +548,12 @@ def _shims(
         bool, Option("--check", help="Exit with 1 when a shim is refused.")
     ] = False,
     explain: Annotated[
-        str, Option(metavar="NAME", help="Print the documentation of one shim.")
+        str,
+        Option(
+            metavar="NAME",
+            help="Print the documentation of one shim.",
+            autocompletion=complete_shims,
+        ),
     ] = "",
     as_json: _AsJson = False,
 ) -> None:
@@ -506,6 +563,7 @@ def _shims(
     if explain:
         typer.echo(explanations.explain_shim(explain))
         return
+    typer.echo(f"starting a {role} process to probe its shims", err=True)
     report = _shim_report(role, simulate)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
@@ -649,17 +707,17 @@ def _doctor(
     machine = read_machine()
     need = machine_need(recipe, scale, parameters, machine_size(machine))
     report = examine(machine, need)
-    typer.echo(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
+    typer.echo(json.dumps(report.as_json(), indent=1) if as_json else fit(report.as_text()))
     if lock:
         write_output(lock, json.dumps(machine_lock(machine), indent=1))
     if before is not None:
         changes = show_changes(before, machine_lock(machine))
-        typer.echo(f"\n{changes}")
+        typer.echo(fit(f"\n{changes}"))
     if bundle:
         from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
         names = write_bundle(bundle, report, run_files(runs, run))
-        typer.echo(f"\n{bundle_text(bundle, names)}", err=as_json)
+        typer.echo(fit(f"\n{bundle_text(bundle, names)}"), err=as_json)
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
@@ -739,7 +797,7 @@ def _schedule(
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
     from .plan.schedule import measure_run, measured_schedule_text
 
-    typer.echo(measured_schedule_text(measure_run(run, skip)))
+    typer.echo(fit(measured_schedule_text(measure_run(run, skip))))
 
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
@@ -752,6 +810,7 @@ def _report(
     "Write the report of a run again."
     from .runs.report import write_report
 
+    typer.echo("drawing the curves", err=True)
     typer.echo(f"report: {write_report(run)}")
 
 # %% ../nbs/99_cli.ipynb #0f80da19
@@ -788,7 +847,7 @@ def _evidence(
     made = evidence.make_evidence(run, soc, note, read_machine())
     file = evidence.write_evidence(made, to)
     evidence.check_evidence(file)
-    typer.echo(evidence.evidence_text(made))
+    typer.echo(fit(evidence.evidence_text(made)))
     typer.echo(f"\n{file}: {file.stat().st_size} bytes. Read it before you send it.")
 
 # %% ../nbs/99_cli.ipynb #68fee2c6
@@ -825,6 +884,7 @@ def _export(
     if public and not push:
         raise ConfigError("--public without --push", "Add --push REPO.")
     api = check_hub(push) if push else None
+    typer.echo("exporting the policy", err=True)
     folder = export_policy(run, step, to)
     typer.echo(f"policy  {folder}")
     if push:
@@ -873,6 +933,7 @@ def _eval(
         max_tokens=max_tokens,
         engine=engine,
     )
+    typer.echo("loading the policy", err=True)
     result = evaluate_run(run, step, settings)
     typer.echo(json.dumps(result, indent=1) if as_json else evaluation_text(result))
 
@@ -897,6 +958,7 @@ def _chat(
     from .policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
+    typer.echo("loading the policy", err=True)
     lines = None if sys.stdin.isatty() else sys.stdin
     chat_with_run(run, step, settings, lines, typer.echo)
 
@@ -920,7 +982,7 @@ def _recipes() -> None:
 
     for name in RECIPES:
         title, about = recipe_summary(find_notebook(name))
-        typer.echo(f"{name}\n    {title}. {about}")
+        typer.echo(fit(f"{name}\n    {title}. {about}"))
     typer.echo("\nplan: cookbook-npu plan NAME --scale 910b; run: cookbook-npu run NAME")
 
 # %% ../nbs/99_cli.ipynb #1b76f0f1
@@ -990,7 +1052,7 @@ def _list_runs(
     if keep is None and max_gb is None and not (unfinished or remove):
         hidden = 0 if rehearsals else sum(line.is_rehearsal for line in lines)
         lines = [line for line in lines if rehearsals or not line.is_rehearsal]
-        typer.echo(listing.runs_table(lines, shutil.get_terminal_size().columns))
+        typer.echo(listing.runs_table(lines, terminal_columns() or 80))
         if hidden:
             typer.echo(f"and {hidden} rehearsals: --rehearsals lists them")
         if page:
@@ -1027,7 +1089,7 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
-        typer.echo("\n\n".join(comparison_text(result) for result in results))
+        typer.echo(fit("\n\n".join(comparison_text(result) for result in results)))
     if page:
         write_comparison(results[0], page)
         typer.echo(f"page: {page}", err=as_json)
@@ -1083,7 +1145,7 @@ def _rerun(
     from .runs.rerun import prepare_rerun, rerun_text
 
     rerun = prepare_rerun(run)
-    typer.echo(rerun_text(rerun))
+    typer.echo(fit(rerun_text(rerun)))
     if dry_run:
         return
     if rerun.data and not changed_data:
@@ -1192,7 +1254,7 @@ def _launch(
             check_nodes(config, None if address else nodes * devices, host, nodes)
             if address is None and nodes == 1:
                 check_machine(config)
-            typer.echo(_environment_text(config, address))
+            typer.echo(fit(_environment_text(config, address)))
         port = port or (6379 if nodes > 1 else free_port())
         node = launch.Node(host, devices, port)
         if address is None:
@@ -1202,7 +1264,10 @@ def _launch(
         start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
 
 # %% ../nbs/99_cli.ipynb #86ddd7be
-_JobId = Annotated[str, Argument(help="Job id, as printed by launch and jobs.")]
+_JobId = Annotated[
+    str,
+    Argument(help="Job id, as printed by launch and jobs.", autocompletion=complete_jobs),
+]
 
 
 @app.command(
@@ -1211,7 +1276,10 @@ _JobId = Annotated[str, Argument(help="Job id, as printed by launch and jobs.")]
 )
 def _jobs(
     runs: _Runs,
-    job_id: Annotated[str | None, Argument(help="Only the state of this job.")] = None,
+    job_id: Annotated[
+        str | None,
+        Argument(help="Only the state of this job.", autocompletion=complete_jobs),
+    ] = None,
 ) -> None:
     "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
     from .cluster import launch
@@ -1372,10 +1440,10 @@ def show_rehearsal(config: RunConfig, runs: Path) -> None:
         rehearse,
     )
 
-    data = read_own_data(config)
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
     typer.echo(device_map(rehearsal(config, no_vllm_on_cpu())))
+    data = read_own_data(config)
     rows = rehearse(config, str(runs))
     typer.echo(rehearsal_summary(config, rows, data))
 
@@ -1398,7 +1466,7 @@ def main() -> None:
 
 def exit_with(message: str, code: int) -> NoReturn:
     "Print an error and exit"
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    typer.secho(fit(f"error: {message}"), fg=typer.colors.RED, err=True)
     raise SystemExit(code)
 
 # %% ../nbs/99_cli.ipynb #0c581055

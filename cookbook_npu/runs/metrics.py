@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, read_steps, replace_nonfinite
 from .spans import SpanLog
+from ..terminal import terminal_columns
 
 if TYPE_CHECKING:
     from ..runs.answers import AnswerTable
@@ -156,17 +157,33 @@ CONSOLE_METRICS = (
 )
 
 
-def step_line(record: Mapping[str, Any], steps: int | None = None) -> str:
-    "Format the record of a step as one line; `steps` of the run"
+# left out of a line that is too long for the terminal, in this order
+_SPARED = (
+    "train_rollout_logprob_abs_diff",
+    "entropy_loss",
+    "response_length_mean",
+    "grad_norm",
+)
+
+
+def step_line(
+    record: Mapping[str, Any],
+    steps: int | None = None,  # of the run
+    columns: int = 0,  # of the terminal; 0: show all metrics
+) -> str:
+    "Format the record of a step as one line"
     total = f"/{steps}" if steps else ""
-    parts = [f"step {record['step']:>{len(str(steps or 0))}}{total}"]
+    parts = {"step": f"step {record['step']:>{len(str(steps or 0))}}{total}"}
     for name in CONSOLE_METRICS:
         if name in record:
             label = name
             if name.startswith(TIME_PREFIX):
                 label = name.removeprefix(TIME_PREFIX) + "_s"
-            parts.append(f"{label} {format_number(record[name])}")
-    return "  ".join(parts)
+            parts[name] = f"{label} {format_number(record[name])}"
+    for name in _SPARED:
+        if columns and len("  ".join(parts.values())) > columns:
+            parts.pop(name, None)
+    return "  ".join(parts.values())
 
 
 class ConsoleSink(Sink):
@@ -177,7 +194,7 @@ class ConsoleSink(Sink):
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Print a line"
-        print(step_line(record, self.steps), flush=True)
+        print(step_line(record, self.steps, terminal_columns()), flush=True)
 
 # %% ../../nbs/runs/01_metrics.ipynb #28fd72bc
 class Tracker:
