@@ -521,15 +521,14 @@ def _config(
         head = f"{key.name:38} {key.tier:8} {key.default!s:20} "
         # a narrow terminal has no room for the meaning on the same line
         narrow = 0 < terminal_columns() < len(head) + 40
-        typer.echo(fit(f"{head}\n    {key.meaning}" if narrow else head + key.meaning))
+        typer.echo(
+            fit(f"{head.rstrip()}\n    {key.meaning}" if narrow else head + key.meaning)
+        )
     if len(shown) < len(keys):
         typer.echo(f"\n{len(advanced)} advanced keys: cookbook-npu config --all")
-    typer.echo(
-        fit(
-            "\nThese are the package's defaults. A recipe sets many of them, by scale: "
-            "cookbook-npu plan RECIPE --scale laptop --settings"
-        )
-    )
+    if not contains:
+        note = "These are the package's defaults. A recipe sets many of them, by scale: "
+        typer.echo(fit(f"\n{note}cookbook-npu plan RECIPE --scale laptop --settings"))
 
 # %% ../nbs/99_cli.ipynb #994e98a2
 @app.command(
@@ -1054,7 +1053,8 @@ def _list_runs(
         lines = [line for line in lines if rehearsals or not line.is_rehearsal]
         typer.echo(listing.runs_table(lines, terminal_columns() or 80))
         if hidden:
-            typer.echo(f"and {hidden} rehearsals: --rehearsals lists them")
+            plural = "s" * (hidden > 1)
+            typer.echo(f"and {hidden} rehearsal{plural}: --rehearsals")
         if page:
             listing.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
