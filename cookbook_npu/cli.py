@@ -277,7 +277,7 @@ def complete_scales(incomplete: str) -> list[str]:
     "Complete a scale"
     return [name for name in TARGETS if name.startswith(incomplete)]
 
-
+# %% ../nbs/99_cli.ipynb #e9f41e80
 def complete_shims(incomplete: str) -> list[str]:
     "Complete the name of a shim"
     from .npu.shims.explain import shim_names
@@ -341,7 +341,13 @@ _Scale = Annotated[
         autocompletion=complete_scales,
     ),
 ]
+
+# %% ../nbs/99_cli.ipynb #194fc94c
 _AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+_BundleRun = Annotated[
+    Path | None,
+    Option(help="Run of the bundle.", show_default="the one that started last", **_OF_RUN),
+]
 _Restart = Annotated[
     bool,
     Option(
@@ -358,6 +364,12 @@ _Runs = Annotated[
         show_default=_RUNS_DEFAULT,
     ),
 ]
+
+
+def _announce(text: str) -> None:
+    "Print to a terminal what takes some seconds; a file gets results only"
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -441,7 +453,7 @@ def _run(
             check_machine(config := resolve_run(notebook, parameters))
             show_settings(config, given)
             steps = config.num_steps
-    typer.echo(f"run {folder.name}: starting the notebook", err=True)
+    _announce(f"run {folder.name}: starting the notebook")
     began = time.monotonic()
     with export_settings(given, folder.name):
         execute(notebook, parameters, folder, steps)
@@ -562,7 +574,7 @@ def _shims(
     if explain:
         typer.echo(explanations.explain_shim(explain))
         return
-    typer.echo(f"starting a {role} process to probe its shims", err=True)
+    _announce(f"starting a {role} process to probe its shims")
     report = _shim_report(role, simulate)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
@@ -678,14 +690,7 @@ def _doctor(
             help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
         ),
     ] = None,
-    run: Annotated[
-        Path | None,
-        Option(
-            help="Run of the bundle.",
-            show_default="the one that started last",
-            **_OF_RUN,
-        ),
-    ] = None,
+    run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
     from .npu.stack.checks import machine_size
@@ -809,7 +814,7 @@ def _report(
     "Write the report of a run again."
     from .runs.report import write_report
 
-    typer.echo("drawing the curves", err=True)
+    _announce("drawing the curves")
     typer.echo(f"report: {write_report(run)}")
 
 # %% ../nbs/99_cli.ipynb #0f80da19
@@ -883,7 +888,7 @@ def _export(
     if public and not push:
         raise ConfigError("--public without --push", "Add --push REPO.")
     api = check_hub(push) if push else None
-    typer.echo("exporting the policy", err=True)
+    _announce("exporting the policy")
     folder = export_policy(run, step, to)
     typer.echo(f"policy  {folder}")
     if push:
@@ -932,7 +937,7 @@ def _eval(
         max_tokens=max_tokens,
         engine=engine,
     )
-    typer.echo("loading the policy", err=True)
+    _announce("loading the policy")
     result = evaluate_run(run, step, settings)
     typer.echo(json.dumps(result, indent=1) if as_json else evaluation_text(result))
 
@@ -957,7 +962,7 @@ def _chat(
     from .policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
-    typer.echo("loading the policy", err=True)
+    _announce("loading the policy")
     lines = None if sys.stdin.isatty() else sys.stdin
     chat_with_run(run, step, settings, lines, typer.echo)
 

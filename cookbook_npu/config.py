@@ -721,7 +721,7 @@ def default_runs_folder() -> Path:
             return folder / "runs"
     return here / "runs"
 
-
+# %% ../nbs/01_config.ipynb #cc8aa694
 TrackerName = Literal["wandb", "swanlab", "mlflow", "clearml"]
 
 

@@ -133,7 +133,7 @@ def _first_answers(records: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[st
         found.setdefault(record["metadata"]["prompt_id"], record)
     return found
 
-
+# %% ../../nbs/runs/13_answers.ipynb #e7d93c71
 def newest_answers(
     run: RunFolder,
     prompts: int,  # at most

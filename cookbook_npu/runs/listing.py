@@ -116,7 +116,7 @@ class RunLine:
         "Settings that differ from the recipe's, each as key=value"
         return [shorten(f"{k}={v}", 60, placeholder="…") for k, v in self.changes.items()]
 
-
+# %% ../../nbs/runs/09_listing.ipynb #09ef3146
 def is_locked(run: RunFolder) -> bool:
     "Whether a process holds the lock of a run"
     try:

@@ -87,7 +87,7 @@ def import_errors() -> tuple[type[Exception], ...]:
     other = getattr(protobuf, "VersionError", ImportError)
     return (ImportError, AttributeError, TypeError, other)
 
-
+# %% ../../nbs/runs/01_metrics.ipynb #0df67e28
 _DT_STRING = 7  # of tensorboard.compat.proto.types_pb2
 
 
@@ -208,8 +208,7 @@ class Tracker:
         answers: Callable[[], "AnswerTable"] | None = None,  # of the newest evaluation
     ):
         self.sinks = list(sinks)
-        self.file = file
-        self.answers = answers
+        self.file, self.answers = file, answers
         self.last = -1  # newest step that was logged
         self.spans = span_log or SpanLog()
         self.span = self.spans.span
