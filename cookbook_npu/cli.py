@@ -1109,7 +1109,13 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
 )
 def _compare(
     runs: Annotated[
-        list[Path], Argument(help="Run folders.", **(_OF_RUN | {"metavar": "RUN..."}))
+        list[Path],
+        Argument(
+            help="Run folders.",
+            metavar="RUN...",
+            parser=find_run,
+            autocompletion=complete_runs,
+        ),
     ],
     against: Annotated[
         str | None,

@@ -9,6 +9,7 @@ __all__ = ['terminal_columns', 'fit']
 import re
 import shutil
 from textwrap import wrap
+from typing import Any
 
 # %% ../nbs/08_terminal.ipynb #9171064f
 def terminal_columns() -> int:
@@ -28,7 +29,7 @@ def _fit_line(line: str, columns: int) -> list[str]:
     hang = roomy[-1] if len(roomy) > 1 else indent + 2
     # what is before the column keeps its spaces
     head, rest = (line[:hang], line[hang:]) if len(roomy) > 1 else ("", line)
-    options = {"break_long_words": False, "break_on_hyphens": False}
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     parts = wrap(
         rest,
         columns,
