@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 'name_run', 'resolve_run', 'check_kernel',
-           'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_keys', 'complete_runs',
+           'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_parameters',
+           'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys', 'complete_runs', 'find_run',
            'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
            'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
            'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
@@ -32,7 +33,13 @@ from typer import Argument, Option
 
 import cookbook_npu
 from .cluster.ray_cluster import check_address, preload_workers
-from .config import RunConfig, config_keys, shims_environment
+from .config import (
+    OutputConfig,
+    RunConfig,
+    config_keys,
+    default_runs_folder,
+    shims_environment,
+)
 from .errors import (
     ConfigError,
     CookbookError,
@@ -57,6 +64,7 @@ from .plan.preflight import check_files, check_machine
 from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
+from .terminal import fit, terminal_columns
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(argv: Sequence[str]) -> list[str]:
@@ -134,11 +142,15 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
     name = f"{notebook.stem}-{scale}-{datetime.now():%Y%m%d-%H%M%S}"
     overrides = {"output.name": name} | dict(parameters.get("overrides") or {})
     parameters["overrides"] = overrides
-    folder = Path(overrides.get("output.root", "runs")) / overrides["output.name"]
+    root = OutputConfig(root=overrides.get("output.root")).runs_folder
+    folder = root / overrides["output.name"]
     if folder.is_dir():
         os.close(lock_folder(folder))
         if not overrides.get("output.resume"):
-            raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
+            raise ConfigError(
+                f"run folder {folder} exists",
+                f"Choose another output.name, or resume it: --resume {folder}",
+            )
     return folder.resolve()
 
 
@@ -194,7 +206,7 @@ def print_progress(
 
     def print_new() -> None:
         for record in follower.new():
-            typer.echo(step_line(record, steps=steps))
+            typer.echo(step_line(record, steps, terminal_columns()))
 
     def watch() -> None:
         while not ended.wait(0.5):
@@ -222,6 +234,8 @@ def execute(
     from .runs.kernel import KernelEnded, growing_notebook, run_notebook
 
     target = find_target(parameters.get("scale") or "laptop")
+    if columns := terminal_columns():
+        os.environ["COLUMNS"] = str(columns)  # for what the kernel prints
     resume = bool((parameters.get("overrides") or {}).get("output.resume"))
     try:
         with growing_notebook(folder, resume) as aside, print_progress(folder, steps):
@@ -234,7 +248,7 @@ def execute(
         if e.ename == NothingLearned.__name__:
             return  # the caller says so, below the result
         exit_with(
-            f"cell {e.exec_count} of the notebook failed with {e.ename}: {e.evalue}"
+            f"{e.ename} in cell {e.exec_count} of the notebook: {e.evalue}"
             f"{_resume_line(folder)}",
             1,
         )
@@ -254,15 +268,52 @@ def complete_recipes(incomplete: str) -> list[str]:
     return [name for name in RECIPES if name.startswith(incomplete)]
 
 
+def complete_parameters(incomplete: str) -> list[str]:
+    "Complete the name of a recipe's parameter"
+    names = [*PARAMETERS, "overrides"]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_scales(incomplete: str) -> list[str]:
+    "Complete a scale"
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+# %% ../nbs/99_cli.ipynb #e9f41e80
+def complete_shims(incomplete: str) -> list[str]:
+    "Complete the name of a shim"
+    from .npu.shims.explain import shim_names
+
+    return [name for name in shim_names() if name.startswith(incomplete)]
+
+
+def complete_jobs(incomplete: str) -> list[str]:
+    "Complete the id of a job"
+    from .cluster.launch import list_jobs
+
+    jobs = list_jobs(default_runs_folder())
+    return [job.id for job in jobs if job.id.startswith(incomplete)]
+
+
 def complete_keys(incomplete: str) -> list[str]:
     "Complete a configuration key"
     return [key.name for key in config_keys() if key.name.startswith(incomplete)]
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    "Complete a run folder under runs/"
-    found = sorted(str(file.parent) for file in Path("runs").glob("*/config.json"))
+    "Complete a run folder"
+    files = default_runs_folder().glob("*/config.json")
+    found = sorted(os.path.relpath(file.parent) for file in files)
     return [path for path in found if path.startswith(incomplete)]
+
+
+def find_run(text: str) -> Path:
+    "Return the path of a run folder, given its path or its name"
+    named = default_runs_folder() / text
+    return named if named.is_dir() and not Path(text).exists() else Path(text)
+
+
+# options of an argument that is a run folder
+_OF_RUN: dict[str, Any] = dict(metavar="RUN", parser=find_run, autocompletion=complete_runs)
 
 # %% ../nbs/99_cli.ipynb #51da48e2
 _Parameters = Annotated[
@@ -272,6 +323,7 @@ _Parameters = Annotated[
         "--parameter",
         metavar="NAME VALUE",
         help="Set a parameter of the recipe; repeatable.",
+        autocompletion=complete_parameters,
     ),
 ]
 _ParameterFiles = Annotated[
@@ -283,9 +335,20 @@ _ParameterFiles = Annotated[
     ),
 ]
 _Scale = Annotated[
-    str | None, Option(show_default="910b", help="910b, cuda, or laptop (simulated NPUs).")
+    str | None,
+    Option(
+        show_default="910b",
+        help="910b, cuda, or laptop (simulated NPUs).",
+        autocompletion=complete_scales,
+    ),
 ]
+
+# %% ../nbs/99_cli.ipynb #194fc94c
 _AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+_BundleRun = Annotated[
+    Path | None,
+    Option(help="Run of the bundle.", show_default="the one that started last", **_OF_RUN),
+]
 _Restart = Annotated[
     bool,
     Option(
@@ -293,7 +356,21 @@ _Restart = Annotated[
         help="With --resume: start over when there is no valid checkpoint; results move to truncated/.",
     ),
 ]
-_Runs = Annotated[Path, Option(help="Parent folder of the run folders and of .jobs.")]
+_RUNS_DEFAULT = "$COOKBOOK_RUNS or runs/ of the project"
+_Runs = Annotated[
+    Path,
+    Option(
+        help="Parent folder of the run folders and of .jobs.",
+        default_factory=default_runs_folder,
+        show_default=_RUNS_DEFAULT,
+    ),
+]
+
+
+def _announce(text: str) -> None:
+    "Print to a terminal what takes some seconds; a file gets results only"
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -334,15 +411,18 @@ def _run(
     resume: Annotated[
         Path | None,
         Option(
-            metavar="FOLDER",
             help="Resume this run folder from its newest valid checkpoint.",
-            autocompletion=complete_runs,
+            **_OF_RUN,
         ),
     ] = None,
     restart: _Restart = False,
     scale: Annotated[
         str | None,
-        Option(show_default="laptop", help="laptop (simulated NPUs), cuda, or 910b."),
+        Option(
+            show_default="laptop",
+            help="laptop (simulated NPUs), cuda, or 910b.",
+            autocompletion=complete_scales,
+        ),
     ] = None,
 ) -> None:
     "Run a recipe notebook on this machine (default scale: laptop); prints the result."
@@ -374,6 +454,7 @@ def _run(
             check_machine(config := resolve_run(notebook, parameters))
             show_settings(config, given)
             steps = config.num_steps
+    _announce(f"run {folder.name}: starting the notebook")
     began = time.monotonic()
     with export_settings(given, folder.name):
         execute(notebook, parameters, folder, steps)
@@ -385,7 +466,7 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
     "Print the given values and their sources; `every`: also those of the recipe"
     text = settings_text(settings_table(config, given, every))
     if text:
-        typer.echo(f"settings\n{text}")
+        typer.echo(fit(f"settings\n{text}"))
 
 
 def is_finished(folder: Path) -> bool:
@@ -404,7 +485,7 @@ def print_result(folder: Path, seconds: float | None = None) -> None:
     rows = run_result(folder)
     if seconds is not None:
         rows.append(("wall time, start-up included", f"{seconds:.0f} s"))
-    typer.echo(f"\n{result_text(rows)}")
+    typer.echo(fit(f"\n{result_text(rows)}"))
     typer.echo(f"\nnotebook  {folder / 'notebook.ipynb'}")
     typer.echo(f"report    {folder / 'report.html'}")
 
@@ -421,7 +502,8 @@ def refuse_empty_result(folder: Path) -> None:
 # %% ../nbs/99_cli.ipynb #83e251fa
 _ORDER = (
     "Precedence, from low to high: default, recipe at its scale, resumed run, -f files in their order, "
-    "-p parameters, -p overrides. Overrides are merged key by key; environment variables set no key. "
+    "-p parameters, -p overrides. Overrides are merged key by key; "
+    "environment variables set no key, but COOKBOOK_RUNS is the default of output.root. "
     "cookbook-npu plan RECIPE --settings shows the source of each value. "
     "Examples: cookbook-npu config; cookbook-npu config clip; cookbook-npu config --all"
 )
@@ -449,9 +531,17 @@ def _config(
     if every or contains:
         shown += advanced
     for key in shown:
-        typer.echo(f"{key.name:38} {key.tier:8} {key.default!s:20} {key.meaning}")
+        head = f"{key.name:38} {key.tier:8} {key.default!s:20} "
+        # a narrow terminal has no room for the meaning on the same line
+        narrow = 0 < terminal_columns() < len(head) + 40
+        typer.echo(
+            fit(f"{head.rstrip()}\n    {key.meaning}" if narrow else head + key.meaning)
+        )
     if len(shown) < len(keys):
         typer.echo(f"\n{len(advanced)} advanced keys: cookbook-npu config --all")
+    if not contains:
+        note = "These are the package's defaults. A recipe sets many of them, by scale: "
+        typer.echo(fit(f"\n{note}cookbook-npu plan RECIPE --scale laptop --settings"))
 
 # %% ../nbs/99_cli.ipynb #994e98a2
 @app.command(
@@ -474,7 +564,12 @@ def _shims(
         bool, Option("--check", help="Exit with 1 when a shim is refused.")
     ] = False,
     explain: Annotated[
-        str, Option(metavar="NAME", help="Print the documentation of one shim.")
+        str,
+        Option(
+            metavar="NAME",
+            help="Print the documentation of one shim.",
+            autocompletion=complete_shims,
+        ),
     ] = "",
     as_json: _AsJson = False,
 ) -> None:
@@ -484,6 +579,7 @@ def _shims(
     if explain:
         typer.echo(explanations.explain_shim(explain))
         return
+    _announce(f"starting a {role} process to probe its shims")
     report = _shim_report(role, simulate, own or ())
     if as_json:
         typer.echo(json.dumps(report, indent=1))
@@ -580,9 +676,10 @@ def one_scale(scale: str | None, parameters: Mapping[str, Any]) -> str:
 @app.command(
     "doctor",
     epilog="Examples: cookbook-npu doctor; "
-    "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip",
+    "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip --run runs/NAME",
 )
 def _doctor(
+    runs: _Runs,
     recipe: Annotated[
         str | None, Argument(help="Recipe to check for (default: the largest one).")
     ] = None,
@@ -601,14 +698,19 @@ def _doctor(
             help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
         ),
     ] = None,
-    runs: _Runs = Path("runs"),
+    run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
     from .npu.stack.checks import machine_size
     from .npu.stack.doctor import examine, machine_lock, show_changes
     from .npu.stack.machine import read_machine
     from .npu.stack.stacks import read_lock
+    from .runs.folder import RunFolder, write_output
 
+    if run:
+        if not bundle:
+            raise ConfigError("--run without --bundle", "Add --bundle FILE.zip.")
+        run = RunFolder.open(run).path
     parameters = read_parameters(parameter)
     scale = one_scale(scale, parameters)
     before = read_lock(compare) if compare else None
@@ -617,17 +719,17 @@ def _doctor(
     machine = read_machine()
     need = machine_need(recipe, scale, parameters, machine_size(machine))
     report = examine(machine, need)
-    typer.echo(json.dumps(report.as_json(), indent=1) if as_json else report.as_text())
+    typer.echo(json.dumps(report.as_json(), indent=1) if as_json else fit(report.as_text()))
     if lock:
-        lock.write_text(json.dumps(machine_lock(machine), indent=1), encoding="utf-8")
+        write_output(lock, json.dumps(machine_lock(machine), indent=1))
     if before is not None:
         changes = show_changes(before, machine_lock(machine))
-        typer.echo(f"\n{changes}")
+        typer.echo(fit(f"\n{changes}"))
     if bundle:
-        from .npu.stack.bundle import write_bundle
+        from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
-        names = write_bundle(bundle, report, runs)
-        typer.echo(f"\n{bundle}: {', '.join(names)}", err=as_json)
+        names = write_bundle(bundle, report, run_files(runs, run))
+        typer.echo(fit(f"\n{bundle_text(bundle, names)}"), err=as_json)
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
@@ -701,13 +803,13 @@ def _plan(
     epilog="Example: cookbook-npu schedule runs/NAME",
 )
 def _schedule(
-    run: Annotated[Path, Argument(help="Run folder of a split run.")],
+    run: Annotated[Path, Argument(help="Run folder of a split run.", **_OF_RUN)],
     skip: Annotated[int, Option(min=0, help="First steps to leave out.")] = 3,
 ) -> None:
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
     from .plan.schedule import measure_run, measured_schedule_text
 
-    typer.echo(measured_schedule_text(measure_run(run, skip)))
+    typer.echo(fit(measured_schedule_text(measure_run(run, skip))))
 
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
@@ -715,11 +817,12 @@ def _schedule(
     epilog="Example: cookbook-npu report runs/NAME",
 )
 def _report(
-    run: Annotated[Path, Argument(help="Run folder; the run may have failed.")],
+    run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
 ) -> None:
     "Write the report of a run again."
     from .runs.report import write_report
 
+    _announce("drawing the curves")
     typer.echo(f"report: {write_report(run)}")
 
 # %% ../nbs/99_cli.ipynb #0f80da19
@@ -734,7 +837,7 @@ def _evidence(
         Path,
         Argument(
             help="Run folder to summarize, or a summary file to check.",
-            autocompletion=complete_runs,
+            **_OF_RUN,
         ),
     ],
     to: Annotated[
@@ -756,11 +859,11 @@ def _evidence(
     made = evidence.make_evidence(run, soc, note, read_machine())
     file = evidence.write_evidence(made, to)
     evidence.check_evidence(file)
-    typer.echo(evidence.evidence_text(made))
+    typer.echo(fit(evidence.evidence_text(made)))
     typer.echo(f"\n{file}: {file.stat().st_size} bytes. Read it before you send it.")
 
 # %% ../nbs/99_cli.ipynb #68fee2c6
-_Run = Annotated[Path, Argument(help="Run folder.", autocompletion=complete_runs)]
+_Run = Annotated[Path, Argument(help="Run folder.", **_OF_RUN)]
 _Step = Annotated[
     int | None, Option(min=1, help="Step of the checkpoint.", show_default="the newest")
 ]
@@ -793,6 +896,7 @@ def _export(
     if public and not push:
         raise ConfigError("--public without --push", "Add --push REPO.")
     api = check_hub(push) if push else None
+    _announce("exporting the policy")
     folder = export_policy(run, step, to)
     typer.echo(f"policy  {folder}")
     if push:
@@ -841,6 +945,7 @@ def _eval(
         max_tokens=max_tokens,
         engine=engine,
     )
+    _announce("loading the policy")
     result = evaluate_run(run, step, settings)
     typer.echo(json.dumps(result, indent=1) if as_json else evaluation_text(result))
 
@@ -865,6 +970,7 @@ def _chat(
     from .policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
+    _announce("loading the policy")
     lines = None if sys.stdin.isatty() else sys.stdin
     chat_with_run(run, step, settings, lines, typer.echo)
 
@@ -888,7 +994,7 @@ def _recipes() -> None:
 
     for name in RECIPES:
         title, about = recipe_summary(find_notebook(name))
-        typer.echo(f"{name}\n    {title}. {about}")
+        typer.echo(fit(f"{name}\n    {title}. {about}"))
     typer.echo("\nplan: cookbook-npu plan NAME --scale 910b; run: cookbook-npu run NAME")
 
 # %% ../nbs/99_cli.ipynb #1b76f0f1
@@ -898,7 +1004,7 @@ def _recipes() -> None:
     "cookbook-npu samples runs/NAME --worst",
 )
 def _samples(
-    run: Annotated[Path, Argument(help="Run folder.", autocompletion=complete_runs)],
+    run: _Run,
     step: Annotated[
         int | None, Option(help="Show responses that this step was trained on.")
     ] = None,
@@ -922,7 +1028,14 @@ def _samples(
     "cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
 )
 def _list_runs(
-    root: Annotated[Path, Argument(help="Folder of run folders.")] = Path("runs"),
+    root: Annotated[
+        Path,
+        Argument(
+            help="Folder of run folders.",
+            default_factory=default_runs_folder,
+            show_default=_RUNS_DEFAULT,
+        ),
+    ],
     keep: Annotated[
         int | None, Option(help="Keep the newest runs; lists the others.")
     ] = None,
@@ -938,15 +1051,23 @@ def _list_runs(
     page: Annotated[
         Path | None, Option("--html", help="Write an HTML page with links to the reports.")
     ] = None,
+    rehearsals: Annotated[
+        bool, Option("--rehearsals", help="Also list rehearsals.")
+    ] = False,
 ) -> None:
-    "List runs with progress, state and reward; remove old ones."
+    "List runs: state, steps, time, accuracy, and what differs from the recipe; remove old ones."
     from .runs import listing
 
     lines = listing.list_runs(root)
     if not lines:
         raise MissingError(f"there are no runs in {root.absolute()}", "Give their folder.")
     if keep is None and max_gb is None and not (unfinished or remove):
-        typer.echo(listing.runs_table(lines))
+        hidden = 0 if rehearsals else sum(line.is_rehearsal for line in lines)
+        lines = [line for line in lines if rehearsals or not line.is_rehearsal]
+        typer.echo(listing.runs_table(lines, terminal_columns() or 80))
+        if hidden:
+            plural = "s" * (hidden > 1)
+            typer.echo(f"and {hidden} rehearsal{plural}: --rehearsals")
         if page:
             listing.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
@@ -981,7 +1102,7 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
-        typer.echo("\n\n".join(comparison_text(result) for result in results))
+        typer.echo(fit("\n\n".join(comparison_text(result) for result in results)))
     if page:
         write_comparison(results[0], page)
         typer.echo(f"page: {page}", err=as_json)
@@ -995,7 +1116,15 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     "cookbook-npu compare runs/NAME --against expected",
 )
 def _compare(
-    runs: Annotated[list[Path], Argument(help="Run folders.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path],
+        Argument(
+            help="Run folders.",
+            metavar="RUN...",
+            parser=find_run,
+            autocompletion=complete_runs,
+        ),
+    ],
     against: Annotated[
         str | None,
         Option(metavar="expected", help="Compare with the expected numbers of the recipe."),
@@ -1023,7 +1152,7 @@ def _compare(
 # %% ../nbs/99_cli.ipynb #7d0ed192
 @app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")
 def _rerun(
-    run: Annotated[Path, Argument(help="Folder of a complete run.")],
+    run: Annotated[Path, Argument(help="Folder of a complete run.", **_OF_RUN)],
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only print what would run, and what changed.")
     ] = False,
@@ -1035,7 +1164,7 @@ def _rerun(
     from .runs.rerun import prepare_rerun, rerun_text
 
     rerun = prepare_rerun(run)
-    typer.echo(rerun_text(rerun))
+    typer.echo(fit(rerun_text(rerun)))
     if dry_run:
         return
     if rerun.data and not changed_data:
@@ -1108,6 +1237,7 @@ _Resume = Annotated[bool, Option(help="Resume a job that ended early.")]
     "Afterwards: cookbook-npu jobs, attach ID, stop ID.",
 )
 def _launch(
+    runs: _Runs,
     recipe: _Recipe,
     scale: _Scale = None,
     parameter: _Parameters = None,
@@ -1117,7 +1247,6 @@ def _launch(
     port: _Port = None,
     nodes: _Nodes = 1,
     devices: _Devices = 8,
-    runs: _Runs = Path("runs"),
     rehearse: _Rehearse = False,
     detach: _Detach = False,
     resume: _Resume = False,
@@ -1144,7 +1273,7 @@ def _launch(
             check_nodes(config, None if address else nodes * devices, host, nodes)
             if address is None and nodes == 1:
                 check_machine(config)
-            typer.echo(_environment_text(config, address))
+            typer.echo(fit(_environment_text(config, address)))
         port = port or (6379 if nodes > 1 else free_port())
         node = launch.Node(host, devices, port)
         if address is None:
@@ -1154,7 +1283,10 @@ def _launch(
         start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
 
 # %% ../nbs/99_cli.ipynb #86ddd7be
-_JobId = Annotated[str, Argument(help="Job id, as printed by launch and jobs.")]
+_JobId = Annotated[
+    str,
+    Argument(help="Job id, as printed by launch and jobs.", autocompletion=complete_jobs),
+]
 
 
 @app.command(
@@ -1162,8 +1294,11 @@ _JobId = Annotated[str, Argument(help="Job id, as printed by launch and jobs.")]
     epilog="Examples: cookbook-npu jobs; cookbook-npu jobs ID; cookbook-npu jobs --runs /data/runs",
 )
 def _jobs(
-    job_id: Annotated[str | None, Argument(help="Only the state of this job.")] = None,
-    runs: _Runs = Path("runs"),
+    runs: _Runs,
+    job_id: Annotated[
+        str | None,
+        Argument(help="Only the state of this job.", autocompletion=complete_jobs),
+    ] = None,
 ) -> None:
     "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
     from .cluster import launch
@@ -1182,7 +1317,7 @@ def _jobs(
 
 
 @app.command("attach", epilog="Example: cookbook-npu attach ID")
-def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
+def _attach_job(runs: _Runs, job_id: _JobId) -> None:
     "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
     from .cluster import launch
 
@@ -1190,7 +1325,7 @@ def _attach_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
 
 
 @app.command("stop", epilog="Example: cookbook-npu stop ID")
-def _stop_job(job_id: _JobId, runs: _Runs = Path("runs")) -> None:
+def _stop_job(runs: _Runs, job_id: _JobId) -> None:
     "Stop a job after its current step, with a checkpoint; twice: abort."
     from .cluster import launch
 
@@ -1324,10 +1459,10 @@ def show_rehearsal(config: RunConfig, runs: Path) -> None:
         rehearse,
     )
 
-    data = read_own_data(config)
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
     typer.echo(device_map(rehearsal(config, no_vllm_on_cpu())))
+    data = read_own_data(config)
     rows = rehearse(config, str(runs))
     typer.echo(rehearsal_summary(config, rows, data))
 
@@ -1350,7 +1485,7 @@ def main() -> None:
 
 def exit_with(message: str, code: int) -> NoReturn:
     "Print an error and exit"
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    typer.secho(fit(f"error: {message}"), fg=typer.colors.RED, err=True)
     raise SystemExit(code)
 
 # %% ../nbs/99_cli.ipynb #0c581055

@@ -102,14 +102,23 @@ class NothingLearned(CookbookError, RuntimeError):
     "A complete run whose weights did not move, or whose reward did not rise"
 
 # %% ../nbs/00_errors.ipynb #d41e4cde
+_NAMED = 12  # names in an error
+
+
 def nearest(
     name: str,
     names: Iterable[str],  # valid names
 ) -> str:
-    "Return a remedy for an unknown name: the nearest valid name, or all of them"
+    "Return a remedy for an unknown name: the nearest valid name, or those that come closest"
     names = sorted(names)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(names)}."
+    near = difflib.get_close_matches(name, names, n=_NAMED, cutoff=0.6)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    shown = names
+    if len(names) > _NAMED:
+        shown = difflib.get_close_matches(name, names, n=_NAMED, cutoff=0)
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"Known names: {', '.join(shown)}{more}."
 
 # %% ../nbs/00_errors.ipynb #4b2192e7
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair

@@ -299,9 +299,16 @@ def settings_table(
     return rows
 
 
+_SOURCE = 48  # characters of a source
+
+
 def settings_text(rows: Sequence[tuple[str, Any, str]]) -> str:
-    "Return the rows of `settings_table` as lines"
-    return "\n".join(f"  {key:38} {value!s:24} {source}" for key, value, source in rows)
+    "Return the rows of `settings_table` as lines, with the last part of a long path"
+    lines = []
+    for key, value, source in rows:
+        shown = source if len(source) <= _SOURCE else f"…{source[1 - _SOURCE :]}"
+        lines.append(f"  {key:38} {value!s:24} {shown}")
+    return "\n".join(lines)
 
 # %% ../nbs/06_parameters.ipynb #9f8b9bbb
 SOURCES_ENV = "COOKBOOK_NPU_SOURCES"  # JSON: {"name": run, "sources": {key: source}}

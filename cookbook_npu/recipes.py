@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo',
            'qwen3_vl_8b_ppo', 'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'find_recipe',
-           'parameters_of', 'run_command']
+           'parameters_of', 'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -605,21 +605,30 @@ def parameters_of(config: RunConfig) -> dict[str, Any]:
     return {**parameters, "overrides": overrides}
 
 
-def run_command(config: RunConfig) -> str:
-    "Return the command that repeats a run in a new folder; raises `ConfigError` for an unknown recipe"
+def changed_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the parameters and keys of a run that differ from its recipe's values
+
+    Raises `ConfigError` for an unknown recipe."""
     recipe = find_recipe(config.recipe)
     parameters = parameters_of(config)
-    overrides = {}
-    for key, value in parameters.pop("overrides").items():
-        if key not in _NOT_SHOWN:
-            overrides[key] = value
-    words = ["cookbook-npu", "run", config.recipe, "--scale", parameters.pop("scale")]
+    overrides = parameters.pop("overrides")
     usual = {}
     if config.target.has_tiny_model:
         usual = parameters_of(recipe(scale=config.scale))
-    for name, value in parameters.items():
-        if value is not None and value != usual.get(name):
-            words += ["-p", name, str(value)]
-    if overrides:
-        words += ["-p", "overrides", json.dumps(overrides)]
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name != "scale" and value is not None and value != usual.get(name)
+    } | {key: value for key, value in overrides.items() if key not in _NOT_SHOWN}
+
+
+def run_command(config: RunConfig) -> str:
+    "Return the command that repeats a run in a new folder; raises `ConfigError` for an unknown recipe"
+    changed = changed_settings(config)
+    words = ["cookbook-npu", "run", config.recipe, "--scale", config.scale]
+    for name in list(changed):
+        if name in PARAMETERS:
+            words += ["-p", name, str(changed.pop(name))]
+    if changed:
+        words += ["-p", "overrides", json.dumps(changed)]
     return shlex.join(words)

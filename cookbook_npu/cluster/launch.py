@@ -187,6 +187,11 @@ class Job:
         return self.folder / "job.log"
 
     @property
+    def ray_log(self) -> Path:
+        "Return the file of the output of `ray start`"
+        return self.folder / "job_ray.log"
+
+    @property
     def server(self) -> str | None:
         "Return the URL of its Ray job server; `None`: it has a supervisor on this machine"
         address = self.record()["address"] or ""
@@ -329,7 +334,7 @@ def wait_for_head(
         if process.poll() is not None:
             raise RoleError(
                 f"ray start ended with exit code {process.returncode}",
-                "The job's log has its last lines.",
+                "Its last lines are above.",
             )
         if time.monotonic() > deadline:
             raise RoleTimeout(
@@ -426,10 +431,20 @@ class Supervisor:
         stopped = self.stop_requested and code not in (0, EXIT_STOPPED)
         return _TERMINATED if stopped else code
 
-    def _start(self, words: Sequence[str], **env: str) -> subprocess.Popen:
-        "Start a process in its own session; its output goes to the log"
+    def _start(
+        self,
+        words: Sequence[str],
+        output: Any = None,  # file; None: the log
+        **env: str,
+    ) -> subprocess.Popen:
+        "Start a process in its own session"
         child = subprocess.Popen(
-            list(words), env=os.environ | env, cwd=self.record["cwd"], start_new_session=True
+            list(words),
+            env=os.environ | env,
+            cwd=self.record["cwd"],
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
         )
         self.children.append(child)
         return child
@@ -437,13 +452,18 @@ class Supervisor:
     def _start_head(self, node: Node, folder: Path) -> str:
         "Start the head of a cluster; return its address"
         attempts = _HEAD_ATTEMPTS
+        print("starting Ray", flush=True)
         while True:
             attempts -= 1
-            process = self._start(ray_head_command(node, folder))
+            with open(self.job.ray_log, "wb") as log:
+                process = self._start(ray_head_command(node, folder), log)
             try:
                 wait_for_head(folder, process)
                 return host_port(node.host, node.port)
             except RoleError as e:
+                print(
+                    *self.job.ray_log.read_text(errors="replace").splitlines()[-20:], sep="\n"
+                )
                 if attempts < 1 or process.poll() is None:
                     raise
                 print(f"{e} Trying again.", flush=True)

@@ -39,7 +39,13 @@ from .dimensions import PUBLISHED
 from .memory import memory_phases
 from .time import estimate, speeds_of
 from ..recipes import RECIPES
-from ..runs.folder import RunFolder, read_lines, storage_errors, write_atomic
+from ..runs.folder import (
+    OUTPUT_REMEDY,
+    RunFolder,
+    read_lines,
+    storage_errors,
+    write_output,
+)
 from ..runs.metrics import (
     MetricColumns,
     format_bytes,
@@ -477,12 +483,12 @@ def write_evidence(evidence: Evidence, to: Path) -> Path:
     text = evidence_json(evidence)
     file = to
     if to.suffix != ".json":
+        with storage_errors(to, OUTPUT_REMEDY):
+            to.mkdir(exist_ok=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         recipe = "own" if evidence.recipe == HIDDEN else evidence.recipe
         file = to / f"{recipe}-{evidence.scale}-{evidence.date}-{digest}.json"
-    with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, text)
+    write_output(file, text)
     return file
 
 

@@ -476,7 +476,8 @@ def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPha
     awake = device_overhead(config)
     asleep = device_overhead(config, asleep=True)
     engine = engine_components(d, config, capacity_of(config, soc))
-    bucket = Component("bucket", config.placement.bucket_bytes, _BUCKET)
+    whole = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
+    bucket = Component("bucket", min(config.placement.bucket_bytes, whole), _BUCKET)
     copies = []
     if planned_backend(config, capacity_of(config, soc))[0] == "ipc":
         knob = ("placement.transfer_backend",)

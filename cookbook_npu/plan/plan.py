@@ -42,6 +42,7 @@ from ..plan.time import (
     later_turns,
     speeds_of,
 )
+from ..terminal import fit
 
 # %% ../../nbs/plan/04_plan.ipynb #cc028218
 DEVICES_PER_NODE = 8
@@ -230,14 +231,15 @@ NOT_EVALUATED = (
 
 
 def learning_warnings(config: RunConfig) -> list[str]:
-    "Return warnings about a run that cannot learn, or is not evaluated"
+    "Return warnings about a run that may not learn, or is not evaluated"
     found = []
     sources = [*config.data.mixture] or [config.data.prompt_data]
     own = [source for source in sources if source not in GENERATED]
     if own and config.model.path is None:
         found.append(
-            f"the tiny model knows generated tasks only: it answers no prompt of {', '.join(own)} correctly, "
-            "so all rewards of a group are equal and nothing is learned. Give -p model FOLDER."
+            f"the tiny model has seen generated tasks only, not {', '.join(own)}. If the reward "
+            "stays 0 in the first steps, it answers none of these prompts correctly and cannot "
+            "learn from them: give -p model FOLDER."
         )
     if config.rollout.eval_every and len(own) == len(sources) and not config.data.eval_data:
         found.append(NOT_EVALUATED)
@@ -379,14 +381,14 @@ class RunPlan:
         self,
         roles: bool = False,  # also arguments and variables of each role; imports torch
     ) -> str:
-        "Return the plan as text"
+        "Return the plan as text, as wide as the terminal"
         rows = batch_arithmetic(self.config, self.soc)
         batch = [f"{what:14}{value}" for what, value in rows]
         parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
         parts.append(self.schedule_text())
         if roles:
             parts.append(self.roles_text())
-        return "\n\n".join(part for part in parts if part)
+        return fit("\n\n".join(part for part in parts if part))
 
     def as_json(self) -> dict[str, Any]:
         "Return the plan as JSON content"

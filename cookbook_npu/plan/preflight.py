@@ -311,12 +311,12 @@ def check_files(config: RunConfig) -> None:
 
 def check_output(config: RunConfig) -> None:
     "Raise `ConfigError` or `StorageError` when output.root is no writable folder"
-    if "://" in config.output.root:
+    if "://" in str(config.output.root):
         raise ConfigError(
             f"output.root {config.output.root} is an address, and a run needs a folder",
             "Give one on a disk (on ModelArts SFS Turbo), and copy the finished run: obsutil cp -r.",
         )
-    root = Path(config.output.root).absolute()
+    root = config.output.runs_folder.absolute()
     place = root
     while not place.exists():
         place = place.parent

@@ -452,7 +452,7 @@ def compare_splits(
 
 # %% ../../nbs/plan/06_schedule.ipynb #bab05fe3
 IDLE_LIMIT = 1 / 3  # share of the time, or of the memory, above which a note is printed
-_COLUMNS = "steps/hour  x sync  x colocate  trainer idle  engines idle  mean age  max age"
+_COLUMNS = "steps/h x sync x colocate trainer idle engines idle mean/max age"
 
 
 def schedule_table(rows: Sequence[ScheduleRow]) -> list[str]:
@@ -461,17 +461,18 @@ def schedule_table(rows: Sequence[ScheduleRow]) -> list[str]:
     for sigma in dict.fromkeys(row.sigma for row in rows):
         block = [row for row in rows if row.sigma == sigma]
         seconds = {row.name: row.result.seconds for row in block}
-        lines.append(f"  sigma {sigma:<16g}{_COLUMNS}")
+        lines.append(f"  sigma {sigma:<6g}{_COLUMNS}")
         for row in block:
             r = row.result
             sync, colocate = (
                 f"{seconds[name] / r.seconds:.2f}" if name in seconds else "-"
                 for name in ("D 0, S 0", "colocate")
             )
-            mark = "  <- this run" if row.own else ""
+            mark = "*" if row.own else " "
+            ages = f"{r.age_mean:.2f}/{r.age_max}"
             lines.append(
-                f"    {row.name:20}{r.steps_per_hour:10.1f}{sync:>8}{colocate:>12}"
-                f"{r.trainer_idle:14.0%}{r.rollout_idle:14.0%}{r.age_mean:10.2f}{r.age_max:9}{mark}"
+                f"  {mark} {row.name:9}{r.steps_per_hour:8.1f}{sync:>7}{colocate:>11}"
+                f"{r.trainer_idle:13.0%}{r.rollout_idle:13.0%}{ages:>13}"
             )
     return lines
 
@@ -531,17 +532,18 @@ def schedule_text(
     origin = "given" if response else "an assumption"
     lines = [
         f"schedule on {soc}, modelled on a virtual clock: responses of {mean:.0f} tokens on average "
-        f"({origin}), lognormal with spread sigma, at most {config.sampling.max_response_tokens}",
+        f"({origin}), lognormal with spread sigma, at most {config.sampling.max_response_tokens} "
+        "(*: this run)",
         *schedule_table(rows),
     ]
     splits = compare_splits(config, soc, response)
     if len(splits) > 1:
         lines.append(f"  trainer + engines, sigma {splits[0].sigma:g}")
         for row in splits:
-            mark = "  <- this run" if row.own else ""
+            mark = "*" if row.own else " "
             lines.append(
-                f"    {row.name:20}{row.result.steps_per_hour:10.1f} steps/hour, trainer idle "
-                f"{row.result.trainer_idle:.0%}, engines idle {row.result.rollout_idle:.0%}{mark}"
+                f"  {mark} {row.name:16}{row.result.steps_per_hour:8.1f} steps/hour, trainer idle "
+                f"{row.result.trainer_idle:.0%}, engines idle {row.result.rollout_idle:.0%}"
             )
     notes = schedule_notes(config, rows, splits, soc)
     return "\n".join([*lines, *(f"  note: {note}" for note in notes)])

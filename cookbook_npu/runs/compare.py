@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import DataError
-from .folder import RunFolder, storage_errors
+from .folder import RunFolder, write_output
 from ..runs.metrics import (
     TIME_PREFIX,
     MetricColumns,
@@ -490,5 +490,4 @@ def write_comparison(result: RunComparison, file: Path) -> None:
     "Write a comparison with the curves of its runs as an HTML page"
     a = load_metrics(result.a)
     b = load_metrics(result.b) if Path(result.b).is_dir() else {}
-    with storage_errors(file):
-        file.write_text(render_comparison(result, a, b), encoding="utf-8")
+    write_output(file, render_comparison(result, a, b))

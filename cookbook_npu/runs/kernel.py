@@ -29,7 +29,7 @@ from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from papermill.iorw import papermill_io
 
-from ..errors import ConfigError, RoleError, RunLocked
+from ..errors import ConfigError, MissingError, RoleError, RunLocked
 from ..notebook import read_notebook
 from .folder import lock_folder, storage_errors
 from ..scratch import SESSION_PREFIX, make_scratch, remove_scratch, sweep_scratch
@@ -321,14 +321,21 @@ def growing_notebook(
     root = folder.parent
     aside = root / f".{folder.name}.ipynb"
     new_root = not root.exists()
+    if not root.parent.is_dir():
+        raise MissingError(
+            f"{root.parent} does not exist", "Create it, or correct output.root."
+        )
     with storage_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)
         _sweep_notebooks(root)
         file = _lock_notebook(aside, folder)
     taken = folder.exists() and not resume
     try:
         if taken:
-            raise ConfigError(f"run folder {folder} exists", "Choose another output.name.")
+            raise ConfigError(
+                f"run folder {folder} exists",
+                f"Choose another output.name, or resume it: --resume {folder}",
+            )
         yield aside
     finally:
         # a program may have made the folder meanwhile

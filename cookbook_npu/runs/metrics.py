@@ -12,14 +12,18 @@ __all__ = ['STEP_PHASES', 'CRITIC_PHASES', 'TIME_PREFIX', 'TRAIN_WAIT', 'TRAINER
 import importlib
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, read_steps, replace_nonfinite
 from .spans import SpanLog
+from ..terminal import terminal_columns
+
+if TYPE_CHECKING:
+    from ..runs.answers import AnswerTable
 
 # %% ../../nbs/runs/01_metrics.ipynb #86e7f80b
 # phases of a step in order; the last one is the whole step
@@ -70,6 +74,9 @@ class Sink:
         "Receive a record"
         raise NotImplementedError
 
+    def write_answers(self, step: int, answers: "AnswerTable") -> None:
+        "Receive answers to held-out prompts, after the record with their accuracy"
+
     def close(self, failed: bool = False) -> None:
         "Called after the last record; `failed`: the run ends before its last step"
 
@@ -80,9 +87,12 @@ def import_errors() -> tuple[type[Exception], ...]:
     other = getattr(protobuf, "VersionError", ImportError)
     return (ImportError, AttributeError, TypeError, other)
 
+# %% ../../nbs/runs/01_metrics.ipynb #0df67e28
+_DT_STRING = 7  # of tensorboard.compat.proto.types_pb2
+
 
 class TensorBoardSink(Sink):
-    "Writes TensorBoard scalars"
+    "Writes TensorBoard scalars and answers"
 
     def __init__(self, folder: Path | str):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -99,6 +109,21 @@ class TensorBoardSink(Sink):
             if name != "step" and isinstance(value, int | float):
                 summary.value.add(tag=name, simple_value=value)
         step = record["step"]
+        event = self._event.Event(wall_time=time.time(), step=step, summary=summary)
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def write_answers(self, step: int, answers: "AnswerTable") -> None:
+        "Write the answers as a text"
+        summary = self._summary.Summary()
+        metadata = self._summary.SummaryMetadata(
+            plugin_data=self._summary.SummaryMetadata.PluginData(plugin_name="text")
+        )
+        value = summary.value.add(tag="completions", metadata=metadata)
+        # the tab TEXT shows Markdown: four spaces keep the lines as they are
+        text = "\n".join(f"    {line}" for line in str(answers).splitlines())
+        value.tensor.dtype = _DT_STRING
+        value.tensor.string_val.append(text.encode())
         event = self._event.Event(wall_time=time.time(), step=step, summary=summary)
         self._writer.add_event(event)
         self._writer.flush()
@@ -132,17 +157,33 @@ CONSOLE_METRICS = (
 )
 
 
-def step_line(record: Mapping[str, Any], steps: int | None = None) -> str:
-    "Format the record of a step as one line; `steps` of the run"
+# left out of a line that is too long for the terminal, in this order
+_SPARED = (
+    "train_rollout_logprob_abs_diff",
+    "entropy_loss",
+    "response_length_mean",
+    "grad_norm",
+)
+
+
+def step_line(
+    record: Mapping[str, Any],
+    steps: int | None = None,  # of the run
+    columns: int = 0,  # of the terminal; 0: show all metrics
+) -> str:
+    "Format the record of a step as one line"
     total = f"/{steps}" if steps else ""
-    parts = [f"step {record['step']:>{len(str(steps or 0))}}{total}"]
+    parts = {"step": f"step {record['step']:>{len(str(steps or 0))}}{total}"}
     for name in CONSOLE_METRICS:
         if name in record:
             label = name
             if name.startswith(TIME_PREFIX):
                 label = name.removeprefix(TIME_PREFIX) + "_s"
-            parts.append(f"{label} {format_number(record[name])}")
-    return "  ".join(parts)
+            parts[name] = f"{label} {format_number(record[name])}"
+    for name in _SPARED:
+        if columns and len("  ".join(parts.values())) > columns:
+            parts.pop(name, None)
+    return "  ".join(parts.values())
 
 
 class ConsoleSink(Sink):
@@ -153,7 +194,7 @@ class ConsoleSink(Sink):
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Print a line"
-        print(step_line(record, self.steps), flush=True)
+        print(step_line(record, self.steps, terminal_columns()), flush=True)
 
 # %% ../../nbs/runs/01_metrics.ipynb #28fd72bc
 class Tracker:
@@ -164,9 +205,10 @@ class Tracker:
         sinks: Iterable[Sink] = (),
         span_log: SpanLog | None = None,  # None: spans are not written
         file: Path | None = None,  # metrics.jsonl; None: records are only sent to sinks
+        answers: Callable[[], "AnswerTable"] | None = None,  # of the newest evaluation
     ):
         self.sinks = list(sinks)
-        self.file = file
+        self.file, self.answers = file, answers
         self.last = -1  # newest step that was logged
         self.spans = span_log or SpanLog()
         self.span = self.spans.span
@@ -181,6 +223,7 @@ class Tracker:
         tensorboard: bool = True,  # write TensorBoard events
         console: bool = True,  # print one line per step
         extra_sinks: Iterable[Sink] = (),
+        answers: Callable[[], "AnswerTable"] | None = None,  # of the newest evaluation
     ) -> Self:
         "Return the tracker of a run with the usual sinks"
         sinks: list[Sink] = []
@@ -191,7 +234,7 @@ class Tracker:
         if console:
             sinks.append(ConsoleSink(steps))
         spans = SpanLog(folder.spans_file)
-        return cls([*sinks, *extra_sinks], spans, folder.metrics_file)
+        return cls([*sinks, *extra_sinks], spans, folder.metrics_file, answers)
 
     def hold_version(self, version: int) -> None:
         "Set the engines' weight version for later spans"
@@ -239,6 +282,10 @@ class Tracker:
             append_line(self.file, record)  # on disk before the next step
         for sink in self.sinks:
             sink.write(record)
+        if self.answers and record.get("eval_accuracy") is not None:
+            answers = self.answers()
+            for sink in self.sinks:
+                sink.write_answers(step, answers)
         return record
 
 # %% ../../nbs/runs/01_metrics.ipynb #9f0c4687

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..errors import DataError
-from .folder import RunFolder, storage_errors
+from .folder import RunFolder, write_output
 from ..runs.metrics import (
     MetricColumns,
     count_steps,
@@ -212,6 +212,4 @@ def run_outcomes(paths: Sequence[Path | str]) -> Outcomes:
 def write_outcomes(outcomes: Outcomes, file: Path) -> None:
     "Write the comparison of runs with the curves of all of them as an HTML page"
     tables = dict(finals=outcomes.rows(), settings=outcomes.setting_rows())
-    with storage_errors(file):
-        page = render_page("outcomes.html.j2", outcomes=outcomes, **tables)
-        file.write_text(page, encoding="utf-8")
+    write_output(file, render_page("outcomes.html.j2", outcomes=outcomes, **tables))

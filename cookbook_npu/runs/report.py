@@ -377,9 +377,11 @@ def render_report(
     subtitle = [f"recipe {config.recipe}", f"scale {config.scale}", where]
     subtitle += [f"engine {config.rollout.engine}", f"seed {config.seed}"]
     shims = stack.get("shims", [])
-    unneeded = [shim for shim in shims if shim.get("state") == "not needed"]
-    needed = [shim for shim in shims if shim.get("state") != "not needed"]
-    shim_groups = [("", needed), ("not needed", unneeded)]  # the second one is collapsed
+    states = dict.fromkeys(shim.get("state") or "" for shim in shims)
+    shim_groups = [  # only refused shims are not collapsed
+        ("" if state == "refused" else state, [s for s in shims if s.get("state") == state])
+        for state in states
+    ]
     return render_page(
         "report.html.j2",
         title=title or f"{config.recipe}, {config.scale}",

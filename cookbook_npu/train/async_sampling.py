@@ -507,14 +507,12 @@ class EnginePool:
         self.state.workers.end_engine(number)
 
     def add(self) -> None:
-        """Start an engine in the background; it samples after the next weight update.
-
-        Raises `DeviceError` when the cluster has no free device."""
+        "Start an engine in the background; it samples after the next weight update"
         removed = self.numbers(EngineStatus.REMOVED)
         number = removed[0] if removed else len(self.threads)
         if number in self.starts:  # it may have been removed while it started
             wait([self.starts[number]])
-        self.state.workers.reserve_engine(number)
+        self.state.workers.add_engine(number)
         with self.jobs.changed:
             thread = self.threads[number] if removed else self._add_thread()
             thread.set_status(EngineStatus.STARTING)
@@ -693,13 +691,16 @@ class AsyncSampler:
         self.state.prompts.put_back()
 
     def set_num_engines(self, num_engines: int) -> None:
-        "Remove or add engines; no weight update is in progress"
+        """Remove or add engines; no weight update is in progress
+
+        Raises `DeviceError`, before any change, when too few devices are free."""
         before = self.engines.in_service
         if num_engines < 1:
             raise ConfigError(
                 f"set_num_engines({num_engines}), the run has {len(before)}",
                 "Keep at least one.",
             )
+        self.state.workers.reserve_devices(num_engines)
         for number in reversed(before[num_engines:]):
             self.engines.remove(number)
         for _ in range(num_engines - len(before)):

@@ -261,7 +261,7 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
         raise ConfigError(
             "output.resume without output.name", "Name the run folder to continue."
         )
-    folder = RunFolder.open(Path(output.root) / output.name, write=True)
+    folder = RunFolder.open(output.runs_folder / output.name, write=True)
     try:
         recorded = (folder.stack() or {}).get("data") or {}
         check_same(with_moved_inputs(folder.config(), config, recorded), config)

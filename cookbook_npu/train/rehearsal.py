@@ -123,10 +123,11 @@ def rehearsing() -> Iterator[None]:
 # %% ../../nbs/train/16_rehearsal.ipynb #cf8135a6
 def rehearse(
     config: RunConfig,  # at the 910b scale
-    root: str = "runs",  # parent of the run folder
+    root: str | None = None,  # output.root
 ) -> list[dict[str, Any]]:
     "Take one step of a run's rehearsal on simulated NPUs; return its metrics"
     from ..rollout.vllm import no_vllm_on_cpu
+    from ..runs.folder import REHEARSAL
     from ..train.session import session
 
     reason = no_vllm_on_cpu()
@@ -137,7 +138,7 @@ def rehearse(
             f"{config.rollout.devices_per_engine} devices",
             flush=True,
         )
-    name = f"rehearsal-{config.recipe}-{os.getpid()}"
+    name = f"{REHEARSAL}{config.recipe}-{os.getpid()}"
     output = {"output.root": root, "output.name": name}
     with rehearsing(), session(override(small, output)) as run:
         return list(run.steps())

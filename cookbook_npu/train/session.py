@@ -38,13 +38,13 @@ from ..data.rewards import RewardPool
 from ..data.sample import Prompt
 from ..data.tokenizer import read_tokenizer
 from ..data.turns import TurnFormat
-from ..errors import ConfigError
+from ..errors import ConfigError, DeviceError
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
 from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
-from ..runs.answers import answer_table
+from ..runs.answers import answer_table, newest_answers
 from ..runs.checkpoints import Checkpoint
 from ..runs.folder import RunFolder, read_steps
 from ..runs.live import NotebookView, format_duration, in_notebook, live_view
@@ -242,9 +242,17 @@ class Run:
         "Yield the metrics of each step; after `RunStopped` another call continues"
         return self.driver.steps()
 
-    def set_num_engines(self, num_engines: int) -> None:
-        "Remove or add engines of a split run; call it between two steps, in the loop over `steps`"
-        self.driver.set_num_engines(num_engines)
+    def set_num_engines(self, num_engines: int) -> bool:
+        """Remove or add engines of a split run; call it between two steps, in the loop over `steps`
+
+        Returns whether it was done: without enough free devices the run prints what is missing
+        and keeps its engines."""
+        try:
+            self.driver.set_num_engines(num_engines)
+        except DeviceError as error:
+            print(f"set_num_engines({num_engines}) changed nothing: {error}", flush=True)
+            return False
+        return True
 
     def scale_engines(self, *_: int) -> NoReturn:
         "Refuse the old name of `set_num_engines`"
@@ -291,12 +299,14 @@ def _open_tracker(
     folder.save_settings(config)
     answers = partial(answer_table, folder)
     view = live_view(config.num_steps, history=history, answers=answers)
+    shown = config.output.completions if config.output.save_samples else 0
     tracker = Tracker.for_run(
         folder,
         config.num_steps,
         config.output.tensorboard,
         console=False,
         extra_sinks=[*open_trackers(config, folder, checkpoint is not None), view],
+        answers=partial(newest_answers, folder, shown) if shown else None,
     )
     return stack.enter_context(tracker), view
 

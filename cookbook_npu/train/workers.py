@@ -18,7 +18,7 @@ from types import MappingProxyType
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
 from ..config import RunConfig
-from ..errors import EngineError, RoleError
+from ..errors import DeviceError, EngineError, RoleError
 from ..plan.roles import MachineShare, role_environment
 from .rollout_worker import CONTROL_METHODS, Engines
 
@@ -125,14 +125,26 @@ class Workers(AbstractContextManager):
         "Return the device slots of an engine in the cluster"
         return slots_of_engine(self.config, number)
 
-    def reserve_engine(
+    def reserve_devices(self, num_engines: int) -> None:
+        "Reserve devices for so many engines, or none; raises `DeviceError` if too few are free"
+        devices = self.engine_slots(num_engines - 1).stop
+        missing = devices - len(self.cluster.slots)
+        if missing <= 0:
+            return
+        try:
+            self.cluster.extend(missing)
+        except DeviceError as error:
+            raise DeviceError(
+                f"{num_engines} engines do not fit: {error.what}",
+                f"Start the run with placement.devices {devices}, or let it join a Ray cluster "
+                "with free devices (RAY_ADDRESS); machines may join that later.",
+            ) from None
+
+    def add_engine(
         self,
         number: int,  # of a removed engine, or the next one
     ) -> None:
-        "Reserve devices for an engine; raises `DeviceError` if the cluster has none left"
-        missing = self.engine_slots(number).stop - len(self.cluster.slots)
-        if missing > 0:
-            self.cluster.extend(missing)
+        "Count an engine among those of the run; `reserve_devices` has reserved its devices"
         if number == len(self.engines.groups):
             self.engines.groups.append(LocalWorkerGroup(f"rollout{number}", []))
         self.removed.discard(number)

@@ -122,8 +122,12 @@ def test_responses_go_on_under_new_weights(tmp_path):
     "Decoding slower than training: updates meet half-done responses, and every token says its version"
     # an engine is removed with half-done responses, which the other one goes on with
     slow = {"rollout.simulated_latency": 0.3, "rollout.decode_steps": 1}
-    driver = Driver(configure(tmp_path, "run", **SPLIT, **slow), scale={2: 1, 3: 2})
+    driver = Driver(configure(tmp_path, "run", **SPLIT, **slow), scale={2: 1, 3: 2, 4: 6})
     assert driver.end() == 0, driver.text()
+    # a request that cannot be met leaves the run as it is
+    assert "set_num_engines(6) changed nothing: 6 engines do not fit" in driver.text()
+    assert "4 more NPU are wanted, the cluster has 0 free ones" in driver.text()
+    assert "placement.devices 8" in driver.text()
     folder = tmp_path / "run"
     assert [e["engines"] for e in events(folder, "engine_added")] == [[1]]
     engines = [row["async/engines"] for row in rows(folder)[1:]]

@@ -157,7 +157,8 @@ class Strike:
 
 def scale(run, engines):
     "A person who changes the number of engines, and waits for them"
-    run.set_num_engines(engines)
+    if not run.set_num_engines(engines):
+        return
     pool = run.driver.placement.sampler.engines
     deadline = time.monotonic() + 120
     while len(pool.loadable) < engines and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cookbook_npu.config import override
 from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.runs.answers import AnswerRow, AnswerTable
 from cookbook_npu.runs.folder import RunFolder
 from cookbook_npu.runs.metrics import Tracker
 from cookbook_npu.runs.trackers import open_trackers
@@ -14,11 +15,15 @@ from cookbook_npu.runs.trackers import open_trackers
 # names as a run has them, and what is left out
 METRICS = {
     "raw_reward": 0.5,
+    "eval_accuracy": 0.25,
     "eval_pass@4": 0.25,
     "time/rollout": 1.5,
     "loss": float("nan"),
     "env/failed_groups": None,
 }
+
+ROW = AnswerRow("34+28=", "62", (("seventy-one", False),))
+ANSWERS = AnswerTable(("after 10 steps",), (ROW,))
 
 
 def handlers():
@@ -44,7 +49,7 @@ def main(name, root, ends):
     with folder:
         sinks = open_trackers(config, folder, resume=again)
         assert handlers() == before, "a handler was left behind"
-        tracker = Tracker(sinks)
+        tracker = Tracker(sinks, answers=lambda: ANSWERS)
         first = 2 if again else 0
         for step in range(first, first + 3):
             tracker.log(step, {**METRICS, "raw_reward": 0.5 + step})

@@ -137,7 +137,8 @@ class Run:
                 call=lambda method: None,
             ),
             workers=SimpleNamespace(
-                reserve_engine=self.reserve,
+                reserve_devices=lambda num_engines: None,
+                add_engine=self.add_engine,
                 restart_engine=self.restart,
                 end_engine=self.end,
                 engine_slots=lambda number: [2 + number],
@@ -155,7 +156,7 @@ class Run:
     def engine(self):
         return LocalWorkerGroup.create("rollout", Engine)
 
-    def reserve(self, number):
+    def add_engine(self, number):
         if number == len(self.engines.groups):
             self.engines.groups.append(None)
 

@@ -51,12 +51,16 @@ def wandb_points(folder, run_id):
         if record.HasField("history"):
             items = record.history.item
             row = {i.key or i.nested_key[0]: json.loads(i.value_json) for i in items}
+            if "raw_reward" not in row:  # the table of answers
+                continue
             assert row["eval_pass@4"] == 0.25 and row["time/rollout"] == 1.5
             assert "loss" not in row and "env/failed_groups" not in row
             rows.append((row["step"], row["raw_reward"]))
         if record.HasField("exit"):
             ends.append(record.exit.exit_code)
     assert ends == [1, 0]  # the first start was cut off
+    tables = list(folder.glob("wandb/offline-run-*/files/media/table/completions_*.json"))
+    assert len(tables) == 6 and "seventy-one" in tables[0].read_text()
     return rows
 
 
@@ -67,9 +71,13 @@ def swanlab_points(folder, run_id):
         found = []
         for log in run.glob("logs/*/*.log"):
             points = [json.loads(line) for line in log.read_text().splitlines()]
+            if isinstance(points[0]["data"], list):
+                continue  # a text
             if points[0]["data"] >= 0.5 and len({p["data"] for p in points}) == 3:
                 found = [(p["index"], p["data"]) for p in points]
         rows += found
+    texts = list(folder.glob("run-*/media/text/*.txt"))
+    assert texts and "seventy-one" in texts[0].read_text()
     assert (folder / "runs.swanlab").exists()  # the dashboard's database
     return rows
 
@@ -84,7 +92,14 @@ def mlflow_points(folder, run_id):
     assert run.info.status == "FINISHED"
     assert run.data.params["optim.learning_rate"]
     assert run.data.metrics["eval_pass_at_4"] == 0.25
-    assert set(run.data.metrics) == {"raw_reward", "eval_pass_at_4", "time/rollout"}
+    assert set(run.data.metrics) == {
+        "raw_reward",
+        "eval_accuracy",
+        "eval_pass_at_4",
+        "time/rollout",
+    }
+    texts = list(folder.glob(f"*/{run_id}/artifacts/completions/step_*.txt"))
+    assert len(texts) == 5 and "seventy-one" in texts[0].read_text()
     history = client.get_metric_history(run_id, "raw_reward")
     return sorted((point.step, point.value) for point in history)
 
@@ -95,6 +110,7 @@ def clearml_points(folder, run_id):
     with zipfile.ZipFile(folder / "offline" / f"{run_id}.zip") as session:
         task = json.loads(session.read("task.json"))
         assert (task["id"], task["name"]) == (run_id, "run")
+        assert "seventy-one" in session.read("log.jsonl").decode()
         for line in session.read("metrics.jsonl").decode().splitlines():
             for event in json.loads(line):
                 if event["metric"] == "raw_reward":

@@ -362,7 +362,12 @@ def _disk(m: Machine, need: Need) -> CheckResult:
     return warn(saw, remedy) if free < want else ok(saw)
 
 
-@check("NVIDIA-NeMo/RL#988", "verl-project/verl#2047", "verl-project/verl#768")
+@check(
+    "NVIDIA-NeMo/RL#988",
+    "verl-project/verl#2047",
+    "verl-project/verl#768",
+    hardware=True,
+)
 def _limits(m: Machine, need: Need) -> CheckResult:
     "Limits of open files, locked memory and processes are high enough"
     if not m.limits:
@@ -406,6 +411,7 @@ def read_range(
     "alibaba/ROLL#421",
     "hiyouga/LlamaFactory#9330",
     "InternLM/lmdeploy#4722",
+    hardware=True,
 )
 def _hccl_ports(m: Machine, need: Need) -> CheckResult:
     "HCCL of two processes on a device uses different ports"

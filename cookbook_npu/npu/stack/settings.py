@@ -222,6 +222,7 @@ def _variable_names(m: Machine, need: Need) -> CheckResult:
     "Ascend/pytorch#48",
     "Ascend/pytorch#54",
     "hiyouga/LlamaFactory#5071",
+    hardware=True,
 )
 def _hccl_timeouts(m: Machine, need: Need) -> CheckResult:
     "Collectives wait longer than the slowest rank needs"
