@@ -7,6 +7,7 @@ outputs of a recorded run. Nothing that ran on this machine otherwise is shown.
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from reference import code, table
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
 from cookbook_npu.plan.evidence import Evidence, error_rows, load_evidence, measured_on
+from cookbook_npu.plan.published import (
+    PUBLISHED_HEAD,
+    MeasuredRun,
+    published_rows,
+    published_runs,
+)
 from cookbook_npu.runs.metrics import format_number
 from cookbook_npu.runs.plots import PANELS, matching_metrics, plot_curves, to_svg
 from cookbook_npu.runs.result import RESULT_TYPE
@@ -327,7 +334,35 @@ def measured_page(folder: Path) -> str:
         lines += ["**No run on a real NPU has been sent yet.**", ""]
     for name, one in found.items():
         lines += evidence_lines(name, one)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *published_lines(published_runs())]) + "\n"
+
+
+def published_lines(runs: Sequence[MeasuredRun]) -> list[str]:
+    "What others published: compared with the plan, and excluded with the reason"
+    lines = ["## Published by others", "", PUBLISHED_BY_OTHERS, ""]
+    counted = [run for run in runs if not run.excluded]
+    lines += table([*PUBLISHED_HEAD], linked_rows(counted))
+    lines += ["### Not compared with the plan", ""]
+    others = [run for run in runs if run.excluded]
+    rows = [
+        [*row[:3], row[6], row[7], run.excluded]
+        for row, run in zip(linked_rows(others), others, strict=True)
+    ]
+    head = ["run", "on", "model", "s a step", "tokens/s per unit", "why"]
+    return [*lines, *table(head, rows)]
+
+
+def linked_rows(runs: Sequence[MeasuredRun]) -> list[list[str]]:
+    "The rows of the table, with a link to each source"
+    rows = published_rows(runs)
+    return [
+        [f"[{row[0]}]({run.source})", *row[1:]] for row, run in zip(rows, runs, strict=True)
+    ]
+
+
+PUBLISHED_BY_OTHERS = """Public reports of RL training on Ascend NPUs, as data
+([plan/published](../nbs/plan/08_published)): each row has its source, and says *unknown* where the
+source does not. None of them was measured by this project. Tokens/s count prompts and responses."""
 
 
 MEASURED = """Every line is a file of [evidence](../nbs/plan/07_evidence): `cookbook-npu evidence RUN`

@@ -26,6 +26,7 @@ HAND_WRITTEN = (
     "npu/simulator/csrc",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
+    "plan/published.json",
     "runs/templates",
 )
 

@@ -21,6 +21,7 @@ from ..plan.dimensions import (
     parameters_per_rank,
     total_parameters,
 )
+from .fit import error_text
 from ..plan.memory import (
     MemoryPhase,
     cache_tokens,
@@ -319,7 +320,9 @@ class RunPlan:
             return ""
         lines = [
             f"time of one step on {self.soc}, responses of full length "
-            "(an estimate; nbs/plan/04_plan.ipynb has its errors)"
+            "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
+            f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
+            f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
         if all(e.name != "logprobs" for e in self.times):

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'TRAIN_PASSES', 'PATCHES_PER_TOKEN', 'PIXELS_PER_TOKEN', 'UPDATE_BYTES', 'Speeds',
            'speeds_of', 'forward_flops', 'Estimate', 'most_image_tokens', 'token_seconds', 'decode_seconds',
-           'later_turns', 'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds', 'estimate']
+           'later_turns', 'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds', 'phase_estimates',
+           'estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 from dataclasses import dataclass
@@ -35,17 +36,15 @@ class Speeds:
     "Speeds of a device; replace them by measured values"
 
     peak: float  # matrix operations, bfloat16, 1/s
-    # in training and scoring; prime-rl publishes 26.6 % for Qwen3-4B on H100
-    utilization: float = 0.27
+    # fitted to published runs (nbs/plan/09_fit.ipynb): these four
+    utilization: float = 0.359  # of the peak, in training and scoring
+    load: float = 1.57e9  # weights into a running engine, bytes/s
+    launch: float = 0.0261  # host time of a decode step without graphs, s
+    graph_launch: float = 0.025  # with captured graphs, s
     memory: float = 1.6e12  # device memory, bytes/s: vendor tables
     memory_share: float = 0.6  # reached in decoding
     host_link: float = 25e9  # device to pinned host memory, bytes/s: PCIe 4 x16
     host_memory: float = 20e9  # per rank, bytes/s: assumes that 8 ranks share 160 GB/s
-    # weights into a running engine, bytes/s: 2 s for Qwen3-4B
-    # (https://github.com/vllm-project/vllm/issues/48382)
-    load: float = 4e9
-    # kernel launches of a decode step without graphs, s: assumed, about 20 kernels per layer
-    launch: float = 0.03
 
 
 CLOCK_HZ = 1.85e9
@@ -120,8 +119,7 @@ def token_seconds(
     element = ELEMENT_BYTES[config.model.dtype]
     bandwidth = speeds.memory * speeds.memory_share
     step = element * parameters_per_rank(d, each) / bandwidth
-    if config.rollout.enforce_eager:
-        step += speeds.launch
+    step += speeds.launch if config.rollout.enforce_eager else speeds.graph_launch
     # the cache is half full on average
     return step, kv_bytes(d, each, element) * length / 2 / bandwidth
 
@@ -207,15 +205,16 @@ def _rollout(
     return Estimate("rollout", decode + again, bound)
 
 # %% ../../nbs/plan/02_time.ipynb #9da2c764
-def estimate(
+def phase_estimates(
     config: RunConfig,
     speeds: Speeds | None = None,  # None: those of a 910B1
     length: float | None = None,  # mean tokens of a sequence (default: the maximum)
     image_tokens: float | None = None,  # image tokens among them (default: the maximum)
     capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
+    d: Dimensions | None = None,  # None: those of the run's model
 ) -> list[Estimate]:
-    "Return the time of each phase of a step; in a split run, phases overlap"
-    d = model_of(config)
+    "Return the time of each phase, whether the run has it or not"
+    d = d or model_of(config)
     speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
     # gradients are not copied
@@ -233,7 +232,7 @@ def estimate(
     train += tower * (1 if config.model.freeze_vision_tower else TRAIN_PASSES["none"])
     train += host_update_seconds(d, config, speeds)
     capacity = capacity_of(config) if capacity is None else capacity
-    estimates = [
+    return [
         _rollout(d, config, speeds, length, images, capacity),
         Estimate("wake_up", switch, "host link"),
         Estimate("ref_logprobs", one, "operations"),
@@ -244,6 +243,17 @@ def estimate(
         Estimate("sleep", switch, "host link"),
         Estimate("update_weights", weights / speeds.load, "loading into the engine"),
     ]
+
+
+def estimate(
+    config: RunConfig,
+    speeds: Speeds | None = None,  # None: those of a 910B1
+    length: float | None = None,  # mean tokens of a sequence (default: the maximum)
+    image_tokens: float | None = None,  # image tokens among them (default: the maximum)
+    capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
+) -> list[Estimate]:
+    "Return the time of each phase of a step; in a split run, phases overlap"
+    estimates = phase_estimates(config, speeds, length, image_tokens, capacity)
     left_out = set()
     if not config.algorithm.use_reference:
         left_out.add("ref_logprobs")

@@ -22,6 +22,7 @@ from cookbook_npu.plan.evidence import (
     make_evidence,
     write_evidence,
 )
+from cookbook_npu.plan.published import measured_runs, published_runs
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line, read_json, write_json
 
@@ -203,5 +204,28 @@ def test_the_page_is_made_from_the_repository():
         assert f"`evidence/{name}`" in page
         if made.where.simulated:
             assert "(simulated)" in page
+    for run in published_runs():
+        assert f"[{run.name}]({run.source})" in page and run.excluded in page
     index = (ROOT / ".docs/pages/reference/index.md").read_text()
     assert re.search(r"^measured$", index, re.M)
+
+
+def test_evidence_of_a_run_is_a_row_beside_the_published_ones(tmp_path):
+    run = plant(tmp_path / "a", "910b")
+    path = write_evidence(make_evidence(run, "Ascend910B3"), tmp_path / "evidence")
+    write_evidence(make_evidence(plant(tmp_path / "b")), tmp_path / "evidence")
+    *published, mine = measured_runs(tmp_path / "evidence")
+    assert published == [*published_runs()]
+    assert (mine.name, mine.soc, mine.units) == (path.name, "Ascend910B3", 8)
+    assert mine.seconds["actor_train"] == 84.8 and "actor_train" in mine.phases
+
+
+def test_rows_that_count_have_what_a_plan_needs():
+    counted = [run for run in published_runs() if not run.excluded]
+    assert len(counted) >= 10
+    needed = "soc units trainer engines engine_tensor prompts samples max_response phases"
+    for run in counted:
+        assert not set(needed.split()) & {*run.unknown()}, run.name
+        assert run.phases and {*run.seconds} & {"step", *run.phases}, run.name
+        assert (run.trainer + run.engines == run.units) == run.split or not run.split
+    assert all(run.excluded for run in published_runs() if run not in counted)
