@@ -1,4 +1,4 @@
-"""Our scorers against the graders that others publish: every difference is in a table of data/05_graders."""
+"""Our scorers against the graders that others publish: every difference is in a table of data/07_graders."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
 
-NOTEBOOK = Path(__file__).parents[2] / "nbs/data/05_graders.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "nbs/data/07_graders.ipynb"
 
 
 class Row(NamedTuple):

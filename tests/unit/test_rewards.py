@@ -16,17 +16,14 @@ from hypothesis import strategies as st
 from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
+from cookbook_npu.data.answers import find_answer, find_choice, last_boxed, plain_answer
 from cookbook_npu.data.expressions import evaluate_expression, numbers_in
 from cookbook_npu.data.graders import (
     dapo,
     exact,
     f1,
-    find_answer,
-    find_choice,
     format_think,
     gpqa,
-    last_boxed,
-    plain_answer,
     repetition,
 )
 from cookbook_npu.data.rewards import Counts, RewardPool
