@@ -358,6 +358,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.WorkerActor.call': ( 'cluster/worker_group.html#workeractor.call',
                                                                                                            'cookbook_npu/cluster/worker_group.py'),
+                                                   'cookbook_npu.cluster.worker_group.WorkerActor.close': ( 'cluster/worker_group.html#workeractor.close',
+                                                                                                            'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.WorkerActor.control': ( 'cluster/worker_group.html#workeractor.control',
                                                                                                               'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.WorkerActor.where': ( 'cluster/worker_group.html#workeractor.where',

@@ -226,6 +226,11 @@ class WorkerActor:
         with self._errors_logged():
             return _find_method(self.role, method)(*args, **kwargs)
 
+    def close(self) -> None:
+        "Close the role object, if it has anything to close"
+        if hasattr(self.role, "close"):
+            self.call("close", (), {})
+
     @contextmanager
     def _errors_logged(self) -> Iterator[None]:
         "Write the traceback of an error to the log before Ray sends the error to the driver"
@@ -233,7 +238,8 @@ class WorkerActor:
             yield
         except BaseException:
             if self.has_log:
-                traceback.print_exc()
+                with suppress(OSError):  # a full disk must not replace the error
+                    traceback.print_exc()
             raise
 
     def build(
@@ -632,7 +638,7 @@ class RayWorkerGroup(WorkerGroup):
         if not workers or not ray.is_initialized():
             return
         if not self.unresponsive and not self.cluster.node.lost():
-            closing = [worker.actor.call.remote("close", (), {}) for worker in workers]
+            closing = [worker.actor.close.remote() for worker in workers]
             ray.wait(closing, num_returns=len(closing), timeout=grace)
         here = [worker.pid for worker in workers if worker.is_here()]
         local = [process for process in psutil.process_iter() if process.pid in here]
