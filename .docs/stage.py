@@ -401,7 +401,7 @@ def evidence_row(one: Evidence) -> list[str]:
 def evidence_lines(name: str, one: Evidence) -> list[str]:
     "The section of a run: curves, phases, the plan's errors, versions"
     lines = [f"## {one.recipe}, {measured_where(one)}, {one.date}", ""]
-    lines += [f"File `evidence/{name}`. {one.note}", ""]
+    lines += [f"File `nbs/plan/evidence/{name}`. {one.note}", ""]
     for panel in PANELS:
         columns = curve_columns(one, panel.metrics)
         if columns:
@@ -490,7 +490,7 @@ def written_pages() -> dict[str, str]:
 
 def front_page(text: str) -> str:
     "The front page with its table of plans"
-    part = plans.page_part(ROOT / "evidence")
+    part = plans.page_part(ROOT / "nbs/plan/evidence")
     return text.replace("<!-- plans -->", f"```{{raw}} html\n{part}\n```")
 
 
@@ -626,7 +626,7 @@ def stage(
         "index.md": front_page(written["index.md"]),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
-        "reference/measured.md": measured_page(ROOT / "evidence"),
+        "reference/measured.md": measured_page(ROOT / "nbs/plan/evidence"),
         **chapter_pages(),
         **translated_pages(),
         **{f"reference/api/{n}": text for n, text in reference.pages().items()},

@@ -830,7 +830,7 @@ def _report(
     "evidence",
     epilog="Examples: cookbook-npu evidence runs/NAME; "
     "cookbook-npu evidence runs/NAME --soc Ascend910B3 --note 'firmware 7.8'; "
-    "cookbook-npu evidence evidence/FILE.json",
+    "cookbook-npu evidence FILE.json",
 )
 def _evidence(
     run: Annotated[

@@ -134,7 +134,7 @@ def run_of_evidence(name: str, evidence: Evidence) -> MeasuredRun | None:
     phases = [name for name in measured if name != "step"]
     return MeasuredRun(
         name=name,
-        source=f"evidence/{name}",
+        source=f"nbs/plan/evidence/{name}",
         date=evidence.date,
         soc=evidence.where.device,
         units=evidence.where.count,

@@ -445,7 +445,7 @@ def test_a_page_knows_its_source():
 
 def test_plans_name_their_origin():
     "Predictions by the planner, one report, what does not fit, A3 unverified"
-    rows = plans.rows(ROOT / "evidence")
+    rows = plans.rows(ROOT / "nbs/plan/evidence")
     origins = {row[5].partition(",")[0] for row in rows}
     assert origins == {"predicted", "reported", "measured"}
     assert all("A3" not in row[1] or "unverified" in row[5] for row in rows)
@@ -463,7 +463,9 @@ def test_the_selectors_show_the_chosen_plan(tmp_path):
 
     page = tmp_path / "page.html"
     css = "<style>[hidden] { display: none }</style>"
-    page.write_text(f"<meta charset=utf-8>{css}{plans.page_part(ROOT / 'evidence')}")
+    page.write_text(
+        f"<meta charset=utf-8>{css}{plans.page_part(ROOT / 'nbs/plan/evidence')}"
+    )
     with look.open_browser(tmp_path / "profile") as driver:
         driver.get(page.as_uri())
 

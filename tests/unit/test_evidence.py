@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / ".docs"))
 
 import stage  # noqa: E402
 
-FILES = [f for f in sorted((ROOT / "evidence").glob("*")) if f.name[:5] != "lane_"]
+FILES = [f for f in sorted((ROOT / "nbs/plan/evidence").glob("*")) if f.name[:5] != "lane_"]
 SECRETS = {
     "HF_TOKEN": "hf_PlantedTokenOfThisTest",
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
@@ -199,9 +199,9 @@ def test_the_page_says_where(tmp_path):
 
 
 def test_the_page_is_made_from_the_repository():
-    page = stage.measured_page(ROOT / "evidence")
-    for name, made in load_evidence(ROOT / "evidence").items():
-        assert f"`evidence/{name}`" in page
+    page = stage.measured_page(ROOT / "nbs/plan/evidence")
+    for name, made in load_evidence(ROOT / "nbs/plan/evidence").items():
+        assert f"`nbs/plan/evidence/{name}`" in page
         if made.where.simulated:
             assert "(simulated)" in page
     for run in published_runs():

@@ -65,7 +65,7 @@ def test_names_that_others_show_have_an_entry():
 
 def test_recorded_curves_have_an_entry():
     names = set()
-    for file in (ROOT / "evidence").glob("*.json"):
+    for file in (ROOT / "nbs/plan/evidence").glob("*.json"):
         names |= set(json.loads(file.read_text()).get("curves", {}))
     assert len(names) > 5 and unknown_metrics(names) == []
 
