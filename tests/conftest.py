@@ -25,6 +25,7 @@ install_finder()  # tests load vision models in an environment whose torchvision
 def pytest_configure(config):
     "A folder of fork servers and temporary files for the session; processes of tests find the helpers"
     _take_signals()
+    os.environ.pop("COLUMNS", None)  # xdist's 80 would continue long lines of commands
     if hasattr(config, "workerinput"):
         return  # a worker of pytest-xdist has the variables of its controller
     sweep_scratch()
