@@ -38,7 +38,7 @@ class Machine:
             "MODELSCOPE_ENDPOINT": hub.address,
             "MODELSCOPE_CACHE": str(folder / "ms"),
             "no_proxy": "127.0.0.1",
-            "COLUMNS": "200",
+            "COLUMNS": "400",
         }
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "VLLM_USE_MODELSCOPE"):
             self.env.pop(name, None)
