@@ -22,7 +22,7 @@ from cookbook_npu.config import config_keys
 from cookbook_npu.plan.evidence import Evidence, error_rows, load_evidence, measured_on
 from cookbook_npu.plan.published import (
     PUBLISHED_HEAD,
-    MeasuredRun,
+    PublishedRun,
     published_rows,
     published_runs,
 )
@@ -337,7 +337,7 @@ def measured_page(folder: Path) -> str:
     return "\n".join([*lines, *published_lines(published_runs())]) + "\n"
 
 
-def published_lines(runs: Sequence[MeasuredRun]) -> list[str]:
+def published_lines(runs: Sequence[PublishedRun]) -> list[str]:
     "What others published: compared with the plan, and excluded with the reason"
     lines = ["## Published by others", "", PUBLISHED_BY_OTHERS, ""]
     counted = [run for run in runs if not run.excluded]
@@ -352,7 +352,7 @@ def published_lines(runs: Sequence[MeasuredRun]) -> list[str]:
     return [*lines, *table(head, rows)]
 
 
-def linked_rows(runs: Sequence[MeasuredRun]) -> list[list[str]]:
+def linked_rows(runs: Sequence[PublishedRun]) -> list[list[str]]:
     "The rows of the table, with a link to each source"
     rows = published_rows(runs)
     return [

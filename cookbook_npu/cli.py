@@ -705,7 +705,13 @@ def _doctor(
     from .npu.stack.doctor import examine, machine_lock, show_changes
     from .npu.stack.machine import read_machine
     from .npu.stack.stacks import read_lock
-    from .runs.folder import RunFolder, write_output
+    from .runs.folder import (
+        OUTPUT_REMEDY,
+        RunFolder,
+        newest_run,
+        storage_errors,
+        write_output,
+    )
 
     if run:
         if not bundle:
@@ -728,7 +734,8 @@ def _doctor(
     if bundle:
         from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
-        names = write_bundle(bundle, report, run_files(runs, run))
+        with storage_errors(bundle, OUTPUT_REMEDY):
+            names = write_bundle(bundle, report, run_files(runs, run or newest_run(runs)))
         typer.echo(fit(f"\n{bundle_text(bundle, names)}"), err=as_json)
     raise typer.Exit(report.exit_code)
 

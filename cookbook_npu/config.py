@@ -1322,7 +1322,8 @@ def _check_gdpo(c: RunConfig) -> None:
         return
     unset = AlgorithmConfig()
     for key, why in _NOT_WITH_GDPO.items():
-        value, neutral = getattr(c.algorithm, key), getattr(unset, key)
+        value = getattr(c.algorithm, key)
+        neutral = getattr(unset, key)
         if value != neutral:
             shown = str(neutral).lower() if isinstance(neutral, bool) else neutral
             raise ConfigError(

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 
-from .answers import label_text
 from .expressions import evaluate_expression
+from .final_answer import label_text
 from .sample import Prompt
 from .tool_calls import ToolCall, parse_tool_calls, without_reasoning
 from ..errors import ConfigError, nearest

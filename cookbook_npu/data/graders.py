@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from ..data.answers import (
+from .equality import same_answer
+from .expressions import evaluate_expression, numbers_in
+from ..data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,
     WHOLE,
@@ -31,8 +33,6 @@ from ..data.answers import (
     last_boxed,
     same_text,
 )
-from .equality import same_answer
-from .expressions import evaluate_expression, numbers_in
 from ..errors import ConfigError, DataError, nearest
 
 # %% ../../nbs/data/07_graders.ipynb #ed0c2625

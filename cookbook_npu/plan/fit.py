@@ -16,7 +16,7 @@ from typing import Literal
 
 from ..config import RunConfig
 from ..npu.device import SOCS
-from .published import MeasuredRun, known_models, published_runs
+from .published import PublishedRun, known_models, published_runs
 from .time import TRAIN_PASSES, Speeds, phase_estimates, speeds_of
 from ..recipes import qwen3_4b_colocate
 
@@ -25,14 +25,14 @@ ASSUMED_PROMPT = 200  # tokens, where neither limit nor mean is known
 _SMALLEST = {"Ascend910B": "Ascend910B3", "Atlas A3": "Ascend910_9391"}
 
 
-def config_of(run: MeasuredRun) -> RunConfig:
+def config_of(run: PublishedRun) -> RunConfig:
     "Return a configuration with the layout, batch and lengths of a row"
     return _config_of(run.model_dump_json())
 
 
 @cache
 def _config_of(row: str) -> RunConfig:
-    run = MeasuredRun.model_validate_json(row)
+    run = PublishedRun.model_validate_json(row)
     batch = (run.prompts or 1) * (run.samples or 1)
     samples = max(2, run.samples or 1)  # groups of one are refused
     changes = {
@@ -54,7 +54,7 @@ def _config_of(row: str) -> RunConfig:
     )
 
 
-def predicted_seconds(run: MeasuredRun, speeds: Speeds) -> dict[str, float]:
+def predicted_seconds(run: PublishedRun, speeds: Speeds) -> dict[str, float]:
     "Return the predicted seconds of each phase of a row"
     config = config_of(run)
     d = known_models()[run.model]
@@ -66,7 +66,7 @@ def predicted_seconds(run: MeasuredRun, speeds: Speeds) -> dict[str, float]:
     return {name: seconds[name] for name in run.phases}
 
 
-def chip_speeds(run: MeasuredRun, constants: Speeds) -> Speeds:
+def chip_speeds(run: PublishedRun, constants: Speeds) -> Speeds:
     "Return the constants with peak and memory of the chip of a row"
     soc = _SMALLEST.get(run.soc or "", run.soc or "")
     chip = speeds_of(soc if soc in SOCS else "Ascend910B3")
@@ -79,7 +79,7 @@ CONSTANTS: tuple[Constant, ...] = ("utilization", "load", "launch", "graph_launc
 COMPUTED = ("logprobs", "ref_logprobs", "values", "critic_train", "actor_train")
 
 
-def determining(run: MeasuredRun, constant: Constant) -> list[str]:
+def determining(run: PublishedRun, constant: Constant) -> list[str]:
     "Return the phases of a row that determine a constant; ['step']: all of them together"
     measured = [name for name in run.phases if name in run.seconds]
     if constant == "utilization":
@@ -93,7 +93,7 @@ def determining(run: MeasuredRun, constant: Constant) -> list[str]:
     return [name for name in measured if name == "rollout"]
 
 
-def implied_value(run: MeasuredRun, constant: Constant, speeds: Speeds) -> float | None:
+def implied_value(run: PublishedRun, constant: Constant, speeds: Speeds) -> float | None:
     "Return the value with which the model gives the seconds of a row (None: undetermined)"
     named = determining(run, constant)
     if not named:
@@ -114,7 +114,7 @@ def implied_value(run: MeasuredRun, constant: Constant, speeds: Speeds) -> float
     return max(0.0, (measured - fixed) / (model(1.0) - fixed))
 
 
-def fit_constants(runs: Sequence[MeasuredRun]) -> Speeds:
+def fit_constants(runs: Sequence[PublishedRun]) -> Speeds:
     "Return the constants of the phase model; one with fewer than two rows stays assumed"
     speeds = speeds_of()
     for constant in CONSTANTS:
@@ -140,7 +140,7 @@ class PhaseError:
         return self.predicted / self.measured - 1
 
 
-def leave_one_out(runs: Sequence[MeasuredRun]) -> list[PhaseError]:
+def leave_one_out(runs: Sequence[PublishedRun]) -> list[PhaseError]:
     "Predict each row with the constants of the others"
     errors = []
     for run in runs:

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
-from cookbook_npu.data.answers import find_answer, find_choice, last_boxed, plain_answer
 from cookbook_npu.data.expressions import evaluate_expression, numbers_in
+from cookbook_npu.data.final_answer import (
+    find_answer,
+    find_choice,
+    last_boxed,
+    plain_answer,
+)
 from cookbook_npu.data.graders import (
     dapo,
     exact,

@@ -17,8 +17,6 @@ from pathlib import Path
 from ...errors import ConfigError
 from .doctor import Report, machine_lock
 from .machine import CommandRunner, run_program
-from ...runs.folder import newest_run, write_output
-from ...runs.metrics import format_bytes
 
 # %% ../../../nbs/npu/stack/05_bundle.ipynb #5566a31e
 _SECRET = re.compile(
@@ -73,11 +71,10 @@ def _read_end(file: Path) -> str:
 
 def run_files(
     root: Path,  # parent of the run folders and of .jobs
-    run: Path | None = None,  # run folder; None: the one that started last
+    run: Path | None,  # run folder; None: there is none
 ) -> dict[str, str]:  # name in the bundle -> text
     "Return the files of a run and of its job; without a run, those of the newest job"
     found = {}
-    run = run or newest_run(root)
     if run is not None:
         for pattern in _RUN_FILES:
             for file in sorted(run.glob(pattern)):
@@ -98,7 +95,7 @@ def write_bundle(
     files: Mapping[str, str],  # of `run_files`
     program: CommandRunner = run_program,  # runs npu-smi
 ) -> list[str]:  # names of the files in it
-    "Write the content of a bug report into one file; raises `ConfigError` or `StorageError`"
+    "Write the content of a bug report into one file; raises `ConfigError` for its name, or `OSError`"
     file = Path(file)
     if file.suffix != ".zip":
         raise ConfigError(
@@ -118,7 +115,7 @@ def write_bundle(
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, text in texts.items():
             bundle.writestr(name, redact(text, env))
-    write_output(file, packed.getvalue())
+    file.write_bytes(packed.getvalue())
     return list(texts)
 
 
@@ -131,5 +128,5 @@ def bundle_text(file: Path, names: Sequence[str]) -> str:
             found.setdefault(f"{kind} {rest.partition('/')[0]}", []).append(name)
     parts = [f"{len(files)} files of {owner}" for owner, files in found.items()]
     parts = parts or ["no run: there is none in the folder of runs (--runs, --run)"]
-    size = format_bytes(file.stat().st_size)
-    return f"{file}, {size}: versions, checks, environment, npu-smi\nand {', '.join(parts)}"
+    size = file.stat().st_size / 2**10
+    return f"{file}, {size:.0f} KiB: versions, checks, environment, npu-smi\nand {', '.join(parts)}"
