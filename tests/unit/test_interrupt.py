@@ -27,6 +27,10 @@ def test_ctrl_c_during_imports_ends_with_130_and_says_nothing(
     program = psutil.Process(process.pid)
     while sum(program.cpu_times()[:2]) < seconds and process.poll() is None:
         time.sleep(0.005)
+    if process.poll() is not None:  # a fast machine had finished by then
+        out, err = process.communicate()
+        assert process.returncode == 0 and seconds >= 0.6, (out, err)
+        return
     for _ in range(times):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
