@@ -22,6 +22,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -105,10 +106,12 @@ def check_regular(path: Path | str) -> Path:
     "Return the path of a file; raises `DataError` for a link, and for a folder or FIFO"
     path = Path(path)
     refuse_link(path)
-    if path.exists() and not path.is_file():
-        raise DataError(
-            f"{path} is not a regular file", "Remove it, or restore what was there."
-        )
+    with suppress(FileNotFoundError, NotADirectoryError):
+        # asked once: its folder may be renamed at any moment
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise DataError(
+                f"{path} is not a regular file", "Remove it, or restore what was there."
+            )
     return path
 
 
