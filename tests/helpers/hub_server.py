@@ -8,12 +8,12 @@ import base64
 import hashlib
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import yaml
+from local_server import serve
 
 TOKEN = "hf_of_this_test"
 LARGE = (".safetensors", ".bin")  # files that travel by LFS
@@ -150,14 +150,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serve_hub() -> Iterator[Hub]:
     "A hub that nobody else uses"
     hub = Hub()
-    handler = type("OneHub", (Handler,), {"hub": hub})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve(Handler, hub=hub) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

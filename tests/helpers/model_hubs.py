@@ -3,11 +3,12 @@
 import hashlib
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
+
+from local_server import serve
 
 
 @dataclass
@@ -148,14 +149,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serve_models() -> Iterator[ModelHub]:
     "A hub that nobody else uses; it answers both clients"
     hub = ModelHub()
-    handler = type("OneHub", (Handler,), {"hub": hub})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve(Handler, hub=hub) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -6,13 +6,13 @@ so neither can drift from the published interface unnoticed.
 
 import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from huaweicloudsdkmodelarts import v1 as sdk
+from local_server import serve
 
 
 def unknown_keys(kind: type, value: dict) -> list[str]:
@@ -143,14 +143,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serve_modelarts() -> Iterator[Service]:
     "A service that nobody else uses"
     service = Service()
-    handler = type("OneService", (Handler,), {"service": service})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    service.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve(Handler, service=service) as service.address:
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -1,0 +1,25 @@
+"""A server on this machine, for tests that talk to a service."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def serve(
+    handler: type[http.server.BaseHTTPRequestHandler],
+    **attributes: Any,  # what every handler of this server has
+) -> Iterator[str]:
+    "Address of a server on a free port"
+    own = type(handler.__name__, (handler,), attributes)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), own)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
