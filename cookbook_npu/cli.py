@@ -1492,7 +1492,7 @@ def main() -> None:
 
 def exit_with(message: str, code: int) -> NoReturn:
     "Print an error and exit"
-    typer.secho(fit(f"error: {message}"), fg=typer.colors.RED, err=True)
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise SystemExit(code)
 
 # %% ../nbs/99_cli.ipynb #0c581055
