@@ -713,7 +713,7 @@ class FaultConfig(Config):
     min_groups: float = setting(
         1.0,
         "minimum fraction of groups to continue with when engines or rewards are lost (1: "
-        "repeat the rollout); an asynchronous run takes any value below 1 as: without limit",
+        "repeat the rollout); below 1 an asynchronous run leaves groups out until all fail",
         gt=0,
         le=1,
     )
