@@ -106,7 +106,7 @@ class ServiceError(CookbookError, RuntimeError):
 
 
 class ServiceUnreachable(ServiceError):
-    "The service did not answer, or is overloaded; a submitted job goes on"
+    "The service did not answer, or is overloaded; a submitted job continues"
 
 
 def _refused(error: Any) -> NoReturn:
@@ -114,12 +114,12 @@ def _refused(error: Any) -> NoReturn:
     status = error.status_code
     what = f"ModelArts refused ({status} {error.error_code}): {error.error_msg}"
     if status >= 500 or status in (408, 429):
-        raise ServiceUnreachable(what, "Try again; a submitted job goes on.") from error
+        raise ServiceUnreachable(what, "Try again; a submitted job continues.") from error
     remedy = "Compare the request with the console's page of the pool."
     if status == 401:
         remedy = (
             "Get new keys (HUAWEICLOUD_SDK_AK, _SK, _SECURITY_TOKEN), restart the kernel, "
-            "and watch the job by its id: it goes on."
+            "and watch the job by its id: it continues."
         )
     elif "quota" in str(error.error_msg).lower():
         remedy = "Choose a smaller flavor, stop another job, or ask for more quota in the console."
@@ -139,7 +139,7 @@ def _call(method: Callable[[Any], Any], request: Any) -> Any:
     except (exceptions.ConnectionException, exceptions.RequestTimeoutException) as error:
         raise ServiceUnreachable(
             f"ModelArts does not answer: {error}",
-            "Check the network and MODELARTS_ENDPOINT; a submitted job goes on.",
+            "Check the network and MODELARTS_ENDPOINT; a submitted job continues.",
         ) from error
 
 # %% ../../nbs/cluster/04_modelarts.ipynb #20351e17

@@ -129,7 +129,7 @@ def test_a_lost_connection_is_not_a_lost_job(service):
     service.drop = 3
     assert phases(client, job_id) == ["Running", "Completed"]
     service.refuse["GET training-jobs"] = (503, "APIGW.0202", "backend unavailable")
-    with pytest.raises(ServiceUnreachable, match="a submitted job goes on"):
+    with pytest.raises(ServiceUnreachable, match="a submitted job continues"):
         phases(client, job_id, patience_s=0.05)
 
 
@@ -140,7 +140,7 @@ def test_keys_that_expire_end_the_watching_alone(service):
     states = watch(client, job_id, hours=4, every_s=0.01)
     assert next(states).phase == "Running"
     service.refuse["GET training-jobs"] = (401, "APIGW.0301", "token expired")
-    with pytest.raises(ServiceError, match="watch the job by its id: it goes on"):
+    with pytest.raises(ServiceError, match="watch the job by its id: it continues"):
         next(states)
     assert not service.jobs[job_id].stopped
     service.refuse.clear()
