@@ -32,6 +32,7 @@ exclude_patterns = [
     ".github",
 ]  # files that pages offer for download
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # tables in outputs, too
 # a picture before a page, a page before its text
 nb_mime_priority_overrides = [("html", "application/json", 10000)]
 nb_merge_streams = True

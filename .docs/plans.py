@@ -7,6 +7,7 @@ from pathlib import Path
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.npu.device import find_soc
 from cookbook_npu.plan.evidence import load_evidence, measured_on
+from cookbook_npu.plan.fit import error_text
 from cookbook_npu.plan.plan import make_plan, model_name
 from cookbook_npu.recipes import RECIPES, find_recipe
 from cookbook_npu.runs.metrics import format_number
@@ -116,4 +117,6 @@ def page_part(evidence: Path) -> str:
     body = "\n".join(lines)
     return f"""<div class="plans"><form hidden>{" ".join(choices)}</form>
 <div class="table-wrapper"><table class="docutils"><thead><tr>{head}</tr></thead>
-<tbody>{body}</tbody></table></div></div><script>{SCRIPT}</script>"""
+<tbody>{body}</tbody></table></div>
+<p>Against published runs, each predicted from the others, a step is {error_text("step")}.</p>
+</div><script>{SCRIPT}</script>"""
