@@ -1365,9 +1365,9 @@ def _check_distill(c: RunConfig) -> None:
             raise ConfigError(
                 f"distill.tiny has {key!r}", "Give keys of model.tiny and warm_start."
             )
-    if "tiny" in c.teachers and not c.target.has_tiny_model:
+    if "tiny" in c.teachers and c.model.path:
         raise ConfigError(
-            f"distill.teacher is 'tiny' at scale {c.scale}",
+            f"distill.teacher is 'tiny', the policy is {c.model.path}",
             "Give the folder of a model with the policy's tokenizer.",
         )
     if a.dynamic_sampling_attempts > 1 and not c.distill.reward_coef:
