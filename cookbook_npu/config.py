@@ -565,7 +565,6 @@ class DistillConfig(Config):
     teacher: str | None = setting(
         None,
         "teacher of all prompts without one of their own (None: no teacher)",
-        basic=True,
     )
     by_source: dict[str, str] = setting({}, "data source -> its own teacher")
     coef: float = setting(

@@ -360,11 +360,14 @@ def model_of(
 # %% ../../nbs/plan/01_memory.ipynb #5323c4ae
 def teachers_of(config: RunConfig) -> list[Dimensions]:
     "Return the dimensions of each teacher of a run"
-    tiny = override(config, {**config.distill.tiny, "model.path": None})
-    return [
-        model_of(tiny) if name == "tiny" else dimensions_of_folder(name)
-        for name in config.teachers
-    ]
+    found = []
+    for name in config.teachers:
+        if name == "tiny":
+            tiny = override(config, config.distill.tiny)
+            found.append(model_of(tiny))
+        else:
+            found.append(dimensions_of_folder(name))
+    return found
 
 
 def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:

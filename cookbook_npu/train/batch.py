@@ -325,7 +325,8 @@ def add_teacher(
     "Add the teacher's part to the advantages; return its metric"
     lengths = batch.response_lengths
     names = token_names([t.name for t in batch.tokens], lengths)
-    old_T, teacher_T = _flat(batch.old_logprobs), _flat(batch.teacher_logprobs)
+    old_T = _flat(batch.old_logprobs)
+    teacher_T = _flat(batch.teacher_logprobs)
     adv_T = distillation_advantages(
         _flat(batch.advantages), old_T, teacher_T, distill.coef, distill.reward_coef, names
     )

@@ -386,7 +386,7 @@ def needs_warm_start(config: RunConfig) -> bool:
 # %% ../../nbs/train/14_warm_start.ipynb #b019ce6d
 def tiny_teacher(config: RunConfig) -> RunConfig:
     "Return the configuration whose first weights are the teacher `tiny`"
-    return override(config, {**config.distill.tiny, "model.path": None})
+    return override(config, config.distill.tiny)
 
 
 def teacher_folder(
