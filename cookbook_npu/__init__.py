@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .recipes import (
         find_recipe,
         qwen3_4b_colocate,
+        qwen3_4b_opd,
         qwen3_5_9b_async,
         qwen3_5_9b_colocate,
         qwen3_vl_8b_grpo,
@@ -38,6 +39,7 @@ _HOMES = {  # name -> module
     "override": "config",
     "find_recipe": "recipes",
     "qwen3_4b_colocate": "recipes",
+    "qwen3_4b_opd": "recipes",
     "qwen3_5_9b_async": "recipes",
     "qwen3_5_9b_colocate": "recipes",
     "qwen3_vl_8b_grpo": "recipes",
@@ -70,6 +72,7 @@ __all__ = [
     "make_plan",
     "override",
     "qwen3_4b_colocate",
+    "qwen3_4b_opd",
     "qwen3_5_9b_async",
     "qwen3_5_9b_colocate",
     "qwen3_vl_8b_grpo",

@@ -7,10 +7,10 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'WeightUpdateMethod'
            'TrackerName', 'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED',
            'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
            'DataConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
-           'OptimConfig', 'CriticConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
-           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
-           'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key', 'override',
-           'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'OptimConfig', 'CriticConfig', 'DistillConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
+           'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment',
+           'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -556,6 +556,27 @@ class CriticConfig(Config):
     warmup_steps: int = setting(0, "first steps that train only the critic", ge=0)
     epochs: int = setting(1, "passes of the critic over the samples of a rollout", ge=1)
 
+# %% ../nbs/01_config.ipynb #e17923fc
+class DistillConfig(Config):
+    """On-policy distillation: a teacher scores the tokens that the policy samples
+
+    A teacher is a Hugging Face folder, a hub id, or `tiny`, a small model that is built and trained."""
+
+    teacher: str | None = setting(
+        None,
+        "teacher of all prompts without one of their own (None: no teacher)",
+    )
+    by_source: dict[str, str] = setting({}, "data source -> its own teacher")
+    coef: float = setting(
+        1.0, "weight of the reverse KL to the teacher in the advantage of each token", gt=0
+    )
+    reward_coef: float = setting(
+        0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
+    )
+    tiny: dict[str, Any] = setting(
+        {}, "settings of the teacher `tiny`: keys of model.tiny and warm_start"
+    )
+
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
     "The optimizer step, alarms and checkpoints"
@@ -892,6 +913,7 @@ class RunConfig(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optim: OptimConfig = OptimConfig()
     critic: CriticConfig = CriticConfig()
+    distill: DistillConfig = DistillConfig()
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -941,12 +963,20 @@ class RunConfig(Config):
     @property
     def needs_logprobs(self) -> bool:
         "Whether the actor's log-probs are computed before the training pass"
-        return self.global_batch_size < self.rollout_batch or bool(self.algorithm.kl_in_reward)
+        several = self.global_batch_size < self.rollout_batch
+        return several or bool(self.algorithm.kl_in_reward) or bool(self.teachers)
 
     @property
     def has_critic(self) -> bool:
         "Whether the run trains a critic (PPO)"
         return self.algorithm.advantage_estimator == "gae"
+
+    @property
+    def teachers(self) -> list[str]:
+        "The teachers of on-policy distillation, each once"
+        d = self.distill
+        every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
+        return list(dict.fromkeys(every))
 
     @property
     def critic_learning_rate(self) -> float:
@@ -1305,6 +1335,47 @@ def _check_critic(c: RunConfig) -> None:
                 "Only PPO has a critic: set advantage_estimator to 'gae', or remove it.",
             )
 
+# %% ../nbs/01_config.ipynb #80319cbd
+def _check_distill(c: RunConfig) -> None:
+    "Raise `ConfigError` for settings without a teacher, and for algorithms that cannot use one"
+    a = c.algorithm
+    if not c.teachers:
+        for key, value in c.distill.flat("distill."):
+            if value != dict(DistillConfig().flat("distill."))[key]:
+                raise ConfigError(
+                    f"{key} is {value} without a teacher",
+                    "Set distill.teacher, or remove it.",
+                )
+        return
+    if c.has_critic:
+        raise ConfigError(
+            "distill.teacher is set with algorithm.advantage_estimator 'gae'",
+            "The teacher replaces the critic: use grpo.",
+        )
+    if a.loss in ("gspo", "gmpo"):
+        raise ConfigError(
+            f"algorithm.loss is {a.loss!r} with distill.teacher",
+            f"{a.loss.upper()} has one advantage for a response, a teacher one for each token: "
+            "use loss 'ppo'.",
+        )
+    allowed = ("model.tiny.", "warm_start.")
+    for key in c.distill.tiny:
+        if not key.startswith(allowed):
+            raise ConfigError(
+                f"distill.tiny has {key!r}", "Give keys of model.tiny and warm_start."
+            )
+    if "tiny" in c.teachers and c.model.path:
+        raise ConfigError(
+            f"distill.teacher is 'tiny', the policy is {c.model.path}",
+            "Give the folder of a model with the policy's tokenizer.",
+        )
+    if a.dynamic_sampling_attempts > 1 and not c.distill.reward_coef:
+        raise ConfigError(
+            f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} with "
+            "distill.reward_coef 0",
+            "Groups with equal rewards teach, too, where the teacher alone does: set it to 1.",
+        )
+
 # %% ../nbs/01_config.ipynb #33722302
 # what acts on the summed reward, or normalizes differently
 _NOT_WITH_GDPO = {
@@ -1542,6 +1613,7 @@ _CHECKS = (
     _check_estimator,
     _check_gdpo,
     _check_critic,
+    _check_distill,
     _check_kl,
     _check_loss,
     _check_clip,
@@ -1610,6 +1682,8 @@ _OPEN = (
     "reward.scorers.",
     "rollout.engine_args.",
     "rollout.environment_arguments.",
+    "distill.by_source.",
+    "distill.tiny.",
     "train.megatron_args.",
     "placement.trainer_env.",
     "placement.rollout_env.",

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['PAD', 'END', 'START', 'RESERVED', 'VOCAB_SIZE', 'IMAGE_PAD', 'VIDEO_PAD', 'VISION_START', 'VISION_END',
            'VISION_TOKENS', 'CHAT_TEMPLATE', 'byte_symbols', 'build_tokenizer', 'read_tokenizer', 'unsampled_token_ids',
-           'find_tokenizer']
+           'find_tokenizer', 'check_same_tokens']
 
 # %% ../../nbs/data/17_tokenizer.ipynb #613fc1d3
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -123,3 +125,21 @@ def find_tokenizer(
     if not any((Path(folder) / name).is_file() for name in names):
         return None
     return read_tokenizer(folder)
+
+# %% ../../nbs/data/17_tokenizer.ipynb #9dbfe37a
+def check_same_tokens(
+    policy: str,  # folder with the policy's tokenizer
+    teacher: str,  # folder with the teacher's
+) -> None:
+    "Raise `ConfigError` with the first id that is another token for the teacher"
+    ours, theirs = (
+        {number: token for token, number in read_tokenizer(folder).get_vocab().items()}
+        for folder in (policy, teacher)
+    )
+    for number in sorted(ours.keys() | theirs.keys()):
+        if ours.get(number) != theirs.get(number):
+            raise ConfigError(
+                f"the teacher {teacher} has another tokenizer: id {number} is "
+                f"{theirs.get(number)!r} there and {ours.get(number)!r} in {policy}",
+                "Give a teacher with the policy's tokenizer, of the same model family.",
+            )

@@ -404,6 +404,7 @@ def load_model(
     parallel: ParallelConfig,  # as given to `init_parallel`
     value_head: bool = False,  # one random output row instead of the vocabulary
     megatron_args: Mapping[str, Any] | None = None,
+    frozen: bool = False,  # no gradients: a teacher
 ) -> MegatronModel:
     "Return the Megatron model of a Hugging Face folder with its weights, on this process's device"
     path = Path(hf_path)
@@ -414,6 +415,8 @@ def load_model(
         config.num_labels = 1
         config.untie_embeddings_and_output_weights = True
     module = _build(config, path, model)
+    if frozen:
+        module.requires_grad_(False)
     return MegatronModel(
         ddp=_wrap(config, module),
         module=module,

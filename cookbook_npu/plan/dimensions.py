@@ -36,6 +36,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rope_parameters=dict(rope_type="default", rope_theta=1e6),
     ),
 }
+PUBLISHED["Qwen3-8B"] = PUBLISHED["Qwen3-4B"] | dict(
+    hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False
+)
 
 # %% ../../nbs/plan/00_dimensions.ipynb #bb602751
 _VISION = dict(
@@ -110,6 +113,7 @@ PUBLISHED["Qwen3.5-9B"] = dict(
 # %% ../../nbs/plan/00_dimensions.ipynb #33186fa2
 PUBLISHED_COUNTS = {
     "Qwen3-4B": 4_022_468_096,
+    "Qwen3-8B": 8_190_735_360,
     "Qwen3-VL-8B": 8_767_123_696,
     "Qwen3.5-9B": 9_653_104_368,
 }

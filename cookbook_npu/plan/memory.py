@@ -8,14 +8,14 @@ __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_B
            'critic_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits',
            'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'device_overhead',
            'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of',
-           'planned_cache', 'model_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases',
-           'check_fits']
+           'planned_cache', 'model_of', 'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend',
+           'memory_phases', 'check_fits']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config import RunConfig
+from ..config import RunConfig, override
 from ..errors import DeviceError
 from ..plan.dimensions import (
     Dimensions,
@@ -357,6 +357,34 @@ def model_of(
         return dimensions_of_folder(config.model.path)
     return dimensions_of_tiny(config.model.tiny, vocab)
 
+# %% ../../nbs/plan/01_memory.ipynb #5323c4ae
+def teachers_of(config: RunConfig) -> list[Dimensions]:
+    "Return the dimensions of each teacher of a run"
+    found = []
+    for name in config.teachers:
+        if name == "tiny":
+            tiny = override(config, config.distill.tiny)
+            found.append(model_of(tiny))
+        else:
+            found.append(dimensions_of_folder(name))
+    return found
+
+
+def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
+    "Return the components of the largest teacher's pass, besides the policy's state"
+    found = []
+    for d in teachers_of(config):
+        nbytes = ELEMENT_BYTES[config.model.dtype] * parameters_per_rank(
+            d, config.parallel.tensor
+        )
+        weights = Component(
+            "teacher weights", nbytes, ("distill.teacher", "parallel.tensor")
+        )
+        found.append([weights, *scoring(d, config)])
+    if not found:
+        return {}
+    return {"teacher_logprobs": max(found, key=lambda p: sum(c.nbytes for c in p))}
+
 # %% ../../nbs/plan/01_memory.ipynb #53f4a011
 _BUCKET = ("placement.bucket_bytes",)
 
@@ -457,6 +485,7 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
         "start trainer": trainer,
         "logprobs": [*trainer, *scoring(d, config)],
         **{name: [*trainer, *parts] for name, parts in _critic_phases(d, config).items()},
+        **{name: [*trainer, *parts] for name, parts in _teacher_phases(config).items()},
         "actor_train": [*trainer, *training(d, config)],
         "write weights": [*trainer, _gathered(d, config)],
     }
@@ -490,7 +519,7 @@ def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPha
         "logprobs": [*awake, *state, *scoring(d, config)],
         **{
             name: [*awake, *state, *parts]
-            for name, parts in _critic_phases(d, config).items()
+            for name, parts in (_critic_phases(d, config) | _teacher_phases(config)).items()
         },
         "actor_train": [*awake, *state, *training(d, config)],
         "write weights": [*awake, *state, _gathered(d, config), *copies],

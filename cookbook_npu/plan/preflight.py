@@ -307,6 +307,9 @@ def check_files(config: RunConfig) -> None:
         check_source("data.mixture", source, data, config.reward)
     if config.model.path:
         check_model(config.model.path, data.apply_chat_template)
+    for teacher in config.teachers:
+        if teacher != "tiny":
+            check_model(teacher)
 
 
 def check_output(config: RunConfig) -> None:

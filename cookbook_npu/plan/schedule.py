@@ -43,6 +43,7 @@ from ..plan.time import (
 )
 from ..rl.staleness import StalenessGate
 from ..runs.folder import RunFolder
+from ..runs.metrics import TRAINER_PHASES
 from ..runs.spans import RoleSpan, covered_seconds, load_spans
 
 # %% ../../nbs/plan/06_schedule.ipynb #137436ab
@@ -334,7 +335,7 @@ def schedule_times(
     return PhaseTimes(
         token,
         row,
-        train=total("ref_logprobs", "logprobs", "values", "critic_train", "actor_train"),
+        train=total(*TRAINER_PHASES),
         update_weights=total("update_weights", "sleep", "wake_up"),
         recompute=recompute,
     )

@@ -27,6 +27,7 @@ from ..plan.memory import (
     capacity_of,
     kv_bytes,
     model_of,
+    teachers_of,
     trainer_state,
 )
 
@@ -231,6 +232,9 @@ def phase_estimates(
     # the tower is never recomputed
     train += tower * (1 if config.model.freeze_vision_tower else TRAIN_PASSES["none"])
     train += host_update_seconds(d, config, speeds)
+    # each scores the prompts of its sources; counted as the mean of all
+    passes = [_pass(t, config, speeds, length) for t in teachers_of(config)]
+    taught = sum(passes) / max(1, len(passes))
     capacity = capacity_of(config) if capacity is None else capacity
     return [
         _rollout(d, config, speeds, length, images, capacity),
@@ -238,6 +242,7 @@ def phase_estimates(
         Estimate("ref_logprobs", one, "operations"),
         Estimate("logprobs", one, "operations"),
         Estimate("values", one, "operations"),
+        Estimate("teacher_logprobs", taught, "operations"),
         Estimate("critic_train", config.critic.epochs * train, "operations"),
         Estimate("actor_train", train, "operations"),
         Estimate("sleep", switch, "host link"),
@@ -261,6 +266,8 @@ def estimate(
         left_out.add("logprobs")  # the training pass computes them
     if not config.has_critic:
         left_out |= {"values", "critic_train"}
+    if not config.teachers:
+        left_out.add("teacher_logprobs")
     if config.placement.mode == "split":
         left_out |= {"wake_up", "sleep"}
     return [e for e in estimates if e.name not in left_out]

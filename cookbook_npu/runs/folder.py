@@ -408,8 +408,9 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     for source in local:
         if images := _images_checksum(source, config.data):
             found[f"the images of {source}"] = images
-    if config.model.path:
-        found[config.model.path] = model_checksum(local_model(config.model.path))
+    models = [config.model.path, *(name for name in config.teachers if name != "tiny")]
+    for name in filter(None, models):
+        found[name] = model_checksum(local_model(name))
     if config.code_folder:
         for module in own_modules(config.model_dump()):
             path = Path(config.code_folder, *module.split("."))

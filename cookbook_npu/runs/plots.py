@@ -52,6 +52,7 @@ PANELS = (
     Panel(
         "trainer vs engine log-probs, |diff|", ("train_rollout_logprob_abs_diff",), log=True
     ),
+    Panel("reverse KL to the teacher", ("teacher/reverse_kl",)),
     Panel("critic: variance explained", ("critic/explained_variance",)),
     Panel("critic: loss", ("critic/value_loss",)),
     Panel("critic: gradient norm", ("critic/grad_norm",)),
@@ -168,6 +169,7 @@ PHASE_COLOURS = {
     "ref_logprobs": COLOURS[4],
     "logprobs": COLOURS[3],
     "values": f"{COLOURS[4]}80",
+    "teacher_logprobs": f"{COLOURS[6]}80",
     "critic_train": f"{COLOURS[3]}80",
     "actor_train": COLOURS[2],
     "sleep": COLOURS[5],

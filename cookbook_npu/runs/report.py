@@ -22,7 +22,7 @@ from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
 from .live import format_duration
 from ..runs.metrics import (
-    CRITIC_PHASES,
+    OPTIONAL_PHASES,
     STEP_PHASES,
     TIME_PREFIX,
     MetricColumns,
@@ -209,7 +209,7 @@ def phase_rows(
     return [
         {"name": name, "cells": [_number(column.get(name)) for column in columns]}
         for name in [*STEP_PHASES[:-1], *further, "step"]
-        if name in own or name not in CRITIC_PHASES
+        if name in own or name not in OPTIONAL_PHASES
     ]
 
 # %% ../../nbs/runs/04_report.ipynb #8cd5ab95

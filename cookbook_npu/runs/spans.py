@@ -40,6 +40,7 @@ PHASE_ROLES = {
     "ref_logprobs": "trainer",
     "logprobs": "trainer",
     "values": "trainer",
+    "teacher_logprobs": "trainer",
     "critic_train": "trainer",
     "actor_train": "trainer",
     "save": "trainer",

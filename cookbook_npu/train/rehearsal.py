@@ -102,7 +102,14 @@ def rehearsal(
         "model.tiny.num_heads": 2 * kv_heads,
     }
     engines = STAND_IN if no_vllm and config.rollout.engine == "vllm" else {}
-    return override(config, _TINY | _prompts(config, family) | model | engines)
+    # random weights of another seed
+    teacher = {
+        "distill.teacher": "tiny",
+        "distill.by_source": {},
+        "distill.tiny": {"warm_start.seed": 1},
+    }
+    teachers = teacher if config.teachers else {}
+    return override(config, _TINY | _prompts(config, family) | model | engines | teachers)
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager

@@ -32,9 +32,11 @@ from ..train.batch import (
     Batch,
     PerSequence,
     RowValues,
+    add_teacher,
     complete_batch,
     make_batch,
     rollout_mismatch,
+    teacher_of,
 )
 from .state import DriverState
 
@@ -303,6 +305,7 @@ class TrainStep:
             config.algorithm,
             config.sampling.max_response_tokens,
         )
+        taught = self._teach(batch, samples) if config.teachers else {}
         mismatch = self._mismatch(batch) if batch.old_logprobs else {}
         metrics = self._train(step, batch, samples)
         if batch.old_logprobs:
@@ -321,7 +324,20 @@ class TrainStep:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
         if NO_LOSS_STEPS in metrics:
             report_no_loss(step, metrics[NO_LOSS_STEPS], batch, self.state.folder)
-        return metrics | mismatch
+        return metrics | mismatch | taught
+
+    def _teach(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
+        "Add the teachers' part to the advantages; return its metric"
+        distill = self.state.config.distill
+        teachers = [teacher_of(distill, sample.metadata) for sample in samples]
+        found: RowValues = {}
+        with self.state.tracker.span("teacher_logprobs"):
+            for answer in self.state.trainer.call("teacher_logprobs", batch, teachers):
+                found |= answer
+        # the policy's own where there is no teacher: nothing to learn from it
+        rows = enumerate(batch.old_logprobs)
+        batch.teacher_logprobs = [found.get(i, own) for i, own in rows]
+        return add_teacher(batch, distill)
 
     def late_metrics(self) -> dict[str, float]:
         "Return the mismatch metrics that are known only after training; {} without any"

@@ -6,7 +6,7 @@
 __all__ = ['PROCEDURE_VERSION', 'IGNORE', 'DIRECT_ANSWERS', 'demonstrated_task', 'demonstrated_environment', 'warm_folder',
            'Demonstration', 'collate', 'shown_prompts', 'single_turns', 'calculator_turns', 'geo3k_turns',
            'demonstrations_of', 'warm_learning_rate', 'next_token_loss', 'train_supervised', 'WarmStart',
-           'needs_warm_start']
+           'needs_warm_start', 'tiny_teacher', 'teacher_folder']
 
 # %% ../../nbs/train/14_warm_start.ipynb #a9b5dbcd
 import hashlib
@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import RunConfig, WarmStartConfig
+from ..config import RunConfig, WarmStartConfig, override
 from ..data.environments import Calculator, calculate
 from ..data.geometry import Geo3k
+from ..data.hub import local_model
 from ..data.images import ImageProcessor
 from ..data.prompts import image_processor, load_prompts
 from ..data.sample import ImageInput, Prompt
@@ -381,3 +382,18 @@ class WarmStart:
 def needs_warm_start(config: RunConfig) -> bool:
     "Whether `WarmStart` must create the first weights before the workers start"
     return config.model.path is None and not (warm_folder(config) / "config.json").is_file()
+
+# %% ../../nbs/train/14_warm_start.ipynb #b019ce6d
+def tiny_teacher(config: RunConfig) -> RunConfig:
+    "Return the configuration whose first weights are the teacher `tiny`"
+    return override(config, config.distill.tiny)
+
+
+def teacher_folder(
+    config: RunConfig,
+    teacher: str,  # folder, hub id, or tiny
+) -> str:
+    "Return the Hugging Face folder of a teacher; that of `tiny` may not exist yet"
+    if teacher == "tiny":
+        return str(warm_folder(tiny_teacher(config)))
+    return local_model(teacher)

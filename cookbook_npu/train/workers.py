@@ -51,6 +51,8 @@ def start_trainer(
     role = "cookbook_npu.train.trainer:Trainer"
     if config.has_critic:
         role = "cookbook_npu.train.critic:PPOTrainer"
+    if config.teachers:
+        role = "cookbook_npu.train.teacher:DistillTrainer"
     share = machine_share(cluster, config, 0)
     return RayWorkerGroup.create(
         "trainer",

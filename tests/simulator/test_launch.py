@@ -124,6 +124,7 @@ PAIR = {"placement.devices": 2, "parallel.tensor": 2}
 ALONE = {"parallel.tensor": 1, "rollout.devices_per_engine": 1}
 SMALLER = {  # the first has DP 2 and two engines, the last one rank and one engine
     "qwen3_4b_colocate": {"placement.devices": 4},
+    "qwen3_4b_opd": PAIR,
     "qwen3_5_9b_colocate": PAIR | {"rollout.devices_per_engine": 2},
     "qwen3_5_9b_async": ALONE | {"placement.devices": 2, "placement.trainer_devices": 1},
     "qwen3_vl_8b_grpo": PAIR,

@@ -35,6 +35,7 @@ JOBS = HELPERS / "plan_jobs"
 # transfer backend, phases that hold a copy of the weights on the device
 BACKENDS = {
     "qwen3_4b_colocate": ("ipc", 2),
+    "qwen3_4b_opd": ("ipc", 2),
     "qwen3_5_9b_colocate": ("ipc", 2),
     "qwen3_5_9b_async": ("shm", 0),
     "qwen3_vl_8b_grpo": ("ipc", 2),

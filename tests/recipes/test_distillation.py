@@ -1,0 +1,86 @@
+"""On-policy distillation from the command line: it runs, resumes, and refuses a teacher that cannot teach."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from metrics_page import explained
+from test_recipe import command
+
+from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
+from cookbook_npu.model.tiny import build_tiny
+from cookbook_npu.recipes import qwen3_4b_opd
+
+pytestmark = pytest.mark.slow
+TINY = {
+    "rollout.eval_every": 0,
+    "train.save_every": 2,
+    "warm_start.steps": 20,
+    "warm_start.noisy_steps": 2,
+}
+
+
+def run(root: Path, *args: str, steps: int = 4, **overrides: object) -> Path:
+    "A small run; its folder"
+    sizes = dict(num_steps=steps, prompts_per_step=4, samples_per_prompt=2)
+    settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
+    values = json.dumps(
+        {**TINY, "output.root": str(root), "output.name": "run", **overrides}
+    )
+    done = command("run", "qwen3_4b_opd", *settings, *args, "-p", "overrides", values)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return root / "run"
+
+
+def rows(folder: Path) -> list[dict]:
+    text = (folder / "metrics.jsonl").read_text()
+    found = explained([json.loads(line) for line in text.splitlines()])
+    return [row for row in found if "raw_reward" in row]
+
+
+def without_times(row: dict) -> dict:
+    return {
+        key: value
+        for key, value in row.items()
+        if not key.startswith(("time/", "perf/", "memory/")) and "per_s" not in key
+    }
+
+
+def test_it_learns_from_the_teacher_alone_and_resumes_bit_for_bit(tmp_path):
+    "Rewards do not teach; a run that was continued has the metrics of one that was not"
+    whole = rows(run(tmp_path / "whole"))
+    assert [row["step"] for row in whole] == [1, 2, 3, 4]
+    for row in whole:
+        assert row["teacher/reverse_kl"] > 0 and row["grad_norm"] > 0
+        assert row["time/teacher_logprobs"] > 0 and row["zero_advantages"] == 0
+        assert "time/ref_logprobs" not in row
+    halved = run(tmp_path / "halved", steps=2)
+    done = command("run", "--resume", str(halved), "-p", "num_steps", "4")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    resumed = rows(halved)
+    assert [without_times(row) for row in resumed] == [without_times(row) for row in whole]
+
+
+def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_path):
+    config = qwen3_4b_opd()
+    teacher = build_tiny(config.model.tiny, build_tokenizer(), tmp_path / "teacher", seed=1)
+    tokenizer = read_tokenizer(teacher)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(teacher)
+    values = {**TINY, "distill.teacher": str(teacher), "distill.tiny": {}}
+    values |= {"output.root": str(tmp_path / "runs")}
+    done = command("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
+    assert done.returncode == 1
+    assert "id 264 is '<new>' there and None in" in done.stdout + done.stderr
+    assert "all are up" not in done.stdout
+
+
+def test_a_missing_teacher_is_refused_in_seconds(tmp_path):
+    values = {"distill.teacher": str(tmp_path / "none"), "distill.tiny": {}}
+    values |= {"output.root": str(tmp_path / "runs")}
+    began = time.monotonic()
+    done = command("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
+    assert done.returncode == 2 and time.monotonic() - began < 30
+    assert f"model {tmp_path / 'none'}" in done.stdout + done.stderr
+    assert not (tmp_path / "runs").exists()
