@@ -396,9 +396,9 @@ qwen3_4b_opd = Recipe(
     },
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.23, 40: 0.96}},
+            metrics={"eval_accuracy": {0: 0.25, 10: 0.84, 40: 0.97}},
             within=0.06,
-            minutes="0.7 in all, 0.3 in steps; warm starts included",
+            minutes="0.9 in all, 0.3 in steps; warm starts included",
         )
     },
 )

@@ -49,8 +49,20 @@ def digest(value: Any) -> str:
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    "The configuration of a run without its place"
-    return {key: value for key, value in config.flat() if not key.startswith("output.")}
+    "The configuration of a run without its place, as in JSON"
+    flat = dict(config.flat())
+    found = {key: flat[key] for key in flat if not key.startswith("output.")}
+    return json.loads(json.dumps(found))
+
+
+def changed_settings(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    "Keys with another value than in the recorded run; a new key may have its default"
+    unset = settings(RunConfig(recipe="any"))
+    return [
+        key
+        for key in sorted(recorded.keys() | now.keys())
+        if now.get(key, "removed") != recorded.get(key, unset.get(key))
+    ]
 
 
 def where(run: RunFolder) -> str:
@@ -119,7 +131,7 @@ def record(name: str) -> None:
             cell["outputs"] = by_source["".join(cell["source"])]
     notebook["metadata"][KEY] = {
         "sources": digest(code_sources(notebook)),
-        "settings": digest(config),
+        "settings": config,
         "metrics": measured,
         "where": ran,
     }
@@ -137,8 +149,8 @@ def faults(path: Path) -> list[str]:
     recipe = RECIPES[path.stem]
     if recorded["sources"] != digest(code_sources(notebook)):
         found.append("its code has changed since it was recorded")
-    if recorded["settings"] != digest(settings(recipe())):
-        found.append("its settings have changed since it was recorded")
+    if changed := changed_settings(recorded["settings"], settings(recipe())):
+        found.append(f"{', '.join(changed)} changed since it was recorded")
     expected = recipe.expected["laptop"]
     for metric, points in expected.metrics.items():
         for step, value in points.items():

@@ -42,6 +42,12 @@ def test_what_does_not_belong_is_found(tmp_path):
         code = next(c for c in notebook["cells"] if c["cell_type"] == "code")
         code["source"] = [*code["source"], "\nx = 1"]
 
+    def other_setting(notebook):
+        notebook["metadata"]["recorded"]["settings"]["optim.learning_rate"] = 1.0
+
+    def removed_setting(notebook):
+        notebook["metadata"]["recorded"]["settings"]["optim.gone"] = 1.0
+
     def other_number(notebook):
         points = notebook["metadata"]["recorded"]["metrics"]["eval_accuracy"]
         points[next(iter(points))] = 0.5
@@ -54,6 +60,8 @@ def test_what_does_not_belong_is_found(tmp_path):
 
     for change, words in (
         (other_code, "its code has changed"),
+        (other_setting, "optim.learning_rate changed"),
+        (removed_setting, "optim.gone changed"),
         (other_number, "eval_accuracy at step"),
         (of_a_machine, "a path of a machine"),
         (lambda notebook: notebook["metadata"].pop("recorded"), "no recorded run"),
