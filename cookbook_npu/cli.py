@@ -7,8 +7,8 @@ __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 
            'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_parameters',
            'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys', 'complete_runs', 'find_run',
            'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
-           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
-           'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
+           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_deviations', 'show_comparison',
+           'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
            'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
@@ -314,6 +314,14 @@ def find_run(text: str) -> Path:
 
 # options of an argument that is a run folder
 _OF_RUN: dict[str, Any] = dict(metavar="RUN", parser=find_run, autocompletion=complete_runs)
+_ChipOfRun = Annotated[
+    str | None,
+    Option(
+        "--soc",
+        show_default="as npu-smi says",
+        help="Chip of a run on NPUs, e.g. Ascend910B3, to compare its phases with the plan.",
+    ),
+]
 
 # %% ../nbs/99_cli.ipynb #51da48e2
 _Parameters = Annotated[
@@ -821,16 +829,18 @@ def _schedule(
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",
-    epilog="Example: cookbook-npu report runs/NAME",
+    epilog="Examples: cookbook-npu report runs/NAME; "
+    "cookbook-npu report runs/NAME --soc Ascend910B3",
 )
 def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
+    soc: _ChipOfRun = None,
 ) -> None:
     "Write the report of a run again."
     from .runs.report import write_report
 
     _announce("drawing the curves")
-    typer.echo(f"report: {write_report(run)}")
+    typer.echo(f"report: {write_report(run, soc=soc)}")
 
 # %% ../nbs/99_cli.ipynb #0f80da19
 @app.command(
@@ -1086,20 +1096,35 @@ def _list_runs(
     typer.echo(listing.old_runs_text(old, removed))
 
 # %% ../nbs/99_cli.ipynb #d57f3505
-def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
+def compared(
+    runs: Sequence[Path], against: str | None, soc: str | None = None
+) -> list[Any]:
     "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
     from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
-        raise ConfigError(f"--against is {against!r}", "Give --against expected.")
+        raise ConfigError(f"--against is {against!r}", "Give expected, or plan.")
     if len(runs) == 1 and against is None:
         raise ConfigError(
-            "compare was given one run", "Add a second one, or --against expected."
+            "compare was given one run",
+            "Add a second one, --against expected, or --against plan.",
         )
-    results: list[Any] = [compare_runs(*runs)] if len(runs) == 2 else []
+    results: list[Any] = [compare_runs(*runs, soc)] if len(runs) == 2 else []
     if against:
         results += [compare_expected(run) for run in runs]
     return results
+
+
+def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int:
+    "Print the phases of runs beside the plan; returns 0, or 1 where a phase is off"
+    from .plan.deviation import deviation_text, deviations_of
+
+    found = [deviations_of(run, soc) for run in runs]
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in found], indent=1))
+    else:
+        typer.echo(fit("\n\n".join(deviation_text(one) for one in found)))
+    return 1 if any(one.off for one in found) else 0
 
 
 def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
@@ -1120,7 +1145,8 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     "compare",
     epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
     "cookbook-npu compare runs/A runs/B runs/C; "
-    "cookbook-npu compare runs/NAME --against expected",
+    "cookbook-npu compare runs/NAME --against expected; "
+    "cookbook-npu compare runs/NAME --against plan",
 )
 def _compare(
     runs: Annotated[
@@ -1134,8 +1160,13 @@ def _compare(
     ],
     against: Annotated[
         str | None,
-        Option(metavar="expected", help="Compare with the expected numbers of the recipe."),
+        Option(
+            metavar="expected/plan",
+            help="Compare with the expected numbers of the recipe; plan: compare the phases of "
+            "runs on NPUs, or their files of evidence, with the plan.",
+        ),
     ] = None,
+    soc: _ChipOfRun = None,
     as_json: _AsJson = False,
     page: Annotated[
         Path | None, Option("--html", help="Write an HTML page with the curves.")
@@ -1143,9 +1174,12 @@ def _compare(
 ) -> None:
     """Compare runs: final numbers with standard errors, or number by number for equal settings.
 
-    Equal settings: exits with 0 (the same within the rules) or 1 (different); 2: no comparison."""
+    Runs on NPUs also show their phases beside the plan. Equal settings: exits with 0 (the same
+    within the rules) or 1 (different); 2: no comparison."""
     from .runs import outcomes
 
+    if against == "plan":
+        raise typer.Exit(show_deviations(runs, soc, as_json))
     if len(runs) > 1 and against is None:
         found = outcomes.run_outcomes(runs)
         if found.settings or len(runs) > 2:
@@ -1154,7 +1188,7 @@ def _compare(
                 outcomes.write_outcomes(found, page)
                 typer.echo(f"page: {page}", err=as_json)
             return
-    raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
+    raise typer.Exit(show_comparison(compared(runs, against, soc), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
 @app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")

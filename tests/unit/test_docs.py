@@ -246,7 +246,7 @@ def test_configuration_and_commands():
     keys = stage.configuration_page()
     assert "| `optim.clip_grad` |" in keys and "| advanced |" in keys
     commands = stage.commands_page()
-    assert "## compare" in commands and "`--against expected`" in commands
+    assert "## compare" in commands and "`--against expected/plan`" in commands
 
 
 def cell(kind: str, text: str, **more) -> dict:
