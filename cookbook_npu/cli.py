@@ -7,9 +7,9 @@ __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 
            'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_parameters',
            'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys', 'complete_runs', 'find_run',
            'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
-           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_deviations', 'show_comparison',
-           'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
-           'show_rehearsal', 'main', 'exit_with']
+           'one_scale', 'planned_notebook', 'show_search', 'recipe_summary', 'compared', 'show_deviations',
+           'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job',
+           'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -760,10 +760,33 @@ def planned_notebook(notebook: Path, given: Given) -> tuple[str, Given]:
     return name, add_defaults(notebook, given)
 
 # %% ../nbs/99_cli.ipynb #4893bf4d
+def show_search(
+    config: RunConfig,
+    devices: str,  # numbers, separated by commas
+    soc: str,
+    mean_response: float | None,
+    prompts: int | None,
+    as_json: bool,
+) -> None:
+    "Print the fastest layouts of a run; raises `ConfigError` for what is not a number of devices"
+    from .plan.search import search_devices, search_text
+
+    words = devices.replace(",", " ").split()
+    if not all(word.isdigit() for word in words):
+        raise ConfigError(
+            f"--devices is {devices!r}", "Give numbers, e.g. --devices 4,8,16."
+        )
+    found = search_devices(config, [int(w) for w in words], soc, mean_response, prompts)
+    typer.echo(
+        json.dumps(found.as_json(), indent=1) if as_json else fit(search_text(found))
+    )
+
+
 @app.command(
     "plan",
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
-    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings",
+    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings; "
+    "cookbook-npu plan qwen3_4b_colocate --search --devices 8,16",
 )
 def _plan(
     recipe: Annotated[
@@ -784,7 +807,19 @@ def _plan(
     ] = False,
     mean_response: Annotated[
         float | None,
-        Option(min=1, help="Mean tokens of a response, for the schedule of a split run."),
+        Option(
+            min=1,
+            help="Mean tokens of a response, for the schedule of a split run and for --search.",
+        ),
+    ] = None,
+    search: Annotated[
+        bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
+    ] = False,
+    devices: Annotated[
+        str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
+    ] = "",
+    prompts: Annotated[
+        int | None, Option(min=1, help="Prompts of an epoch, for --search.")
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
@@ -800,6 +835,11 @@ def _plan(
         config = planned_config(recipe, scale, parameters)
     if not config.target.has_soc:  # runs on NPUs are planned on any machine
         check_machine(config, files=False)
+    if search:
+        show_search(config, devices, soc, mean_response, prompts, as_json)
+        return
+    if devices or prompts:
+        raise ConfigError("--devices and --prompts belong to a search", "Add --search.")
     plan = make_plan(config, soc, mean_response=mean_response)
     if as_json:
         rows = settings_table(config, given, settings)

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
@@ -79,16 +80,20 @@ class Workload:
                 )
 
 
-@lru_cache(maxsize=4096)  # each schedule of a comparison samples the same groups
 def response_lengths(work: Workload, group: int, seed: int) -> tuple[float, ...]:
     "Return the tokens of each response of a group"
-    chance = random.Random(f"{seed} {group}")
-    mu = math.log(work.mean_response) - work.sigma**2 / 2
-    drawn = []
-    for _ in range(work.samples_per_prompt):
-        tokens = chance.lognormvariate(mu, work.sigma)
-        drawn.append(min(max(tokens, 1.0), float(work.max_response)))
-    return tuple(drawn)
+    longest = work.mean_response, work.max_response, work.sigma
+    return _drawn_lengths(work.samples_per_prompt, *longest, f"{seed} {group}")
+
+
+@lru_cache(maxsize=16384)  # each schedule of a comparison samples the same groups
+def _drawn_lengths(
+    count: int, mean: float, longest: int, sigma: float, seed: str
+) -> tuple[float, ...]:
+    chance = random.Random(seed)
+    mu = math.log(mean) - sigma**2 / 2
+    drawn = (chance.lognormvariate(mu, sigma) for _ in range(count))
+    return tuple(min(max(tokens, 1.0), float(longest)) for tokens in drawn)
 
 # %% ../../nbs/plan/06_schedule.ipynb #c29bf5eb
 class _Response(NamedTuple):
@@ -114,6 +119,7 @@ class _Engine:
         self.batch: list[_Response] = []  # heap
         self.waiting: deque[tuple[int, float]] = deque()  # (group, tokens)
         self.arrived = 0
+        self.next_end = math.inf  # s, when the next response ends; infinite: an empty batch
 
     @property
     def load(self) -> int:
@@ -122,13 +128,6 @@ class _Engine:
     @property
     def decode_seconds(self) -> float:
         return self.times.token + self.times.row * len(self.batch)
-
-    @property
-    def next_end(self) -> float:
-        "When the next response ends, s; infinite for an empty batch"
-        if not self.batch:
-            return math.inf
-        return self.clock + (self.batch[0].ends - self.decoded) * self.decode_seconds
 
     def submit(self, group: int, lengths: Iterable[float]) -> None:
         self.waiting.extend((group, tokens) for tokens in lengths)
@@ -141,6 +140,13 @@ class _Engine:
             response = _Response(ends, self.arrived, self.decoded, group, self.version)
             heapq.heappush(self.batch, response)
             self.arrived += 1
+        self._foresee()
+
+    def _foresee(self) -> None:
+        self.next_end = math.inf
+        if self.batch:
+            left = self.batch[0].ends - self.decoded
+            self.next_end = self.clock + left * self.decode_seconds
 
     def finish_response(self) -> _Response:
         "Sample until the next response ends"
@@ -166,8 +172,12 @@ class _Engine:
         tokens = sum(self.decoded - response.began for response in self.batch)
         self.busy += tokens * self.times.recompute
         self.clock += tokens * self.times.recompute
+        self._foresee()
 
 # %% ../../nbs/plan/06_schedule.ipynb #a3fed191
+_NEXT_END = attrgetter("next_end")
+
+
 class _Schedule:
     "A split run on a virtual clock"
 
@@ -196,12 +206,15 @@ class _Schedule:
             engine = min(self.engines, key=lambda e: e.load)
             engine.submit(group, response_lengths(self.work, group, self.seed))
 
-    def _finish_response(self, engine: _Engine) -> None:
+    def _finish_response(self, engine: _Engine) -> bool:
+        "Sample until a response ends; returns whether its group is complete"
         response = engine.finish_response()
         versions = self.finished[response.group]
         versions.append(response.version)
-        if len(versions) == self.work.samples_per_prompt:
+        complete = len(versions) == self.work.samples_per_prompt
+        if complete:
             self.gate.finish(response.group)
+        return complete
 
     def _advance(self, until: float) -> None:
         for engine in self.engines:
@@ -214,11 +227,15 @@ class _Schedule:
         "Let the engines sample until the gate opens"
         began = self.clock
         while why := self.gate.waits_for():
-            engine = min(self.engines, key=lambda e: e.next_end)
-            if engine.next_end == math.inf:
-                raise RuntimeError(f"step {self.gate.step} waits for {why}: nothing runs")
-            self._finish_response(engine)
-            self.clock = max(self.clock, engine.clock)
+            complete = False
+            while not complete:  # the gate opens with a group only
+                engine = min(self.engines, key=_NEXT_END)
+                if engine.next_end == math.inf:
+                    raise RuntimeError(
+                        f"step {self.gate.step} waits for {why}: nothing runs"
+                    )
+                complete = self._finish_response(engine)
+                self.clock = max(self.clock, engine.clock)
         self._advance(self.clock)
         self.waited += self.clock - began
 
