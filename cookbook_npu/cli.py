@@ -781,7 +781,7 @@ def show_search(
         json.dumps(found.as_json(), indent=1) if as_json else fit(search_text(found))
     )
 
-
+# %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
@@ -1149,7 +1149,9 @@ def compared(
             "compare was given one run",
             "Add a second one, --against expected, or --against plan.",
         )
-    results: list[Any] = [compare_runs(*runs, soc)] if len(runs) == 2 else []
+    results: list[Any] = []
+    if len(runs) == 2:
+        results.append(compare_runs(runs[0], runs[1], soc))
     if against:
         results += [compare_expected(run) for run in runs]
     return results

@@ -86,7 +86,7 @@ class Cause:
     applies: Callable[[RunConfig], bool] = lambda config: True
     slow: bool = True
 
-
+# %% ../../nbs/plan/10_deviation.ipynb #059ecf6d
 CAUSES = (
     Cause(
         ("rollout",),
@@ -147,7 +147,7 @@ CAUSES = (
     Cause(("step",), "time outside of the phases: checkpoints, evaluations, rewards"),
 )
 
-
+# %% ../../nbs/plan/10_deviation.ipynb #0ffa3eaf
 def usual_causes(
     deviation: PhaseDeviation,
     config: RunConfig | None,  # None: unknown

@@ -231,9 +231,7 @@ class _Schedule:
             while not complete:  # the gate opens with a group only
                 engine = min(self.engines, key=_NEXT_END)
                 if engine.next_end == math.inf:
-                    raise RuntimeError(
-                        f"step {self.gate.step} waits for {why}: nothing runs"
-                    )
+                    raise RuntimeError(f"step {self.gate.step} waits for {why}: nothing runs")
                 complete = self._finish_response(engine)
                 self.clock = max(self.clock, engine.clock)
         self._advance(self.clock)

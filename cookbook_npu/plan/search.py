@@ -198,7 +198,7 @@ class Case:
         work = replace(self.work, rows=min(self.work.rows, under_way))
         return _simulated(self.times, work, depth, staleness)
 
-
+# %% ../../nbs/plan/11_search.ipynb #14113a5d
 def case_of(
     config: RunConfig,
     soc: str,
@@ -252,7 +252,7 @@ def _fits(config: RunConfig, soc: str) -> bool:
         return False
     return True
 
-
+# %% ../../nbs/plan/11_search.ipynb #af66b318
 def _cases(
     config: RunConfig, layouts: Iterator[Layout], *given: Any
 ) -> Iterator[tuple[Layout, Case]]:
@@ -367,7 +367,7 @@ class LayoutSearch:
             one_more_machine=shown(self.more),
         )
 
-
+# %% ../../nbs/plan/11_search.ipynb #707d237b
 def search_devices(
     config: RunConfig,  # at a scale with NPUs
     devices: Sequence[int] = (),  # empty: those of the run
