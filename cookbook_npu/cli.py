@@ -855,16 +855,34 @@ def _plan(
 # %% ../nbs/99_cli.ipynb #0d2c18ba
 @app.command(
     "schedule",
-    epilog="Example: cookbook-npu schedule runs/NAME",
+    epilog="Examples: cookbook-npu schedule runs/NAME; "
+    "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24",
 )
 def _schedule(
     run: Annotated[Path, Argument(help="Run folder of a split run.", **_OF_RUN)],
     skip: Annotated[int, Option(min=0, help="First steps to leave out.")] = 3,
+    hours: Annotated[
+        float | None, Option(help="Also simulate the run for so many virtual hours.")
+    ] = None,
+    slow_engines: Annotated[
+        int, Option(min=0, help="--hours: engines that take twice as long.")
+    ] = 0,
+    loss_hours: Annotated[
+        float | None,
+        Option(min=0.01, help="--hours: mean hours between losses of an engine."),
+    ] = None,
 ) -> None:
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
-    from .plan.schedule import measure_run, measured_schedule_text
+    from .plan import schedule
 
-    typer.echo(fit(measured_schedule_text(measure_run(run, skip))))
+    measured = schedule.measure_run(run, skip)
+    typer.echo(fit(schedule.measured_schedule_text(measured)))
+    if hours is not None:
+        disturbances = schedule.Disturbances(
+            slow_engines=slow_engines, hours_between_losses=loss_hours
+        )
+        result = measured.simulate_hours(hours, disturbances)
+        typer.echo(fit(schedule.hours_text(result, disturbances)))
 
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
