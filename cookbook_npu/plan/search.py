@@ -145,7 +145,7 @@ def with_micro(config: RunConfig, tokens: int) -> RunConfig:
     return config.model_copy(update={"train": train})
 
 # %% ../../nbs/plan/11_search.ipynb #47eb3ab2
-STEPS, SKIP = 12, 4  # simulated steps of a layout, and those of them that are not counted
+STEPS, SKIP = 9, 3  # simulated steps of a layout, and those of them that are not counted
 
 
 @lru_cache(maxsize=4096)  # layouts that differ in memory alone have one schedule
