@@ -43,9 +43,10 @@ def planned(recipe: str, chip: str, devices: int, length: int) -> Row:
             origin,
         )
     largest = max(plan.phases, key=lambda phase: phase.nbytes)
-    gib = (
-        f"{largest.nbytes / 2**30:.0f} of {plan.capacity / 2**30:.0f} GiB ({largest.name})"
-    )
+    needed = f"{largest.low / 2**30:.0f} to {largest.nbytes / 2**30:.0f}"
+    gib = f"{needed} of {plan.capacity / 2**30:.0f} GiB ({largest.name})"
+    if largest.nbytes > plan.capacity:
+        gib += ": only the lower end fits"
     seconds = format_number(round(sum(time.seconds for time in plan.times)))
     return str(name), where, str(length), gib, seconds, origin
 

@@ -7,9 +7,9 @@ __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 
            'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_parameters',
            'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys', 'complete_runs', 'find_run',
            'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
-           'one_scale', 'planned_notebook', 'recipe_summary', 'compared', 'show_comparison', 'job_words',
-           'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job',
-           'show_rehearsal', 'main', 'exit_with']
+           'one_scale', 'planned_notebook', 'show_search', 'recipe_summary', 'compared', 'show_deviations',
+           'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job',
+           'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -314,6 +314,14 @@ def find_run(text: str) -> Path:
 
 # options of an argument that is a run folder
 _OF_RUN: dict[str, Any] = dict(metavar="RUN", parser=find_run, autocompletion=complete_runs)
+_ChipOfRun = Annotated[
+    str | None,
+    Option(
+        "--soc",
+        show_default="as npu-smi says",
+        help="Chip of a run on NPUs, e.g. Ascend910B3, to compare its phases with the plan.",
+    ),
+]
 
 # %% ../nbs/99_cli.ipynb #51da48e2
 _Parameters = Annotated[
@@ -752,10 +760,33 @@ def planned_notebook(notebook: Path, given: Given) -> tuple[str, Given]:
     return name, add_defaults(notebook, given)
 
 # %% ../nbs/99_cli.ipynb #4893bf4d
+def show_search(
+    config: RunConfig,
+    devices: str,  # numbers, separated by commas
+    soc: str,
+    mean_response: float | None,
+    prompts: int | None,
+    as_json: bool,
+) -> None:
+    "Print the fastest layouts of a run; raises `ConfigError` for what is not a number of devices"
+    from .plan.search import search_devices, search_text
+
+    words = devices.replace(",", " ").split()
+    if not all(word.isdigit() for word in words):
+        raise ConfigError(
+            f"--devices is {devices!r}", "Give numbers, e.g. --devices 4,8,16."
+        )
+    found = search_devices(config, [int(w) for w in words], soc, mean_response, prompts)
+    typer.echo(
+        json.dumps(found.as_json(), indent=1) if as_json else fit(search_text(found))
+    )
+
+# %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
-    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings",
+    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings; "
+    "cookbook-npu plan qwen3_4b_colocate --search --devices 8,16",
 )
 def _plan(
     recipe: Annotated[
@@ -776,7 +807,19 @@ def _plan(
     ] = False,
     mean_response: Annotated[
         float | None,
-        Option(min=1, help="Mean tokens of a response, for the schedule of a split run."),
+        Option(
+            min=1,
+            help="Mean tokens of a response, for the schedule of a split run and for --search.",
+        ),
+    ] = None,
+    search: Annotated[
+        bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
+    ] = False,
+    devices: Annotated[
+        str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
+    ] = "",
+    prompts: Annotated[
+        int | None, Option(min=1, help="Prompts of an epoch, for --search.")
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
@@ -792,6 +835,11 @@ def _plan(
         config = planned_config(recipe, scale, parameters)
     if not config.target.has_soc:  # runs on NPUs are planned on any machine
         check_machine(config, files=False)
+    if search:
+        show_search(config, devices, soc, mean_response, prompts, as_json)
+        return
+    if devices or prompts:
+        raise ConfigError("--devices and --prompts belong to a search", "Add --search.")
     plan = make_plan(config, soc, mean_response=mean_response)
     if as_json:
         rows = settings_table(config, given, settings)
@@ -807,30 +855,50 @@ def _plan(
 # %% ../nbs/99_cli.ipynb #0d2c18ba
 @app.command(
     "schedule",
-    epilog="Example: cookbook-npu schedule runs/NAME",
+    epilog="Examples: cookbook-npu schedule runs/NAME; "
+    "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24",
 )
 def _schedule(
     run: Annotated[Path, Argument(help="Run folder of a split run.", **_OF_RUN)],
     skip: Annotated[int, Option(min=0, help="First steps to leave out.")] = 3,
+    hours: Annotated[
+        float | None, Option(help="Also simulate the run for so many virtual hours.")
+    ] = None,
+    slow_engines: Annotated[
+        int, Option(min=0, help="--hours: engines that take twice as long.")
+    ] = 0,
+    loss_hours: Annotated[
+        float | None,
+        Option(min=0.01, help="--hours: mean hours between losses of an engine."),
+    ] = None,
 ) -> None:
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
-    from .plan.schedule import measure_run, measured_schedule_text
+    from .plan import schedule
 
-    typer.echo(fit(measured_schedule_text(measure_run(run, skip))))
+    measured = schedule.measure_run(run, skip)
+    typer.echo(fit(schedule.measured_schedule_text(measured)))
+    if hours is not None:
+        disturbances = schedule.Disturbances(
+            slow_engines=slow_engines, hours_between_losses=loss_hours
+        )
+        result = measured.simulate_hours(hours, disturbances)
+        typer.echo(fit(schedule.hours_text(result, disturbances)))
 
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",
-    epilog="Example: cookbook-npu report runs/NAME",
+    epilog="Examples: cookbook-npu report runs/NAME; "
+    "cookbook-npu report runs/NAME --soc Ascend910B3",
 )
 def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
+    soc: _ChipOfRun = None,
 ) -> None:
     "Write the report of a run again."
     from .runs.report import write_report
 
     _announce("drawing the curves")
-    typer.echo(f"report: {write_report(run)}")
+    typer.echo(f"report: {write_report(run, soc=soc)}")
 
 # %% ../nbs/99_cli.ipynb #0f80da19
 @app.command(
@@ -1086,20 +1154,37 @@ def _list_runs(
     typer.echo(listing.old_runs_text(old, removed))
 
 # %% ../nbs/99_cli.ipynb #d57f3505
-def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
+def compared(
+    runs: Sequence[Path], against: str | None, soc: str | None = None
+) -> list[Any]:
     "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
     from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
-        raise ConfigError(f"--against is {against!r}", "Give --against expected.")
+        raise ConfigError(f"--against is {against!r}", "Give expected, or plan.")
     if len(runs) == 1 and against is None:
         raise ConfigError(
-            "compare was given one run", "Add a second one, or --against expected."
+            "compare was given one run",
+            "Add a second one, --against expected, or --against plan.",
         )
-    results: list[Any] = [compare_runs(*runs)] if len(runs) == 2 else []
+    results: list[Any] = []
+    if len(runs) == 2:
+        results.append(compare_runs(runs[0], runs[1], soc))
     if against:
         results += [compare_expected(run) for run in runs]
     return results
+
+
+def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int:
+    "Print the phases of runs beside the plan; returns 0, or 1 where a phase is off"
+    from .plan.deviation import deviation_text, deviations_of
+
+    found = [deviations_of(run, soc) for run in runs]
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in found], indent=1))
+    else:
+        typer.echo(fit("\n\n".join(deviation_text(one) for one in found)))
+    return 1 if any(one.off for one in found) else 0
 
 
 def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
@@ -1120,7 +1205,8 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     "compare",
     epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
     "cookbook-npu compare runs/A runs/B runs/C; "
-    "cookbook-npu compare runs/NAME --against expected",
+    "cookbook-npu compare runs/NAME --against expected; "
+    "cookbook-npu compare runs/NAME --against plan",
 )
 def _compare(
     runs: Annotated[
@@ -1134,8 +1220,13 @@ def _compare(
     ],
     against: Annotated[
         str | None,
-        Option(metavar="expected", help="Compare with the expected numbers of the recipe."),
+        Option(
+            metavar="expected/plan",
+            help="Compare with the expected numbers of the recipe; plan: compare the phases of "
+            "runs on NPUs, or their files of evidence, with the plan.",
+        ),
     ] = None,
+    soc: _ChipOfRun = None,
     as_json: _AsJson = False,
     page: Annotated[
         Path | None, Option("--html", help="Write an HTML page with the curves.")
@@ -1143,9 +1234,12 @@ def _compare(
 ) -> None:
     """Compare runs: final numbers with standard errors, or number by number for equal settings.
 
-    Equal settings: exits with 0 (the same within the rules) or 1 (different); 2: no comparison."""
+    Runs on NPUs also show their phases beside the plan. Equal settings: exits with 0 (the same
+    within the rules) or 1 (different); 2: no comparison."""
     from .runs import outcomes
 
+    if against == "plan":
+        raise typer.Exit(show_deviations(runs, soc, as_json))
     if len(runs) > 1 and against is None:
         found = outcomes.run_outcomes(runs)
         if found.settings or len(runs) > 2:
@@ -1154,7 +1248,7 @@ def _compare(
                 outcomes.write_outcomes(found, page)
                 typer.echo(f"page: {page}", err=as_json)
             return
-    raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
+    raise typer.Exit(show_comparison(compared(runs, against, soc), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
 @app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")

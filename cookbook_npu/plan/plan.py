@@ -34,6 +34,7 @@ from ..plan.memory import (
     model_of,
     planned_backend,
     planned_cache,
+    tight_phases,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import ScheduleRow, compare_schedules, schedule_text
@@ -214,6 +215,11 @@ def _bytes(n: int) -> str:
     return f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
 
 
+def _band(low: int, high: int) -> str:
+    "Format a size with a lower and an upper end"
+    return _bytes(high) if low == high else f"{low / 2**30:.2f}-{_bytes(high)}"
+
+
 def _bar(nbytes: int, capacity: int, width: int = 24) -> str:
     "Return a bar of the used share"
     full = min(width, round(width * nbytes / capacity))
@@ -276,13 +282,14 @@ class RunPlan:
                 device = "one device" if where == "each device" else where
                 lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
             held = sorted(phase.components, key=lambda c: -c.nbytes)
-            parts = ", ".join(f"{c.name} {_bytes(c.nbytes)}" for c in held if c.nbytes)
+            parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
             bar = _bar(phase.nbytes, self.capacity)
-            lines.append(f"  {phase.name:15}{bar} {_bytes(phase.nbytes):>10}  {parts}")
+            size = _band(phase.low, phase.nbytes)
+            lines.append(f"  {phase.name:15}{bar} {size:>10}  {parts}")
         lines += [*self._cache_lines(), *self._host_lines()]
         if self.config.target.has_soc:
             lines.append(
-                "  fitted: unexplained memory of one reported machine (nbs/plan/01_memory.ipynb)"
+                "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
             )
         return "\n".join(lines)
 
@@ -356,8 +363,10 @@ class RunPlan:
 
     @property
     def warnings(self) -> list[str]:
-        "Warnings about the run, and about a chip without verified numbers"
+        "Warnings about the run, its memory, and a chip without verified numbers"
         found = learning_warnings(self.config)
+        if self.config.target.checks_memory:
+            found += tight_phases([*self.phases], self.capacity)
         if self.config.target.has_soc and find_soc(self.soc).unverified:
             found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
         return found
@@ -418,9 +427,9 @@ def make_plan(
     check: bool = True,
     mean_response: float | None = None,  # tokens, for the schedule (None: assumed)
 ) -> RunPlan:
-    "Plan a run; raises `DeviceError` when it does not fit"
+    "Plan a run; raises `DeviceError` when it does not fit at the lower end of its memory"
     if check and config.target.checks_memory:
-        phases = check_fits(config, soc)
+        phases = check_fits(config, soc, at_least=True)
     else:
         phases = memory_phases(config, soc)
     capacity = capacity_of(config, soc)

@@ -18,6 +18,11 @@ from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import DataError
+from ..plan.deviation import (
+    RunDeviations,
+    deviation_text,
+    deviations_of_metrics,
+)
 from .folder import RunFolder, write_output
 from ..runs.metrics import (
     TIME_PREFIX,
@@ -301,6 +306,7 @@ class RunComparison:
     stack: Sequence[Difference] = ()  # code, packages, machine
     metrics: Sequence[MetricComparison] = ()
     expected: Sequence[str] = ()  # of a recipe: a line for each number and its band
+    plan: Sequence[RunDeviations] = ()  # of runs on NPUs: their phases beside the plan
 
     @property
     def found(self) -> list[MetricComparison]:
@@ -314,7 +320,10 @@ class RunComparison:
 
     def as_json(self) -> dict[str, Any]:
         "Return the comparison and its result as a JSON object"
-        return {"same": self.same, **asdict(self)}
+        content = asdict(replace(self, plan=())) | {
+            "plan": [one.as_json() for one in self.plan]
+        }
+        return {"same": self.same, **content}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
@@ -375,7 +384,11 @@ def complete_run(path: Path | str) -> tuple[RunFolder, RunConfig, dict[str, list
     return run, config, metrics
 
 
-def compare_runs(a: Path | str, b: Path | str) -> RunComparison:
+def compare_runs(
+    a: Path | str,
+    b: Path | str,
+    soc: str | None = None,  # chip of runs on NPUs (None: from npu-smi)
+) -> RunComparison:
     "Compare two complete runs by their folders; raises `DataError` if they are not comparable"
     first, config, metrics = complete_run(a)
     second, other, others = complete_run(b)
@@ -390,6 +403,8 @@ def compare_runs(a: Path | str, b: Path | str) -> RunComparison:
             columns.pop("kl_loss", None)
     stack = stack_differences(first.stack(), second.stack())
     why = why_not_bitwise(config, first.stack(), stack)
+    both = ((first, config, metrics), (second, other, others))
+    plan = [deviations_of_metrics(run.path.name, c, m, soc) for run, c, m in both]
     return RunComparison(
         str(first.path),
         str(second.path),
@@ -397,6 +412,7 @@ def compare_runs(a: Path | str, b: Path | str) -> RunComparison:
         config_differences(config, other),
         stack,
         compare_metrics(metrics, others, not why),
+        plan=[one for one in plan if one],
     )
 
 # %% ../../nbs/runs/10_compare.ipynb #4eba909b
@@ -438,6 +454,7 @@ def comparison_text(
     width = max((len(m.metric) for m in shown), default=0)
     for m in shown:
         lines.append(f"{m.metric:<{width}}  {m.kind:<8} {m.differs or 'same'}")
+    lines += [deviation_text(one) for one in result.plan]
     compared = sum(m.kind != "ignored" for m in result.metrics)
     if result.same:
         lines.append(f"the same within the rules: {compared} metrics")
@@ -481,6 +498,7 @@ def render_comparison(
         result=result,
         number=format_number,
         percent=_percent,
+        deviations=deviation_text,
         curves=_figures(a, b),
         phases=phases,
     )

@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import RunConfig
+from ..plan.deviation import (
+    RunDeviations,
+    deviation_notes,
+    deviation_rows,
+    deviations_of_metrics,
+)
 from ..recipes import RECIPES, Expected, Reference, run_command
 from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
@@ -368,6 +374,7 @@ def render_report(
     samples: Sequence[GallerySample] = (),
     files: Sequence[tuple[str, str]] = (),  # name, relative path
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
+    deviations: RunDeviations | None = None,  # of the plan (None: not on NPUs)
 ) -> str:
     "Return the report of a run as a complete HTML page"
     device = stack.get("device", {})
@@ -394,6 +401,9 @@ def render_report(
         staleness=staleness_rows(metrics),
         references=references,
         phases=phase_rows(metrics, references),
+        plan=deviations,
+        plan_rows=deviation_rows(deviations) if deviations else [],
+        plan_notes=deviation_notes(deviations) if deviations else [],
         metrics=metric_table(metrics, references),
         shims=[(name, group) for name, group in shim_groups if group],
         samples=samples,
@@ -412,6 +422,7 @@ def write_report(
     references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
+    soc: str | None = None,  # chip of a run on NPUs (None: from npu-smi)
 ) -> Path:
     "Write report.html of a run folder and return its path"
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
@@ -430,9 +441,10 @@ def write_report(
     for path in sorted(run.checkpoints.glob("step_*"))[-1:]:
         named.append((f"checkpoint of {path.name.replace('_', ' ')}", path))
     files = [(n, p.relative_to(run.path).as_posix()) for n, p in named if p.exists()]
+    metrics = load_metrics(run.path)
     page = render_report(
         config,
-        load_metrics(run.path),
+        metrics,
         run.stack(),
         read_lines(run.events_file),
         references,
@@ -442,6 +454,7 @@ def write_report(
         sample_gallery(run),
         files,
         run.settings(),
+        deviations_of_metrics(run.path.name, config, metrics, soc),
     )
     write_atomic(run.report, page)
     return run.report

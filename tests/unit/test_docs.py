@@ -246,7 +246,7 @@ def test_configuration_and_commands():
     keys = stage.configuration_page()
     assert "| `optim.clip_grad` |" in keys and "| advanced |" in keys
     commands = stage.commands_page()
-    assert "## compare" in commands and "`--against expected`" in commands
+    assert "## compare" in commands and "`--against expected/plan`" in commands
 
 
 def cell(kind: str, text: str, **more) -> dict:
@@ -453,7 +453,10 @@ def test_plans_name_their_origin():
     assert ("Qwen3-4B", "8 x 910B1", "up to 8192", "", "457.4") in [r[:5] for r in rows]
     small = [row for row in rows if row[1] == "8 x 910B4" and row[0] == "Qwen3-VL-8B"]
     assert len(small) == len(plans.LENGTHS)
-    assert all("does not fit: phase" in row[3] and "Change" in row[3] for row in small)
+    assert all("does not fit: " in row[3] and "Raise" in row[3] for row in small)
+    tight = [row for row in rows if "only the lower end fits" in row[3]]
+    assert any(row[:2] == ("Qwen3-4B", "8 x 910B4") for row in tight)
+    assert all(row[4] for row in tight)  # they have a time
 
 
 @needs_browser
