@@ -56,7 +56,7 @@ class PolicyWriter:
         one_device = ParallelConfig()
         init_parallel(one_device, config.seed)
         self.hf_path = hf_path  # folder that the run started from
-        self.model = load_model(hf_path, config.model, one_device)
+        self.model = load_model(hf_path, config.model, one_device, lora=config.lora)
 
     def write(self, state: str, target: str) -> None:
         """Write the folder `target` from a folder of the trainer's state, of any TP and DP size.

@@ -12,7 +12,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ..model.checkpoint import BackgroundSaver, checkpoint_errors
 from ..model.checkpoint import load_state as load_checkpoint
 from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs
+from ..model.lora import adapter_off, without_dropout
 from ..model.megatron import (
     MegatronModel,
     export_weights,
@@ -326,7 +327,8 @@ class ModelTrainer(ABC):
             samples.append(ids)
         packed = LAYOUTS[self.layout](samples, self.model.layout.row_multiple)
         what = f"a forward pass of the {self.name}"
-        with torch.set_grad_enabled(grad), self.memory.explaining(what):
+        dropout = nullcontext() if grad else without_dropout(self.model.module)
+        with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:
             return self.compute(packed)
 
     def by_row(
@@ -404,7 +406,7 @@ class ModelTrainer(ABC):
 
     def check_weights(self, lr: float) -> None:
         "Raise `NumericsError` on all ranks when a weight is not finite after a step; collective"
-        named = list(self.model.module.named_parameters())
+        named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
         largest = [torch.linalg.vector_norm(p.detach(), np.inf).float() for _, p in named]
         finite = torch.isfinite(torch.stack(largest)).tolist()
         bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
@@ -654,6 +656,8 @@ class Trainer(ModelTrainer):
             config.model,
             config.parallel,
             megatron_args=config.train.megatron_args,
+            lora=config.lora,
+            seed=config.seed,
         )
         num_steps = config.policy_steps * (config.rollout_batch // config.global_batch_size)
         optimizer = memory.build(load, config.optim, num_steps)
@@ -664,7 +668,7 @@ class Trainer(ModelTrainer):
         # subfolder of a checkpoint -> what writes it; the policy first
         self.savers = {"": BackgroundSaver(optimizer)}
         self.reference: HostCopy | None = None
-        if config.algorithm.use_reference:
+        if config.algorithm.use_reference and not config.lora.rank:
             self.reference = HostCopy(self.model.state_tensors())
         self.actor: HostCopy | None = None  # its weights while the reference is computed
 
@@ -688,6 +692,9 @@ class Trainer(ModelTrainer):
         "Return the log-prob of every response token; {} unless TP rank 0"
         if policy == "actor":
             return self.forward_only(batch)
+        if self.config.algorithm.use_reference and self.config.lora.rank:
+            with adapter_off(self.model.module):
+                return self.forward_only(batch)
         if self.reference is None:
             raise ConfigError(
                 "reference log-probs were asked for without algorithm.use_reference",
