@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['ADAPTER', 'TOWER', 'PEFT_PREFIX', 'target_layers', 'adapter_layers', 'add_adapter', 'adapter_off', 'without_dropout',
-           'adapter_state', 'merge_adapter']
+           'adapter_state', 'merge_adapter', 'write_adapter']
 
 # %% ../../nbs/model/10_lora.ipynb #3efdbff7
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,6 +63,15 @@ def _first_values(module: Any, seed: int) -> None:
         layer.lora_B[ADAPTER].weight.zero_()
 
 
+def _mark_slices(module: Any) -> None:
+    "Mark which halves are slices: the gradient norm counts a half that every rank holds once"
+    for layer in adapter_layers(module).values():
+        if hasattr(layer, "is_parallel_a"):
+            in_a = layer.is_parallel_a
+            layer.lora_A[ADAPTER].weight.tensor_model_parallel = in_a
+            layer.lora_B[ADAPTER].weight.tensor_model_parallel = not in_a
+
+
 def add_adapter(
     module: Any,  # Megatron's, with its weights
     lora: LoraConfig,
@@ -79,6 +89,7 @@ def add_adapter(
     )
     peft.inject_adapter_in_model(options, module, ADAPTER)
     _first_values(module, seed)
+    _mark_slices(module)
 
 # %% ../../nbs/model/10_lora.ipynb #48b2bd52
 @contextmanager
@@ -118,7 +129,8 @@ def adapter_state(module: Any) -> dict[str, Any]:
             prefix = f"{name}.{half}.{ADAPTER}."
             own = sharded_state_dict_default(getattr(layer, half)[ADAPTER], prefix)
             weight = own[f"{prefix}weight"]
-            if half == "lora_B" and name.endswith("mlp.linear_fc1") and layer.tp_size > 0:
+            gated = name.endswith("linear_fc1") and hasattr(layer, "is_parallel_a")
+            if half == "lora_B" and gated:
                 weight = apply_swiglu_sharded_factory(weight, ())
             state[f"{prefix}weight"] = weight
     return state
@@ -141,3 +153,27 @@ def merge_adapter(
             change_OI = scale * (b_OR.float() @ a_RI.float())
             weight = (weight.float() + change_OI).to(weight.dtype)
         yield name, weight
+
+# %% ../../nbs/model/10_lora.ipynb #c06b5cbc
+def write_adapter(
+    folder: Path,  # that exists
+    named: Mapping[str, Tensor],  # on the host, by peft's names
+    lora: LoraConfig,
+    base: str,  # folder or id of the model that the adapter belongs to
+) -> None:
+    "Write adapter_config.json and adapter_model.safetensors"
+    import peft
+    from safetensors.torch import save_file
+
+    layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in named}
+    options = peft.LoraConfig(
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=sorted(layers),
+    )
+    options.save_pretrained(str(folder))
+    save_file(dict(named), folder / "adapter_model.safetensors", metadata={"format": "pt"})

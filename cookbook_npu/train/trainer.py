@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import OptimConfig, RunConfig
+from ..config import LoraConfig, OptimConfig, RunConfig
 from ..errors import (
     ConfigError,
     CookbookError,
@@ -34,9 +34,10 @@ from ..model.checkpoint import BackgroundSaver, checkpoint_errors
 from ..model.checkpoint import load_state as load_checkpoint
 from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs
-from ..model.lora import adapter_off, without_dropout
+from ..model.lora import adapter_off, without_dropout, write_adapter
 from ..model.megatron import (
     MegatronModel,
+    export_adapter,
     export_weights,
     init_parallel,
     load_model,
@@ -623,15 +624,19 @@ def write_weights(
 def write_hf_folder(
     target: Path,  # created or replaced
     hf_path: str | Path,  # folder with configuration and tokenizer
-    named: dict[str, Tensor],  # on the host, by Hugging Face name
+    named: dict[str, Tensor],  # on the host, by Hugging Face name; of an adapter by peft's
+    lora: LoraConfig | None = None,  # of an adapter; None: all weights
 ) -> None:
-    "Write a Hugging Face folder aside, then rename it"
+    "Write a Hugging Face folder, or a peft folder with `lora`, aside, then rename it"
     aside = target.with_name(f"{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     with checkpoint_errors(target):
-        no_weights = shutil.ignore_patterns("*.safetensors*", "*.bin")
-        shutil.copytree(hf_path, aside, ignore=no_weights)
-        write_weights(aside, named)
+        left_out = ["*.safetensors*", "*.bin", *(["*config.json"] if lora else [])]
+        shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns(*left_out))
+        if lora is None:
+            write_weights(aside, named)
+        else:
+            write_adapter(aside, named, lora, str(hf_path))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(aside, target)
 
@@ -729,15 +734,17 @@ class Trainer(ModelTrainer):
         folder: str,  # created or replaced
         hf_path: str,  # folder with configuration and tokenizer
     ) -> str | None:
-        "Export the policy as a Hugging Face folder; return it on rank 0"
+        "Export the policy as a Hugging Face folder, an adapter as a peft folder; return it on rank 0"
         named = {}
-        for name, weight in export_weights(self.model):  # the gathers need every rank
+        lora = self.config.lora if self.config.lora.rank else None
+        export = export_weights if lora is None else export_adapter
+        for name, weight in export(self.model):  # the gathers need every rank
             report_progress(f"gathering {name}")
             if self.rank == 0:
                 named[name] = weight.detach().cpu().contiguous()
         if self.rank:
             return None
-        write_hf_folder(Path(folder), hf_path, named)
+        write_hf_folder(Path(folder), hf_path, named, lora)
         return folder
 
     def save_state(
