@@ -581,6 +581,11 @@ class LoraConfig(Config):
     dropout: float = setting(
         0.0, "dropout of the adapter's input in training passes", ge=0, lt=1
     )
+    weight_update: Literal["auto", "adapter", "merged"] = setting(
+        "auto",
+        "what a weight update sends: the adapter alone (auto: with the transformers "
+        "engine), or all weights with the adapter merged into them",
+    )
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
@@ -974,6 +979,12 @@ class RunConfig(Config):
     def has_critic(self) -> bool:
         "Whether the run trains a critic (PPO)"
         return self.algorithm.advantage_estimator == "gae"
+
+    @property
+    def sends_adapter(self) -> bool:
+        "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
+        alone = self.rollout.engine == "transformers" and self.lora.weight_update != "merged"
+        return self.lora.rank > 0 and alone
 
     @property
     def critic_learning_rate(self) -> float:
@@ -1539,6 +1550,11 @@ def _check_lora(c: RunConfig) -> None:
                 f"{key} is {value!r} with lora.rank 0",
                 "Set lora.rank, for example 16, or leave it out.",
             )
+    if c.lora.weight_update == "adapter" and c.rollout.engine == "vllm":
+        raise ConfigError(
+            "lora.weight_update is 'adapter' with rollout.engine 'vllm'",
+            "vLLM gets the merged weights: set it to 'auto' or 'merged'.",
+        )
     vision = "vision" in c.lora.targets
     if vision and c.model.freeze_vision_tower:
         raise ConfigError(

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -564,7 +564,7 @@ class WeightWriter:
             run_on_all_ranks(self.check_host)
         manifest = write_buckets(
             version,
-            export_weights(self.model),
+            self.named_tensors(),
             placement.bucket_bytes,
             self.transport,
             placement.verify_every_nth,
@@ -573,11 +573,24 @@ class WeightWriter:
         self.has_written = True
         return manifest
 
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        "Yield what an update sends: all weights, or the adapter; collective"
+        export = export_adapter if self.config.sends_adapter else export_weights
+        return export(self.model)
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes of an update"
+        if not self.config.sends_adapter:
+            return self.model.weight_bytes
+        trained = [p for p in self.model.module.parameters() if p.requires_grad]
+        return sum(p.nbytes for p in trained) * self.model.layout.tensor_size
+
     def handle_needs(self) -> HandleNeeds:
         "Return the device memory that device handles take here"
         bucket = self.config.placement.bucket_bytes
         layout = self.model.layout
-        total = self.model.weight_bytes
+        total = self.nbytes
         largest = max(p.nbytes for p in self.model.module.parameters()) * layout.tensor_size
         at_once = min(bucket, total) if layout.tensor_size > 1 else 0
         engine = total // self.config.rollout.devices_per_engine
@@ -594,7 +607,7 @@ class WeightWriter:
         "Raise `DeviceError` on the rank that writes if the host has too little memory for the first update"
         if isinstance(self.transport, SharedMemory):
             reserve = self.config.placement.bucket_bytes + HOST_RESERVE
-            check_host_room(self.model.weight_bytes, "a weight update", reserve)
+            check_host_room(self.nbytes, "a weight update", reserve)
 
 # %% ../../nbs/train/02_trainer.ipynb #58c9aef0
 SHARD_BYTES = 2**30  # most bytes of one file of an export
