@@ -120,14 +120,19 @@ def without_dropout(module: Any) -> Iterator[None]:
 # %% ../../nbs/model/10_lora.ipynb #36ea42e3
 def adapter_state(module: Any) -> dict[str, Any]:
     "Return the adapter for Megatron's dist_checkpointing, loadable at any TP; collective"
+    from megatron.core import parallel_state
     from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
     from megatron.core.transformer.utils import sharded_state_dict_default
 
+    group: Any = parallel_state.get_tensor_model_parallel_group()
     state: dict[str, Any] = {}
     for name, layer in adapter_layers(module).items():
         for half in ("lora_A", "lora_B"):
             prefix = f"{name}.{half}.{ADAPTER}."
-            own = sharded_state_dict_default(getattr(layer, half)[ADAPTER], prefix)
+            # a Hugging Face layer of the vision tower does not know its process group
+            own = sharded_state_dict_default(
+                getattr(layer, half)[ADAPTER], prefix, tp_group=group
+            )
             weight = own[f"{prefix}weight"]
             gated = name.endswith("linear_fc1") and hasattr(layer, "is_parallel_a")
             if half == "lora_B" and gated:
