@@ -1564,9 +1564,10 @@ def _check_lora(c: RunConfig) -> None:
     family = c.model.tiny.family
     if c.model.path is not None or not c.lora.rank:
         return
-    only = {"vision": "qwen3_vl qwen3_5", "in_proj": "qwen3_5", "out_proj": "qwen3_5"}
+    hybrid = ("qwen3_5",)
+    only = {"vision": ("qwen3_vl", "qwen3_5"), "in_proj": hybrid, "out_proj": hybrid}
     for target in c.lora.targets:
-        if family not in only.get(target, family):
+        if family not in only.get(target, (family,)):
             raise ConfigError(
                 f"lora.targets has {target!r}, model.tiny is a {family}",
                 "The model has no such layer: leave it out.",
