@@ -958,6 +958,9 @@ def _export(
             help="Folder to create.", show_default="export/step_NNNNNN in the run folder"
         ),
     ] = None,
+    merged: Annotated[
+        bool, Option("--merged", help="LoRA: merge the adapter into the model's weights.")
+    ] = False,
     push: Annotated[
         str | None, Option(metavar="REPO", help="Also upload it to the hub (HF_ENDPOINT).")
     ] = None,
@@ -972,7 +975,7 @@ def _export(
         raise ConfigError("--public without --push", "Add --push REPO.")
     api = check_hub(push) if push else None
     _announce("exporting the policy")
-    folder = export_policy(run, step, to)
+    folder = export_policy(run, step, to, merged)
     typer.echo(f"policy  {folder}")
     if push:
         typer.echo(f"pushed  {push_folder(api, folder, push, public)}")

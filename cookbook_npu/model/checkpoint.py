@@ -63,7 +63,7 @@ def sharded_state(
     "Return the state of a trainer for Megatron's dist_checkpointing; collective"
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-    weights = optimizer.model.module.sharded_state_dict()
+    weights = optimizer.model.sharded_state()
     moments = optimizer.megatron.sharded_state_dict(
         weights, is_loading=loading, metadata=SHARDING
     )
@@ -264,6 +264,6 @@ def load_policy_weights(
 ) -> None:
     "Read the weights of a checkpoint; raise `DataError` for a broken one; collective"
     saved_layout(folder)
-    state = _read(folder, {"model": model.module.sharded_state_dict()})
+    state = _read(folder, {"model": model.sharded_state()})
     # not strict: "extra state" entries of layers have no tensor
     model.module.load_state_dict(state["model"], strict=False)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'check_parallel', 'local_device', 'current_layout', 'init_parallel',
            'destroy_parallel', 'run_options', 'mindspeed_options', 'check_split', 'MegatronModel', 'megatron_config',
-           'ddp_options', 'load_model', 'export_weights']
+           'ddp_options', 'load_model', 'export_adapter', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -24,9 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ParallelConfig, check_argument_names
+from ..config import (
+    LoraConfig,
+    ModelConfig,
+    ParallelConfig,
+    check_argument_names,
+)
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
+from .lora import adapter_state, add_adapter, merge_adapter
 from .vision import fuse_tower
 from ..npu.device import accelerator
 from ..npu.shims.bootstrap import model_ready, parallel_ready
@@ -215,6 +221,7 @@ class MegatronModel:
     layout: Layout
     hf_path: Path
     vocab_size: int  # of the Hugging Face model; Megatron pads to a multiple of TP
+    adapter_scale: float | None = None  # alpha / rank; None: all weights are trained
     summed: bool = False  # this step's gradients have been summed over ranks
 
     @property
@@ -265,6 +272,12 @@ class MegatronModel:
     def state_tensors(self) -> list[Tensor]:
         "Return weights and buffers: device tensors that must survive a sleep"
         return [*self.module.parameters(), *self.module.buffers()]
+
+    def sharded_state(self) -> dict[str, Any]:
+        "Return what a checkpoint holds of the model, the weights or the adapter; collective"
+        if self.adapter_scale is None:
+            return self.module.sharded_state_dict()
+        return adapter_state(self.module)
 
     @property
     def weight_bytes(self) -> int:
@@ -405,6 +418,8 @@ def load_model(
     value_head: bool = False,  # one random output row instead of the vocabulary
     megatron_args: Mapping[str, Any] | None = None,
     frozen: bool = False,  # no gradients: a teacher
+    lora: LoraConfig | None = None,  # of a new adapter; None or rank 0: no adapter
+    seed: int = 0,  # of its first values
 ) -> MegatronModel:
     "Return the Megatron model of a Hugging Face folder with its weights, on this process's device"
     path = Path(hf_path)
@@ -417,6 +432,10 @@ def load_model(
     module = _build(config, path, model)
     if frozen:
         module.requires_grad_(False)
+    scale = None
+    if lora is not None and lora.rank:
+        add_adapter(module, lora, seed)
+        scale = lora.alpha / lora.rank
     return MegatronModel(
         ddp=_wrap(config, module),
         module=module,
@@ -424,9 +443,20 @@ def load_model(
         layout=layout,
         hf_path=path,
         vocab_size=config.padded_vocab_size,
+        adapter_scale=scale,
     )
 
 # %% ../../nbs/model/03_megatron.ipynb #969aac1d
+def export_adapter(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:
+    "Yield peft's names and the whole tensors of the adapter; collective over tensor-parallel ranks"
+    yield from model.config.bridge.export_weights([model.module], peft_format=True)
+
+
 def export_weights(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:
     "Yield Hugging Face names and whole tensors, in a fixed order; collective over tensor-parallel ranks"
-    yield from model.config.bridge.export_weights([model.module])
+    weights = model.config.bridge.export_weights([model.module])
+    if model.adapter_scale is not None:
+        # both are exports of one bridge, which has one state: the adapter first
+        adapter = dict(export_adapter(model))
+        weights = merge_adapter(weights, adapter, model.adapter_scale)
+    yield from weights

@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES',
            'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_state',
-           'critic_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits',
-           'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'device_overhead',
-           'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens',
-           'capacity_of', 'planned_cache', 'model_of', 'HandleNeeds', 'why_no_handles', 'planned_backend',
-           'memory_phases', 'check_fits', 'largest_part', 'tight_phases']
+           'critic_parameters', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements',
+           'micro_batch', 'activations', 'logits', 'training', 'critic_training', 'scoring', 'communicators',
+           'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work',
+           'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'model_of',
+           'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases', 'check_fits',
+           'largest_part', 'tight_phases']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config import RunConfig
+from ..config import LoraConfig, RunConfig, override
 from ..errors import DeviceError
 from ..plan.dimensions import (
     Dimensions,
@@ -78,6 +79,32 @@ def critic_parameters(d: Dimensions, tensor: int) -> int:
     return parameters_per_rank(d, tensor) - output + d.hidden
 
 
+def adapter_parameters(d: Dimensions, lora: LoraConfig, tensor: int) -> int:
+    "Return the parameters of a LoRA adapter per rank: a split layer has one whole half"
+    full = d.layers - d.linear_layers
+    queries = 2 * d.q if d.gate else d.q
+    mixed = 2 * (d.linear_keys + d.linear_values + d.linear_heads)
+    widths = {  # inputs and outputs on a rank, of all layers with this name
+        "linear_qkv": full * (d.hidden + (queries + 2 * d.k) // tensor),
+        "linear_proj": full * (d.q // tensor + d.hidden),
+        "linear_fc1": d.layers * (d.hidden + 2 * d.ffn // tensor),
+        "linear_fc2": d.layers * (d.ffn // tensor + d.hidden),
+        "in_proj": d.linear_layers * (d.hidden + mixed // tensor),
+        "out_proj": d.linear_layers * (d.linear_values // tensor + d.hidden),
+        "vision": d.vision_widths,
+    }
+    return lora.rank * sum(widths[target] for target in lora.targets)
+
+
+def trained_parameters(d: Dimensions, config: RunConfig) -> int:
+    "Return the trained parameters of the policy per rank"
+    tensor = config.parallel.tensor
+    if config.lora.rank:
+        return adapter_parameters(d, config.lora, tensor)
+    frozen = d.vision if config.model.freeze_vision_tower else 0
+    return parameters_per_rank(d, tensor) - frozen
+
+
 def _model_state(
     d: Dimensions, config: RunConfig, parameters: int, of: str = ""
 ) -> list[Component]:
@@ -88,6 +115,9 @@ def _model_state(
         per_parameter = 0
     knob = "parallel.tensor"
     trained = parameters - (d.vision if config.model.freeze_vision_tower else 0)
+    if config.lora.rank and not of:
+        trained = trained_parameters(d, config)
+        parameters += trained
     return [
         Component(f"{of}weights", element * parameters, (knob,)),
         Component(f"{of}gradients", 4 * trained, (knob,)),
@@ -377,6 +407,34 @@ def model_of(
         return dimensions_of_folder(config.model.path)
     return dimensions_of_tiny(config.model.tiny, vocab)
 
+# %% ../../nbs/plan/01_memory.ipynb #5323c4ae
+def teachers_of(config: RunConfig) -> list[Dimensions]:
+    "Return the dimensions of each teacher of a run"
+    found = []
+    for name in config.teachers:
+        if name == "tiny":
+            tiny = override(config, config.distill.tiny)
+            found.append(model_of(tiny))
+        else:
+            found.append(dimensions_of_folder(name))
+    return found
+
+
+def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
+    "Return the components of the largest teacher's pass, besides the policy's state"
+    found = []
+    for d in teachers_of(config):
+        nbytes = ELEMENT_BYTES[config.model.dtype] * parameters_per_rank(
+            d, config.parallel.tensor
+        )
+        weights = Component(
+            "teacher weights", nbytes, ("distill.teacher", "parallel.tensor")
+        )
+        found.append([weights, *scoring(d, config)])
+    if not found:
+        return {}
+    return {"teacher_logprobs": max(found, key=lambda p: sum(c.nbytes for c in p))}
+
 # %% ../../nbs/plan/01_memory.ipynb #53f4a011
 _BUCKET = ("placement.bucket_bytes",)
 
@@ -467,6 +525,7 @@ def planned_backend(
 def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the phases in which the trainer computes, besides the state"
     phases = {"logprobs": scoring(d, config), **_critic_phases(d, config)}
+    phases |= _teacher_phases(config)
     phases["actor_train"] = training(d, config)
     cache = allocator_cache(config)
     return {name: [*parts, *cache] for name, parts in phases.items()}

@@ -35,6 +35,7 @@ from ..plan.memory import (
     planned_backend,
     planned_cache,
     tight_phases,
+    trained_parameters,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import ScheduleRow, compare_schedules, schedule_text
@@ -313,7 +314,7 @@ class RunPlan:
     def _host_lines(self) -> list[str]:
         "Return the line about the optimizers on the host"
         tensor = self.config.parallel.tensor
-        parameters = parameters_per_rank(self.model, tensor)
+        parameters = trained_parameters(self.model, self.config)
         if self.config.has_critic:
             parameters += critic_parameters(self.model, tensor)
         nbytes = host_optimizer_bytes(parameters, self.config)

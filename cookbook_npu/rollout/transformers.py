@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PREFILL_LIMIT', 'MOST_SPARE', 'Store', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left',
            'prefill_mask', 'GrowingLayer', 'join_attention', 'RowBatch', 'join_rows', 'JoinedRows', 'RotationTable',
-           'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'ModelRunner', 'RowSampler', 'WaitingQueue',
+           'LowRank', 'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'ModelRunner', 'RowSampler', 'WaitingQueue',
            'BatchDecoder', 'DeviceWeights', 'model_class', 'load_folder', 'TransformersEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
@@ -20,10 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from ..config import LoraConfig
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
+from ..model.lora import ADAPTER, PEFT_PREFIX, add_hf_adapter
 from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
@@ -287,6 +289,28 @@ def _by_head(x_NHD: Tensor, B: int) -> Tensor:  # [B, H, T, D] view
     return x_NHD.unflatten(0, (B, -1)).transpose(1, 2)
 
 
+class LowRank:
+    "The adapters of linear layers with the same input; none: adds nothing"
+
+    def __init__(self, *layers: Any):
+        self.parts = [
+            (
+                layer.lora_A[ADAPTER].weight,
+                layer.lora_B[ADAPTER].weight,
+                layer.scaling[ADAPTER],
+            )
+            for layer in layers
+            if hasattr(layer, "lora_A")
+        ]
+
+    def add(self, y_NO: Tensor, x_NE: Tensor) -> Tensor:  # y_NO
+        "Return the output of the layers, one after another in O, with what the adapters add"
+        if not self.parts:
+            return y_NO
+        changes = [F.linear(F.linear(x_NE, a), b) * s for a, b, s in self.parts]
+        return y_NO + torch.cat(changes, -1)
+
+
 class Qwen3Layer:
     "The weights of one Qwen3 decoder layer; its tensors stay those of the model"
 
@@ -295,12 +319,16 @@ class Qwen3Layer:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.input_norm = layer.input_layernorm.weight
         self.qkv = JoinedRows(*(p.weight for p in projections))
+        self.qkv_adapter = LowRank(*projections)
         self.q_norm = attention.q_norm.weight
         self.k_norm = attention.k_norm.weight
         self.out = attention.o_proj.weight
+        self.out_adapter = LowRank(attention.o_proj)
         self.mlp_norm = layer.post_attention_layernorm.weight
         self.gate_up = JoinedRows(layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight)
+        self.gate_up_adapter = LowRank(layer.mlp.gate_proj, layer.mlp.up_proj)
         self.down = layer.mlp.down_proj.weight
+        self.down_adapter = LowRank(layer.mlp.down_proj)
         self.heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
         self.head_dim = config.head_dim
         self.eps = config.rms_norm_eps
@@ -319,7 +347,8 @@ class Qwen3Layer:
     ) -> Tensor:  # [N, E]
         "Return the attention output of new tokens; the cache grows by their keys and values"
         N = len(x_NE)
-        qkv = F.linear(self.normed(x_NE, self.input_norm), self.qkv.whole)
+        x_NE = self.normed(x_NE, self.input_norm)
+        qkv = self.qkv_adapter.add(F.linear(x_NE, self.qkv.whole), x_NE)
         q_NHD, k_NKD, v_NKD = qkv.view(N, -1, self.head_dim).split(self.heads, 1)
         normed = (self.normed(q_NHD, self.q_norm), self.normed(k_NKD, self.k_norm))
         both = self.kernels.npu_rotary_mul(torch.cat(normed, 1)[None], *rotation)[0]
@@ -335,11 +364,14 @@ class Qwen3Layer:
             causal = mask is None
             out = attend(q, keys, values, mask, is_causal=causal, enable_gqa=True)
             out = out.transpose(1, 2)
-        return F.linear(out.reshape(N, -1), self.out)
+        out = out.reshape(N, -1)
+        return self.out_adapter.add(F.linear(out, self.out), out)
 
     def mlp(self, x_NE: Tensor) -> Tensor:
-        gate_up = F.linear(self.normed(x_NE, self.mlp_norm), self.gate_up.whole)
-        return F.linear(self.kernels.npu_swiglu(gate_up), self.down)
+        x_NE = self.normed(x_NE, self.mlp_norm)
+        gate_up = self.gate_up_adapter.add(F.linear(x_NE, self.gate_up.whole), x_NE)
+        x_NE = self.kernels.npu_swiglu(gate_up)
+        return self.down_adapter.add(F.linear(x_NE, self.down), x_NE)
 
 # %% ../../nbs/rollout/01_transformers.ipynb #5e76943d
 # kinds of rotary embedding whose frequencies change with the longest sequence
@@ -729,6 +761,9 @@ class DeviceWeights:
         self.weights: dict[str, Tensor] = {}  # tied ones once
         self.tied: dict[str, str] = {}  # tied name -> name of the weight it shares
         names: dict[int, str] = {}
+        # with an adapter the model's weights are frozen: their copy on the host stays valid
+        self.frozen: dict[str, Tensor] = {}
+        self._frozen_host: dict[str, Tensor] = {}
         for name, t in net.state_dict(keep_vars=True).items():
             if id(t) in names:
                 self.tied[name] = names[id(t)]
@@ -736,6 +771,8 @@ class DeviceWeights:
                 names[id(t)] = name
                 self.weights[name] = t
         self.buffers = {name: t for name, t in net.named_buffers() if id(t) not in names}
+        if any(".lora_A." in name for name in self.weights):
+            self._take_adapter()
         self.shapes = {name: t.shape for name, t in self.weights.items()}
         self._host: dict[str, Tensor] = {}  # copies made by a sleep
         self._sizes: dict[str, torch.Size] = {}  # shapes before a sleep
@@ -767,18 +804,38 @@ class DeviceWeights:
         if self.acc is not None:
             self.acc.empty_cache()
 
+    def _take_adapter(self) -> None:
+        "Count only the adapter as weights that updates replace, under peft's names"
+        held, self.weights = self.weights, {}
+        for name, t in held.items():
+            if ".lora_" in name:
+                self.weights[PEFT_PREFIX + name.replace(f".{ADAPTER}.", ".")] = t
+            else:
+                self.frozen[name] = t
+        self.tied = {}
+        self.shapes = {name: t.shape for name, t in self.weights.items()}
+
+    @property
+    def _held(self) -> dict[str, Tensor]:
+        return self.weights | self.buffers | self.frozen
+
+    def _host_copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pin = self.device.type != "cpu"
+        return {
+            name: torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t)
+            for name, t in tensors.items()
+        }
+
     def offload(self, keep_weights: bool) -> None:
         "Release the device memory; move the buffers, and the weights to keep, to host memory"
         kept = self.buffers | self.weights if keep_weights else self.buffers
-        pin = self.device.type != "cpu"
-        self._host = {
-            name: torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t)
-            for name, t in kept.items()
-        }
-        self._sizes = {name: t.shape for name, t in (self.weights | self.buffers).items()}
+        self._host = self._host_copies(kept)
+        if not self._frozen_host:
+            self._frozen_host = self._host_copies(self.frozen)
+        self._sizes = {name: t.shape for name, t in self._held.items()}
         for rows in self.shared:
             rows.free()
-        for t in (*self.weights.values(), *self.buffers.values()):
+        for t in self._held.values():
             t.data = t.data.new_empty(0)
         if self.acc is not None:
             self.acc.empty_cache()
@@ -788,11 +845,12 @@ class DeviceWeights:
         for rows in self.shared:
             rows.allocate()
         has_memory = {id(part) for rows in self.shared for part in rows.parts}
-        for name, t in (self.weights | self.buffers).items():
+        host = self._host | self._frozen_host
+        for name, t in self._held.items():
             if id(t) not in has_memory:
                 t.data = torch.empty(self._sizes[name], dtype=t.dtype, device=self.device)
-            if name in self._host:
-                t.data.copy_(self._host[name], non_blocking=True)
+            if name in host:
+                t.data.copy_(host[name], non_blocking=True)
         if self.acc is not None:
             self.acc.synchronize()
         self._host = {}
@@ -813,7 +871,12 @@ def model_class(config: Any) -> type:  # of a transformers configuration
     return getattr(transformers, name)
 
 
-def load_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
+def load_folder(
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    lora: LoraConfig | None = None,  # of an adapter that weight updates fill
+) -> tuple[Any, Any]:
     "Load the model of a Hugging Face folder for inference, and its tokenizer"
     from transformers import AutoConfig, AutoTokenizer
 
@@ -826,6 +889,8 @@ def load_folder(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[A
     use_in_transformers(config.model_type)
     net = kind.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    if lora is not None:
+        add_hf_adapter(net, lora)
     return net.to(device).eval().requires_grad_(False), tokenizer
 
 # %% ../../nbs/rollout/01_transformers.ipynb #6a066e7c
@@ -841,10 +906,11 @@ class TransformersEngine(Engine):
         stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s
+        lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
     ):
         self.device = accelerator().device(0) if device is None else torch.device(device)
         self.dtype = getattr(torch, dtype)
-        net, tokenizer = load_folder(Path(hf_path), self.dtype, self.device)
+        net, tokenizer = load_folder(Path(hf_path), self.dtype, self.device, lora)
         self.net: Any = net
         text = net.config.get_text_config()
         longest = text.max_position_embeddings

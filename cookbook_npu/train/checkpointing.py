@@ -80,7 +80,8 @@ class CheckpointManager:
             (partial / "state").mkdir()
             trainer.call("save_state", str(partial / "state"))
             if self.state.config.train.export_hf:
-                trainer.call("save", str(partial / "hf"), self.state.workers.hf_path)
+                name = "adapter" if self.state.config.lora.rank else "hf"
+            trainer.call("save", str(partial / name), self.state.workers.hf_path)
 
     def set_score(
         self,

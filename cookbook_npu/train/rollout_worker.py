@@ -77,6 +77,7 @@ def make_engine(
         stop_token_ids=rollout.stop_token_ids,
         kept_cache=rollout.kept_cache,
         simulated_latency=rollout.simulated_latency,
+        lora=config.lora if config.sends_adapter and not load_weights else None,
     )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #668ac1cd

@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import OptimConfig, RunConfig
+from ..config import LoraConfig, OptimConfig, RunConfig
 from ..errors import (
     ConfigError,
     CookbookError,
@@ -34,8 +34,10 @@ from ..model.checkpoint import BackgroundSaver, checkpoint_errors
 from ..model.checkpoint import load_state as load_checkpoint
 from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs
+from ..model.lora import adapter_off, without_dropout, write_adapter
 from ..model.megatron import (
     MegatronModel,
+    export_adapter,
     export_weights,
     init_parallel,
     load_model,
@@ -317,7 +319,8 @@ class ModelPasses(ABC):
             samples.append(ids)
         packed = LAYOUTS[self.layout](samples, self.model.layout.row_multiple)
         what = f"a forward pass of the {self.name}"
-        with torch.set_grad_enabled(grad), self.memory.explaining(what):
+        dropout = nullcontext() if grad else without_dropout(self.model.module)
+        with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:
             return self.compute(packed)
 
     def by_row(
@@ -423,7 +426,7 @@ class ModelTrainer(ModelPasses):
 
     def check_weights(self, lr: float) -> None:
         "Raise `NumericsError` on all ranks when a weight is not finite after a step; collective"
-        named = list(self.model.module.named_parameters())
+        named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
         largest = [torch.linalg.vector_norm(p.detach(), np.inf).float() for _, p in named]
         finite = torch.isfinite(torch.stack(largest)).tolist()
         bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
@@ -580,7 +583,7 @@ class WeightWriter:
             run_on_all_ranks(self.check_host)
         manifest = write_buckets(
             version,
-            export_weights(self.model),
+            self.named_tensors(),
             placement.bucket_bytes,
             self.transport,
             placement.verify_every_nth,
@@ -589,11 +592,24 @@ class WeightWriter:
         self.has_written = True
         return manifest
 
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        "Yield what an update sends: all weights, or the adapter; collective"
+        export = export_adapter if self.config.sends_adapter else export_weights
+        return export(self.model)
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes of an update"
+        if not self.config.sends_adapter:
+            return self.model.weight_bytes
+        trained = [p for p in self.model.module.parameters() if p.requires_grad]
+        return sum(p.nbytes for p in trained) * self.model.layout.tensor_size
+
     def handle_needs(self) -> HandleNeeds:
         "Return the device memory that device handles take here"
         bucket = self.config.placement.bucket_bytes
         layout = self.model.layout
-        total = self.model.weight_bytes
+        total = self.nbytes
         largest = max(p.nbytes for p in self.model.module.parameters()) * layout.tensor_size
         at_once = min(bucket, total) if layout.tensor_size > 1 else 0
         engine = total // self.config.rollout.devices_per_engine
@@ -610,7 +626,7 @@ class WeightWriter:
         "Raise `DeviceError` on the rank that writes if the host has too little memory for the first update"
         if isinstance(self.transport, SharedMemory):
             reserve = self.config.placement.bucket_bytes + HOST_RESERVE
-            check_host_room(self.model.weight_bytes, "a weight update", reserve)
+            check_host_room(self.nbytes, "a weight update", reserve)
 
 # %% ../../nbs/train/02_trainer.ipynb #58c9aef0
 SHARD_BYTES = 2**30  # most bytes of one file of an export
@@ -640,15 +656,19 @@ def write_weights(
 def write_hf_folder(
     target: Path,  # created or replaced
     hf_path: str | Path,  # folder with configuration and tokenizer
-    named: dict[str, Tensor],  # on the host, by Hugging Face name
+    named: dict[str, Tensor],  # on the host, by Hugging Face name; of an adapter by peft's
+    lora: LoraConfig | None = None,  # of an adapter; None: all weights
 ) -> None:
-    "Write a Hugging Face folder aside, then rename it"
+    "Write a Hugging Face folder, or a peft folder with `lora`, aside, then rename it"
     aside = target.with_name(f"{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     with checkpoint_errors(target):
-        no_weights = shutil.ignore_patterns("*.safetensors*", "*.bin")
-        shutil.copytree(hf_path, aside, ignore=no_weights)
-        write_weights(aside, named)
+        left_out = ["*.safetensors*", "*.bin", *(["*config.json"] if lora else [])]
+        shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns(*left_out))
+        if lora is None:
+            write_weights(aside, named)
+        else:
+            write_adapter(aside, named, lora, str(hf_path))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(aside, target)
 
@@ -673,6 +693,8 @@ class Trainer(ModelTrainer):
             config.model,
             config.parallel,
             megatron_args=config.train.megatron_args,
+            lora=config.lora,
+            seed=config.seed,
         )
         num_steps = config.policy_steps * (config.rollout_batch // config.global_batch_size)
         optimizer = memory.build(load, config.optim, num_steps)
@@ -683,7 +705,7 @@ class Trainer(ModelTrainer):
         # subfolder of a checkpoint -> what writes it; the policy first
         self.savers = {"": BackgroundSaver(optimizer)}
         self.reference: HostCopy | None = None
-        if config.algorithm.use_reference:
+        if config.algorithm.use_reference and not config.lora.rank:
             self.reference = HostCopy(self.model.state_tensors())
         self.actor: HostCopy | None = None  # its weights while the reference is computed
 
@@ -707,6 +729,9 @@ class Trainer(ModelTrainer):
         "Return the log-prob of every response token; {} unless TP rank 0"
         if policy == "actor":
             return self.forward_only(batch)
+        if self.config.algorithm.use_reference and self.config.lora.rank:
+            with adapter_off(self.model.module):
+                return self.forward_only(batch)
         if self.reference is None:
             raise ConfigError(
                 "reference log-probs were asked for without algorithm.use_reference",
@@ -741,15 +766,17 @@ class Trainer(ModelTrainer):
         folder: str,  # created or replaced
         hf_path: str,  # folder with configuration and tokenizer
     ) -> str | None:
-        "Export the policy as a Hugging Face folder; return it on rank 0"
+        "Export the policy as a Hugging Face folder, an adapter as a peft folder; return it on rank 0"
         named = {}
-        for name, weight in export_weights(self.model):  # the gathers need every rank
+        lora = self.config.lora if self.config.lora.rank else None
+        export = export_weights if lora is None else export_adapter
+        for name, weight in export(self.model):  # the gathers need every rank
             report_progress(f"gathering {name}")
             if self.rank == 0:
                 named[name] = weight.detach().cpu().contiguous()
         if self.rank:
             return None
-        write_hf_folder(Path(folder), hf_path, named)
+        write_hf_folder(Path(folder), hf_path, named, lora)
         return folder
 
     def save_state(

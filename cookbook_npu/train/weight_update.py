@@ -56,6 +56,8 @@ class WeightUpdate:
             finally:
                 state.trainer.call("weights.release")
             state.engines.call("engine.wake", ["kv_cache"])
+        if state.config.lora.rank:
+            memory["memory/weight_update"] = manifest.nbytes
         state.version = manifest.version
         state.tracker.hold_version(manifest.version)
         return memory

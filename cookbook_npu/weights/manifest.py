@@ -51,6 +51,11 @@ class Manifest:
         "Checksums of the tensors that are verified in this update, by name"
         return {e.name: e.checksum for e in self.entries if e.checksum is not None}
 
+    @property
+    def nbytes(self) -> int:
+        "Bytes of the tensors"
+        return sum(torch.Size(e.shape).numel() * e.dtype.itemsize for e in self.entries)
+
 # %% ../../nbs/weights/01_manifest.ipynb #5d9e7714
 def merge_manifests(manifests: Iterable[Manifest | None]) -> Manifest:
     "Return the manifests of all ranks (None for a rank that wrote nothing) as one, with all bucket locations"

@@ -35,7 +35,7 @@ SIGNATURES = {
     "write_report": "folder, references=None, title='', panels=...",
     "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
-    "kept_cache='recompute', simulated_latency=0.0",
+    "kept_cache='recompute', simulated_latency=0.0, lora=None",
     "VllmEngine": "hf_path, dtype='bfloat16', max_tokens=None, memory_utilization=0.35, "
     "kv_cache_bytes=None, max_sequences=256, enforce_eager=True, tensor_parallel=1, "
     "stop_token_ids=(), weight_update_method='auto', request_seeds=True, kept_cache='recompute', "

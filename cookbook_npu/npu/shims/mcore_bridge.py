@@ -6,7 +6,7 @@
 __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_module_file', 'TritonModulesShim',
            'without_triton', 'rope_for_transformers_5', 'RopeInitialiserShim', 'delta_nets', 'unsummed_weights',
            'oversummed_weights', 'GatedDeltaSumsShim', 'split_towers', 'SummedFeatures', 'DeepstackSumsShim',
-           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim']
+           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim', 'LoraLayersShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
 import importlib
@@ -29,6 +29,7 @@ from .registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #b6d828fb
 from .registry import surrounds, wrap
+from .transformer_engine.linear import LayerNormLinear
 from .transformer_engine.package import importable
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #8a92502a
@@ -227,13 +228,16 @@ def unsummed_weights(
 ) -> list[nn.Parameter]:
     "Replicated weights whose gradients are not all-reduced"
     nets = [net for net in delta_nets(*models) if not net.config.sequence_parallel]
-    return [net.out_norm.weight for net in nets]
+    weights = [net.out_norm.weight for net in nets]
+    return [weight for weight in weights if weight.requires_grad]
 
 
 def oversummed_weights() -> list[nn.Parameter]:
     "Weights whose gradient is whole on every rank and marked to be summed"
     nets = [net for net in delta_nets() if net.config.sequence_parallel]
-    weights = [net.in_proj.layer_norm_weight for net in nets]
+    # under an adapter the layer is inside another one
+    layers = [getattr(net.in_proj, "base_layer", net.in_proj) for net in nets]
+    weights = [layer.layer_norm_weight for layer in layers]
     return [weight for weight in weights if getattr(weight, "sequence_parallel", False)]
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #9123168d
@@ -447,3 +451,31 @@ class McoreValueHeadShim(Shim):
             return original(bridge, *args, **kwargs)
         finally:
             config.untie_embeddings_and_output_weights = untied
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #20ff768e
+def _lora_module() -> Any:
+    return sys.modules.get("mcore_bridge.tuners.lora")
+
+
+@registry.register
+class LoraLayersShim(Shim):
+    """mcore-bridge builds the LoRA layers of MindSpeed for the linear layers of the
+    TransformerEngine stub"""
+
+    name = "mcore_bridge.lora_layers"
+    target = "mcore_bridge.tuners.lora.LoraParallelLinear"
+    link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/tuners/lora.py"
+    phase = "after_model"
+
+    def needed(self) -> tuple[bool, str]:
+        module = _lora_module()
+        if module is None:
+            return False, "no model was built with mcore-bridge"
+        if not issubclass(module.TELayerNormColumnParallelLinear, LayerNormLinear):
+            return False, "the linear layers are not those of the stub"
+        if module.is_torch_npu_available():
+            return True, "LoRA layers are built for the layers of MindSpeed"
+        return False, "LoRA layers are built for TransformerEngine"
+
+    def install(self, patch: MonkeyPatch) -> None:
+        patch.setattr(_lora_module(), "is_torch_npu_available", lambda: False)

@@ -466,6 +466,8 @@ def te_modules() -> dict[str, dict[str, Any]]:
             "checkpoint": checkpoint,
             # mcore-bridge reads it when it exports a weight
             "Float8BlockwiseQTensor": QuantizedTensor,
+            # peft compares the classes of layers with it
+            "LayerNormMLP": type("LayerNormMLP", (nn.Module,), {}),
         },
         f"{pt}.fp8": {
             **fp8,
