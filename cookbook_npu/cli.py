@@ -7,7 +7,7 @@ __all__ = ['app', 'join_pairs', 'find_notebook', 'check_names', 'add_defaults', 
            'resume_parameters', 'print_progress', 'execute', 'complete_recipes', 'complete_parameters',
            'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys', 'complete_runs', 'find_run',
            'show_settings', 'is_finished', 'print_result', 'refuse_empty_result', 'planned_config', 'machine_need',
-           'one_scale', 'planned_notebook', 'show_search', 'recipe_summary', 'compared', 'show_deviations',
+           'one_scale', 'planned_notebook', 'show_search', 'recipe_summary', 'on_npus', 'compared', 'show_deviations',
            'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_nodes', 'new_job', 'resume_job',
            'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -895,10 +896,11 @@ def _report(
     soc: _ChipOfRun = None,
 ) -> None:
     "Write the report of a run again."
+    from .plan.deviation import plan_table
     from .runs.report import write_report
 
     _announce("drawing the curves")
-    typer.echo(f"report: {write_report(run, soc=soc)}")
+    typer.echo(f"report: {write_report(run, plan=plan_table(run, soc))}")
 
 # %% ../nbs/99_cli.ipynb #0f80da19
 @app.command(
@@ -1157,10 +1159,18 @@ def _list_runs(
     typer.echo(listing.old_runs_text(old, removed))
 
 # %% ../nbs/99_cli.ipynb #d57f3505
+def on_npus(run: Path) -> bool:
+    "Whether a run folder is of scale 910b"
+    from .runs.folder import RunFolder
+
+    return RunFolder.open(run).config().target.has_soc
+
+
 def compared(
     runs: Sequence[Path], against: str | None, soc: str | None = None
 ) -> list[Any]:
     "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
+    from .plan.deviation import deviation_text, deviations_of
     from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
@@ -1172,7 +1182,9 @@ def compared(
         )
     results: list[Any] = []
     if len(runs) == 2:
-        results.append(compare_runs(runs[0], runs[1], soc))
+        both = compare_runs(*runs)
+        tables = [deviation_text(deviations_of(run, soc)) for run in runs if on_npus(run)]
+        results.append(replace(both, plan=tables))
     if against:
         results += [compare_expected(run) for run in runs]
     return results

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SMALL', 'TRAINER', 'CAUSES', 'ASSUMED_SOC', 'published_ratios', 'PhaseDeviation', 'Cause', 'usual_causes',
            'RunDeviations', 'phase_deviations', 'chip_here', 'deviations_of_metrics', 'deviations_of', 'deviation_rows',
-           'deviation_notes', 'deviation_text']
+           'deviation_notes', 'deviation_text', 'plan_table']
 
 # %% ../../nbs/plan/10_deviation.ipynb #1a99ddbd
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +28,7 @@ from ..runs.metrics import (
     load_metrics,
     metric_points,
 )
+from ..runs.report import PlanTable
 
 # %% ../../nbs/plan/10_deviation.ipynb #a5b70ab3
 SMALL = 0.02  # phases below this share of a step are not judged
@@ -83,7 +84,7 @@ class Cause:
 
     phases: tuple[str, ...]
     text: str
-    applies: Callable[[RunConfig], bool] = lambda config: True
+    applies: Callable[[RunConfig], bool] | None = None  # None: always
     slow: bool = True
 
 # %% ../../nbs/plan/10_deviation.ipynb #059ecf6d
@@ -158,7 +159,7 @@ def usual_causes(
         for cause in CAUSES
         if deviation.phase in cause.phases
         and deviation.slow == cause.slow
-        and (config is None or cause.applies(config))
+        and (config is None or cause.applies is None or cause.applies(config))
     ]
 
 # %% ../../nbs/plan/10_deviation.ipynb #dc2cf336
@@ -227,9 +228,11 @@ def deviations_of_metrics(
         return None
     source = "given"
     if soc is None:
-        soc, source = chip_here(), "npu-smi of this machine"
+        soc = chip_here()
+        source = "npu-smi of this machine"
     if soc is None:
-        soc, source = ASSUMED_SOC, "assumed: npu-smi shows no chip here"
+        soc = ASSUMED_SOC
+        source = "assumed: npu-smi shows no chip here"
     totals = [value for _, value in metric_points(metrics, "tokens")]
     length = sum(totals) / len(totals) / config.rollout_batch if totals else None
     phases = phase_times(config, metrics, find_soc(soc).name, length)
@@ -297,3 +300,13 @@ def deviation_text(found: RunDeviations) -> str:
     for phase, measured, predicted, ratio, usual in deviation_rows(found):
         lines.append(f"  {phase:16}{measured:>9} s{predicted:>9} s{ratio:>8}  {usual}")
     return "\n".join([*lines, *(f"  {note}" for note in deviation_notes(found))])
+
+
+def plan_table(path: Path | str, soc: str | None = None) -> PlanTable | None:
+    "Return the table for the report of a run folder (None: not on NPUs, or without a step)"
+    run = RunFolder.open(path)
+    found = deviations_of_metrics(run.path.name, run.config(), load_metrics(run.path), soc)
+    if found is None:
+        return None
+    where = f"{found.soc} ({found.soc_source})"
+    return PlanTable(where, deviation_rows(found), deviation_notes(found))

@@ -18,11 +18,6 @@ from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import DataError
-from ..plan.deviation import (
-    RunDeviations,
-    deviation_text,
-    deviations_of_metrics,
-)
 from .folder import RunFolder, write_output
 from ..runs.metrics import (
     TIME_PREFIX,
@@ -306,7 +301,7 @@ class RunComparison:
     stack: Sequence[Difference] = ()  # code, packages, machine
     metrics: Sequence[MetricComparison] = ()
     expected: Sequence[str] = ()  # of a recipe: a line for each number and its band
-    plan: Sequence[RunDeviations] = ()  # of runs on NPUs: their phases beside the plan
+    plan: Sequence[str] = ()  # of runs on NPUs: their phases beside the plan, as text
 
     @property
     def found(self) -> list[MetricComparison]:
@@ -320,10 +315,7 @@ class RunComparison:
 
     def as_json(self) -> dict[str, Any]:
         "Return the comparison and its result as a JSON object"
-        content = asdict(replace(self, plan=())) | {
-            "plan": [one.as_json() for one in self.plan]
-        }
-        return {"same": self.same, **content}
+        return {"same": self.same, **asdict(self)}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
@@ -384,11 +376,7 @@ def complete_run(path: Path | str) -> tuple[RunFolder, RunConfig, dict[str, list
     return run, config, metrics
 
 
-def compare_runs(
-    a: Path | str,
-    b: Path | str,
-    soc: str | None = None,  # chip of runs on NPUs (None: from npu-smi)
-) -> RunComparison:
+def compare_runs(a: Path | str, b: Path | str) -> RunComparison:
     "Compare two complete runs by their folders; raises `DataError` if they are not comparable"
     first, config, metrics = complete_run(a)
     second, other, others = complete_run(b)
@@ -403,8 +391,6 @@ def compare_runs(
             columns.pop("kl_loss", None)
     stack = stack_differences(first.stack(), second.stack())
     why = why_not_bitwise(config, first.stack(), stack)
-    both = ((first, config, metrics), (second, other, others))
-    plan = [deviations_of_metrics(run.path.name, c, m, soc) for run, c, m in both]
     return RunComparison(
         str(first.path),
         str(second.path),
@@ -412,7 +398,6 @@ def compare_runs(
         config_differences(config, other),
         stack,
         compare_metrics(metrics, others, not why),
-        plan=[one for one in plan if one],
     )
 
 # %% ../../nbs/runs/10_compare.ipynb #4eba909b
@@ -454,7 +439,7 @@ def comparison_text(
     width = max((len(m.metric) for m in shown), default=0)
     for m in shown:
         lines.append(f"{m.metric:<{width}}  {m.kind:<8} {m.differs or 'same'}")
-    lines += [deviation_text(one) for one in result.plan]
+    lines += result.plan
     compared = sum(m.kind != "ignored" for m in result.metrics)
     if result.same:
         lines.append(f"the same within the rules: {compared} metrics")
@@ -498,7 +483,6 @@ def render_comparison(
         result=result,
         number=format_number,
         percent=_percent,
-        deviations=deviation_text,
         curves=_figures(a, b),
         phases=phases,
     )

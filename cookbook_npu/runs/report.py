@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ResultRow', 'NO_NUMBERS', 'ASYNC_PREFIXES', 'steps_without_advantage', 'learned_nothing', 'result_table',
            'ExpectedCheck', 'expected_numbers', 'check_expected', 'result_text', 'phase_rows', 'metric_table',
-           'use_rows', 'staleness_rows', 'stack_rows', 'event_rows', 'setting_rows', 'not_computed', 'render_report',
-           'write_report', 'run_result']
+           'use_rows', 'staleness_rows', 'stack_rows', 'event_rows', 'setting_rows', 'not_computed', 'PlanTable',
+           'render_report', 'write_report', 'run_result']
 
 # %% ../../nbs/runs/04_report.ipynb #db1d35be
 import json
@@ -17,12 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import RunConfig
-from ..plan.deviation import (
-    RunDeviations,
-    deviation_notes,
-    deviation_rows,
-    deviations_of_metrics,
-)
 from ..recipes import RECIPES, Expected, Reference, run_command
 from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
@@ -362,6 +356,15 @@ def not_computed(config: RunConfig) -> list[str]:
     return ["The KL to the reference is not computed: algorithm.use_reference is false."]
 
 # %% ../../nbs/runs/04_report.ipynb #4d205745
+@dataclass(frozen=True)
+class PlanTable:
+    "The phases of a run beside the plan, from plan.deviation"
+
+    where: str  # chip, and who says so
+    rows: Sequence[tuple[str, ...]]  # phase, measured, plan, ratio, ratio of published runs
+    notes: Sequence[str]
+
+
 def render_report(
     config: RunConfig,
     metrics: MetricColumns,
@@ -374,7 +377,7 @@ def render_report(
     samples: Sequence[GallerySample] = (),
     files: Sequence[tuple[str, str]] = (),  # name, relative path
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
-    deviations: RunDeviations | None = None,  # of the plan (None: not on NPUs)
+    plan: PlanTable | None = None,  # phases beside the plan (None: left out)
 ) -> str:
     "Return the report of a run as a complete HTML page"
     device = stack.get("device", {})
@@ -401,9 +404,7 @@ def render_report(
         staleness=staleness_rows(metrics),
         references=references,
         phases=phase_rows(metrics, references),
-        plan=deviations,
-        plan_rows=deviation_rows(deviations) if deviations else [],
-        plan_notes=deviation_notes(deviations) if deviations else [],
+        plan=plan,
         metrics=metric_table(metrics, references),
         shims=[(name, group) for name, group in shim_groups if group],
         samples=samples,
@@ -422,7 +423,7 @@ def write_report(
     references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
-    soc: str | None = None,  # chip of a run on NPUs (None: from npu-smi)
+    plan: PlanTable | None = None,  # phases beside the plan (None: left out)
 ) -> Path:
     "Write report.html of a run folder and return its path"
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
@@ -454,7 +455,7 @@ def write_report(
         sample_gallery(run),
         files,
         run.settings(),
-        deviations_of_metrics(run.path.name, config, metrics, soc),
+        plan,
     )
     write_atomic(run.report, page)
     return run.report

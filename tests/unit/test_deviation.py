@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app
-from cookbook_npu.plan.deviation import CAUSES, PhaseDeviation, usual_causes
+from cookbook_npu.plan.deviation import CAUSES, PhaseDeviation, plan_table, usual_causes
 from cookbook_npu.plan.fit import leave_one_out
 from cookbook_npu.plan.published import published_runs
 from cookbook_npu.recipes import qwen3_4b_colocate
@@ -54,7 +54,7 @@ def test_the_command_names_the_slow_phase_and_the_report_shows_it(tmp_path, slow
     assert phases[slow]["causes"]
     text = CliRunner().invoke(app, asked, env={"COLUMNS": "80"}).output
     assert f"{slow} takes" in text and max(map(len, text.splitlines())) <= 80
-    page = write_report(path, soc="Ascend910B1").read_text()
+    page = write_report(path, plan=plan_table(path, "Ascend910B1")).read_text()
     assert "Measured and planned" in page and f"{slow} takes" in page
 
 
@@ -71,7 +71,10 @@ def test_a_laptop_run_is_not_compared_with_the_plan(tmp_path):
         qwen3_4b_colocate(overrides={"output.root": str(tmp_path)})
     ) as run:
         append_line(run.metrics_file, {"step": 1, "grad_norm": 1.0, "time/step": 1.0})
-    assert "Measured and planned" not in write_report(run.path).read_text()
+    assert (
+        "Measured and planned"
+        not in write_report(run.path, plan=plan_table(run.path)).read_text()
+    )
     out = CliRunner().invoke(app, ["compare", str(run.path), "--against", "plan"])
     assert "whose seconds say nothing about an NPU" in str(out.exception)
 

@@ -32,7 +32,7 @@ SIGNATURES = {
     "check_learning": "folder",
     "check_parameters": "cells=None",
     "show_result": "folder",
-    "write_report": "folder, references=None, title='', panels=...",
+    "write_report": "folder, references=None, title='', panels=..., plan=None",
     "register_reward": "function",
     "TransformersEngine": "hf_path, dtype='bfloat16', device=None, batch_size=128, stop_token_ids=(), "
     "kept_cache='recompute', simulated_latency=0.0, lora=None",

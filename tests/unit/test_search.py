@@ -8,9 +8,9 @@ from cookbook_npu.config import override
 from cookbook_npu.errors import ConfigError, DeviceError
 from cookbook_npu.plan.memory import check_fits
 from cookbook_npu.plan.search import (
-    RECOMPUTE,
+    RECOMPUTATION,
     SHARES,
-    Layout,
+    DeviceLayout,
     case_of,
     layout_of,
     search_devices,
@@ -41,12 +41,12 @@ def everything(config, devices):
     longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
     micros = {own.micro, longest}
     found = {}
-    for half in itertools.product(sizes, RECOMPUTE, (False, True), micros):
+    for half in itertools.product(sizes, RECOMPUTATION, (False, True), micros):
         for trainer, engine, share in itertools.product(
             (None, *range(1, devices)), sizes, shares
         ):
             for depth in depths if trainer else (own.depth,):
-                layout = Layout(devices, trainer, engine, depth, share, *half)
+                layout = DeviceLayout(devices, trainer, engine, depth, share, *half)
                 try:
                     changed = override(config, layout.overrides())
                     check_fits(changed, SOC)
