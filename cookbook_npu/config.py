@@ -1402,11 +1402,6 @@ def _check_distill(c: RunConfig) -> None:
             raise ConfigError(
                 f"distill.tiny has {key!r}", "Give keys of model.tiny and warm_start."
             )
-    if "tiny" in c.teachers and c.model.path:
-        raise ConfigError(
-            f"distill.teacher is 'tiny', the policy is {c.model.path}",
-            "Give the folder of a model with the policy's tokenizer.",
-        )
     if a.dynamic_sampling_attempts > 1 and not c.distill.reward_coef:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} with "

@@ -310,6 +310,11 @@ def check_files(config: RunConfig) -> None:
     for teacher in config.teachers:
         if teacher != "tiny":
             check_model(teacher)
+        elif config.model.path:
+            raise ConfigError(
+                f"distill.teacher is 'tiny', the policy is {config.model.path}",
+                "Give the folder of a model with the policy's tokenizer.",
+            )
 
 
 def check_output(config: RunConfig) -> None:
