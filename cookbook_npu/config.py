@@ -590,7 +590,7 @@ class LoraConfig(Config):
 
     The adapter adds alpha / rank x B A x to the output of each target layer."""
 
-    rank: int = setting(0, "rank of the adapter; 0: train all weights", basic=True, ge=0)
+    rank: int = setting(0, "rank of the adapter; 0: train all weights", ge=0)
     alpha: float = setting(32.0, "scale of the adapter, times 1 / rank", gt=0)
     targets: tuple[LoraTarget, ...] = setting(
         ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),

@@ -64,12 +64,16 @@ def _first_values(module: Any, seed: int) -> None:
 
 
 def _mark_slices(module: Any) -> None:
-    "Mark which halves are slices: the gradient norm counts a half that every rank holds once"
-    for layer in adapter_layers(module).values():
+    "Mark which halves are slices: a half that every rank holds counts once in the gradient norm"
+    for name, layer in adapter_layers(module).items():
         if hasattr(layer, "is_parallel_a"):
             in_a = layer.is_parallel_a
             layer.lora_A[ADAPTER].weight.tensor_model_parallel = in_a
             layer.lora_B[ADAPTER].weight.tensor_model_parallel = not in_a
+            if name.endswith(("in_proj", "out_proj")):
+                # a gated delta net has the whole sequence on every rank: nothing to sum
+                whole = layer.lora_B if in_a else layer.lora_A
+                whole[ADAPTER].weight.sequence_parallel = False
 
 
 def add_adapter(
