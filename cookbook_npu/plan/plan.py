@@ -277,6 +277,7 @@ class RunPlan:
         kind = " (simulated NPU)" if self.config.target.simulated else ""
         lines = []
         where = ""
+        width = max(15, *(len(phase.name) + 1 for phase in self.phases))
         for phase in self.phases:
             if phase.where != where:
                 where = phase.where
@@ -286,7 +287,7 @@ class RunPlan:
             parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
             bar = _bar(phase.nbytes, self.capacity)
             size = _band(phase.low, phase.nbytes)
-            lines.append(f"  {phase.name:15}{bar} {size:>10}  {parts}")
+            lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
         lines += [*self._cache_lines(), *self._host_lines()]
         if self.config.target.has_soc:
             lines.append(
