@@ -1,4 +1,4 @@
-"""All five recipes at scale 910b on the real software stack, which must have MindSpeed there: two steps of a
+"""All recipes at scale 910b on the real software stack, which must have MindSpeed there: two steps of a
 tiny model of each architecture through papermill, a checkpoint, and a third step by resuming the run.
 """
 
@@ -39,6 +39,7 @@ OVERRIDES = {
 # recipe -> family, prompts, changes, largest |train - rollout log-prob|
 RECIPES = {
     "qwen3_4b_colocate": ("qwen3", "arithmetic", {}, 0.02),
+    "qwen3_4b_opd": ("qwen3", "arithmetic", {}, 0.02),
     "qwen3_5_9b_colocate": ("qwen3_5", "arithmetic", {}, 0.05),
     "qwen3_5_9b_async": (
         "qwen3_5",
@@ -55,6 +56,8 @@ def parameters(folder: Path, models: Path, recipe: str, name: str = "run", **cha
     "A parameter file for papermill"
     family, prompts, own, _ = RECIPES[recipe]
     where = {"output.root": str(folder), "output.name": name}
+    if recipe == "qwen3_4b_opd":
+        own = {**own, "distill.teacher": f"{models}/{family}1"}
     values = {
         "scale": "910b",
         "model": f"{models}/{family}0",
@@ -101,6 +104,8 @@ def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, recip
     largest = RECIPES[recipe][-1]
     for row in history:
         assert math.isfinite(row["raw_reward"])
+        if recipe == "qwen3_4b_opd":
+            assert row["teacher/reverse_kl"] > 0
         if "train_rollout_logprob_abs_diff" in row:
             assert row["train_rollout_logprob_abs_diff"] < largest
     shims = {
