@@ -876,6 +876,8 @@ def _schedule(
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
     from .plan import schedule
 
+    if hours is None and (slow_engines or loss_hours):
+        raise ConfigError("--slow-engines and --loss-hours need --hours", "Add --hours 12.")
     measured = schedule.measure_run(run, skip)
     typer.echo(fit(schedule.measured_schedule_text(measured)))
     if hours is not None:
@@ -1191,7 +1193,7 @@ def compared(
 
 
 def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int:
-    "Print the phases of runs beside the plan; returns 0, or 1 where a phase is off"
+    "Compare the phases of runs with the plan; returns 0, or 1 where a phase is off"
     from .plan.deviation import deviation_text, deviations_of
 
     found = [deviations_of(run, soc) for run in runs]
@@ -1249,7 +1251,7 @@ def _compare(
 ) -> None:
     """Compare runs: final numbers with standard errors, or number by number for equal settings.
 
-    Runs on NPUs also show their phases beside the plan. Equal settings: exits with 0 (the same
+    The phases of runs on NPUs are compared with the plan. Equal settings: exits with 0 (the same
     within the rules) or 1 (different); 2: no comparison."""
     from .runs import outcomes
 

@@ -1748,8 +1748,6 @@ _OPEN = (
     "reward.scorers.",
     "rollout.engine_args.",
     "rollout.environment_arguments.",
-    "distill.by_source.",
-    "distill.tiny.",
     "train.megatron_args.",
     "placement.trainer_env.",
     "placement.rollout_env.",

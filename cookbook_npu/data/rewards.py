@@ -31,7 +31,7 @@ from ..data.graders import (
     load_function,
 )
 from .grading_process import GradingProcess, GradingStopped, Limit
-from .sample import Prompt, Sample
+from .sample import Prompt, Sample, prompt_source
 from ..errors import ConfigError, DataError, NumericsError, RoleError, nearest
 
 # %% ../../nbs/data/09_rewards.ipynb #38e53e2b
@@ -417,7 +417,7 @@ def scorer_weights(
     metadata: Mapping[str, Any],  # of a sample; its prompt_id begins with the source
 ) -> dict[str, float]:  # scorer -> weight
     "The scorers of a sample: those of its source, else the default ones"
-    source = str(metadata.get("prompt_id", "")).rpartition(":")[0]
+    source = prompt_source(str(metadata.get("prompt_id", "")))
     return config.by_source.get(source, config.scorers)
 
 

@@ -46,7 +46,7 @@ def published_ratios() -> dict[str, tuple[float, float, int]]:
 
 @dataclass(frozen=True)
 class PhaseDeviation:
-    "A measured phase beside its prediction"
+    "A measured phase and its prediction"
 
     phase: str
     measured: float  # s, mean of the steps without the first
@@ -166,7 +166,7 @@ ASSUMED_SOC = "Ascend910B3"  # the smaller of the usual chips, as in plan.fit
 
 @dataclass(frozen=True)
 class RunDeviations:
-    "The measured phases of a run beside the plan's prediction"
+    "The measured phases of a run and the plan's prediction"
 
     name: str  # of the run, or of its file of evidence
     soc: str
@@ -221,7 +221,7 @@ def deviations_of_metrics(
     metrics: MetricColumns,
     soc: str | None = None,  # chip (None: from npu-smi)
 ) -> RunDeviations | None:
-    "Return the phases of a run beside their prediction (None: not on an NPU, or without a step)"
+    "Return the phases of a run with their prediction; None for a run without NPU or step"
     if not config.target.has_soc:
         return None
     source = "given"
@@ -301,7 +301,7 @@ def deviation_text(found: RunDeviations) -> str:
 
 
 def plan_table(path: Path | str, soc: str | None = None) -> PlanTable | None:
-    "Return the table for the report of a run folder (None: not on NPUs, or without a step)"
+    "Return the table for a report; None for a run without NPU or step"
     run = RunFolder.open(path)
     found = deviations_of_metrics(run.path.name, run.config(), load_metrics(run.path), soc)
     if found is None:

@@ -104,7 +104,7 @@ def trained_parameters(d: Dimensions, config: RunConfig) -> int:
     frozen = d.vision if config.model.freeze_vision_tower else 0
     return parameters_per_rank(d, tensor) - frozen
 
-
+# %% ../../nbs/plan/01_memory.ipynb #dd843c2f
 def _model_state(
     d: Dimensions, config: RunConfig, parameters: int, of: str = ""
 ) -> list[Component]:

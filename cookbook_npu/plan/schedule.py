@@ -91,7 +91,7 @@ class Workload:
                     f"{field.name} of the workload is {value}", f"Give at least {least}."
                 )
 
-
+# %% ../../nbs/plan/06_schedule.ipynb #553c0cf2
 def response_lengths(work: Workload, group: int, seed: int) -> tuple[float, ...]:
     "Return the tokens of each response of a group"
     longest = work.mean_response, work.max_response, work.sigma, work.shape, work.recorded
@@ -864,7 +864,7 @@ def measure_run(path: Path | str, skip: int = WARM_STEPS) -> MeasuredRun:
     device = run.stack().get("device", {}).get("name", "unknown device")
     return MeasuredRun(run.path, device, step, times, work, *gate, tuple(lengths))
 
-
+# %% ../../nbs/plan/06_schedule.ipynb #48eab499
 def measured_schedule_text(run: MeasuredRun) -> str:
     "Return the measured times and the comparison as text"
     step = run.step

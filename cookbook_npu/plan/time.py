@@ -249,7 +249,7 @@ def phase_estimates(
         Estimate("update_weights", weights / speeds.load, "loading into the engine"),
     ]
 
-
+# %% ../../nbs/plan/02_time.ipynb #627c48dd
 def estimate(
     config: RunConfig,
     speeds: Speeds | None = None,  # None: those of a 910B1

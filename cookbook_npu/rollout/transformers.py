@@ -310,7 +310,7 @@ class LowRank:
         changes = [F.linear(F.linear(x_NE, a), b) * s for a, b, s in self.parts]
         return y_NO + torch.cat(changes, -1)
 
-
+# %% ../../nbs/rollout/01_transformers.ipynb #e91a870f
 class Qwen3Layer:
     "The weights of one Qwen3 decoder layer; its tensors stay those of the model"
 

@@ -301,7 +301,9 @@ class RunComparison:
     stack: Sequence[Difference] = ()  # code, packages, machine
     metrics: Sequence[MetricComparison] = ()
     expected: Sequence[str] = ()  # of a recipe: a line for each number and its band
-    plan: Sequence[str] = ()  # of runs on NPUs: their phases beside the plan, as text
+    plan: Sequence[
+        str
+    ] = ()  # of runs on NPUs: their phases compared with the plan, as text
 
     @property
     def found(self) -> list[MetricComparison]:

@@ -358,7 +358,7 @@ def not_computed(config: RunConfig) -> list[str]:
 # %% ../../nbs/runs/04_report.ipynb #4d205745
 @dataclass(frozen=True)
 class PlanTable:
-    "The phases of a run beside the plan, from plan.deviation"
+    "The phases of a run compared with the plan, from plan.deviation"
 
     where: str  # chip, and who says so
     rows: Sequence[tuple[str, ...]]  # phase, measured, plan, ratio, ratio of published runs
@@ -377,7 +377,7 @@ def render_report(
     samples: Sequence[GallerySample] = (),
     files: Sequence[tuple[str, str]] = (),  # name, relative path
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
-    plan: PlanTable | None = None,  # phases beside the plan (None: left out)
+    plan: PlanTable | None = None,  # None: the report has no such table
 ) -> str:
     "Return the report of a run as a complete HTML page"
     device = stack.get("device", {})
@@ -423,7 +423,7 @@ def write_report(
     references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
-    plan: PlanTable | None = None,  # phases beside the plan (None: left out)
+    plan: PlanTable | None = None,  # None: the report has no such table
 ) -> Path:
     "Write report.html of a run folder and return its path"
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)

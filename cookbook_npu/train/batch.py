@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..config import AlgorithmConfig, DistillConfig
 from ..data.pass_at_k import pass_curve, tally
-from ..data.sample import ImageInput, Sample
+from ..data.sample import ImageInput, Sample, prompt_source
 from ..errors import DataError
 from ..rl.algorithms import compute_advantages, compute_gae, compute_policy_loss
 from ..rl.distillation import distillation_advantages
@@ -311,7 +311,7 @@ def teacher_of(
     metadata: Mapping[str, Any],  # of a sample; its prompt_id begins with the source
 ) -> str | None:
     "Return the teacher of a sample: that of its source, else the default one"
-    source = str(metadata.get("prompt_id", "")).rpartition(":")[0]
+    source = prompt_source(str(metadata.get("prompt_id", "")))
     return distill.by_source.get(source, distill.teacher)
 
 

@@ -81,7 +81,7 @@ class CheckpointManager:
             trainer.call("save_state", str(partial / "state"))
             if self.state.config.train.export_hf:
                 name = "adapter" if self.state.config.lora.rank else "hf"
-            trainer.call("save", str(partial / name), self.state.workers.hf_path)
+                trainer.call("save", str(partial / name), self.state.workers.hf_path)
 
     def set_score(
         self,

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ from ..data.prompts import (
     load_prompts,
 )
 from ..data.rewards import RewardPool
-from ..data.sample import Prompt
+from ..data.sample import Prompt, prompt_source
 from ..data.tokenizer import check_same_tokens, read_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError, DeviceError, nearest
@@ -182,19 +182,26 @@ def prepare_teachers(cluster: Cluster, config: RunConfig, hf_path: str) -> None:
         check_same_tokens(hf_path, teacher_folder(config, name))
 
 
-def check_sources(config: RunConfig, prompts: PromptDataset) -> None:
+def check_sources(
+    config: RunConfig,
+    prompts: Sequence[Prompt],  # to learn from
+    held_out: Sequence[Prompt] = (),
+) -> None:
     "Raise `ConfigError` for a source without prompts, and for prompts from which nothing is learned"
-    sources = {prompt.prompt_id.rpartition(":")[0] for prompt in prompts.prompts}
+    learned = {prompt_source(prompt.prompt_id) for prompt in prompts}
+    graded = learned | {prompt_source(prompt.prompt_id) for prompt in held_out}
     d = config.distill
-    named = {"reward.by_source": config.reward.by_source, "distill.by_source": d.by_source}
-    for key, values in named.items():
+    for key, values, sources in (
+        ("reward.by_source", config.reward.by_source, graded),
+        ("distill.by_source", d.by_source, learned),
+    ):
         for name in values:
             if name not in sources:
                 raise ConfigError(
                     f"{key} has {name!r}, and no prompt is from there",
                     nearest(name, sources),
                 )
-    missing = sorted(sources - d.by_source.keys())
+    missing = sorted(learned - d.by_source.keys())
     if d.by_source and missing and not (d.teacher or d.reward_coef):
         raise ConfigError(
             f"the prompts of {missing[0]} have no teacher, and distill.reward_coef is 0",
@@ -382,7 +389,7 @@ def _open_data(
     if episodes is not None:
         stack.callback(episodes.close)
     prompts, held_out = load_data(config, hf_path, episodes)
-    check_sources(config, prompts)
+    check_sources(config, prompts.prompts, held_out)
     rewards = stack.enter_context(RewardPool(config.reward))
     rewards.check_labels([*prompts.prompts, *held_out])
     if episodes is not None:

@@ -84,7 +84,7 @@ class DistillTrainer(Trainer):
     def teacher_logprobs(
         self,
         batch: Batch,
-        teachers: Sequence[str | None],  # of each row; None: it has none
+        teachers: Sequence[str | None],  # of each row; None: no teacher
     ) -> RowValues:
         """Return the teacher's log-prob of every response token; {} unless TP rank 0
 

@@ -663,7 +663,8 @@ def write_hf_folder(
     aside = target.with_name(f"{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     with checkpoint_errors(target):
-        left_out = ["*.safetensors*", "*.bin", *(["*config.json"] if lora else [])]
+        # config.json would make a whole model of the adapter's folder
+        left_out = ["*.safetensors*", "*.bin", *(["config.json"] if lora else [])]
         shutil.copytree(hf_path, aside, ignore=shutil.ignore_patterns(*left_out))
         if lora is None:
             write_weights(aside, named)

@@ -6,7 +6,7 @@ import torch
 
 from cookbook_npu.config import LoraConfig, ModelConfig, OptimConfig, ParallelConfig
 from cookbook_npu.model.checkpoint import BackgroundSaver, load_policy_weights
-from cookbook_npu.model.lora import adapter_off, write_adapter
+from cookbook_npu.model.lora import adapter_off
 from cookbook_npu.model.megatron import (
     destroy_parallel,
     export_adapter,
@@ -60,10 +60,8 @@ def train(folder: Path, family: str, tensor: int, rank: int) -> dict:
     weights = {name: t.cpu().contiguous() for name, t in export_weights(model)}
     place = folder.parent
     if rank == 0:
-        (place / f"adapter{tensor}").mkdir()
         (place / f"state{tensor}").mkdir()
-        lora = lora_of(family)
-        write_adapter(place / f"adapter{tensor}", named, lora, str(folder))
+        write_hf_folder(place / f"adapter{tensor}", folder, named, lora_of(family))
         write_hf_folder(place / f"merged{tensor}", folder, weights)
     torch.distributed.barrier()
     saver = BackgroundSaver(optimizer)

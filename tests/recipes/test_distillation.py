@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 TINY = {
     "rollout.eval_every": 0,
     "train.save_every": 2,
+    "train.export_hf": False,
     "warm_start.steps": 20,
     "warm_start.noisy_steps": 2,
 }
@@ -58,6 +59,8 @@ def test_it_learns_from_the_teacher_alone_and_resumes_bit_for_bit(tmp_path):
     halved = run(tmp_path / "halved", steps=2)
     done = command("run", "--resume", str(halved), "-p", "num_steps", "4")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (checkpoint,) = halved.glob("checkpoints/step_*4")
+    assert [path.name for path in checkpoint.iterdir() if path.is_dir()] == ["state"]
     resumed = rows(halved)
     assert [without_times(row) for row in resumed] == [without_times(row) for row in whole]
 

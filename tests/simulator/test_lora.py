@@ -9,7 +9,7 @@ from lora_jobs import IDS, lora_of
 from preloaded_jobs import TRAINER_RANK
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.data.tokenizer import build_tokenizer
+from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.plan.dimensions import dimensions_of_folder
 from cookbook_npu.plan.memory import adapter_parameters
@@ -50,6 +50,18 @@ def hf_model(folder: Path):
 def logits_of(model) -> torch.Tensor:
     with torch.no_grad():
         return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_folder_of_an_adapter_has_its_tokenizer_and_no_model(trained, family):
+    adapter = trained[0][family].parent / "adapter1"
+    names = {path.name for path in adapter.iterdir()}
+    assert {"adapter_config.json", "tokenizer_config.json", "tokenizer.json"} <= names
+    assert not {"config.json", "model.safetensors"} & names
+    assert (
+        read_tokenizer(adapter).get_vocab()
+        == read_tokenizer(trained[0][family]).get_vocab()
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -154,3 +154,19 @@ def test_engines_that_never_end_a_step_are_refused():
     often = Disturbances(hours_between_losses=0.05, restart_s=300.0)
     with pytest.raises(ConfigError, match="does not end in 24 hours"):
         simulate_hours(TIMES, work(0.7, engines=3), 1, 1, 1.0, often)
+
+
+def test_disturbances_without_virtual_hours_are_refused(tmp_path):
+    from typer.testing import CliRunner
+
+    from cookbook_npu.cli import app
+    from cookbook_npu.errors import ConfigError
+    from cookbook_npu.recipes import qwen3_5_9b_async
+    from cookbook_npu.runs.folder import RunFolder
+
+    config = qwen3_5_9b_async(overrides={"output.root": str(tmp_path)})
+    with RunFolder.create(config) as run:
+        for option in ("--slow-engines", "--loss-hours"):
+            out = CliRunner().invoke(app, ["schedule", str(run.path), option, "1"])
+            assert isinstance(out.exception, ConfigError)
+            assert "need --hours" in out.exception.what
