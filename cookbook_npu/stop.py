@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .errors import CookbookError
+
 # %% ../nbs/04_stop.ipynb #c537c610
 EXIT_STOPPED = 75  # stopped after a step; EX_TEMPFAIL of sysexits.h
 
@@ -137,6 +139,10 @@ class StopRequest(AbstractContextManager):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._open = False
         self._handlers.restore()
+        # a lock that was interrupted while it waited raises RuntimeError when it is released
+        lock = isinstance(error, RuntimeError) and not isinstance(error, CookbookError)
+        if self.at_once and lock:
+            raise KeyboardInterrupt from error
         if error is None and self._late:
             signal.raise_signal(self._late)
 

@@ -107,7 +107,7 @@ def checkpoint_errors(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
-        message = str(error).strip()
+        message = (getattr(error, "strerror", None) or str(error)).strip()
         refused = any(words in message for words in REFUSED_WRITES)
         if isinstance(error, RuntimeError) and not refused:
             raise  # for example a lost device
