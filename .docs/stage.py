@@ -205,6 +205,7 @@ TRANSLATED = {
     "where_the_seconds_go": "nbs/tutorials/where_the_seconds_go.ipynb",
     "first_hour_910b": "nbs/tutorials/first_hour_910b.ipynb",
     "on_910b": "nbs/tutorials/on_910b.ipynb",
+    "modelarts": "nbs/tutorials/modelarts.ipynb",
 }
 
 
