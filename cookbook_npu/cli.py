@@ -857,7 +857,7 @@ def _plan(
 @app.command(
     "schedule",
     epilog="Examples: cookbook-npu schedule runs/NAME; "
-    "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24",
+    "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
 )
 def _schedule(
     run: Annotated[Path, Argument(help="Run folder of a split run.", **_OF_RUN)],
@@ -872,20 +872,33 @@ def _schedule(
         float | None,
         Option(min=0.01, help="--hours: mean hours between losses of an engine."),
     ] = None,
+    timeout_hours: Annotated[
+        float | None,
+        Option(
+            min=0.01, help="--hours: mean hours between collectives that never end (HCCL)."
+        ),
+    ] = None,
 ) -> None:
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
     from .plan import schedule
 
-    if hours is None and (slow_engines or loss_hours):
-        raise ConfigError("--slow-engines and --loss-hours need --hours", "Add --hours 12.")
+    if hours is None and (slow_engines or loss_hours or timeout_hours):
+        raise ConfigError(
+            "--slow-engines, --loss-hours and --timeout-hours need --hours",
+            "Add --hours 12.",
+        )
     measured = schedule.measure_run(run, skip)
     typer.echo(fit(schedule.measured_schedule_text(measured)))
     if hours is not None:
-        disturbances = schedule.Disturbances(
-            slow_engines=slow_engines, hours_between_losses=loss_hours
+        from .train import virtual_run
+
+        disturbances = virtual_run.Disturbances(
+            slow_engines=slow_engines,
+            hours_between_losses=loss_hours,
+            hours_between_timeouts=timeout_hours,
         )
-        result = measured.simulate_hours(hours, disturbances)
-        typer.echo(fit(schedule.hours_text(result, disturbances)))
+        result = virtual_run.measured_run(measured, disturbances).simulate(hours)
+        typer.echo(fit(virtual_run.hours_text(result, disturbances)))
 
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(

@@ -8,7 +8,6 @@ __all__ = ['MAY_CHANGE', 'due', 'CheckpointManager', 'with_moved_inputs', 'check
 
 # %% ../../nbs/train/06_checkpointing.ipynb #b5d28096
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class CheckpointManager:
         self.store = Checkpoints.of_run(state.folder)
         self.pending: _PendingCheckpoint | None = None
         self.newest_step = 0  # of the checkpoints of this session; 0: none
-        self.saved_at = time.monotonic()  # the newest one begun or restored, s
+        self.saved_at = state.tracker.now()  # the newest one begun or restored, s
         self.initial = state.resume_state()
 
     def due_after(self, step: int) -> bool:
@@ -62,7 +61,7 @@ class CheckpointManager:
         if minutes is None:
             return False
         first = self.newest_step == 0
-        return first or time.monotonic() - self.saved_at >= 60 * minutes
+        return first or self.state.tracker.now() - self.saved_at >= 60 * minutes
 
     def begin(
         self,
@@ -71,7 +70,7 @@ class CheckpointManager:
     ) -> None:
         "Start to write a checkpoint, trainer awake; a pending one is finished first"
         self.finish()
-        self.saved_at = time.monotonic()
+        self.saved_at = self.state.tracker.now()
         partial = self.store.partial(step)
         driver = self.state.resume_state() | {"version": version}
         self.pending = _PendingCheckpoint(step, partial, driver)
@@ -141,7 +140,7 @@ class CheckpointManager:
             self.state.load_resume_state(self.initial, 0)
             return
         self.newest_step = checkpoint.step
-        self.saved_at = time.monotonic()
+        self.saved_at = self.state.tracker.now()
         self.state.trainer.call("load_state", str(checkpoint.path / "state"))
         self.state.load_resume_state(checkpoint.driver_state, checkpoint.step)
 

@@ -19,7 +19,7 @@ from ..errors import ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
 from ..stop import RunStopped, StopRequest
-from .async_sampling import AsyncSampler
+from .async_sampling import AsyncSampler, Threads
 from .async_weight_update import AsyncWeightUpdate
 from .batch import rollout_metrics
 from .checkpointing import CheckpointManager, due
@@ -112,9 +112,15 @@ class ColocatedPlacement:
 class SplitPlacement:
     "Trainer and engines have their own devices and work at the same time"
 
-    def __init__(self, state: DriverState, failures: Failures, grading: Grading):
+    def __init__(
+        self,
+        state: DriverState,
+        failures: Failures,
+        grading: Grading,
+        threads: Threads | None = None,  # of the sampler
+    ):
         self.state = state
-        self.sampler = AsyncSampler(state, grading, failures)
+        self.sampler = AsyncSampler(state, grading, failures, threads)
         self.weights = AsyncWeightUpdate(state, self.sampler)
         self.evaluated: dict[str, float] = {}  # metrics of the last evaluation
 
@@ -187,6 +193,7 @@ class Driver:
         self,
         state: DriverState,  # trainer awake with the first weights, engines asleep
         stop: StopRequest | None = None,
+        threads: Threads | None = None,  # of a split run (None: real ones)
     ):
         self.state = state
         self.stop = stop or StopRequest()
@@ -196,7 +203,7 @@ class Driver:
         self.logprob_alarm = LogprobDiffAlarm.of(state.config.train)
         failures = Failures(state)
         split = state.config.placement.mode == "split"
-        place = SplitPlacement if split else ColocatedPlacement
+        place = partial(SplitPlacement, threads=threads) if split else ColocatedPlacement
         self.placement = place(state, failures, self.grading)
         self.recovery = Recovery(
             state,

@@ -1,18 +1,10 @@
 """The virtual schedule of a split run: what holds whatever the lengths, the gate and the engines are"""
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from cookbook_npu.errors import ConfigError
-from cookbook_npu.plan.schedule import (
-    Disturbances,
-    PhaseTimes,
-    Workload,
-    simulate_hours,
-    simulate_schedule,
-)
+from cookbook_npu.plan.schedule import PhaseTimes, Workload, simulate_schedule
 from cookbook_npu.rl.staleness import StalenessGate
 
 SETTINGS = [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (4, 4)]
@@ -95,78 +87,3 @@ def test_a_gate_that_never_opens_is_told_and_not_waited_for(monkeypatch):
     monkeypatch.setattr(StalenessGate, "waits_for", lambda gate: "nothing")
     with pytest.raises(RuntimeError, match="step 0 waits for nothing: nothing runs"):
         simulate_schedule(TIMES, work(0.3))
-
-
-@pytest.mark.parametrize("setting", [(0, 0), (1, 1), (1, 2), (2, 4)])
-def test_lost_engines_lose_no_response_and_keep_the_bound(setting):
-    "Losses at random times: every step has its samples, none is older than S, and time is lost"
-    depth, staleness = setting
-    load = work(0.7, engines=3)
-    for seed, restart in ((0, 10.0), (1, 100.0)):
-        lossy = Disturbances(hours_between_losses=0.5, restart_s=restart)
-        r = simulate_hours(TIMES, load, depth, staleness, 4.0, lossy, seed)
-        assert r.losses > 8 and r.resubmitted > 0
-        assert sum(r.ages.values()) == 24 * r.steps
-        assert 0 <= min(r.ages) and max(r.ages) <= staleness
-        calm = simulate_hours(TIMES, load, depth, staleness, 4.0, seed=seed)
-        assert r.seconds > calm.seconds
-        assert 0 <= r.trainer_idle <= 1 and 0 <= r.rollout_idle <= 1
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_virtual_hours_are_the_schedule(depth):
-    "Without disturbances the steps are those of simulate_schedule"
-    hours = simulate_hours(TIMES, work(0.7), depth, 2, 2.0)
-    steps = simulate_schedule(TIMES, work(0.7), depth, 2, steps=hours.steps, skip=0)
-    assert hours.seconds == pytest.approx(steps.seconds)
-    assert hours.trainer_idle == pytest.approx(steps.trainer_idle)
-    assert hours.rollout_idle == pytest.approx(steps.rollout_idle)
-
-
-def test_slow_engines_are_engines_with_longer_decode_steps():
-    "All of them twice as slow: the times of a decode step twice as long; one: between both"
-    load = work(0.7, engines=2)
-    fast = replace(TIMES, recompute=0.0)
-    slow = replace(fast, token=2 * fast.token, row=2 * fast.row)
-    seconds = [
-        simulate_hours(fast, load, 1, 2, 4.0, Disturbances(slow_engines=n)).seconds
-        for n in (0, 1, 2)
-    ]
-    assert seconds[2] == pytest.approx(simulate_hours(slow, load, 1, 2, 4.0).seconds)
-    assert seconds[0] < seconds[1] < seconds[2]
-
-
-def test_recorded_lengths_are_drawn_and_a_heavy_tail_is_longer():
-    even, recorded = work(0.0), replace(work(2.0), recorded=(1200,))
-    same = [simulate_hours(TIMES, load, 1, 2, 1.0).seconds for load in (even, recorded)]
-    assert same[0] == pytest.approx(same[1])
-    # of one mean, without a limit: the trainer of a synchronous run waits for the longest
-    free = replace(work(0.7), max_response=10**9)
-    waits = [
-        simulate_hours(TIMES, load, 0, 0, 4.0).seconds
-        for load in (free, replace(free, shape="pareto"))
-    ]
-    assert waits[1] > 1.5 * waits[0]
-
-
-def test_engines_that_never_end_a_step_are_refused():
-    "Losses more often than the longest response of a step takes: the run would not go on"
-    often = Disturbances(hours_between_losses=0.05, restart_s=300.0)
-    with pytest.raises(ConfigError, match="does not end in 24 hours"):
-        simulate_hours(TIMES, work(0.7, engines=3), 1, 1, 1.0, often)
-
-
-def test_disturbances_without_virtual_hours_are_refused(tmp_path):
-    from typer.testing import CliRunner
-
-    from cookbook_npu.cli import app
-    from cookbook_npu.errors import ConfigError
-    from cookbook_npu.recipes import qwen3_5_9b_async
-    from cookbook_npu.runs.folder import RunFolder
-
-    config = qwen3_5_9b_async(overrides={"output.root": str(tmp_path)})
-    with RunFolder.create(config) as run:
-        for option in ("--slow-engines", "--loss-hours"):
-            out = CliRunner().invoke(app, ["schedule", str(run.path), option, "1"])
-            assert isinstance(out.exception, ConfigError)
-            assert "need --hours" in out.exception.what
