@@ -100,7 +100,8 @@ class VirtualTrainer(VirtualGroup):
     def write(self, version: int) -> Manifest:
         return Manifest(version, buckets=[{"virtual": ""}])
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        pass
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -108,9 +109,11 @@ class VirtualTrainer(VirtualGroup):
     def save_state(self, folder: str) -> None:
         (Path(folder) / "empty").touch()
 
-    def finish_state(self) -> None: ...
+    def finish_state(self) -> None:
+        pass
 
-    def load_state(self, folder: str) -> None: ...
+    def load_state(self, folder: str) -> None:
+        pass
 
 # %% ../../nbs/train/20_virtual_run.ipynb #bddc34a5
 class VirtualEngine(VirtualGroup):
@@ -138,9 +141,11 @@ class VirtualEngine(VirtualGroup):
         self.version = -1
         self.requests: dict[tuple[str, int], Request] = {}  # unfinished
 
-    def sleep(self) -> None: ...
+    def sleep(self) -> None:
+        pass
 
-    def wake(self, tags: Sequence[str]) -> None: ...
+    def wake(self, tags: Sequence[str]) -> None:
+        pass
 
     def update_weights(self, manifest: Manifest) -> _Call:
         "Load the weights, and recompute the key/value cache of unfinished responses"
@@ -299,7 +304,8 @@ class VirtualTrainStep:
     ) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def prepare(self, step: int, samples: list[Sample]) -> None: ...
+    def prepare(self, step: int, samples: list[Sample]) -> None:
+        pass
 
     def run(self, step: int, batch: None, samples: list[Sample]) -> dict[str, float]:
         run = self.run_
