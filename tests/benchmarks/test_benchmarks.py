@@ -20,7 +20,7 @@ SMALL = {  # arguments, and where the measured number stands
         "--steps 5 --rounds 1 --prompts 4 --warm-start 5 --latency 0.1",
         rf"asynchronous +{NUMBER}",
     ),
-    "driver_overhead": ("--steps 3", f'"driver_alone_share": {NUMBER}'),
+    "driver_overhead": ("--steps 3", f'"between_phases_ms_per_sample": {NUMBER}'),
     "engine_speed": (
         "--response 2 --prompts 2 --samples 2 --rounds 1",
         f"processor time: engine {NUMBER} tokens/s",

@@ -120,25 +120,31 @@ def test_a_job_server(tmp_path, monkeypatch, capfd):
         remove_session_folder(folder)
 
 
-PAIR = {"placement.devices": 2, "parallel.tensor": 2}
-ALONE = {"parallel.tensor": 1, "rollout.devices_per_engine": 1}
-SMALLER = {  # the first has DP 2 and two engines, the last one rank and one engine
-    "qwen3_4b_colocate": {"placement.devices": 4},
-    "qwen3_4b_opd": PAIR,
-    "qwen3_5_9b_colocate": PAIR | {"rollout.devices_per_engine": 2},
-    "qwen3_5_9b_async": ALONE | {"placement.devices": 2, "placement.trainer_devices": 1},
-    "qwen3_vl_8b_grpo": PAIR,
-    "qwen3_vl_8b_ppo": ALONE | {"placement.devices": 1},
+# one recipe for each placement and kind of model; all of them, with their own devices, in a lane
+REHEARSED = {
+    "qwen3_4b_opd": {"placement.devices": 2, "parallel.tensor": 2},
+    "qwen3_5_9b_async": {
+        "placement.devices": 2,
+        "placement.trainer_devices": 1,
+        "parallel.tensor": 1,
+        "rollout.devices_per_engine": 1,
+    },
+    "qwen3_vl_8b_ppo": {
+        "placement.devices": 1,
+        "parallel.tensor": 1,
+        "rollout.devices_per_engine": 1,
+    },
 }
+ALL_DEVICES = "COOKBOOK_REHEARSAL_DEVICES" in os.environ
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", RECIPES if ALL_DEVICES else REHEARSED)
 def test_rehearsal(tmp_path, recipe):
     """Samples of the real batch size on simulated NPUs with the variables of the real roles: trainer and
-    engines agree. COOKBOOK_REHEARSAL_DEVICES=8 takes the devices of the recipe itself, minutes each"""
-    smaller = {} if "COOKBOOK_REHEARSAL_DEVICES" in os.environ else SMALLER[recipe]
+    engines agree. COOKBOOK_REHEARSAL_DEVICES=8 takes every recipe and its own devices, minutes each"""
+    smaller = {} if ALL_DEVICES else REHEARSED[recipe]
     code = "import sys; from cookbook_npu.cli import main; main()"
     words = [sys.executable, "-c", code, "launch", recipe, "--rehearse"]
     words += ["--runs", str(tmp_path)]
