@@ -92,6 +92,10 @@ def add_adapter(
         target_modules=names,
     )
     peft.inject_adapter_in_model(options, module, ADAPTER)
+    for layer in adapter_layers(module).values():
+        # mcore-bridge's new layers ignore the dropout of peft 0.19 and later
+        dropout = torch.nn.Dropout(lora.dropout) if lora.dropout else torch.nn.Identity()
+        layer.lora_dropout[ADAPTER] = dropout
     _first_values(module, seed)
     _mark_slices(module)
 
