@@ -109,7 +109,7 @@ class Threads:
         "Wait until all jobs have ended"
         wait(list(jobs))
 
-
+# %% ../../nbs/train/11_async_sampling.ipynb #2c263cf3
 class BackgroundJobs:
     "Background threads of the driver, the lock they share, and their errors"
 

@@ -45,7 +45,7 @@ class _Waiter:
     condition: "VirtualCondition | None" = None
     woken: bool = False
 
-
+# %% ../../nbs/train/19_virtual_clock.ipynb #700c904f
 class VirtualClock(Threads):
     "Runs threads one at a time; the time advances when all of them wait"
 

@@ -93,7 +93,7 @@ class VirtualGroup(WorkerGroup):
         value = getattr(self, method.rpartition(".")[2])(*args[0], **kwargs)
         return value if isinstance(value, _Call) else _Call(self, 0.0, value)
 
-
+# %% ../../nbs/train/20_virtual_run.ipynb #c90832c9
 class VirtualTrainer(VirtualGroup):
     "A trainer whose checkpoints are empty"
 
@@ -290,7 +290,7 @@ class VirtualWorkers(Workers):
             self.restart_engine(number)
         return lost
 
-
+# %% ../../nbs/train/20_virtual_run.ipynb #151bfa7d
 class VirtualTrainStep:
     "The trainer's part of a step: it takes time, and a collective may never end"
 
@@ -359,7 +359,7 @@ class HoursResult:
         "Mean seconds of a step"
         return 3600 * self.hours / self.steps
 
-
+# %% ../../nbs/train/20_virtual_run.ipynb #37f1f68f
 class VirtualRun:
     "The driver of a split run on a virtual clock"
 
@@ -501,9 +501,7 @@ class VirtualRun:
             ended,
         )
 
-# %% ../../nbs/train/20_virtual_run.ipynb #94f4c1e7
-
-
+# %% ../../nbs/train/20_virtual_run.ipynb #ae82bf95
 def virtual_settings(root: str) -> dict[str, Any]:
     "Return the settings in which a virtual run differs"
     return {
