@@ -10,7 +10,6 @@ __all__ = ['NONE', 'VirtualGroup', 'VirtualTrainer', 'VirtualEngine', 'Disturban
 import math
 import random
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from ..plan.schedule import (
 from ..rollout.engine import Request
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
+from ..runs.plots import age_counts
 from ..runs.spans import SpanLog
 from .async_sampling import EnginePool, PoolStatus
 from .driver import Driver, SplitPlacement
@@ -481,19 +481,16 @@ class VirtualRun:
         spent = sum(row["time/step"] for row in rows)
 
         def share(name: str) -> float:
-            return sum(row[f"async/{name}"] * row["time/step"] for row in rows) / spent
+            return sum(row[name] * row["time/step"] for row in rows) / spent
 
-        ages: Counter[int] = Counter()
-        for row in rows:
-            for name, count in row.items():
-                if name.startswith("staleness/age_") and name.endswith("_samples"):
-                    ages[int(name.split("_")[1])] += int(count)
+        names = {name for row in rows for name in row}
+        columns = {name: [row.get(name) for row in rows] for name in names}
         return HoursResult(
             self.clock.now / 3600,
             len(rows),
-            share("trainer_idle_share"),
-            share("rollout_idle_share"),
-            dict(ages),
+            share("async/trainer_idle_share"),
+            share("async/rollout_idle_share"),
+            age_counts(columns),
             self.losses,
             self.resubmitted,
             self.timeouts,
