@@ -8,15 +8,15 @@ __all__ = ['VirtualClock', 'VirtualCondition', 'VirtualPool']
 # %% ../../nbs/train/19_virtual_clock.ipynb #b8f884d9
 import heapq
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from greenlet import getcurrent, greenlet
 
 from .async_sampling import Threads
 
@@ -29,11 +29,8 @@ class _Ended(BaseException):
 class _Task:
     "A thread on the clock"
 
-    turn: threading.Lock = field(default_factory=threading.Lock)  # released: its turn
+    fiber: greenlet
     locks: int = 0  # conditions whose lock it holds
-
-    def __post_init__(self) -> None:
-        self.turn.acquire()
 
 
 @dataclass(eq=False)
@@ -51,11 +48,12 @@ class VirtualClock(Threads):
 
     def __init__(self) -> None:
         self.now = 0.0  # s
-        self.main = _Task()  # the thread that made the clock
+        self.main = _Task(getcurrent())  # the thread that made the clock
         self.current = self.main
-        self.others: dict[_Task, threading.Thread] = {}
+        self.others: set[_Task] = set()
         self.closed = False
         self.stuck = ""  # why no thread can go on
+        self._turns = greenlet(self._give_turns)
         self._ready: deque[_Task] = deque()
         self._timers: list[tuple[float, int, _Waiter]] = []
         self._order = itertools.count()
@@ -96,22 +94,20 @@ class VirtualClock(Threads):
             raise RuntimeError("a thread waits for a device and holds the lock of the others")
         if seconds is not None:
             heapq.heappush(self._timers, (self.now + seconds, next(self._order), waiter))
-        following = self._next()
-        if following is not task:
-            self._give_turn(following)
-            task.turn.acquire()
+        self._turns.switch()
         if task is self.main and self.stuck:
             raise RuntimeError(self.stuck)
         if task is not self.main and self.closed:
             raise _Ended
 
-    def _give_turn(self, task: _Task) -> None:
-        self.current = task
-        task.turn.release()
+    def _give_turns(self) -> None:
+        while True:
+            self.current = self._next()
+            self.current.fiber.switch()
 
     def _next(self) -> _Task:
         "Return the task whose turn it is; the time advances if no other is ready"
-        while self._notified:
+        while self._notified and not self.closed:
             self._notified.pop().wake(self._ready)
         if self._ready:
             return self._ready.popleft()
@@ -128,20 +124,16 @@ class VirtualClock(Threads):
 
     def start(self, work: Callable[[], object]) -> None:
         "Start a thread"
-        task = _Task()
-        thread = threading.Thread(target=self._run, args=(task, work), daemon=True)
-        self.others[task] = thread
-        self._ready.append(task)
-        thread.start()
 
-    def _run(self, task: _Task, work: Callable[[], object]) -> None:
-        task.turn.acquire()
-        with suppress(_Ended):
-            if not self.closed:
-                work()
-        if not self.closed:
-            del self.others[task]
-            self._give_turn(self._next())
+        def run() -> None:
+            with suppress(_Ended):
+                if not self.closed:
+                    work()
+            self.others.remove(task)
+
+        task = _Task(greenlet(run, parent=self._turns))
+        self.others.add(task)
+        self._ready.append(task)
 
     def notify(self, condition: "VirtualCondition") -> None:
         "Look at the predicates of a condition before the next turn"
@@ -151,10 +143,8 @@ class VirtualClock(Threads):
     def close(self) -> None:
         "End all threads where they wait"
         self.closed = True
-        for task, thread in self.others.items():
-            self._give_turn(task)
-            thread.join()
-        self.others.clear()
+        self._ready = deque([*self.others, self.main])
+        self._turns.switch()
 
 # %% ../../nbs/train/19_virtual_clock.ipynb #3db0620e
 class VirtualCondition:

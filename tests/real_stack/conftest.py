@@ -31,7 +31,7 @@ EXECUTED = {
     "trainer: save and resume at TP1, TP2 and from one into the other": (
         "test_resumed_run",
     ),
-    "all five recipes: train, save, resume": ("test_recipe_trains",),
+    "every recipe: train, save, resume": ("test_recipe_trains",),
     "SIGTERM and resume": ("test_run_resumes",),
     "loss of a trainer": ("test_lost_trainer",),
     "TP2 trainer and engine, weights through device handles": ("test_tensor_parallel",),
