@@ -80,11 +80,12 @@ def _decoder(tiny: TinyConfig, tokenizer: Any, tied: bool) -> dict[str, Any]:
 
 
 def _vision(tiny: TinyConfig, **extra: Any) -> dict[str, Any]:
+    heads = max(2, tiny.num_kv_heads)  # vLLM gives each rank of an engine as many
     return dict(
         depth=2,
-        hidden_size=32,
+        hidden_size=max(32, 8 * heads),
         intermediate_size=64,
-        num_heads=2,
+        num_heads=heads,
         out_hidden_size=tiny.hidden_size,
         patch_size=16,
         num_position_embeddings=64,
