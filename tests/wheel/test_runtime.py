@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
+import api_inventory as inventory
 import pytest
-import test_api_inventory as inventory
 from npu_wheel import build
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_names_that_the_project_says_are_missing(facts):
 
 
 def test_names_that_we_use(lane):
-    """What test_api_inventory.py reads in the sources, asked of the module itself."""
+    "What api_inventory reads in the sources, asked of the module itself"
     offered = [
         f"{module}.{name}"
         for module, names in inventory.simulated().items()
