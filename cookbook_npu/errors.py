@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
-           'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError',
+           'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'BudgetSpent',
            'EnvironmentFault', 'StorageError', 'NumericsError', 'NothingLearned', 'nearest', 'decode_text',
            'parse_json']
 
@@ -84,6 +84,13 @@ class RunLocked(CookbookError, BlockingIOError):
 
 class RewardError(CookbookError, ConnectionError):
     "A scorer got no response from its server; names the scorer and the sample"
+
+
+class BudgetSpent(CookbookError, RuntimeError):
+    "The budget of a judge is spent"
+
+    key = ""  # configuration key of the budget
+    limit = 0.0  # its value
 
 
 class EnvironmentFault(CookbookError, RuntimeError):

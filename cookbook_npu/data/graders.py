@@ -233,6 +233,7 @@ class Scorer:
     check_label: LabelCheck | None = None  # None: the label is not read
     window: int | None = None  # number of characters it reads, from the end; default: all
     function: ScorerFunction | None = None  # None: a user's, imported on demand
+    is_service: bool = False  # a model gives the score, no function
 
 # %% ../../nbs/data/07_graders.ipynb #c495d31f
 def _one_answer(label: Any, metadata: Mapping[str, Any]) -> str:
@@ -285,6 +286,7 @@ _KNOWN = (
     Scorer("length", inline=True, worst=-1.0, window=0, function=length),
     _PLAIN("environment", correct_threshold=1.0, function=environment_reward),
     Scorer("repetition", inline=True, worst=-1.0, window=65536, function=repetition),
+    Scorer("judge", inline=False, worst=0.0, correct_threshold=0.5, is_service=True),
 )
 SCORERS: dict[str, Scorer] = {scorer.name: scorer for scorer in _KNOWN}
 

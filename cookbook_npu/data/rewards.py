@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from multiprocessing.pool import ThreadPool
 from operator import itemgetter
+from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ from ..data.graders import (
     load_function,
 )
 from .grading_process import GradingProcess, GradingStopped, Limit
+from .judge import Judge, JudgeCounts, judge_message
 from .sample import Prompt, Sample, prompt_source
 from ..errors import ConfigError, DataError, NumericsError, RoleError, nearest
 
@@ -399,6 +401,11 @@ def check_reward(config: RewardConfig) -> None:
             "reward.scorers is empty", "Name at least one scorer, e.g. {'exact': 1.0}."
         )
     names = all_scorers(config)
+    for name in config.arguments:
+        if name in names and find_scorer(name).is_service:
+            raise ConfigError(
+                f"reward.arguments has {name!r}", f"Its settings are reward.{name}."
+            )
     settings = {
         "arguments": config.arguments,
         "correct_threshold": config.correct_threshold,
@@ -465,7 +472,11 @@ RETRY_WAIT_S = 1.0
 class RewardPool(GradingPool):
     "Grades samples, with cheap scorers in this process; a context manager, for one thread"
 
-    def __init__(self, config: RewardConfig):
+    def __init__(
+        self,
+        config: RewardConfig,
+        folder: Path | None = None,  # run folder, which keeps the judge's replies
+    ):
         check_reward(config)
         self._all: list[Scorer] = []
         for scorer in map(find_scorer, all_scorers(config)):
@@ -476,7 +487,31 @@ class RewardPool(GradingPool):
         arguments = {s.name: config.arguments.get(s.name, {}) for s in self._all}
         here = [s.name for s in self._all if s.inline]
         self._functions = {name: load_function(name, arguments.pop(name)) for name in here}
-        super().__init__(config, arguments)
+        services = [s.name for s in self._all if s.is_service]
+        self.judge = Judge(config.judge, folder) if "judge" in services else None
+        own = {name: given for name, given in arguments.items() if name not in services}
+        super().__init__(config, own)
+
+    def open(self) -> None:
+        "Start the processes, and open the connection to the judge"
+        super().open()
+        try:
+            if self.judge is not None:
+                self.judge.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        "End the processes, and close the connection to the judge"
+        super().close()
+        if self.judge is not None:
+            self.judge.close()
+
+    @property
+    def judge_counts(self) -> JudgeCounts | None:
+        "What the judge was asked so far; None without a judge"
+        return None if self.judge is None else replace(self.judge.counts)
 
     def check_labels(self, prompts: Iterable[Prompt]) -> None:
         "Raise `DataError` for the first prompt with a label that one of its scorers cannot grade"
@@ -494,9 +529,7 @@ class RewardPool(GradingPool):
         for scorer in self._all:
             chosen = [i for i, w in enumerate(weights) if scorer.name in w]
             jobs = [grading_job(scorer, samples[i]) for i in chosen]
-            found = (
-                [self._grade_here(j) for j in jobs] if scorer.inline else self._retried(jobs)
-            )
+            found = self._grade_all(scorer, jobs)
             for i, score in zip(chosen, found, strict=True):
                 scores[i][scorer.name] = (weights[i][scorer.name], score)
         return [_with_parts(of_sample) for of_sample in scores]
@@ -504,6 +537,28 @@ class RewardPool(GradingPool):
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         "The reward of each sample; None when a reward server gave no score"
         return [grade.reward for grade in self.grade(samples)]
+
+    def _grade_all(
+        self, scorer: Scorer, jobs: Sequence[GradingJob]
+    ) -> list[Score | None]:
+        "Grade jobs of one scorer where it runs"
+        if scorer.inline:
+            return [self._grade_here(job) for job in jobs]
+        if scorer.is_service:
+            return self._judged(jobs)
+        return self._retried(jobs)
+
+    def _judged(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
+        "Ask the judge; raises `BudgetSpent`"
+        assert self.judge is not None
+        template = self.config.judge.template
+        messages = [judge_message(template, j.text, j.label, j.metadata) for j in jobs]
+        scores = self.judge.scores(messages)
+        missing = [job for job, score in zip(jobs, scores, strict=True) if score is None]
+        if missing:
+            self.failure = f"{missing[-1].name}: the judge gave no score: {self.judge.failure}"
+        pairs = zip(jobs, scores, strict=True)
+        return [None if score is None else job.score(score) for job, score in pairs]
 
     def _grade_here(self, job: GradingJob) -> Score:
         try:

@@ -37,6 +37,7 @@ from ..data.environments import find_environment
 from ..data.graders import load_function
 from ..data.hub import local_model
 from ..data.images import check_picture, image_source
+from ..data.judge import check_judge
 from ..data.messages import checked_messages
 from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
@@ -200,7 +201,10 @@ def check_scorers(config: RunConfig) -> None:
     check_reward(config.reward)
     use_code_folder(config)
     for name in all_scorers(config.reward):
-        load_function(name, config.reward.arguments.get(name))
+        if name == "judge":
+            check_judge(config.reward.judge)
+        else:
+            load_function(name, config.reward.arguments.get(name))
 
 
 def check_shims(config: RunConfig) -> None:

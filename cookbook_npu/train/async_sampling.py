@@ -19,7 +19,13 @@ from ..config import RunConfig, SamplingConfig
 from ..data.environments import CallFailure
 from ..data.prompts import Draw
 from ..data.sample import Prompt, Sample
-from ..errors import ConfigError, EngineError, RewardError, RoleError
+from ..errors import (
+    BudgetSpent,
+    ConfigError,
+    EngineError,
+    RewardError,
+    RoleError,
+)
 from ..rl.filters import reward_nonzero_std
 from ..rl.staleness import StalenessGate, staleness_metrics
 from ..rollout.engine import Request
@@ -653,8 +659,13 @@ class AsyncSampler:
         "Wait for the groups of the next step; `resend` gives restarted engines the current weights"
         tracker = self.state.tracker
         began = tracker.now()
-        self._wait_until(lambda: self.gate.waits_for() is None, resend)
+        self._wait_until(
+            lambda: self.gate.waits_for() is None or self.grading.budget_spent is not None,
+            resend,
+        )
         with self.jobs.changed:
+            if self.gate.waits_for() is not None and self.grading.budget_spent is not None:
+                raise self.grading.budget_spent
             step = self.gate.step
             groups = [self.finished.pop(str(name)) for name in self.gate.take()]
             self.stragglers.in_step = 0
@@ -840,7 +851,14 @@ class AsyncSampler:
 
     def _grade(self, group: RunningGroup) -> None:
         "Reward a complete group, and keep or drop it"
-        missing = self.grading.fill_rewards(group.in_order())
+        try:
+            missing = self.grading.fill_rewards(group.in_order())
+        except BudgetSpent as spent:
+            # the driver reads it where it waits for groups, and ends the run between two steps
+            with self.jobs.changed:
+                self.grading.budget_spent = spent
+                self.jobs.changed.notify_all()
+            return
         with self.jobs.changed:
             if self.groups.get(group.group_id) is not group:
                 return  # sampling was halted meanwhile
@@ -895,9 +913,22 @@ class AsyncSampler:
             self.evaluation = RunningEvaluation(steps_done, len(groups))
             self._start(groups)
 
+    def _abandon_evaluation(self) -> None:
+        with self.jobs.changed:
+            for group in [g for g in self.groups.values() if g.draw is None]:
+                self.engines.abandon(group)
+                self._drop_episodes(group)
+                del self.groups[group.group_id]
+            self.evaluation = RunningEvaluation()
+
     def end_evaluation(self, resend: Callable[[], object]) -> dict[str, float]:
         "Wait for the running evaluation; return eval_accuracy and pass@k, {} without one"
-        self._wait_until(lambda: not self.evaluation.missing, resend)
+        self._wait_until(
+            lambda: not self.evaluation.missing or self.grading.budget_spent is not None, resend
+        )
+        if self.evaluation.missing and self.grading.budget_spent is not None:
+            self._abandon_evaluation()
+            return self.grading.abandon_evaluation(self.grading.budget_spent)
         ended, self.evaluation = self.evaluation, RunningEvaluation()
         if ended.failed is not None and not ended.samples:
             what = "the environments of all groups of the evaluation failed"

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ..cluster.worker_group import Future
 from ..config import RunConfig
 from ..data.sample import Sample
-from ..errors import ConfigError, RoleError
+from ..errors import BudgetSpent, ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
 from ..stop import RunStopped, StopRequest
@@ -265,7 +265,8 @@ class Driver:
     def steps(self) -> Iterator[dict[str, Any]]:
         """Yield the metrics of each remaining step.
 
-        Continues from a checkpoint when the trainer is lost. Raises `RunStopped` after a stop request."""
+        Continues from a checkpoint when the trainer is lost. Raises `RunStopped` after a stop request,
+        and when the budget of a judge is spent."""
         with self.stop.waiting():
             while True:
                 try:
@@ -287,12 +288,19 @@ class Driver:
         evaluate = rollout.eval_every > 0 and not rollout.skip_eval_before_train
         first = state.start_step == 0 and state.tracker.last < 0
         before = self.placement.start(evaluate and first and bool(state.held_out))
-        if before is not None:
+        if before:
             yield state.tracker.log(0, before)
         for step in range(state.start_step, state.config.num_steps):
-            if self.stop.signal:
+            if self.stop.signal or self.grading.budget_spent is not None:
                 self._stop_before(step)
-            yield self._logged_step(step)
+            try:
+                record = self._logged_step(step)
+            except BudgetSpent as spent:
+                # while sampling: nothing of this step is trained, its prompts are drawn again
+                self.grading.budget_spent = spent
+                state.prompts.put_back()
+                self._stop_before(step)
+            yield record
 
     def _logged_step(self, step: int) -> dict[str, Any]:
         "Take a step, evaluate if due, and log its row"
@@ -304,6 +312,7 @@ class Driver:
         row[TRAIN_WAIT] = train_wait_time(tracker.spans.times)
         row["tokens_per_s_per_device"] = rate / config.placement.devices
         row |= self.placement.evaluation(step) | self.grading.reward_metrics(step)
+        row |= self.grading.judge_metrics()
         self.logprob_alarm.watch(step, row, self.state.folder)
         record = tracker.log(step + 1, row)
         self.checkpoints.set_score(row)
@@ -321,7 +330,7 @@ class Driver:
                 # as in a step, where the checkpoint begins before the update
                 self.checkpoints.begin(step, state.version - 1)
                 self.checkpoints.finish()
-        state.stop_before(step)
+        state.stop_before(step, self.grading.budget_spent)
 
     def set_num_engines(self, num_engines: int) -> None:
         "Remove or add engines between two steps; unsupported with colocated placement"

@@ -13,11 +13,12 @@ import numpy as np
 
 from ..config import SamplingConfig
 from ..data.environments import CallFailure
+from ..data.judge import JudgeCounts, judge_cost
 from ..data.pass_at_k import eval_metrics
 from ..data.prompts import Draw
 from ..data.rewards import Counts
 from ..data.sample import Prompt, Sample
-from ..errors import EnvironmentFault, RewardError, RoleError
+from ..errors import BudgetSpent, EnvironmentFault, RewardError, RoleError
 from ..rl.filters import DynamicSampling
 from ..rollout.engine import Request, derive_seed
 from ..rollout.episodes import episode_metrics
@@ -82,6 +83,8 @@ class Grading:
         self.state = state
         self._counted = Counts()  # at the last row of metrics
         self._failed_groups = 0  # of environments, since the last row
+        self._asked = JudgeCounts()  # at the last row
+        self.budget_spent: BudgetSpent | None = None  # the run ends before its next step
 
     def fill_rewards(self, samples: list[Sample]) -> set[str]:
         "Grade samples in place; return the groups in which a sample has no reward"
@@ -168,6 +171,33 @@ class Grading:
             )
         return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
 
+    def judge_metrics(self) -> dict[str, float]:
+        "Return reward/judge_* since the last call; {} without a judge"
+        now = self.state.rewards.judge_counts
+        if now is None:
+            return {}
+        was, self._asked = self._asked, now
+        counts = {
+            "reward/judge_requests": now.requests - was.requests,
+            "reward/judge_cached": now.cached - was.cached,
+            "reward/judge_retries": now.retries - was.retries,
+            "reward/judge_failures": now.failures - was.failures,
+            "reward/judge_input_tokens": now.input_tokens - was.input_tokens,
+            "reward/judge_output_tokens": now.output_tokens - was.output_tokens,
+        }
+        row = {name: float(count) for name, count in counts.items()}
+        judge = self.state.config.reward.judge
+        if judge.input_price or judge.output_price:
+            tokens = counts["reward/judge_input_tokens"], counts["reward/judge_output_tokens"]
+            row["reward/judge_cost"] = judge_cost(judge, *tokens)
+        return row
+
+    def abandon_evaluation(self, spent: BudgetSpent) -> dict[str, float]:
+        "Note that an evaluation could not be graded; returns no metrics"
+        self.budget_spent = spent
+        print(f"the evaluation is left out: {spent.what}", flush=True)
+        return {}
+
 # %% ../../nbs/train/10_sampling.ipynb #293b78cf
 @dataclass
 class Rollout:
@@ -223,13 +253,16 @@ class Sampler:
         if not held_out:
             return {}
         config = self.state.config
-        with self.state.tracker.span("eval"):
-            samples = self.generate(
-                held_out,
-                config.rollout.eval_samples,
-                -1 - steps_done,
-                sampling=config.eval_sampling,
-            )
+        try:
+            with self.state.tracker.span("eval"):
+                samples = self.generate(
+                    held_out,
+                    config.rollout.eval_samples,
+                    -1 - steps_done,
+                    sampling=config.eval_sampling,
+                )
+        except BudgetSpent as spent:
+            return self.grading.abandon_evaluation(spent)
         return self.grading.evaluation_metrics(steps_done, samples)
 
     def generate(

@@ -390,7 +390,7 @@ def _open_data(
         stack.callback(episodes.close)
     prompts, held_out = load_data(config, hf_path, episodes)
     check_sources(config, prompts.prompts, held_out)
-    rewards = stack.enter_context(RewardPool(config.reward))
+    rewards = stack.enter_context(RewardPool(config.reward, folder.path))
     rewards.check_labels([*prompts.prompts, *held_out])
     if episodes is not None:
         warn_oracle(episodes, config, folder)

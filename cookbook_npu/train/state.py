@@ -6,16 +6,18 @@
 __all__ = ['DriverState']
 
 # %% ../../nbs/train/05_state.ipynb #ab60c2d1
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
 
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig
 from ..data.prompts import PromptDataset
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt
-from ..errors import StorageError
+from ..errors import BudgetSpent, StorageError
 from ..rollout.episodes import EpisodeRunner
 from ..runs.folder import RunFolder
 from ..runs.metrics import Tracker
@@ -73,9 +75,18 @@ class DriverState:
         self.version = saved["version"]
         self.start_step = step
 
-    def stop_before(self, step: int) -> NoReturn:
+    def stop_before(
+        self,
+        step: int,
+        spent: BudgetSpent | None = None,  # None: a signal is the reason
+    ) -> NoReturn:
         "Record an event and raise `RunStopped` with the command to resume"
         self.start_step = step
-        self.folder.event("stopped", step=step)
         hint = resume_hint(self.folder.path)
-        raise RunStopped(f"stopped at step {step} of {self.config.num_steps}; {hint}")
+        place = f"stopped at step {step} of {self.config.num_steps}"
+        if spent is None:
+            self.folder.event("stopped", step=step)
+            raise RunStopped(f"{place}; {hint}")
+        self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
+        larger = json.dumps({spent.key: 2 * spent.limit})
+        raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")

@@ -330,6 +330,7 @@ class _Grading:
 
     failure = ""
     counts = Counts()
+    judge_counts = None
     labels = SimpleNamespace(state=dict, load_state=lambda state: None)
 
     def grade(self, samples: Sequence[Sample]) -> list[Grade]:

@@ -2,6 +2,7 @@
 folder to go on with, and nothing else.
 """
 
+import http.server
 import ipaddress
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from local_server import serve
 from places import HELPERS, ROOT
 from whole_runs import (
     RAY_AGENTS,
@@ -213,3 +215,85 @@ def test_a_program_is_stopped_while_its_session_starts(tmp_path):
     _, left = psutil.wait_procs(waits, timeout=30)
     assert not left
     assert "stopped at once; folder" in driver.text() and "Traceback" not in driver.text()
+
+
+class LetterJudge(http.server.BaseHTTPRequestHandler):
+    "Scores a response by its letters, the same way every time"
+
+    asked: list[str]
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, content):
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.answer({"data": [{"id": "letters"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][0]["content"]
+        self.asked.append(text)
+        said = f"Score: {sum(map(ord, text)) % 97 / 9.7}"
+        usage = {"prompt_tokens": len(text), "completion_tokens": 3}
+        self.answer({"choices": [{"message": {"content": said}}], "usage": usage})
+
+
+SPLIT = {
+    "placement.mode": "split",
+    "placement.devices": 4,
+    "algorithm.rollout_is": "truncate",
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("placement", [{}, SPLIT], ids=["colocate", "split"])
+def test_a_spent_budget_ends_a_run_between_two_steps(tmp_path, placement):
+    """In the middle of grading: with a checkpoint, and the command that resumes with more
+
+    A resumed run pays for no reply twice; a colocated one ends as if the budget had sufficed."""
+    settings = {
+        "reward.scorers": {"judge": 1.0},
+        "reward.correct_threshold": {},
+        "reward.judge.model": "letters",
+        "reward.judge.template": "{prompt}{response}",
+        "rollout.eval_every": 0,
+        "train.save_every": 0,
+        "steps": 3,
+        **placement,
+    }
+    with serve(LetterJudge, asked=[]) as address:
+        settings["reward.judge.url"] = f"{address}/v1"
+        budget = {"reward.judge.max_requests": 20}
+        if not placement:
+            run(configure(tmp_path, "whole", **settings))
+            first, second, *_ = rows(tmp_path / "whole")
+            assert min(first["reward/judge_requests"], second["reward/judge_requests"]) > 1
+            budget["reward.judge.max_requests"] = int(first["reward/judge_requests"]) + 1
+    with serve(LetterJudge, asked=(asked := [])) as address:
+        settings["reward.judge.url"] = f"{address}/v1"
+        driver = Driver(configure(tmp_path, "run", **settings, **budget))
+        assert driver.end() == 75, driver.text()
+        assert "of 3: the judge's budget is spent" in driver.text()
+        assert len(asked) == budget["reward.judge.max_requests"]
+        done = rows(tmp_path / "run")[-1]["step"]
+        assert (tmp_path / "run" / "checkpoints" / f"step_{done:06d}").is_dir()
+        assert '-p overrides \'{"reward.judge.max_requests":' in driver.text()
+        run(configure(tmp_path, "run", resume=True, **settings))
+    assert len(asked) == len(set(asked))
+    assert rows(tmp_path / "run")[-1]["step"] == 3
+    if not placement:
+        assert done == 1 and graded(tmp_path / "run") == graded(tmp_path / "whole")
+
+
+def graded(folder: Path) -> list[dict]:
+    "The metrics without memory and without what the judge was asked"
+    return [
+        {name: value for name, value in row.items() if not name.startswith("reward/judge")}
+        for row in learned(folder)
+    ]

@@ -1,0 +1,288 @@
+"""The judge against servers that answer, refuse, break and hang."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from local_server import serve
+from text_samples import text_sample
+
+from cookbook_npu.config import JudgeConfig, RewardConfig
+from cookbook_npu.data import judge as judge_module
+from cookbook_npu.data.judge import Judge, check_judge
+from cookbook_npu.data.rewards import RewardPool
+from cookbook_npu.errors import BudgetSpent, ConfigError
+
+KEY = "sk-a-secret-of-this-test"
+
+
+class Endpoint(http.server.BaseHTTPRequestHandler):
+    "A judge that follows the word in its message; the score is the number behind it"
+
+    protocol_version = "HTTP/1.1"
+    asked: Counter[str]
+    lock: threading.Lock
+    running: list[int]  # now, and at most
+    keys: set[str]
+    released: threading.Event  # ends what hangs
+    delay = 0.0
+
+    def log_message(self, *_):
+        pass
+
+    def handle(self):
+        with suppress(OSError):  # the judge has closed the connection
+            super().handle()
+
+    def reply(self, status, body, **headers):
+        with suppress(OSError):  # the judge has given up
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def do_GET(self):
+        self.reply(200, json.dumps({"data": [{"id": "big"}]}).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][0]["content"]
+        with self.lock:
+            self.asked[text] += 1
+            self.keys.add(self.headers.get("Authorization", ""))
+            self.running[0] += 1
+            self.running[1] = max(self.running)
+        time.sleep(self.delay)
+        try:
+            self.follow(text, self.asked[text])
+        finally:
+            with self.lock:
+                self.running[0] -= 1
+
+    def follow(self, text, times):
+        word, _, number = text.partition(" ")
+        if word == "busy" and times == 1:
+            return self.reply(429, b"slow down", Retry_After="0.4")
+        if word == "flaky" and times == 1:
+            return self.reply(503, b"starting")
+        if word == "broken":
+            return self.reply(500, b"out of memory")
+        if word == "refused":
+            return self.reply(400, f"no such model, key {KEY}".encode())
+        if word == "hang":
+            self.released.wait(60)
+            return self.reply(200, b"{}")
+        if word == "garbled":
+            return self.reply(200, b'{"choices": [')
+        said = "I like it." if word == "vague" else f"Fine. Score: {number}"
+        content = {
+            "choices": [{"message": {"content": said}}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 5},
+        }
+        return self.reply(200, json.dumps(content).encode())
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    "The handler of a running server, with its `url`"
+    monkeypatch.setattr(judge_module, "BACKOFF_S", 0.01)
+    state = dict(asked=Counter(), lock=threading.Lock(), running=[0, 0], keys=set())
+    handler = type("Own", (Endpoint,), state | {"released": threading.Event()})
+    with serve(handler) as address:
+        handler.url = f"{address}/v1"
+        yield handler
+        handler.released.set()
+
+
+@pytest.fixture
+def opened(endpoint):
+    "Opens judges of the endpoint, and closes them"
+    judges = []
+
+    def start(folder=None, **values):
+        own = {"url": endpoint.url, "model": "big", "template": "{response}"} | values
+        judges.append(Judge(JudgeConfig(**own), folder))
+        judges[-1].open()
+        return judges[-1]
+
+    yield start
+    for judge in judges:
+        judge.close()
+
+
+def test_every_failure_costs_its_own_response_alone(endpoint, opened):
+    judge = opened(retries=1, timeout_s=3.0)
+    failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99"]
+    scores = judge.scores(["good 4", *failing, "flaky 6"])
+    assert scores == [0.4, *[None] * len(failing), 0.6]
+    # each was asked twice, but what a retry cannot help
+    once = {"good 4": 1, "refused": 1}
+    assert endpoint.asked == dict.fromkeys((*failing, "flaky 6"), 2) | once
+    counts = judge.counts
+    assert (counts.failures, counts.retries, counts.requests) == (6, 6, 14)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    {
+        "broken": "status 500: out of memory",
+        "refused": "status 400: no such model, key ***",
+        "hang": "within 3 s",
+        "garbled": 'no chat completion: {"choices": [',
+        "vague": "no score in the reply 'I like it.'",
+        "wild 99": "99 is outside 0 to 10",
+    }.items(),
+)
+def test_a_failure_says_why(opened, monkeypatch, message, why):
+    monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
+    judge = opened(retries=0, timeout_s=3.0, api_key_env="JUDGE_KEY_OF_TEST")
+    assert judge.scores([message]) == [None]
+    assert why in judge.failure and KEY not in judge.failure
+
+
+def test_retry_after_is_followed(opened):
+    judge = opened(retries=1)
+    began = time.monotonic()
+    assert judge.scores(["busy 3"]) == [0.3]
+    assert time.monotonic() - began >= 0.4
+
+
+def test_requests_run_concurrently_up_to_the_limit(endpoint, opened):
+    endpoint.delay = 0.2
+    opened(concurrency=3).scores([f"good {n / 10}" for n in range(12)])
+    assert endpoint.running[1] == 3
+
+
+def test_a_budget_of_requests_is_never_exceeded(endpoint, opened, tmp_path):
+    judge = opened(tmp_path, max_requests=5, concurrency=4)
+    with pytest.raises(BudgetSpent, match="5 of reward.judge.max_requests 5"):
+        judge.scores([f"good {n}" for n in range(9)])
+    assert sum(endpoint.asked.values()) == 5
+    judge.close()
+    # what was paid for is in the cache, and the sums are those of the run
+    with pytest.raises(BudgetSpent):
+        opened(tmp_path, max_requests=5).scores([f"good {n}" for n in range(9)])
+    more = opened(tmp_path, max_requests=9)
+    assert more.scores([f"good {n}" for n in range(9)]) == [n / 10 for n in range(9)]
+    assert sum(endpoint.asked.values()) == 9 and set(endpoint.asked.values()) == {1}
+
+
+def test_a_budget_of_tokens_ends_with_the_running_requests(endpoint, opened):
+    endpoint.delay = 0.02
+    judge = opened(max_tokens=60, concurrency=3)
+    with pytest.raises(BudgetSpent, match="max_tokens"):
+        judge.scores([f"good {n / 10}" for n in range(30)])
+    spent = judge.counts.input_tokens + judge.counts.output_tokens
+    assert 60 <= spent <= 60 + 3 * 15
+
+
+def test_the_key_is_sent_and_never_stored(endpoint, opened, monkeypatch, tmp_path):
+    monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
+    judge = opened(tmp_path, api_key_env="JUDGE_KEY_OF_TEST")
+    judge.scores(["good 1"])
+    judge.close()
+    assert endpoint.keys == {f"Bearer {KEY}"}
+    assert KEY not in judge.config.model_dump_json()
+    assert not any(KEY.encode() in file.read_bytes() for file in tmp_path.iterdir())
+
+
+TWO = """
+import sys
+from cookbook_npu.config import JudgeConfig
+from cookbook_npu.data.judge import Judge
+url, cache, first = sys.argv[1:]
+judge = Judge(JudgeConfig(url=url, model="big", template="{response}", cache=cache))
+judge.open()
+numbers = [(int(first) + n) % 40 for n in range(40)]
+assert judge.scores([f"good {n / 10}" for n in numbers]) == [n / 100 for n in numbers]
+judge.close()
+"""
+
+
+def test_two_processes_share_a_cache(endpoint, opened, tmp_path):
+    cache = str(tmp_path / "judge.sqlite")
+    both = [
+        subprocess.Popen([sys.executable, "-c", TWO, endpoint.url, cache, first])
+        for first in ("0", "20")
+    ]
+    assert [process.wait(500) for process in both] == [0, 0]
+    before = sum(endpoint.asked.values())
+    assert 40 <= before <= 80 and len(endpoint.asked) == 40
+    third = opened(cache=cache)
+    third.scores([f"good {n / 10}" for n in range(40)])
+    assert sum(endpoint.asked.values()) == before and third.counts.cached == 40
+
+
+def test_an_interrupt_cancels_the_requests(endpoint, opened):
+    judge = opened()
+    began = time.monotonic()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), 2))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        judge.scores(["hang"])
+    assert time.monotonic() - began < 30
+
+
+def test_scores_become_rewards_and_verdicts(endpoint):
+    settings = {"url": endpoint.url, "model": "big", "template": "{answer}", "retries": 0}
+    config = RewardConfig(
+        scorers={"judge": 2.0, "length": 1.0},
+        arguments={"length": {"max_tokens": 0, "buffer": 0}},
+        judge=settings,
+    )
+    samples = [text_sample(t) for t in ("<think>vague</think>good 8", "good 2", "vague")]
+    with RewardPool(config) as pool:
+        grades = pool.grade(samples)
+        assert [g.reward for g in grades] == [pytest.approx(0.6), pytest.approx(-0.6), None]
+        assert [g.correct for g in grades] == [True, False, None]
+        assert "the judge gave no score: no score in the reply" in pool.failure
+
+
+class Silent(http.server.BaseHTTPRequestHandler):
+    "Accepts a connection and says nothing, or refuses the key"
+
+    status = 0
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if not self.status:
+            time.sleep(2.0)
+            return
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.mark.parametrize(
+    ("status", "model", "why"),
+    [
+        (0, "big", "did not answer within"),
+        (401, "big", "refuses the API key"),
+        (404, "big", "usually ends in /v1"),
+        (None, "bigg", "Did you mean 'big'"),
+        (None, "big", ""),
+    ],
+)
+def test_an_unusable_endpoint_is_refused_before_a_run(
+    endpoint, monkeypatch, status, model, why
+):
+    monkeypatch.setattr(judge_module, "CHECK_S", 1.0 if status == 0 else 20.0)
+    with serve(Silent, status=status or 0) as address:
+        url = endpoint.url if status is None else f"{address}/v1"
+        config = JudgeConfig(url=url, model=model)
+        if not why:
+            return check_judge(config)
+        with pytest.raises(ConfigError) as found:
+            check_judge(config)
+    assert url in str(found.value) and why in str(found.value)
