@@ -203,7 +203,7 @@ url, cache, first = sys.argv[1:]
 judge = Judge(JudgeConfig(url=url, model="big", template="{response}", cache=cache))
 judge.open()
 numbers = [(int(first) + n) % 40 for n in range(40)]
-assert judge.scores([f"good {n / 10}" for n in numbers]) == [n / 100 for n in numbers]
+assert judge.scores([f"good {n / 10}" for n in numbers]) == [n / 10 / 10 for n in numbers]
 judge.close()
 """
 
@@ -277,7 +277,7 @@ class Silent(http.server.BaseHTTPRequestHandler):
 def test_an_unusable_endpoint_is_refused_before_a_run(
     endpoint, monkeypatch, status, model, why
 ):
-    monkeypatch.setattr(judge_module, "CHECK_S", 1.0 if status == 0 else 20.0)
+    monkeypatch.setattr(judge_module, "CHECK_TIMEOUT_S", 1.0 if status == 0 else 20.0)
     with serve(Silent, status=status or 0) as address:
         url = endpoint.url if status is None else f"{address}/v1"
         config = JudgeConfig(url=url, model=model)
