@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from cookbook_npu.config import (
+from ..config import (
     DataConfig,
     RewardConfig,
     RunConfig,
@@ -27,7 +27,7 @@ from cookbook_npu.config import (
     own_modules,
 )
 from ..data.conversations import check_text_task, conversation_messages
-from cookbook_npu.data.datasets import (
+from ..data.datasets import (
     read_fields,
     read_images,
     read_metadata,

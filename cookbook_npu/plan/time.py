@@ -15,13 +15,13 @@ from ..config import RunConfig
 from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
 from ..npu.device import find_soc
-from cookbook_npu.plan.dimensions import (
+from ..plan.dimensions import (
     Dimensions,
     parameter_counts,
     parameters_per_rank,
     total_parameters,
 )
-from cookbook_npu.plan.memory import (
+from ..plan.memory import (
     ELEMENT_BYTES,
     cache_tokens,
     capacity_of,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ..config import RunConfig
 from ..errors import DataError
 from .folder import RunFolder, write_output
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     TIME_PREFIX,
     MetricColumns,
     count_steps,
@@ -27,7 +27,7 @@ from cookbook_npu.runs.metrics import (
     load_metrics,
     metric_points,
 )
-from cookbook_npu.runs.plots import (
+from ..runs.plots import (
     PANELS,
     Panel,
     matching_metrics,

@@ -16,14 +16,14 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import DataError
 from .folder import RunFolder, write_output
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     MetricColumns,
     count_steps,
     format_number,
     load_metrics,
     metric_points,
 )
-from cookbook_npu.runs.plots import (
+from ..runs.plots import (
     PANELS,
     Panel,
     matching_metrics,

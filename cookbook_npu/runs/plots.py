@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     STEP_PHASES,
     MetricColumns,
     format_bytes,

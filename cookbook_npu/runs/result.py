@@ -17,12 +17,12 @@ from typing import Any
 from ..errors import NothingLearned
 from ..parameters import inherited_settings
 from .folder import RunFolder
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     format_number,
     load_metrics,
     metric_points,
 )
-from cookbook_npu.runs.report import (
+from ..runs.report import (
     ExpectedCheck,
     ResultRow,
     check_expected,
@@ -47,7 +47,9 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
         f"mean loss went from {format_number(before)} to {format_number(after)}"
     )
     if len(losses) >= _JUDGED_FROM and after >= before:
-        raise NothingLearned(f"the loss did not fall: {text}", "Change optim.learning_rate.")
+        raise NothingLearned(
+            f"the loss did not fall: {text}", "Change optim.learning_rate."
+        )
     return text
 
 

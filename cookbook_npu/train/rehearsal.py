@@ -136,9 +136,9 @@ def rehearse(
     root: str | None = None,  # output.root
 ) -> list[dict[str, Any]]:
     "Take one step of a run's rehearsal on simulated NPUs; return its metrics"
-    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
-    from cookbook_npu.runs.folder import REHEARSAL
-    from cookbook_npu.train.session import session
+    from ..rollout.vllm import no_vllm_on_cpu
+    from ..runs.folder import REHEARSAL
+    from ..train.session import session
 
     reason = no_vllm_on_cpu()
     small = rehearsal(config, reason)
@@ -163,8 +163,8 @@ def read_own_data(config: RunConfig) -> str | None:
         return None
     from transformers import AutoTokenizer
 
-    from cookbook_npu.data.prompts import image_processor, load_prompts
-    from cookbook_npu.data.rewards import RewardPool
+    from ..data.prompts import image_processor, load_prompts
+    from ..data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     if config.is_sft:

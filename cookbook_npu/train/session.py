@@ -27,14 +27,14 @@ from typing import Any, NoReturn
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig, override
-from cookbook_npu.data.conversations import (
+from ..data.conversations import (
     conversation_reader,
     held_out_conversations,
     load_conversations,
 )
 from ..data.environments import find_environment
 from ..data.hub import local_model
-from cookbook_npu.data.prompts import (
+from ..data.prompts import (
     PromptDataset,
     eval_prompts,
     image_processor,
@@ -58,7 +58,7 @@ from ..runs.metrics import Tracker
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
-from cookbook_npu.stop import (
+from ..stop import (
     RunStopped,
     StoppedAtOnce,
     StopRequest,
@@ -68,7 +68,7 @@ from cookbook_npu.stop import (
 from .checkpointing import open_folder
 from .driver import Driver
 from .state import DriverState
-from cookbook_npu.train.warm_start import (
+from ..train.warm_start import (
     needs_warm_start,
     teacher_folder,
     tiny_teacher,

@@ -49,7 +49,8 @@ def make_sft_batch(samples: Sequence[Sample]) -> Batch:
     masks = [torch.tensor(sample.loss_mask, dtype=torch.float32) for sample in samples]
     return Batch(
         tokens=[
-            TokenIds(f"{s.group_id}/{s.index}", s.prompt_ids, s.response_ids) for s in samples
+            TokenIds(f"{s.group_id}/{s.index}", s.prompt_ids, s.response_ids)
+            for s in samples
         ],
         rollout_logprobs=[],
         loss_weights=[weight_T.numpy() for weight_T in token_weights(masks, "token-mean")],
@@ -106,4 +107,6 @@ def held_out_loss(state: DriverState) -> dict[str, float]:  # eval_loss, nats pe
     with state.tracker.span("eval"):
         found = merge_sequences(state.trainer.call("logprobs", batch), len(batch))
     pairs = zip(found, batch.loss_weights, strict=True)
-    return {"eval_loss": -sum(float(np.dot(logp_T, weight_T)) for logp_T, weight_T in pairs)}
+    return {
+        "eval_loss": -sum(float(np.dot(logp_T, weight_T)) for logp_T, weight_T in pairs)
+    }

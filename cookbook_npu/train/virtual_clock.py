@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fastcore.basics import patch
 
 from .async_sampling import Threads
 
@@ -86,90 +85,76 @@ class VirtualClock(Threads):
         "Wake the threads that wait for a job"
         self._job_ended.notify_all()
 
-# %% ../../nbs/train/19_virtual_clock.ipynb #1686cb82
-@patch
-def block(self: VirtualClock, waiter: _Waiter, seconds: float | None) -> None:
-    """Let the other threads run until the predicate is true, or so many seconds have passed
+    def block(self, waiter: _Waiter, seconds: float | None) -> None:
+        """Let the other threads run until the predicate is true, or so many seconds have passed
 
-    Raises `RuntimeError` when no thread can go on, and when the thread holds a lock."""
-    task = waiter.task
-    if self.closed:
-        raise _Ended
-    if task.locks:
-        raise RuntimeError("a thread waits for a device and holds the lock of the others")
-    if seconds is not None:
-        heapq.heappush(self._timers, (self.now + seconds, next(self._order), waiter))
-    following = self._next()
-    if following is not task:
-        self._give_turn(following)
+        Raises `RuntimeError` when no thread can go on, and when the thread holds a lock."""
+        task = waiter.task
+        if self.closed:
+            raise _Ended
+        if task.locks:
+            raise RuntimeError("a thread waits for a device and holds the lock of the others")
+        if seconds is not None:
+            heapq.heappush(self._timers, (self.now + seconds, next(self._order), waiter))
+        following = self._next()
+        if following is not task:
+            self._give_turn(following)
+            task.turn.acquire()
+        if task is self.main and self.stuck:
+            raise RuntimeError(self.stuck)
+        if task is not self.main and self.closed:
+            raise _Ended
+
+    def _give_turn(self, task: _Task) -> None:
+        self.current = task
+        task.turn.release()
+
+    def _next(self) -> _Task:
+        "Return the task whose turn it is; the time advances if no other is ready"
+        while self._notified:
+            self._notified.pop().wake(self._ready)
+        if self._ready:
+            return self._ready.popleft()
+        while self._timers:
+            when, _, waiter = heapq.heappop(self._timers)
+            if not waiter.woken:
+                waiter.woken = True
+                if waiter.condition is not None:
+                    waiter.condition.waiters.remove(waiter)
+                self.now = when
+                return waiter.task
+        self.stuck = f"at {self.now:g} s each thread waits for another one"
+        return self.main
+
+    def start(self, work: Callable[[], object]) -> None:
+        "Start a thread"
+        task = _Task()
+        thread = threading.Thread(target=self._run, args=(task, work), daemon=True)
+        self.others[task] = thread
+        self._ready.append(task)
+        thread.start()
+
+    def _run(self, task: _Task, work: Callable[[], object]) -> None:
         task.turn.acquire()
-    if task is self.main and self.stuck:
-        raise RuntimeError(self.stuck)
-    if task is not self.main and self.closed:
-        raise _Ended
-
-
-@patch
-def _give_turn(self: VirtualClock, task: _Task) -> None:
-    self.current = task
-    task.turn.release()
-
-
-@patch
-def _next(self: VirtualClock) -> _Task:
-    "Return the task whose turn it is; the time advances if no other is ready"
-    while self._notified:
-        self._notified.pop().wake(self._ready)
-    if self._ready:
-        return self._ready.popleft()
-    while self._timers:
-        when, _, waiter = heapq.heappop(self._timers)
-        if not waiter.woken:
-            waiter.woken = True
-            if waiter.condition is not None:
-                waiter.condition.waiters.remove(waiter)
-            self.now = when
-            return waiter.task
-    self.stuck = f"at {self.now:g} s each thread waits for another one"
-    return self.main
-
-# %% ../../nbs/train/19_virtual_clock.ipynb #4e11ce4b
-@patch
-def start(self: VirtualClock, work: Callable[[], object]) -> None:
-    "Start a thread"
-    task = _Task()
-    thread = threading.Thread(target=self._run, args=(task, work), daemon=True)
-    self.others[task] = thread
-    self._ready.append(task)
-    thread.start()
-
-
-@patch
-def _run(self: VirtualClock, task: _Task, work: Callable[[], object]) -> None:
-    task.turn.acquire()
-    with suppress(_Ended):
+        with suppress(_Ended):
+            if not self.closed:
+                work()
         if not self.closed:
-            work()
-    if not self.closed:
-        del self.others[task]
-        self._give_turn(self._next())
+            del self.others[task]
+            self._give_turn(self._next())
 
+    def notify(self, condition: "VirtualCondition") -> None:
+        "Look at the predicates of a condition before the next turn"
+        if condition not in self._notified:
+            self._notified.append(condition)
 
-@patch
-def notify(self: VirtualClock, condition: "VirtualCondition") -> None:
-    "Look at the predicates of a condition before the next turn"
-    if condition not in self._notified:
-        self._notified.append(condition)
-
-
-@patch
-def close(self: VirtualClock) -> None:
-    "End all threads where they wait"
-    self.closed = True
-    for task, thread in self.others.items():
-        self._give_turn(task)
-        thread.join()
-    self.others.clear()
+    def close(self) -> None:
+        "End all threads where they wait"
+        self.closed = True
+        for task, thread in self.others.items():
+            self._give_turn(task)
+            thread.join()
+        self.others.clear()
 
 # %% ../../nbs/train/19_virtual_clock.ipynb #3db0620e
 class VirtualCondition:

@@ -80,7 +80,9 @@ def parameters(folder: Path, models: Path, recipe: str, name: str = "run", **cha
 
 def rows(folder: Path) -> list[dict]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if {"raw_reward", "sft_loss"} & row.keys()]
+    return [
+        row for row in map(json.loads, lines) if {"raw_reward", "sft_loss"} & row.keys()
+    ]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

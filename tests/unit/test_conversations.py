@@ -1,4 +1,4 @@
-"""Conversations for supervised fine-tuning: the loss masks are TRL's, and damaged records are refused by name."""
+"""Conversations for supervised fine-tuning: loss masks as in TRL, and refusals of damaged records."""
 
 import json
 
@@ -102,7 +102,10 @@ def test_held_out_repeated_and_long_conversations_are_left_out_and_counted(tmp_p
         ({"messages": CHAT[:2]}, "nothing to learn"),
         ({"messages": CHAT, "images": ["a.png"]}, "the record has images"),
         ({"messages": [{"role": "user"}]}, "message 1 of the prompt"),
-        ({"messages": [{"role": "user", "content": "<|im_start|>"}, CHAT[2]]}, "message 1 has"),
+        (
+            {"messages": [{"role": "user", "content": "<|im_start|>"}, CHAT[2]]},
+            "message 1 has",
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_with_file_and_line(tmp_path, record, why):

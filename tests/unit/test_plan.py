@@ -110,7 +110,9 @@ def test_every_910b_preset_fits(recipe):
     if plan.config.is_sft:  # no engines: neither their memory nor a copy for them
         names = {c.name for p in plan.phases for c in p.components}
         assert not names & {"engine weights", "key/value cache", "copy of the weights"}
-        assert [e.name for e in plan.times] == ["actor_train"] and "engine" not in plan.as_text()
+        assert [e.name for e in plan.times] == [
+            "actor_train"
+        ] and "engine" not in plan.as_text()
         return
     # what a driver says of a 910B of 64 GiB
     backend, why = planned_backend(
