@@ -1,4 +1,4 @@
-"""Supervised fine-tuning from the command line: it learns, resumes bit for bit, and RL starts from its checkpoint."""
+"""Supervised fine-tuning from the command line: learning, resume bit for bit, RL from its checkpoint."""
 
 import json
 from pathlib import Path
