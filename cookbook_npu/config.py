@@ -8,10 +8,10 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path', 'Config',
            'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig',
            'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
-           'DistillConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
-           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
-           'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key', 'override',
-           'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'DistillConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
+           'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment',
+           'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -724,6 +724,19 @@ class DistillConfig(Config):
         {}, "settings of the teacher `tiny`: keys of model.tiny and warm_start"
     )
 
+# %% ../nbs/01_config.ipynb #c612b02d
+class SftConfig(Config):
+    """Supervised fine-tuning on conversations, instead of reinforcement learning
+
+    Such a run has no engines and no rewards; the trainer has all devices. Its batch are
+    `rollout.prompts_per_step` conversations, its evaluations have the loss of held-out ones."""
+
+    loss_mask: Literal["assistant", "last"] | None = setting(
+        None,
+        "messages to learn from: assistant (all of the assistant), last (the assistant's last) "
+        "(None: the run is not SFT)",
+    )
+
 # %% ../nbs/01_config.ipynb #cddf3d7e
 # Megatron's linear layers of the language model; vision: all of the vision tower
 LoraTarget = Literal[
@@ -1091,6 +1104,7 @@ class RunConfig(Config):
     optim: OptimConfig = OptimConfig()
     critic: CriticConfig = CriticConfig()
     distill: DistillConfig = DistillConfig()
+    sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
@@ -1130,8 +1144,9 @@ class RunConfig(Config):
 
     @property
     def rollout_batch(self) -> int:
-        "Samples per rollout, B = P x G"
-        return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+        "Samples per rollout, B = P x G; the conversations of a step of SFT"
+        each = 1 if self.is_sft else self.rollout.samples_per_prompt
+        return self.rollout.prompts_per_step * each
 
     @property
     def global_batch_size(self) -> int:
@@ -1207,7 +1222,9 @@ class RunConfig(Config):
 
     @property
     def engine_devices(self) -> range:
-        "Devices of the engines: all (colocate), or those after the trainer's (split)"
+        "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
+        if self.is_sft:
+            return range(0)
         first = self.trainer_devices if self.placement.mode == "split" else 0
         return range(first, self.placement.devices)
 
@@ -1220,6 +1237,11 @@ class RunConfig(Config):
     def data_parallel(self) -> int:
         "Data-parallel size of the trainer (DP)"
         return self.trainer_devices // self.parallel.tensor
+
+    @property
+    def is_sft(self) -> bool:
+        "Whether the run is supervised fine-tuning, without engines"
+        return self.sft.loss_mask is not None
 
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:
@@ -1555,6 +1577,39 @@ def _check_distill(c: RunConfig) -> None:
             "Groups with equal rewards teach, too, where the teacher alone does: set it to 1.",
         )
 
+# %% ../nbs/01_config.ipynb #6266f85b
+# key -> its value in a run of SFT
+_OF_SFT: dict[str, Any] = {
+    "placement.mode": "colocate",
+    "data.apply_chat_template": True,
+    "data.image_key": None,
+    "rollout.environment": None,
+    "rollout.samples_per_prompt": RolloutConfig().samples_per_prompt,
+    "sampling.temperature": 1.0,
+    "algorithm.use_reference": False,
+    "train.global_batch_size": None,
+}
+
+
+def _check_sft(c: RunConfig) -> None:
+    "Raise `ConfigError` for settings that do not act on supervised fine-tuning"
+    if not c.is_sft:
+        return
+    values = dict(c.flat())
+    for key, value in _OF_SFT.items():
+        if values[key] != value:
+            shown = json.dumps(value)
+            raise ConfigError(
+                f"{key} is {json.dumps(values[key])} with sft.loss_mask {c.sft.loss_mask!r}",
+                f"It does not act there: set it to {shown}, or sft.loss_mask to null.",
+            )
+    if c.has_critic or c.teachers:
+        part = "a critic" if c.has_critic else "a teacher"
+        raise ConfigError(
+            f"sft.loss_mask is {c.sft.loss_mask!r} in a run with {part}",
+            "SFT learns from conversations alone: remove one of the two.",
+        )
+
 # %% ../nbs/01_config.ipynb #33722302
 # what acts on the summed reward, or normalizes differently
 _NOT_WITH_GDPO = {
@@ -1825,6 +1880,7 @@ _CHECKS = (
     _check_gdpo,
     _check_critic,
     _check_distill,
+    _check_sft,
     _check_kl,
     _check_loss,
     _check_clip,

@@ -131,11 +131,12 @@ class ChatFormat:
         messages: ChatMessages,  # of `checked_messages`
         place: str = "the messages",
         tools: ChatMessages = (),  # schemas for the template
+        complete: bool = False,  # a whole conversation, which no turn of the policy follows
     ) -> str:  # up to the policy's turn
         "ChatMessages as a text; raises `DataError` where the template leaves out one of them"
         if not self.chat:
             return "".join(plain_content(message["content"]) for message in messages)
-        rendered = self._rendered(messages, place, tools)
+        rendered = self._rendered(messages, place, tools, complete)
         texts = [_texts(message) for message in messages]
         self._check_roles(messages, texts, place, tools)
         for n, own in enumerate(texts):
@@ -144,7 +145,11 @@ class ChatFormat:
         return rendered
 
     def _rendered(
-        self, messages: ChatMessages, place: str, tools: ChatMessages
+        self,
+        messages: ChatMessages,
+        place: str,
+        tools: ChatMessages,
+        complete: bool = False,
     ) -> str:
         from jinja2.exceptions import TemplateError
 
@@ -154,7 +159,7 @@ class ChatFormat:
             rendered = self.tokenizer.apply_chat_template(
                 values,
                 tools=schemas,
-                add_generation_prompt=True,
+                add_generation_prompt=not complete,
                 tokenize=False,
                 **self.arguments,
             )

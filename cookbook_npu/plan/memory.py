@@ -156,6 +156,9 @@ def micro_batch(config: RunConfig) -> tuple[int, int]:
     "Return T and R of the largest micro-batch of a rank"
     response = config.sampling.max_response_tokens
     longest = config.data.max_prompt_tokens + response
+    if config.is_sft:
+        # any token of a conversation may be learned
+        longest = response = config.sequence_limit
     everything = config.global_batch_size // config.data_parallel * longest
     tokens = max(longest, min(config.train.micro_batch_tokens, everything))
     return tokens, max(response, tokens * response // longest)
@@ -521,6 +524,17 @@ def planned_backend(
     why = _handle_needs(d, config).lacks_room(awake, asleep)
     return ("shm", why) if why else ("ipc", "")
 
+# %% ../../nbs/plan/01_memory.ipynb #30574f83
+def _sft_phases(d: Dimensions, config: RunConfig) -> list[MemoryPhase]:
+    "Return the phases of supervised fine-tuning"
+    held = [*device_overhead(config, role="trainer"), *trainer_state(d, config)]
+    cache = allocator_cache(config)
+    phases = {"start trainer": held}
+    if config.rollout.eval_every:
+        phases["eval"] = [*held, *scoring(d, config), *cache]
+    phases["actor_train"] = [*held, *training(d, config), *cache]
+    return [MemoryPhase(name, tuple(parts)) for name, parts in phases.items()]
+
 # %% ../../nbs/plan/01_memory.ipynb #7de9034f
 def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the phases in which the trainer computes, besides the state"
@@ -555,6 +569,8 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
 def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPhase]:
     "Return the phases of a run, in the order of the start and of a step"
     d = model_of(config)
+    if config.is_sft:
+        return _sft_phases(d, config)
     if config.placement.mode == "split":
         return _split_phases(d, config, capacity_of(config, soc))
     state = trainer_state(d, config)
@@ -624,7 +640,7 @@ def tight_phases(phases: list[MemoryPhase], capacity: int) -> list[str]:
 
 def _check_cache(config: RunConfig, capacity: int) -> None:
     "Raise `DeviceError` when a sequence of full length exceeds the cache of vLLM"
-    if config.rollout.engine != "vllm" or config.target.vllm_on_cpu:
+    if config.is_sft or config.rollout.engine != "vllm" or config.target.vllm_on_cpu:
         return
     longest = config.data.max_prompt_tokens + config.longest_response
     room = cache_tokens(model_of(config), config, capacity)

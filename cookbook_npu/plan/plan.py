@@ -115,6 +115,8 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
 # %% ../../nbs/plan/04_plan.ipynb #75ea79c1
 def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[str, str]]:
     "Return (name, text) rows about prompts, samples, tokens and optimizer steps of a step"
+    if config.is_sft:
+        return _sft_arithmetic(config)
     rollout = config.rollout
     response = config.sampling.max_response_tokens
     longest = config.data.max_prompt_tokens + response
@@ -147,6 +149,28 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
         _weights(config, soc),
+        *_passed_on(config),
+    ]
+
+# %% ../../nbs/plan/04_plan.ipynb #da4d13aa
+def _sft_arithmetic(config: RunConfig) -> list[tuple[str, str]]:
+    "Return the rows of supervised fine-tuning"
+    limit = config.sequence_limit
+    tokens, _ = micro_batch(config)
+    share = config.global_batch_size // config.data_parallel
+    micro_batches = -(-share * limit // tokens)
+    learned = {"assistant": "all messages", "last": "the last message"}
+    return [
+        (
+            "conversations",
+            f"{config.rollout_batch} of at most {limit} tokens, {share} for each of "
+            f"{config.data_parallel} data-parallel copies",
+        ),
+        ("loss", f"{learned[config.sft.loss_mask or 'last']} of the assistant"),
+        (
+            "micro-batches",
+            f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
+        ),
         *_passed_on(config),
     ]
 
@@ -243,7 +267,7 @@ def learning_warnings(config: RunConfig) -> list[str]:
     found = []
     sources = [*config.data.mixture] or [config.data.prompt_data]
     own = [source for source in sources if source not in GENERATED]
-    if own and config.model.path is None:
+    if own and config.model.path is None and not config.is_sft:
         found.append(
             f"the tiny model has seen generated tasks only, not {', '.join(own)}. If the reward "
             "stays 0 in the first steps, it answers none of these prompts correctly and cannot "
@@ -298,7 +322,7 @@ class RunPlan:
     @property
     def cache_bytes(self) -> int | None:  # None: vLLM decides
         "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
-        if self.config.rollout.engine != "vllm":
+        if self.config.is_sft or self.config.rollout.engine != "vllm":
             return None
         return planned_cache(self.config, self.capacity)
 
@@ -334,7 +358,7 @@ class RunPlan:
             f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
         ]
         lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
-        if all(e.name != "logprobs" for e in self.times):
+        if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
             lines.append(
                 "  logprobs          none    one optimizer step: the training pass has them"
             )
@@ -355,9 +379,9 @@ class RunPlan:
         config = self.config
         arguments = megatron_arguments(self.model, config)
         lines = _table("trainer: Megatron receives", arguments)
-        if config.rollout.engine == "vllm":
+        if config.rollout.engine == "vllm" and not config.is_sft:
             lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
-        for role in ("trainer", "rollout"):
+        for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
             variables = variables_table(config, role)
             if variables:
                 lines += _table(f"{role}: variables", variables)
@@ -387,6 +411,8 @@ class RunPlan:
             "",
         ]
         for kind, groups in process_groups(config).items():
+            if not groups:
+                continue
             members = " ".join(str(group).replace(" ", "") for group in groups)
             lines.append(f"{kind:9}{members}")
         return "\n".join(lines)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
            'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_shims', 'check_model',
-           'check_records', 'check_source', 'check_eval_data', 'check_files', 'check_output', 'receiving_machines',
-           'check_layout', 'check_machine']
+           'check_records', 'check_source', 'check_conversations', 'check_eval_data', 'check_files', 'check_output',
+           'receiving_machines', 'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -26,6 +26,7 @@ from ..config import (
     check_argument_names,
     own_modules,
 )
+from ..data.conversations import check_text_task, conversation_messages
 from ..data.datasets import (
     read_fields,
     read_images,
@@ -132,7 +133,7 @@ def check_packages(config: RunConfig) -> None:
 
 def check_engine(config: RunConfig) -> None:
     "Raise `ConfigError` when the package of the engine is missing"
-    if config.rollout.engine != "vllm":
+    if config.is_sft or config.rollout.engine != "vllm":
         return
     _check_names("rollout.engine_args", config.rollout.engine_args, VLLM_CLASSES)
     if config.target.vllm_packages:
@@ -286,12 +287,29 @@ def check_source(
     "Raise `MissingError` for a missing source, `DataError` for invalid records"
     if source in GENERATED:
         return
+    _check_exists(name, source)
+    check_records(source, config, reward)
+
+
+def _check_exists(name: str, source: str) -> None:
     if "://" not in source and not Path(source).exists():
         raise MissingError(
             f"{name} {source} does not exist",
             f"Check the path. Generated tasks: {', '.join(GENERATED)}.",
         )
-    check_records(source, config, reward)
+
+
+def check_conversations(config: DataConfig) -> None:
+    "Raise `MissingError` for a missing source of conversations, `DataError` for invalid records"
+    sources = {"data.eval_data": config.eval_data, "prompt_data": config.prompt_data}
+    pairs = [*sources.items(), *(("data.mixture", source) for source in config.mixture)]
+    for name, source in pairs:
+        if source in GENERATED:
+            check_text_task(source)
+        elif source is not None:
+            _check_exists(name, source)
+            for place, record in islice(read_records(source), FIRST_RECORDS):
+                conversation_messages(record, place, config)
 
 
 def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> None:
@@ -305,10 +323,13 @@ def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> N
 def check_files(config: RunConfig) -> None:
     "Raise `MissingError` for a missing file of the run, `DataError` for invalid records"
     data = config.data
-    check_source("prompt_data", data.prompt_data, data, config.reward)
-    check_eval_data(data, config.reward)
-    for source in data.mixture:
-        check_source("data.mixture", source, data, config.reward)
+    if config.is_sft:
+        check_conversations(data)
+    else:
+        check_source("prompt_data", data.prompt_data, data, config.reward)
+        check_eval_data(data, config.reward)
+        for source in data.mixture:
+            check_source("data.mixture", source, data, config.reward)
     if config.model.path:
         check_model(config.model.path, data.apply_chat_template)
     for teacher in config.teachers:

@@ -218,6 +218,8 @@ def phase_estimates(
     d = d or model_of(config)
     speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    if config.is_sft:
+        length = min(length, config.sequence_limit)
     # gradients are not copied
     kept = sum(
         c.nbytes for c in trainer_state(d, config) if not c.name.endswith("gradients")
@@ -232,6 +234,8 @@ def phase_estimates(
     # the tower is never recomputed
     train += tower * (1 if config.model.freeze_vision_tower else TRAIN_PASSES["none"])
     train += host_update_seconds(d, config, speeds)
+    if config.is_sft:
+        return [Estimate("actor_train", train, "operations")]
     # each scores the prompts of its sources; counted as the mean of all
     passes = [_pass(t, config, speeds, length) for t in teachers_of(config)]
     taught = sum(passes) / max(1, len(passes))

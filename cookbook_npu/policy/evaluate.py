@@ -70,7 +70,8 @@ def eval_config(config: RunConfig, settings: EvalSettings) -> RunConfig:
             data["data.task"] = {}  # arguments of another task do not apply
     elif settings.data is not None:
         data = {"data.eval_data": settings.data, "data.eval_prompts": ALL_PROMPTS}
-    config = override(config, {"rollout.devices_per_engine": 1} | data | changed)
+    alone = {"rollout.devices_per_engine": 1, "sft.loss_mask": None}
+    config = override(config, alone | data | changed)
     if config.eval_sampling.temperature == 0 and config.rollout.eval_samples > 1:
         raise ConfigError(
             f"{config.rollout.eval_samples} samples of each prompt at temperature 0",
@@ -244,7 +245,9 @@ def evaluate_run(
     with policy_folder(run, checkpoint) as hf_path:
         device = prepare_device(config)
         began = time.monotonic()
-        samples, failures = _evaluated(config, hf_path, checkpoint.step, of_run.num_engines)
+        samples, failures = _evaluated(
+            config, hf_path, checkpoint.step, of_run.num_engines or 1
+        )
     result = {
         "run": run.path.name,
         "step": checkpoint.step,

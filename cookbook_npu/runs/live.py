@@ -168,7 +168,12 @@ def _display(shown: Any) -> Any:
     return display(shown, display_id=True)
 
 # %% ../../nbs/runs/03_live.ipynb #be276d99
-_STATUS_METRICS = ("eval_accuracy", "raw_reward")  # newest values, next to the bar
+_STATUS_METRICS = (
+    "eval_accuracy",
+    "raw_reward",
+    "eval_loss",
+    "sft_loss",
+)  # newest values, next to the bar
 _PAUSE_S = 1.0  # between drawings of the curves
 
 

@@ -161,7 +161,8 @@ def format_bytes(count: float | None) -> str:
 
 # %% ../../nbs/runs/01_metrics.ipynb #69521605
 CONSOLE_METRICS = (
-    *("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm", "entropy_loss"),
+    *("eval_accuracy", "raw_reward", "eval_loss", "sft_loss"),
+    *("response_length_mean", "grad_norm", "entropy_loss"),
     *("train_rollout_logprob_abs_diff", "time/step"),
 )
 

@@ -44,7 +44,8 @@ class Panel:
 
 
 PANELS = (
-    Panel("reward", ("raw_reward", "eval*")),
+    Panel("reward", ("raw_reward", "eval_accuracy*", "eval_pass*")),
+    Panel("loss of supervised fine-tuning", ("sft_loss", "eval_loss")),
     Panel("response length, tokens", ("response_length_mean", "response_length_max")),
     Panel("gradient norm", ("grad_norm",)),
     Panel("entropy", ("entropy_loss",)),

@@ -79,7 +79,9 @@ def result_table(
 ) -> list[ResultRow]:
     "Return the result of a run in a few lines"
     rows: list[ResultRow] = []
-    for name in ("raw_reward", *(name for name in metrics if name.startswith("eval"))):
+    supervised = "sft_loss" in metrics
+    first = "sft_loss" if supervised else "raw_reward"
+    for name in (first, *(name for name in metrics if name.startswith("eval"))):
         values = _values(metrics, name)
         label = "reward, first → last step"
         if name != "raw_reward":
@@ -113,6 +115,8 @@ def result_table(
         ),
         ("shims", ", ".join(counts) if states else None),
     ]
+    if supervised:  # what has no value there: engines and sleep
+        rows = [(name, value) for name, value in rows if value is not None]
     empty, known = steps_without_advantage(metrics)
     if empty:
         rows.append(("steps in which every advantage was 0", f"{empty} of {known}"))
@@ -209,7 +213,7 @@ def phase_rows(
     return [
         {"name": name, "cells": [_number(column.get(name)) for column in columns]}
         for name in [*STEP_PHASES[:-1], *further, "step"]
-        if name in own or name not in OPTIONAL_PHASES
+        if name in own or not ("sft_loss" in metrics or name in OPTIONAL_PHASES)
     ]
 
 # %% ../../nbs/runs/04_report.ipynb #8cd5ab95

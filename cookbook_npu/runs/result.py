@@ -9,6 +9,7 @@ __all__ = ['RESULT_TYPE', 'check_learning', 'ResultCard', 'show_result']
 import html
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,22 @@ _JUDGED_FROM = 20  # steps; the tiny model has learned by then
 _SOLVED = 0.9  # accuracy; without an evaluation, mean reward
 
 
+def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
+    "Return the sentence of supervised fine-tuning; raises `NothingLearned`"
+    tenth = max(1, len(losses) // 10)
+    before = statistics.mean(losses[:tenth])
+    after = statistics.mean(losses[-tenth:])
+    text = (
+        f"the weights moved in {sum(norm > 0 for norm in norms)} of {len(losses)} steps, and the "
+        f"mean loss went from {format_number(before)} to {format_number(after)}"
+    )
+    if len(losses) >= _JUDGED_FROM and after >= before:
+        raise NothingLearned(
+            f"the loss did not fall: {text}", "Change optim.learning_rate."
+        )
+    return text
+
+
 def check_learning(
     folder: Path | str,  # run folder
 ) -> str:
@@ -54,6 +71,8 @@ def check_learning(
     norms = [value for _, value in metric_points(metrics, "grad_norm")]
     if norms and not any(norms):
         raise NothingLearned("the weights never moved: every gradient was 0", f"{remedy}.")
+    if losses := [value for _, value in metric_points(metrics, "sft_loss")]:
+        return _check_loss(losses, norms)
     rewards = [value for _, value in metric_points(metrics, "raw_reward")]
     if len(rewards) < 2:
         return f"{len(rewards)} steps: too few to see a change"

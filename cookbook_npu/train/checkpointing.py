@@ -89,6 +89,8 @@ class CheckpointManager:
         "Set the score of the pending checkpoint, for `train.keep_best`"
         if self.pending:
             score = row.get("eval_accuracy", row.get("raw_reward"))
+            if "sft_loss" in row:
+                score = -row.get("eval_loss", row["sft_loss"])
             self.pending.driver["score"] = score
 
     def finish(self) -> Checkpoint | None:  # None: nothing was pending

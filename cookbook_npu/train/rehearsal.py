@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RolloutConfig, RunConfig, override
+from ..data.conversations import conversation_reader, load_conversations
 from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import dimensions_of_folder
@@ -108,8 +109,10 @@ def rehearsal(
         "distill.by_source": {},
         "distill.tiny": {"warm_start.seed": 1},
     }
-    teachers = teacher if config.teachers else {}
-    return override(config, _TINY | _prompts(config, family) | model | engines | teachers)
+    own = teacher if config.teachers else {}
+    if config.is_sft:
+        own = {"data.apply_chat_template": True}
+    return override(config, _TINY | _prompts(config, family) | model | engines | own)
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager
@@ -164,6 +167,8 @@ def read_own_data(config: RunConfig) -> str | None:
     from ..data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    if config.is_sft:
+        return load_conversations(conversation_reader(config, tokenizer)).source
     processor = image_processor(model, config.data)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor)
     # not opened: labels are checked without its processes
@@ -184,9 +189,9 @@ def rehearsal_summary(
     done = [
         f"processes and groups on {config.placement.devices} devices",
         "variables of each role",
-        f"{config.rollout_batch} samples",
+        f"{config.rollout_batch} {'conversations' if config.is_sft else 'samples'}",
         trained,
-        "a weight update with checksums",
+        *([] if config.is_sft else ["a weight update with checksums"]),
     ]
     left = ["your model's weights", "kernels, memory and speed of an NPU"]
     environment = config.rollout.environment

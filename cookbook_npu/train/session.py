@@ -27,6 +27,11 @@ from typing import Any, NoReturn
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig, override
+from ..data.conversations import (
+    conversation_reader,
+    held_out_conversations,
+    load_conversations,
+)
 from ..data.environments import find_environment
 from ..data.hub import local_model
 from ..data.prompts import (
@@ -139,6 +144,8 @@ def process_counts(config: RunConfig) -> str:
     ranks = config.trainer_devices
     engines = config.num_engines
     each = config.rollout.devices_per_engine
+    if config.is_sft:
+        return f"{ranks} trainer rank{'s' * (ranks > 1)}"
     of = f" of {each} processes" if each > 1 else ""
     return f"{ranks} trainer rank{'s' * (ranks > 1)}, {engines} engine{'s' * (engines > 1)}{of}"
 
@@ -261,6 +268,19 @@ def warn_oracle(episodes: EpisodeRunner, config: RunConfig, folder: RunFolder) -
     )
     print(text, flush=True)
     folder.event("oracle", environment=environment, text=text)
+
+# %% ../../nbs/train/15_session.ipynb #7be82fb3
+def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
+    "Return the conversations of supervised fine-tuning, as fields of `DriverState`"
+    reader = conversation_reader(config, read_tokenizer(hf_path))
+    held_out = held_out_conversations(reader)
+    prompts = load_conversations(reader, held_out, config.seed)
+    print(prompts.source, flush=True)
+    if config.rollout.eval_every and not held_out:
+        print(NOT_EVALUATED, flush=True)
+    # not opened: nothing is graded
+    rewards = RewardPool(config.reward)
+    return dict(prompts=prompts, held_out=[*held_out], rewards=rewards, episodes=None)
 
 # %% ../../nbs/train/15_session.ipynb #e73d9f0b
 @dataclass
@@ -385,6 +405,8 @@ def _open_data(
     config: RunConfig, hf_path: str, folder: RunFolder, stack: ExitStack
 ) -> dict[str, Any]:
     "Return environments, prompts and graders, as fields of `DriverState`"
+    if config.is_sft:
+        return _open_conversations(config, hf_path)
     episodes = start_episodes(config, hf_path)
     if episodes is not None:
         stack.callback(episodes.close)

@@ -35,6 +35,7 @@ from ..train.batch import (
     add_teacher,
     complete_batch,
     make_batch,
+    rollout_metrics,
     rollout_mismatch,
     teacher_of,
 )
@@ -243,6 +244,10 @@ class TrainStep:
         self.no_signal = ZeroAdvantageAlarm()
         self.passes_compared = False  # log-probs before and during training agree: `ppo_kl`
         self.unmeasured: Batch | None = None  # see `late_metrics`
+
+    def sample_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
+        "Return the metrics of graded samples"
+        return rollout_metrics(samples)
 
     def prepare(self, step: int, samples: list[Sample]) -> Batch:
         "Save the samples and make a batch of them, without the trainer"

@@ -53,6 +53,8 @@ def start_trainer(
         role = "cookbook_npu.train.critic:PPOTrainer"
     if config.teachers:
         role = "cookbook_npu.train.teacher:DistillTrainer"
+    if config.is_sft:
+        role = "cookbook_npu.train.sft_trainer:SftTrainer"
     share = machine_share(cluster, config, 0)
     return RayWorkerGroup.create(
         "trainer",

@@ -40,6 +40,7 @@ OVERRIDES = {
 RECIPES = {
     "qwen3_4b_colocate": ("qwen3", "arithmetic", {}, 0.02),
     "qwen3_4b_opd": ("qwen3", "arithmetic", {}, 0.02),
+    "qwen3_4b_sft": ("qwen3", "arithmetic", {"data.apply_chat_template": True}, 0.0),
     "qwen3_5_9b_colocate": ("qwen3_5", "arithmetic", {}, 0.05),
     "qwen3_5_9b_async": (
         "qwen3_5",
@@ -68,6 +69,10 @@ def parameters(folder: Path, models: Path, recipe: str, name: str = "run", **cha
         "learning_rate": 1e-3,
         "overrides": {**OVERRIDES, **own, **where, **changes},
     }
+    if recipe == "qwen3_4b_sft":  # samples nothing
+        del values["samples_per_prompt"]
+        values["overrides"]["optim.warmup_steps"] = 0
+        values["overrides"]["optim.schedule"] = "constant"  # num_steps changes on resume
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(values))
     return file
@@ -75,7 +80,9 @@ def parameters(folder: Path, models: Path, recipe: str, name: str = "run", **cha
 
 def rows(folder: Path) -> list[dict]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "raw_reward" in row]
+    return [
+        row for row in map(json.loads, lines) if {"raw_reward", "sft_loss"} & row.keys()
+    ]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -103,7 +110,7 @@ def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, recip
     assert [row["step"] for row in history] == [1, 2, 3]
     largest = RECIPES[recipe][-1]
     for row in history:
-        assert math.isfinite(row["raw_reward"])
+        assert math.isfinite(row["sft_loss" if recipe == "qwen3_4b_sft" else "raw_reward"])
         if recipe == "qwen3_4b_opd":
             assert row["teacher/reverse_kl"] > 0
         if "train_rollout_logprob_abs_diff" in row:

@@ -21,6 +21,7 @@ SIGNATURES = {
     "find_recipe": "name",
     "qwen3_4b_colocate": PRESET,
     "qwen3_4b_opd": PRESET,
+    "qwen3_4b_sft": PRESET,
     "qwen3_5_9b_async": PRESET,
     "qwen3_5_9b_colocate": PRESET,
     "qwen3_vl_8b_grpo": PRESET,

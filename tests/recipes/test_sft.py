@@ -1,0 +1,97 @@
+"""Supervised fine-tuning from the command line: learning, resume bit for bit, RL from its checkpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+from metrics_page import explained
+from test_recipe import command
+
+pytestmark = pytest.mark.slow
+TINY = {
+    "data.eval_prompts": 16,
+    "rollout.eval_every": 2,
+    "train.save_every": 2,
+    "optim.warmup_steps": 0,
+    "optim.schedule": "constant",
+}
+
+
+def run(root: Path, steps: int = 4, name: str = "run", **overrides: object) -> Path:
+    "A small run; its folder"
+    sizes = dict(num_steps=steps, prompts_per_step=8)
+    settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
+    place = {"output.root": str(root), "output.name": name}
+    values = json.dumps({**TINY, **place, **overrides})
+    done = command("run", "qwen3_4b_sft", *settings, "-p", "overrides", values)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return root / name
+
+
+def rows(folder: Path) -> list[dict]:
+    text = (folder / "metrics.jsonl").read_text()
+    found = explained([json.loads(line) for line in text.splitlines()])
+    return [row for row in found if "sft_loss" in row]
+
+
+def without_times(row: dict) -> dict:
+    return {
+        key: value
+        for key, value in row.items()
+        if not key.startswith(("time/", "perf/", "memory/")) and "per_s" not in key
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+def test_it_learns_without_engines_and_resumes_bit_for_bit(whole, tmp_path):
+    done = rows(whole)
+    assert [row["step"] for row in done] == [1, 2, 3, 4]
+    losses = [row["sft_loss"] for row in done]
+    assert losses[-1] < losses[0] and all(row["grad_norm"] > 0 for row in done)
+    assert done[3]["eval_loss"] < done[1]["eval_loss"]
+    assert not {"raw_reward", "time/rollout", "time/update_weights"} & done[0].keys()
+    halved = run(tmp_path, steps=2)
+    resumed = command("run", "--resume", str(halved), "-p", "num_steps", "4")
+    assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-4000:]
+    assert [without_times(r) for r in rows(halved)] == [without_times(r) for r in done]
+
+
+def test_one_rank_learns_the_same_packed_or_padded(whole, tmp_path):
+    alone = {"placement.devices": 1, "parallel.tensor": 1}
+    padded = rows(run(tmp_path, **alone, **{"train.layout": "bshd"}))
+    for row, other in zip(rows(whole), padded, strict=True):
+        assert row["sft_loss"] == pytest.approx(other["sft_loss"], rel=1e-4)
+
+
+def test_reinforcement_learning_starts_from_its_checkpoint(whole, tmp_path):
+    (folder,) = whole.glob("checkpoints/step_*4/hf")
+    sizes = dict(num_steps=1, prompts_per_step=2, samples_per_prompt=2, model=folder)
+    settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
+    values = {"output.root": str(tmp_path), "data.apply_chat_template": True}
+    values |= {"rollout.eval_every": 0}
+    done = command(
+        "run", "qwen3_4b_colocate", *settings, "-p", "overrides", json.dumps(values)
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_an_adapter_learns(tmp_path):
+    folder = run(tmp_path, steps=2, **{"lora.rank": 4})
+    first, last = rows(folder)
+    assert last["grad_norm"] > 0 and last["sft_loss"] != first["sft_loss"]
+    assert next(folder.glob("checkpoints/step_*2/adapter/adapter_config.json"))
+
+
+def test_conversations_that_cannot_be_learned_are_refused_in_seconds(tmp_path):
+    file = tmp_path / "chat.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    values = json.dumps({**TINY, "output.root": str(tmp_path / "runs")})
+    done = command(
+        "run", "qwen3_4b_sft", "-p", "prompt_data", str(file), "-p", "overrides", values
+    )
+    assert done.returncode and f"{file} line 1" in done.stdout + done.stderr
+    assert not (tmp_path / "runs").exists()
