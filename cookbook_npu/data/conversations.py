@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import DataConfig, RunConfig
@@ -82,10 +83,9 @@ def assistant_spans(
                 "Remove it: a reader could not tell where the turn ends.",
             )
     starts = [found.start() for found in re.finditer(re.escape(marks.start), text)]
-    ends = [*starts[1:], len(text)]
     spans = [
         (start + len(marks.assistant), end)
-        for start, end in zip(starts, ends, strict=True)
+        for start, end in pairwise([*starts, len(text)])
         if text.startswith(marks.assistant, start)
     ]
     written = sum(message["role"] == "assistant" for message in messages)
@@ -245,7 +245,9 @@ class ConversationReader:
             if generated
             else _from_file(source, config)
         )
-        counts = dict.fromkeys(("kept", "too_long", "repeated", "in_eval"), 0)
+        counts: dict[str, int] = dict.fromkeys(
+            ("kept", "too_long", "repeated", "in_eval"), 0
+        )
         kept: dict[str, Conversation] = {}
         for name, place, messages, tools in records:
             one = self.format.conversation(messages, name, place, tools)

@@ -73,6 +73,7 @@ def test_reinforcement_learning_starts_from_its_checkpoint(whole, tmp_path):
     settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
     values = {"output.root": str(tmp_path), "data.apply_chat_template": True}
     values |= {"rollout.eval_every": 0}
+    values["reward.scorers"] = {"cookbook_npu.train.rehearsal:varied_reward": 1.0}
     done = command(
         "run", "qwen3_4b_colocate", *settings, "-p", "overrides", json.dumps(values)
     )
