@@ -464,6 +464,13 @@ qwen3_4b_sft = Recipe(
             "train.save_minutes": 30,
         },
     },
+    expected={
+        "laptop": Expected(
+            metrics={"eval_loss": {0: 5.97, 300: 0.06}},
+            within=0.06,
+            minutes="1.1 in all, 0.8 in steps",
+        )
+    },
 )
 
 # %% ../nbs/02_recipes.ipynb #d011c433
