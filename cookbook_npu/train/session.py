@@ -358,7 +358,7 @@ def _open_tracker(
         first = checkpoint.step if checkpoint else 0
         print(f"resuming {folder.path} from step {first}", flush=True)
     folder.save_settings(config)
-    answers = partial(answer_table, folder)
+    answers = None if config.is_sft else partial(answer_table, folder)
     view = live_view(config.num_steps, history=history, answers=answers)
     shown = config.output.completions if config.output.save_samples else 0
     tracker = Tracker.for_run(

@@ -21,7 +21,8 @@ def test_a_reader_sees_curves_answers_and_the_result(path):
     data = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
     assert sum("image/png" in d for d in data) == 1
     pages = ["".join(d.get("text/html", "")) for d in data]
-    assert sum("held-out prompt" in page for page in pages) == 1
+    answers = 0 if path.stem == "qwen3_4b_sft" else 1  # it has no engine that answers
+    assert sum("held-out prompt" in page for page in pages) == answers
     assert sum("as expected</b>" in page for page in pages) == 1
 
 
