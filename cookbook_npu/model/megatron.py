@@ -483,9 +483,9 @@ def load_adapters(
 # %% ../../nbs/model/03_megatron.ipynb #969aac1d
 def export_adapter(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:
     "Yield peft's names and the whole tensors of the adapter; collective over tensor-parallel ranks"
-    bridge = model.config.bridge
-    bridge._adapter_name = model.adapter
-    yield from bridge.export_weights([model.module], peft_format=True)
+    yield from model.config.bridge.export_weights(
+        [model.module], peft_format=True, adapter_name=model.adapter
+    )
 
 
 def export_weights(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:

@@ -16,6 +16,7 @@ from cookbook_npu.model.megatron import destroy_parallel
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.rollout.engine import Request
 from cookbook_npu.train.batch import Batch, make_batch
+from cookbook_npu.train.offload import device_storages
 from cookbook_npu.train.rollout_worker import Engines
 from cookbook_npu.train.tenants import TenantEngine, Tenants, TenantTrainer
 from cookbook_npu.weights.manifest import merge_manifests
@@ -226,25 +227,21 @@ def interleavings(
 
 
 def adapter_bytes(folder: str, dtype: str, rank: int, world_size: int) -> dict[str, float]:
-    "Bytes of a trained adapter slot by parameter, on the device"
+    "Device memory of a trained slot by parameter: weights, gradients and optimizer"
     config = shared_config(
         1, **{"model.dtype": dtype, "lora.rank": 16, "lora.dropout": 0.0}
     )
-    one = config.model_copy(update={"lora": config.lora.model_copy(update={"slots": 1})})
-    held, parameters = [], 0
-    for each in (one, config):
-        trainer = TenantTrainer(rank, world_size, each, folder)
-        for slot in range(each.lora.slots):
-            trainer.lease(slot, each)
-            trainer.of_slot(slot, "add_gradient", batch_of(each, 1))
-            trainer.of_slot(slot, "step")
-        model = trainer.slots[0].model
-        parameters = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
-        trainer.acc.empty_cache()
-        held.append(trainer.acc.memory_allocated(0))
-        del trainer, model
-        destroy_parallel()
-    return {"per_parameter": (held[1] - held[0]) / 2 / parameters, "parameters": parameters}
+    trainer = TenantTrainer(rank, world_size, config, folder)
+    trainer.lease(0, config)
+    trainer.of_slot(0, "add_gradient", batch_of(config, 1))
+    trainer.of_slot(0, "step")
+    tenant = trainer.slots[0].tenant
+    weights = [p for p in tenant.model.module.parameters() if p.requires_grad]
+    held = [*weights, *tenant.memory.gradients(), *tenant.memory.moments()]
+    nbytes = sum(storage.nbytes() for storage in device_storages(held, "npu"))
+    parameters = sum(p.numel() for p in weights)
+    destroy_parallel()
+    return {"per_parameter": nbytes / parameters, "parameters": parameters}
 
 
 def verbs(folder: str, out: str, rank: int, world_size: int) -> dict:
