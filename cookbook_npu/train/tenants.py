@@ -46,8 +46,8 @@ from ..weights.transport import count_failing_ranks
 
 # %% ../../nbs/train/21_tenants.ipynb #ee853684
 # what tenants share: the model, its adapters' sizes, processes and devices
-SHARED = ("scale", "model.", "parallel.", "lora.", "placement.", "train.layout")
-SHARED += ("train.megatron_args", "rollout.engine", "rollout.batch_size", "shims")
+SHARED = ("scale", "model.", "warm_start.", "parallel.", "lora.", "placement.", "shims")
+SHARED += ("train.layout", "train.megatron_args", "rollout.engine", "rollout.batch_size")
 
 
 def tenant_config(
