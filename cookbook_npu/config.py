@@ -766,6 +766,9 @@ class LoraConfig(Config):
         "what a weight update sends: the adapter alone (auto: with the transformers "
         "engine), or all weights with the adapter merged into them",
     )
+    slots: int = setting(
+        1, "adapters on the model at once: tenants of `Tenants`, each with its own", ge=1
+    )
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
@@ -1186,6 +1189,11 @@ class RunConfig(Config):
     def policy_steps(self) -> int:
         "Steps that train the policy: all but the critic's warm-up"
         return self.num_steps - self.critic.warmup_steps
+
+    @property
+    def optimizer_steps(self) -> int:
+        "Optimizer steps of the policy, for its schedule"
+        return self.policy_steps * (self.rollout_batch // self.global_batch_size)
 
     @property
     def eval_sampling(self) -> EvalSamplingConfig:

@@ -243,8 +243,7 @@ def load_state(
     "Resume from a checkpoint of any layout; return whether random states were restored; collective"
     same_layout = saved_layout(folder) == _sizes(optimizer)
     state = _read(folder, sharded_state(optimizer, loading=True, random=same_layout))
-    # not strict: "extra state" entries of layers have no tensor
-    optimizer.model.module.load_state_dict(state["model"], strict=False)
+    optimizer.model.load_sharded(state["model"])
     optimizer.megatron.load_state_dict(state["optimizer"])
     _release_superset(optimizer)
     # Megatron's scheduler adds the saved count to its own
@@ -265,5 +264,4 @@ def load_policy_weights(
     "Read the weights of a checkpoint; raise `DataError` for a broken one; collective"
     saved_layout(folder)
     state = _read(folder, {"model": model.sharded_state()})
-    # not strict: "extra state" entries of layers have no tensor
-    model.module.load_state_dict(state["model"], strict=False)
+    model.load_sharded(state["model"])

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'check_parallel', 'local_device', 'current_layout', 'init_parallel',
            'destroy_parallel', 'run_options', 'mindspeed_options', 'check_split', 'MegatronModel', 'megatron_config',
-           'ddp_options', 'load_model', 'export_adapter', 'export_weights']
+           'ddp_options', 'load_model', 'load_adapters', 'export_adapter', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,7 +32,14 @@ from ..config import (
 )
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
-from .lora import adapter_state, add_adapter, merge_adapter
+from ..model.lora import (
+    ADAPTER,
+    adapter_name,
+    adapter_state,
+    add_adapter,
+    merge_adapter,
+    use_adapter,
+)
 from .vision import fuse_tower
 from ..npu.device import accelerator
 from ..npu.shims.bootstrap import model_ready, parallel_ready
@@ -222,6 +229,7 @@ class MegatronModel:
     hf_path: Path
     vocab_size: int  # of the Hugging Face model; Megatron pads to a multiple of TP
     adapter_scale: float | None = None  # alpha / rank; None: all weights are trained
+    adapter: str = ADAPTER  # peft's name of the trained adapter
     summed: bool = False  # this step's gradients have been summed over ranks
 
     @property
@@ -277,7 +285,15 @@ class MegatronModel:
         "Return what a checkpoint holds of the model, the weights or the adapter; collective"
         if self.adapter_scale is None:
             return self.module.sharded_state_dict()
-        return adapter_state(self.module)
+        return adapter_state(self.module, self.adapter)
+
+    def load_sharded(self, state: dict[str, Any]) -> None:
+        "Load the values that `sharded_state` described"
+        if self.adapter_scale is not None:
+            own = f".{self.adapter}."
+            state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
+        # not strict: "extra state" entries of layers have no tensor
+        self.module.load_state_dict(state, strict=False)
 
     @property
     def weight_bytes(self) -> int:
@@ -446,10 +462,30 @@ def load_model(
         adapter_scale=scale,
     )
 
+# %% ../../nbs/model/03_megatron.ipynb #c4cd0576
+def load_adapters(
+    hf_path: Path | str,  # Hugging Face folder
+    model: ModelConfig,  # its path is not used
+    parallel: ParallelConfig,  # as given to `init_parallel`
+    lora: LoraConfig,
+    megatron_args: Mapping[str, Any] | None = None,
+) -> list[MegatronModel]:  # one per slot
+    "Return models of one base that each train their own adapter; `use_adapter` chooses one"
+    first = load_model(hf_path, model, parallel, megatron_args=megatron_args, lora=lora)
+    models = [first]
+    for name in map(adapter_name, range(1, lora.slots)):
+        add_adapter(first.module, lora, 0, name)
+        use_adapter(first.module, name)
+        models.append(replace(first, ddp=_wrap(first.config, first.module), adapter=name))
+    use_adapter(first.module, first.adapter)
+    return models
+
 # %% ../../nbs/model/03_megatron.ipynb #969aac1d
 def export_adapter(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:
     "Yield peft's names and the whole tensors of the adapter; collective over tensor-parallel ranks"
-    yield from model.config.bridge.export_weights([model.module], peft_format=True)
+    yield from model.config.bridge.export_weights(
+        [model.module], peft_format=True, adapter_name=model.adapter
+    )
 
 
 def export_weights(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:

@@ -116,7 +116,7 @@ def _model_state(
     knob = "parallel.tensor"
     trained = parameters - (d.vision if config.model.freeze_vision_tower else 0)
     if config.lora.rank and not of:
-        trained = trained_parameters(d, config)
+        trained = config.lora.slots * trained_parameters(d, config)
         parameters += trained
     return [
         Component(f"{of}weights", element * parameters, (knob,)),

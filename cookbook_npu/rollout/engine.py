@@ -499,7 +499,7 @@ class Engine(ABC):
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.kept_cache = kept_cache
+        self.kept_cache: KeptCache = kept_cache
         self.simulated_latency = simulated_latency
         self.version = 0  # of the weights; 0: those of the model folder
         self.tokens = 0  # sampled so far

@@ -6,9 +6,10 @@
 __all__ = ['PREFILL_LIMIT', 'MOST_SPARE', 'Store', 'DEPENDS_ON_LENGTH', 'NOISE_BLOCK', 'plan_prefills', 'pad_left',
            'prefill_mask', 'GrowingLayer', 'join_attention', 'RowBatch', 'join_rows', 'JoinedRows', 'RotationTable',
            'LowRank', 'Qwen3Layer', 'can_run_qwen3', 'Qwen3TextForward', 'ModelRunner', 'RowSampler', 'WaitingQueue',
-           'BatchDecoder', 'DeviceWeights', 'model_class', 'load_folder', 'TransformersEngine']
+           'BatchDecoder', 'DeviceWeights', 'model_class', 'load_folder', 'TransformersEngine', 'AdapterEngine']
 
 # %% ../../nbs/rollout/01_transformers.ipynb #e0f3f815
+import copy
 import importlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
-from ..model.lora import ADAPTER, PEFT_PREFIX, add_hf_adapter
+from ..model.lora import ADAPTER, PEFT_PREFIX, adapter_layers, add_hf_adapter
 from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
@@ -292,12 +293,12 @@ def _by_head(x_NHD: Tensor, B: int) -> Tensor:  # [B, H, T, D] view
 class LowRank:
     "The adapters of linear layers with the same input; none: adds nothing"
 
-    def __init__(self, *layers: Any):
+    def __init__(self, *layers: Any, adapter: str = ADAPTER):
         self.parts = [
             (
-                layer.lora_A[ADAPTER].weight,
-                layer.lora_B[ADAPTER].weight,
-                layer.scaling[ADAPTER],
+                layer.lora_A[adapter].weight,
+                layer.lora_B[adapter].weight,
+                layer.scaling[adapter],
             )
             for layer in layers
             if hasattr(layer, "lora_A")
@@ -319,20 +320,27 @@ class Qwen3Layer:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.input_norm = layer.input_layernorm.weight
         self.qkv = JoinedRows(*(p.weight for p in projections))
-        self.qkv_adapter = LowRank(*projections)
         self.q_norm = attention.q_norm.weight
         self.k_norm = attention.k_norm.weight
         self.out = attention.o_proj.weight
-        self.out_adapter = LowRank(attention.o_proj)
         self.mlp_norm = layer.post_attention_layernorm.weight
         self.gate_up = JoinedRows(layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight)
-        self.gate_up_adapter = LowRank(layer.mlp.gate_proj, layer.mlp.up_proj)
         self.down = layer.mlp.down_proj.weight
-        self.down_adapter = LowRank(layer.mlp.down_proj)
         self.heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
         self.head_dim = config.head_dim
         self.eps = config.rms_norm_eps
         self.kernels = kernels
+        self.use_adapter(layer, ADAPTER)
+
+    def use_adapter(self, layer: Any, adapter: str) -> None:
+        "Add an adapter of the model's layer; without one, nothing"
+        attention = layer.self_attn
+        mlp = layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv_adapter = LowRank(*projections, adapter=adapter)
+        self.out_adapter = LowRank(attention.o_proj, adapter=adapter)
+        self.gate_up_adapter = LowRank(mlp.gate_proj, mlp.up_proj, adapter=adapter)
+        self.down_adapter = LowRank(mlp.down_proj, adapter=adapter)
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
@@ -411,6 +419,16 @@ class Qwen3TextForward:
         self.head = net.lm_head.weight
         self.rotations = RotationTable(text.rotary_emb)
 
+    def with_adapter(self, net: Any, adapter: str) -> "Qwen3TextForward":
+        "Return a copy that shares the weights and adds an adapter of the model"
+        text = getattr(net.model, "language_model", net.model)
+        own = copy.copy(self)
+        own.layers = [copy.copy(layer) for layer in self.layers]
+        for mine, layer in zip(own.layers, text.layers, strict=True):
+            mine.use_adapter(layer, adapter)
+        own.rotations = RotationTable(text.rotary_emb)
+        return own
+
     def __call__(
         self,
         cache: DynamicCache,
@@ -461,6 +479,17 @@ class ModelRunner:
         self.net = net
         self.device = device
         self.text_forward = Qwen3TextForward(net) if can_run_qwen3(net) else None
+        self.adapter = ADAPTER
+        self.adapted: list[Any] = []  # layers whose adapter is chosen in each pass
+
+    def with_adapter(self, adapter: str) -> "ModelRunner":
+        "Return a runner of the same model with an adapter that was added to it"
+        own = copy.copy(self)
+        own.adapter = adapter
+        if self.text_forward is not None:
+            own.text_forward = self.text_forward.with_adapter(self.net, adapter)
+        own.adapted = list(adapter_layers(self.net).values())
+        return own
 
     def new_cache(self, spare: int) -> DynamicCache:
         "Return a cache whose attention layers grow in place, by at least `spare` columns"
@@ -484,6 +513,8 @@ class ModelRunner:
         if self.text_forward is not None and inputs.keys() == {"position_ids"}:
             position_BT = inputs["position_ids"]
             return self.text_forward(cache, ids_BT, position_BT, longest, mask)
+        for layer in self.adapted:
+            layer._active_adapter = self.adapter
         out = self.net(
             input_ids=ids_BT,
             attention_mask=mask,
@@ -753,7 +784,11 @@ class DeviceWeights:
     "The weights and buffers of a model, by Hugging Face name; a sleep moves or drops them"
 
     def __init__(
-        self, net: torch.nn.Module, device: torch.device, shared: Sequence[JoinedRows] = ()
+        self,
+        net: torch.nn.Module,
+        device: torch.device,
+        shared: Sequence[JoinedRows] = (),
+        adapter: str | None = None,  # only this one; None: the whole model
     ):
         self.device = device
         self.shared = shared
@@ -772,7 +807,10 @@ class DeviceWeights:
                 self.weights[name] = t
         self.buffers = {name: t for name, t in net.named_buffers() if id(t) not in names}
         if any(".lora_A." in name for name in self.weights):
-            self._take_adapter()
+            self._take_adapter(adapter or ADAPTER)
+        if adapter is not None:
+            self.frozen = {}
+            self.buffers = {}
         self.shapes = {name: t.shape for name, t in self.weights.items()}
         self._host: dict[str, Tensor] = {}  # copies made by a sleep
         self._sizes: dict[str, torch.Size] = {}  # shapes before a sleep
@@ -804,13 +842,13 @@ class DeviceWeights:
         if self.acc is not None:
             self.acc.empty_cache()
 
-    def _take_adapter(self) -> None:
+    def _take_adapter(self, adapter: str) -> None:
         "Count only the adapter as weights that updates replace, under peft's names"
         held, self.weights = self.weights, {}
         for name, t in held.items():
-            if ".lora_" in name:
-                self.weights[PEFT_PREFIX + name.replace(f".{ADAPTER}.", ".")] = t
-            else:
+            if ".lora_" in name and f".{adapter}." in name:
+                self.weights[PEFT_PREFIX + name.replace(f".{adapter}.", ".")] = t
+            elif ".lora_" not in name:
                 self.frozen[name] = t
         self.tied = {}
         self.shapes = {name: t.shape for name, t in self.weights.items()}
@@ -951,3 +989,51 @@ class TransformersEngine(Engine):
             "device": str(self.device),
             "memory_bytes": self.weights.process_memory(),
         }
+
+# %% ../../nbs/rollout/01_transformers.ipynb #b9aa926a
+class AdapterEngine(TransformersEngine):
+    "An adapter on the model of another engine; only the adapter belongs to this one"
+
+    def __init__(
+        self,
+        shared: TransformersEngine,  # with the model
+        lora: LoraConfig,
+        adapter: str,  # peft's name; one that the model has is used again, at 0
+    ):
+        net = shared.net
+        layers = adapter_layers(net).values()
+        if not any(adapter in layer.lora_A for layer in layers):
+            add_hf_adapter(net, lora, adapter)
+            net.eval().requires_grad_(False)
+        self.device = shared.device
+        self.dtype = shared.dtype
+        self.net = net
+        Engine.__init__(
+            self,
+            shared.model,
+            shared.tokenizer,
+            shared.max_tokens,
+            shared.kept_cache,
+            shared.simulated_latency,
+        )
+        self.takes_images = shared.takes_images
+        self.image_token_id = shared.image_token_id
+        self.merge_size = shared.merge_size
+        self.weights = DeviceWeights(net, self.device, adapter=adapter)
+        for weight in self.weights.weights.values():
+            weight.zero_()
+        theirs = shared.decoder
+        self.decoder = BatchDecoder(
+            theirs.runner.with_adapter(adapter),
+            WaitingQueue(
+                theirs.queue.batch_size, _layer_types(net.config.get_text_config())
+            ),
+            theirs.end_tokens,
+            theirs.unsampled,
+        )
+
+    def _close(self) -> None:
+        # the next user of this adapter finds its tensors in device memory
+        if "weights" not in self._resident:
+            self.weights.restore()
+        super()._close()

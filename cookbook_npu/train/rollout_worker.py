@@ -94,9 +94,10 @@ class RolloutWorker:
         config: RunConfig,
         hf_path: str,  # Hugging Face folder
         load_weights: bool = True,  # False: the first weights come with an update
+        engine: Engine | None = None,  # None: of the configuration
     ):
         self.rank = rank
-        self.engine = make_engine(config, hf_path, load_weights)
+        self.engine = engine or make_engine(config, hf_path, load_weights)
         self.received = SharedMemory()
         self.acc = accelerator()
         self.mapped = MappedBuckets()

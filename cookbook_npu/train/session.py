@@ -512,6 +512,11 @@ def session(
     run."""
     given = config
     config = resumed_config(given, resume, fresh)
+    if config.lora.slots > 1:
+        raise ConfigError(
+            f"lora.slots is {config.lora.slots}, a session trains one adapter",
+            "Leave it out, or start Tenants.",
+        )
     check_machine(config)
     install_finder()
     _end_quickly()

@@ -373,6 +373,7 @@ class ModelTrainer(ModelPasses):
         self,
         batch: Batch,
         rows: Sequence[int],  # of one optimizer step
+        accumulate: bool = False,  # add to the gradient that is there
     ) -> dict[str, float]:  # weighted metric sums of this rank's rows; {} unless TP rank 0
         """Compute the gradient of one optimizer step.
 
@@ -382,7 +383,8 @@ class ModelTrainer(ModelPasses):
                 f"a batch of {len(batch.optimizer_steps)} optimizer steps has no old log-probs",
                 "Fill old_logprobs from logprobs(): the first step changes the policy.",
             )
-        self.optimizer.zero_grad()
+        if not accumulate:
+            self.optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
         passes = []
         for members in self.micro_batches(batch, rows):
@@ -684,9 +686,9 @@ class Trainer(ModelTrainer):
         config: RunConfig,
         hf_path: str,  # Hugging Face folder with the first weights
     ):
-        self.acc = accelerator()
-        self.acc.seed(config.seed)
-        memory = TrainerMemory(config, self.acc)
+        acc = accelerator()
+        acc.seed(config.seed)
+        memory = TrainerMemory(config, acc)
         init_parallel(config.parallel, config.seed)
         load = partial(
             load_model,
@@ -697,10 +699,19 @@ class Trainer(ModelTrainer):
             lora=config.lora,
             seed=config.seed,
         )
-        num_steps = config.policy_steps * (config.rollout_batch // config.global_batch_size)
-        optimizer = memory.build(load, config.optim, num_steps)
+        memory.build(load, config.optim, config.optimizer_steps)
+        self.take_policy(config, memory)
+
+    def take_policy(
+        self,
+        config: RunConfig,
+        memory: TrainerMemory,  # with the policy's optimizer
+    ) -> None:
+        "Train the first model of `memory`"
+        optimizer = memory.optimizers[0]
         choice = choose_layout(optimizer.model, config.train.layout)
         super().__init__(config, memory, optimizer, choice.layout)
+        self.acc = memory.acc
         self.layout_note = choice.note
         self.weights = WeightWriter(config, memory)
         # subfolder of a checkpoint -> what writes it; the policy first

@@ -46,15 +46,17 @@ def start_trainer(
     config: RunConfig,
     hf_path: str,  # first weights
     extra_env: Env = MappingProxyType({}),
+    role: str = "",  # class; empty: by the configuration
 ) -> WorkerGroup:
     "Start one trainer process on each trainer device; they are awake. With PPO they hold the critic, too"
-    role = "cookbook_npu.train.trainer:Trainer"
-    if config.has_critic:
-        role = "cookbook_npu.train.critic:PPOTrainer"
-    if config.teachers:
-        role = "cookbook_npu.train.teacher:DistillTrainer"
-    if config.is_sft:
-        role = "cookbook_npu.train.sft_trainer:SftTrainer"
+    if not role:
+        role = "cookbook_npu.train.trainer:Trainer"
+        if config.has_critic:
+            role = "cookbook_npu.train.critic:PPOTrainer"
+        if config.teachers:
+            role = "cookbook_npu.train.teacher:DistillTrainer"
+        if config.is_sft:
+            role = "cookbook_npu.train.sft_trainer:SftTrainer"
     share = machine_share(cluster, config, 0)
     return RayWorkerGroup.create(
         "trainer",
@@ -85,23 +87,27 @@ def start_engine(
     hf_path: str,  # configuration and tokenizer
     number: int,
     extra_env: Env = MappingProxyType({}),
+    role: str = "cookbook_npu.train.rollout_worker:RolloutWorker",
+    asleep: bool = True,  # put it to sleep at once
 ) -> WorkerGroup:
-    "Start one process for each device of an engine; it sleeps and waits for its first weight update"
+    "Start one process for each device of an engine; asleep, it waits for its first weight update"
     slots = slots_of_engine(config, number)
     share = machine_share(cluster, config, slots.start)
     group = RayWorkerGroup.create(
         f"rollout{number}",
-        "cookbook_npu.train.rollout_worker:RolloutWorker",
+        role,
         cluster,
         slots=slots,
         share=DEVICE_SHARE,
         bootstrap="rollout",
         control_methods=CONTROL_METHODS,
-        kwargs={"config": config, "hf_path": hf_path, "load_weights": False},
+        kwargs={"config": config, "hf_path": hf_path, "load_weights": not asleep},
         env=role_environment(config, "rollout", share=share) | dict(extra_env),
         timeout=config.placement.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,
     )
+    if not asleep:
+        return group
     try:
         group.call("engine.sleep")
     except BaseException:  # these processes are not registered yet
