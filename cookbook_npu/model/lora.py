@@ -87,7 +87,7 @@ def add_adapter(
     seed: int,  # of the first values
     name: str = ADAPTER,  # peft's name of the adapter
 ) -> None:
-    "Put an adapter on the target layers, which may have others, and freeze the weights"
+    "Put an adapter on the target layers, which may have others, freeze the weights, and use it"
     import peft
 
     names = list(adapter_layers(module)) or target_layers(module, lora)

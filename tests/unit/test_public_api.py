@@ -46,7 +46,7 @@ SIGNATURES = {
 VERBS = {
     "Trainer": {
         "logprobs": "batch, policy='actor'",
-        "forward_backward": "batch, rows",
+        "forward_backward": "batch, rows, accumulate=False",
         "optim_step": "",
         "save": "folder, hf_path",
         "sleep": "",
