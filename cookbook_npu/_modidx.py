@@ -7289,6 +7289,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                             'cookbook_npu/train/sampling.py'),
                                              'cookbook_npu.train.sampling.missing_reward': ( 'train/sampling.html#missing_reward',
                                                                                              'cookbook_npu/train/sampling.py'),
+                                             'cookbook_npu.train.sampling.partial_credit': ( 'train/sampling.html#partial_credit',
+                                                                                             'cookbook_npu/train/sampling.py'),
                                              'cookbook_npu.train.sampling.shard_requests': ( 'train/sampling.html#shard_requests',
                                                                                              'cookbook_npu/train/sampling.py')},
             'cookbook_npu.train.session': { 'cookbook_npu.train.session.Run': ('train/session.html#run', 'cookbook_npu/train/session.py'),
