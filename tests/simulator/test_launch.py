@@ -120,9 +120,8 @@ def test_a_job_server(tmp_path, monkeypatch, capfd):
         remove_session_folder(folder)
 
 
-# one recipe for each placement and kind of model; all of them, with their own devices, in a lane
+# one recipe for each placement; all of them, with their own devices, in a lane
 REHEARSED = {
-    "qwen3_4b_opd": {"placement.devices": 2, "parallel.tensor": 2},
     "qwen3_5_9b_async": {
         "placement.devices": 2,
         "placement.trainer_devices": 1,
@@ -161,13 +160,15 @@ def test_rehearsal(tmp_path, recipe):
     real = RECIPES[recipe]("910b", **given, overrides=smaller)
     assert config.optim.cpu_offload == real.optim.cpu_offload
     assert config.model.dtype == real.model.dtype == "bfloat16"
-    assert row["train_rollout_logprob_abs_diff"] < 0.02
     # rewards differ, so there is a gradient, and the last lines say what was tried
     assert row["grad_norm"] > 0 and row.get("zero_advantages", 0) < 1
     assert ("critic/value_loss" in row) == real.has_critic
     assert out.stdout.count("step 1/1  ") == 1
     assert "rehearsed: processes and groups on" in out.stdout
     assert "not rehearsed: your data and tokenizer" in out.stdout
+    if real.is_sft:
+        return  # samples nothing
+    assert row["train_rollout_logprob_abs_diff"] < 0.02
     first = json.loads(next(folder.glob("samples/step_*.jsonl")).open().readline())
     assert bool(first.get("images")) == recipe.startswith("qwen3_vl")
     stands_in = "the transformers engine stands in for engines of" in out.stdout
