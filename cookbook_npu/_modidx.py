@@ -7830,6 +7830,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                              'cookbook_npu/train/virtual_run.py'),
                                                 'cookbook_npu.train.virtual_run.VirtualTrainStep.run': ( 'train/virtual_run.html#virtualtrainstep.run',
                                                                                                          'cookbook_npu/train/virtual_run.py'),
+                                                'cookbook_npu.train.virtual_run.VirtualTrainStep.sample_metrics': ( 'train/virtual_run.html#virtualtrainstep.sample_metrics',
+                                                                                                                    'cookbook_npu/train/virtual_run.py'),
                                                 'cookbook_npu.train.virtual_run.VirtualTrainStep.samples_saved_on_error': ( 'train/virtual_run.html#virtualtrainstep.samples_saved_on_error',
                                                                                                                             'cookbook_npu/train/virtual_run.py'),
                                                 'cookbook_npu.train.virtual_run.VirtualTrainer': ( 'train/virtual_run.html#virtualtrainer',

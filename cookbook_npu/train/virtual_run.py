@@ -38,6 +38,7 @@ from ..runs.metrics import Tracker
 from ..runs.plots import age_counts
 from ..runs.spans import SpanLog
 from .async_sampling import EnginePool, PoolStatus
+from .batch import rollout_metrics
 from .driver import Driver, SplitPlacement
 from .rollout_worker import Engines
 from .state import DriverState
@@ -303,6 +304,9 @@ class VirtualTrainStep:
         self, step: int, samples: list[Sample]
     ) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def sample_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return rollout_metrics(samples)
 
     def prepare(self, step: int, samples: list[Sample]) -> None:
         pass
