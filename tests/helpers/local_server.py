@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # connections at once; the default, 5, loses some of a burst
+
+
 @contextmanager
 def serve(
     handler: type[http.server.BaseHTTPRequestHandler],
@@ -14,7 +18,7 @@ def serve(
 ) -> Iterator[str]:
     "Address of a server on a free port"
     own = type(handler.__name__, (handler,), attributes)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), own)
+    server = Server(("127.0.0.1", 0), own)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
