@@ -120,14 +120,8 @@ def test_a_job_server(tmp_path, monkeypatch, capfd):
         remove_session_folder(folder)
 
 
-# one recipe for each placement; all of them, with their own devices, in a lane
+# pictures, turns and a critic; all recipes, with their own devices, in a lane
 REHEARSED = {
-    "qwen3_5_9b_async": {
-        "placement.devices": 2,
-        "placement.trainer_devices": 1,
-        "parallel.tensor": 1,
-        "rollout.devices_per_engine": 1,
-    },
     "qwen3_vl_8b_ppo": {
         "placement.devices": 1,
         "parallel.tensor": 1,
