@@ -122,6 +122,7 @@ def test_sigterm_ends_the_command_and_its_kernel_between_two_steps(
     folder = tmp_path / "run"
     # two of them put handlers of their own in front of a run's
     tracked = {**DEFAULT, "output.trackers": list(TRACKERS)}
+    tracked["rollout.simulated_latency"] = 0.1  # the stop comes before the last step
     file = tmp_path / "parameters.json"
     file.write_text(json.dumps(parameters(tmp_path, "run", **tracked)))
     program = str(Path(sys.executable).parent / "cookbook-npu")
