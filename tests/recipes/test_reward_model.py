@@ -1,7 +1,6 @@
 """A reward model in whole runs: it scores as transformers does, the policy learns it, and it resumes."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -22,29 +21,23 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def reward_folder(tmp_path_factory) -> Path:
-    "A classifier that has learned to count the sevens of a text"
+    "A classifier with random layers and a head that counts the sevens of a text"
     folder = tmp_path_factory.mktemp("reward") / "model"
     tokenizer = build_tokenizer()
     tiny = build_tiny(qwen3_4b_colocate().model.tiny, tokenizer, folder, seed=1)
-    torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(
         tiny, num_labels=1, dtype=torch.float32
     )
     seven = tokenizer("7")["input_ids"][0]
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    draw = random.Random(0)
-    for _ in range(150):
-        texts = [
-            [draw.choice([seven, draw.randrange(264)]) for _ in range(10)]
-            for _ in range(64)
-        ]
-        ids_BT = torch.tensor(texts)
-        wanted_B = (ids_BT == seven).float().sum(1)
-        loss = (model(ids_BT).logits[:, 0] - wanted_B).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 1
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(48, 58, (4096, 10), generator=generator)
+    ids_BT[torch.rand(ids_BT.shape, generator=generator) < 0.3] = seven
+    with torch.no_grad():
+        hidden_BH = model.model(ids_BT).last_hidden_state[:, -1]
+        count_B1 = (ids_BT == seven).float().sum(1, keepdim=True)
+        fit = torch.linalg.lstsq(hidden_BH, count_B1).solution
+        model.score.weight.copy_(fit.T)
+    assert (hidden_BH @ fit - count_B1).pow(2).mean() < 0.5 * count_B1.var()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -54,10 +47,11 @@ def run(root: Path, folder: Path, steps: int, **overrides: object) -> Path:
     "A run whose reward is the score of the reward model alone; its folder"
     values = {
         "rollout.eval_every": 0,
-        "train.save_every": 6,
+        "train.save_every": 8,
         "train.export_hf": False,
         "warm_start.steps": 60,
         "warm_start.noisy_steps": 20,
+        "optim.learning_rate": 3e-3,
         "reward.scorers": {"exact": 0.0},
         "reward_model.path": str(folder),
         "output.root": str(root),
@@ -85,14 +79,14 @@ def scored_as_by_transformers(run_folder: Path, folder: Path, coef: float) -> No
 
 
 def test_the_policy_learns_the_score_and_resumes_bit_for_bit(tmp_path, reward_folder):
-    whole = run(tmp_path / "whole", reward_folder, 12)
+    whole = run(tmp_path / "whole", reward_folder, 16)
     scored_as_by_transformers(whole, reward_folder, 1.0)
     found = rows(whole)
     scores = [row["reward/model_score"] for row in found]
-    assert scores[-1] > scores[0] + 0.5, scores
+    assert sum(scores[-4:]) / 4 > sum(scores[:4]) / 4 + 0.4, scores
     assert found[0]["raw_reward"] == pytest.approx(scores[0])
-    halved = run(tmp_path / "halved", reward_folder, 6)
-    done = command("run", "--resume", str(halved), "-p", "num_steps", "12")
+    halved = run(tmp_path / "halved", reward_folder, 8)
+    done = command("run", "--resume", str(halved), "-p", "num_steps", "16")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert [without_times(row) for row in rows(halved)] == list(map(without_times, found))
 
@@ -101,6 +95,8 @@ def test_beside_a_critic_on_devices_apart_from_the_engines(tmp_path, reward_fold
     own = {
         **algorithm_overrides("ppo"),
         "placement.mode": "split",
+        "placement.devices": 3,
+        "placement.trainer_devices": 2,
         "reward_model.coef": 0.5,
     }
     folder = run(tmp_path, reward_folder, 2, **own)
