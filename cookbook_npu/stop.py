@@ -27,11 +27,7 @@ EXIT_STOPPED = 75  # stopped after a step; EX_TEMPFAIL of sysexits.h
 class RunStopped(SystemExit):
     "A run was stopped by a signal after a step; not an error"
 
-    def __init__(
-        self,
-        message: str,  # last step and how to resume
-        code: int = EXIT_STOPPED,  # exit code of the process
-    ):
+    def __init__(self, message: str, code: int = EXIT_STOPPED):
         super().__init__(message)
         self.code = code
 
@@ -39,17 +35,11 @@ class RunStopped(SystemExit):
 class StoppedAtOnce(RunStopped):
     "A run was aborted by a signal"
 
-    def __init__(
-        self,
-        message: str,  # how to resume
-        number: int,  # of the signal
-    ):
+    def __init__(self, message: str, number: int):
         super().__init__(message, 128 + number)
 
 
-def resume_hint(
-    folder: Path,  # run folder
-) -> str:
+def resume_hint(folder: Path) -> str:
     "Return the run folder and the command that resumes the run"
     return f"folder {folder}; resume with: cookbook-npu run --resume {shlex.quote(str(folder))}"
 
@@ -153,9 +143,7 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 # %% ../nbs/04_stop.ipynb #f80413fa
-def end_with_parent(
-    interval: float = 1.0,  # between checks, s
-) -> None:
+def end_with_parent(interval: float = 1.0) -> None:
     "Exit at once when the parent of this process has ended, whichever process inherits it"
     parent = os.getppid()
 

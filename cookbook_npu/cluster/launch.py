@@ -280,11 +280,7 @@ def submitted_env(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 # %% ../../nbs/cluster/03_launch.ipynb #a82a97c3
-def submit_command(
-    job: Job,
-    environ: Mapping[str, str],
-    follow: bool = True,  # print the log and wait for the end
-) -> list[str]:
+def submit_command(job: Job, environ: Mapping[str, str], follow: bool = True) -> list[str]:
     "Return the command that submits a job; raises `ConfigError` for unsafe arguments"
     record = job.record()
     for word in record["run"]:
@@ -300,9 +296,7 @@ def submit_command(
 
 
 def submit_job(
-    job: Job,
-    follow: bool = True,  # print the log and wait for the end
-    environ: Mapping[str, str] | None = None,  # None: of this process
+    job: Job, follow: bool = True, environ: Mapping[str, str] | None = None
 ) -> int:
     "Submit a job to its server; return the exit code of Ray's command"
     ensure_token()
@@ -469,10 +463,7 @@ class Supervisor:
                 print(f"{e} Trying again.", flush=True)
 
 # %% ../../nbs/cluster/03_launch.ipynb #0c9ef68a
-def launch_job(
-    job: Job,  # from `make_job`, not for a job server
-    environ: Mapping[str, str] | None = None,  # None: of this process
-) -> Job:
+def launch_job(job: Job, environ: Mapping[str, str] | None = None) -> Job:
     "Start the supervisor of a job, which outlives this process"
     environ = os.environ if environ is None else environ
     ensure_token()

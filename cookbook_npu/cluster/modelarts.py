@@ -73,9 +73,7 @@ _VARIABLES = (
 )
 
 
-def open_client(
-    environ: Mapping[str, str] | None = None,  # None: os.environ
-) -> Any:  # huaweicloudsdkmodelarts.v1.ModelArtsClient
+def open_client(environ: Mapping[str, str] | None = None) -> Any:
     "Return a client of the service; raises `ConfigError` or `MissingError` with what is missing"
     environ = os.environ if environ is None else environ
     missing = [name for name in _VARIABLES if not environ.get(name)]

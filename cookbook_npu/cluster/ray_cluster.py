@@ -172,11 +172,7 @@ def sort_slots(
     return tuple(slots)
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #5e980592
-def ray_resources(
-    devices: int,
-    resource: str,  # "NPU" or "GPU"
-    simulated: bool,
-) -> dict[str, Any]:
+def ray_resources(devices: int, resource: str, simulated: bool) -> dict[str, Any]:
     "Return the arguments of `ray.init` that declare the devices; empty: Ray detects them"
     if resource != NPU.resource:
         return {}
@@ -258,10 +254,7 @@ def preload_workers() -> None:
     start_forks(cluster_env(1, simulated=True))
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d233db43
-def device_options(
-    resource: str,  # "NPU" or "GPU"
-    share: float,  # of one device
-) -> dict[str, Any]:
+def device_options(resource: str, share: float) -> dict[str, Any]:
     "Return the options of a Ray task or actor that uses a part of a device"
     if resource == CUDA.resource:
         return {"num_cpus": 0, "num_gpus": share}
@@ -526,12 +519,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def reserve(
-        self,
-        devices: int,
-        timeout: float,  # of the reservation, s
-        locate_timeout: float,  # of the tasks that locate the devices, s
-    ) -> None:
+    def reserve(self, devices: int, timeout: float, locate_timeout: float) -> None:
         "Reserve devices and append their slots; raises `DeviceError` if too few are free"
         from ray.util.placement_group import placement_group, remove_placement_group
 

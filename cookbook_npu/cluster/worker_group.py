@@ -379,10 +379,7 @@ def _read_stacks(workers: Sequence[WorkerHandle]) -> str:
 
 
 def late_error(
-    workers: Sequence[WorkerHandle],  # that have not returned, by rank
-    method: str,
-    reason: str,  # for example "did not return within 4 s"
-    status: Sequence[str],  # of every worker
+    workers: Sequence[WorkerHandle], method: str, reason: str, status: Sequence[str]
 ) -> RoleTimeout:
     "Return the error for a call that is late or hangs"
     first = workers[0]
@@ -442,10 +439,7 @@ def assign_devices(
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #204aa335
 def distributed_env(
-    worker: WorkerHandle,
-    address: str,  # machine of rank 0
-    port: int,  # rendezvous port of rank 0
-    visible_env: str,  # variable that selects devices
+    worker: WorkerHandle, address: str, port: int, visible_env: str
 ) -> dict[str, str]:
     "Return the variables that differ between ranks"
     env = {

@@ -94,8 +94,7 @@ def _import_environment(name: str) -> type[Environment]:
 
 
 def find_environment(
-    name: str,  # one of `ENVIRONMENTS`, or package.module:Class
-    arguments: Mapping[str, Any] | None = None,
+    name: str, arguments: Mapping[str, Any] | None = None
 ) -> Callable[[], Environment]:
     "The constructor of an environment; raises `ConfigError` for unknown names and arguments"
     known = ENVIRONMENTS.get(name, name)
@@ -339,9 +338,7 @@ class CallPool:
             self.work_waits.notify()
         return call.answer
 
-    def run(
-        self, works: Sequence[Callable[[], _T]]
-    ) -> list[_T | CallFailure]:  # in the order of `works`
+    def run(self, works: Sequence[Callable[[], _T]]) -> list[_T | CallFailure]:
         "Make all calls, and wait until each has ended or is abandoned"
         answers = [self.start(work) for work in works]
         return [answer.result() for answer in answers]

@@ -29,9 +29,7 @@ from .graders import SCORERS, CallMode, ScorerFunction, load_function
 from ..errors import ConfigError, DataError, RoleTimeout, ShimError
 
 # %% ../../nbs/data/08_grading_process.ipynb #ae0143f1
-def hold_lifeline(
-    fd: int,  # read end of the pipe
-) -> None:
+def hold_lifeline(fd: int) -> None:
     "End this process when the write end of `fd` closes"
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
@@ -157,11 +155,7 @@ def _warm_up() -> None:
         )
 
 # %% ../../nbs/data/08_grading_process.ipynb #f464addd
-def serve_calls(
-    scorers: dict[str, dict[str, Any]],  # scorer -> its arguments
-    lifeline: int,  # read end of the lifeline pipe
-    memory_mb: int,  # address-space limit, MiB
-) -> None:
+def serve_calls(scorers: dict[str, dict[str, Any]], lifeline: int, memory_mb: int) -> None:
     "Load the scorers, write how each is called, then grade until stdin closes"
     hold_lifeline(lifeline)
     # stdin and stdout are for scorers that read or print
@@ -207,11 +201,7 @@ class GradingProcess:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(
-        self,
-        scorers: dict[str, dict[str, Any]],  # scorer -> its arguments
-        memory_mb: int,  # address-space limit, MiB
-    ):
+    def __init__(self, scorers: dict[str, dict[str, Any]], memory_mb: int):
         self.scorers = scorers
         self.memory_mb = memory_mb
         self._closed = False

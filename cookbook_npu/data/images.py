@@ -445,7 +445,7 @@ def make_room(
     tokenizer: Any,
     processor: ImageProcessor | None,
     place: str,
-) -> list[int]:  # with one placeholder for each token of an image
+) -> list[int]:
     "Expand image placeholders to one per token; raises `DataError` if text and images do not match"
     if processor is None:
         if images:
@@ -473,9 +473,7 @@ def no_processor(place: str) -> DataError:
     )
 
 # %% ../../nbs/data/02_images.ipynb #da20d0fa
-def with_image_parts(
-    message: Mapping[str, Any],
-) -> dict[str, Any]:  # its content is a list of parts
+def with_image_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     "A message for a chat template: each `<image>` of its text is a part"
     content = message["content"]
     if not isinstance(content, str):
@@ -511,9 +509,7 @@ def collapse_placeholders(
     return collapsed
 
 # %% ../../nbs/data/02_images.ipynb #88f61f6c
-def decode_first(
-    images: Iterable[ImageInput], seconds: float = 5.0
-) -> int:  # number of decoded images
+def decode_first(images: Iterable[ImageInput], seconds: float = 5.0) -> int:
     "Decode images until the time is over; raises `DataError` for a broken one"
     begun = time.monotonic()
     decoded = 0

@@ -37,12 +37,7 @@ from ..errors import (
 _FIELD = re.compile(r"\{(prompt|response|answer|label)\}")
 
 
-def judge_message(
-    template: str,
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],  # `prompt`: as the policy reads it
-) -> str:
+def judge_message(template: str, text: str, label: Any, metadata: Mapping[str, Any]) -> str:
     "Return the message of the judge for one response"
     fields = {
         "prompt": str(metadata.get("prompt", "")),
@@ -161,10 +156,7 @@ def judge_cost(config: JudgeConfig, input_tokens: int, output_tokens: int) -> fl
     return price / 1e6
 
 
-def check_budget(
-    config: JudgeConfig,
-    spent: Mapping[str, int],  # requests, input_tokens, output_tokens
-) -> None:
+def check_budget(config: JudgeConfig, spent: Mapping[str, int]) -> None:
     "Raise `BudgetSpent` when another request is not allowed"
     tokens = [spent.get(name, 0) for name in ("input_tokens", "output_tokens")]
     sums = {
@@ -369,12 +361,7 @@ _T = TypeVar("_T")
 class Judge(JudgeScores):
     "Asks the endpoint for scores; open it before and close it after"
 
-    def __init__(
-        self,
-        config: JudgeConfig,
-        folder: Path
-        | None = None,  # run folder (None: nothing is kept without a cache file)
-    ):
+    def __init__(self, config: JudgeConfig, folder: Path | None = None):
         super().__init__(config)
         self.folder = folder
 

@@ -173,7 +173,7 @@ class ChatFormat:
     def _check_roles(
         self,
         messages: ChatMessages,
-        texts: Sequence[Sequence[str]],  # of each message
+        texts: Sequence[Sequence[str]],
         place: str,
         tools: ChatMessages,
     ) -> None:
@@ -261,9 +261,7 @@ def _named_end(file: Path) -> Any:
 
 
 def end_token_ids(
-    folder: str | Path,  # Hugging Face folder
-    tokenizer: "PreTrainedTokenizerBase",
-    more: Sequence[int] = (),  # rollout.stop_token_ids
+    folder: str | Path, tokenizer: "PreTrainedTokenizerBase", more: Sequence[int] = ()
 ) -> frozenset[int]:
     "The tokens that end a response: of generation settings, tokenizer and chat template, and `more`"
     eos = _named_end(Path(folder) / "generation_config.json")

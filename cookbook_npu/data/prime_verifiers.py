@@ -68,10 +68,7 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return both[0]["role"] == both[1]["role"] and both[0]["content"] == both[1]["content"]
 
 
-def new_messages(
-    before: Messages,  # messages of the last request and the policy's turn
-    asked: Messages,  # messages of this request
-) -> list[dict[str, Any]]:
+def new_messages(before: Messages, asked: Messages) -> list[dict[str, Any]]:
     "The messages after a turn; raises `DataError` when the environment changed earlier messages"
     kept = len(asked) >= len(before)
     kept = kept and all(_same(a, b) for a, b in zip(before, asked, strict=False))
@@ -91,12 +88,7 @@ CLOSING_S = 10.0  # for the process to end by itself
 class VerifiersProcess:
     "The worker with one environment, for many threads"
 
-    def __init__(
-        self,
-        python: str,  # interpreter that has `verifiers`
-        environment: str,  # name of an installed environment
-        arguments: Mapping[str, Any],
-    ):
+    def __init__(self, python: str, environment: str, arguments: Mapping[str, Any]):
         self.environment = environment
         self._lock = threading.Lock()
         self._queues: dict[int, SimpleQueue[Line]] = {}  # by number of the rollout
@@ -283,11 +275,7 @@ class VerifiersEnvironment(Environment):
         self._messages = line["messages"]
         return Observation(messages=new, tool_calls=len(found), tool_errors=errors)
 
-    def reset(
-        self,
-        prompt: Prompt,  # written by `write_verifiers_prompts`
-        seed: int,  # unused: verifiers has no seed for a rollout
-    ) -> Messages | None:
+    def reset(self, prompt: Prompt, seed: int) -> Messages | None:
         "Begin a rollout; its first request has the messages"
         self._leave()
         row = _row_of(prompt, self.name, self._process.rows)
@@ -340,10 +328,7 @@ def write_verifiers_prompts(
     return len(lines)
 
 
-def prompt_record(
-    number: int,
-    row: Mapping[str, Any],  # a question of verifiers
-) -> dict[str, Any]:  # of the format `plain`; images under the key `images`
+def prompt_record(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     "A question as a record"
     asked = row.get("prompt") or row.get("name") or f"question {number}"
     if isinstance(asked, str):

@@ -115,10 +115,7 @@ class EnvironmentRollouts(Rollouts):
         return {"reward": found["reward"], "metrics": metrics, "stop": stop}
 
 # %% ../../nbs/data/15_prime_verifiers_worker.ipynb #ff7bd724
-def sandboxed(
-    given: Mapping[str, Any],  # configuration of an environment
-    agents: Mapping[str, bool],  # agent -> whether the environment gives it a harness
-) -> dict[str, Any]:
+def sandboxed(given: Mapping[str, Any], agents: Mapping[str, bool]) -> dict[str, Any]:
     "The configuration in which no agent runs commands unless `given` asks for it"
     config = dict(given)
     for agent, has_harness in agents.items():

@@ -119,11 +119,7 @@ class Draw(NamedTuple):
 class PromptDataset:
     "The training prompts of a run, each drawn once per epoch; resumable, safe for many threads"
 
-    def __init__(
-        self,
-        order: "EpochOrder | MixedOrder",
-        turn_end: TurnEnd | None = None,  # of the chat template; None: plain texts
-    ):
+    def __init__(self, order: "EpochOrder | MixedOrder", turn_end: TurnEnd | None = None):
         self.order = order
         self.turn_end = turn_end or TurnEnd()
         self.done = RangeSet()
@@ -219,9 +215,9 @@ class EpochOrder:
     def __init__(
         self,
         prompts: Sequence[Prompt],
-        shuffle: bool = True,  # False: keep the order of the file
+        shuffle: bool = True,
         seed: int = 0,
-        source: str = "",  # one-line summary of what was read and left out
+        source: str = "",
     ):
         if not prompts:
             raise DataError(
@@ -258,9 +254,7 @@ class EpochOrder:
         return order
 
 # %% ../../nbs/data/04_prompts.ipynb #e99794d1
-def take_turns(
-    shares: Sequence[Fraction], counts: Sequence[int]
-) -> int:  # index of the next source
+def take_turns(shares: Sequence[Fraction], counts: Sequence[int]) -> int:
     "Tijdeman's rule, in exact fractions (doi 10.1016/0012-365X(80)90269-1)"
     n = sum(counts) + 1
     slack = Fraction(1, max(2 * len(shares) - 2, 1))
@@ -279,11 +273,7 @@ def take_turns(
 class MixedOrder:
     "Several orders by weight"
 
-    def __init__(
-        self,
-        parts: Sequence[EpochOrder],
-        weights: Sequence[float],  # of each part, positive, on any scale
-    ):
+    def __init__(self, parts: Sequence[EpochOrder], weights: Sequence[float]):
         if min(weights) <= 0:
             raise ConfigError(
                 f"data.mixture has the weight {min(weights)}",
@@ -383,7 +373,7 @@ class _Reader:
         content: str | list[dict[str, Any]],
         label: Any,
         metadata: dict[str, Any],
-        values: list[Any],  # images, as records have them or as sources
+        values: list[Any],
         place: str,
         prompt_id: str,
     ) -> Prompt:

@@ -51,10 +51,7 @@ def policy_text(sample: Sample) -> str:  # the text to grade
     )
 
 
-def write_policy_text(
-    sample: Sample,
-    decode: Callable[[list[int]], str],  # the tokenizer's `decode`, without special tokens
-) -> str:  # the text of the tokens with loss mask 1, a line for each turn
+def write_policy_text(sample: Sample, decode: Callable[[list[int]], str]) -> str:
     """Decode what the policy wrote, turn by turn.
 
     Decoding by turn keeps the two halves of a word around an observation apart."""
@@ -200,9 +197,7 @@ class FailingLabels:
         _remember(self.failures, job.label_key, failures)
         return failures
 
-    def mark_ungradable(
-        self, job: GradingJob, why: Limit
-    ) -> UngradableLabel | None:  # None if it already was ungradable
+    def mark_ungradable(self, job: GradingJob, why: Limit) -> UngradableLabel | None:
         "Mark the job's label as ungradable"
         key = job.label_key
         if key in self.ungradable:
@@ -238,11 +233,7 @@ def _close_all(processes: list[GradingProcess]) -> None:
 class GradingPool:
     "Grades jobs in processes that are killed at a time limit; a context manager, for one thread"
 
-    def __init__(
-        self,
-        config: RewardConfig,
-        scorers: dict[str, dict[str, Any]],  # scorer -> its arguments; empty: no processes
-    ):
+    def __init__(self, config: RewardConfig, scorers: dict[str, dict[str, Any]]):
         self.config = config
         self.scorers = scorers
         self.processes: list[GradingProcess] = []
@@ -419,10 +410,7 @@ def check_reward(config: RewardConfig) -> None:
                 )
 
 
-def scorer_weights(
-    config: RewardConfig,
-    metadata: Mapping[str, Any],  # of a sample; its prompt_id begins with the source
-) -> dict[str, float]:  # scorer -> weight
+def scorer_weights(config: RewardConfig, metadata: Mapping[str, Any]) -> dict[str, float]:
     "The scorers of a sample: those of its source, else the default ones"
     source = prompt_source(str(metadata.get("prompt_id", "")))
     return config.by_source.get(source, config.scorers)
@@ -472,11 +460,7 @@ RETRY_WAIT_S = 1.0
 class RewardPool(GradingPool):
     "Grades samples, with cheap scorers in this process; a context manager, for one thread"
 
-    def __init__(
-        self,
-        config: RewardConfig,
-        folder: Path | None = None,  # run folder, which keeps the judge's replies
-    ):
+    def __init__(self, config: RewardConfig, folder: Path | None = None):
         check_reward(config)
         self._all: list[Scorer] = []
         for scorer in map(find_scorer, all_scorers(config)):
@@ -519,10 +503,7 @@ class RewardPool(GradingPool):
             place = prompt.place or f"prompt {prompt.prompt_id}"
             check_labels(self.config, prompt.label, prompt.for_samples(), place)
 
-    def grade(
-        self,
-        samples: Sequence[Sample],  # with text and label; they are not changed
-    ) -> list[Grade]:  # in the order of the samples
+    def grade(self, samples: Sequence[Sample]) -> list[Grade]:
         "Reward and verdict of each sample"
         weights = [scorer_weights(self.config, s.metadata) for s in samples]
         scores: list[dict[str, tuple[float, Score | None]]] = [{} for _ in samples]

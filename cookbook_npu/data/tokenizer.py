@@ -90,9 +90,7 @@ def _is_own(folder: Path) -> bool:
     return json.loads(settings.read_text()).get("tokenizer_class") in _OWN_CLASSES
 
 
-def read_tokenizer(
-    folder: str | Path,  # Hugging Face folder
-) -> "PreTrainedTokenizerBase":
+def read_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
     "Read the tokenizer of a model"
     if _is_own(Path(folder)):
         from transformers import PreTrainedTokenizerFast
@@ -117,9 +115,7 @@ def unsampled_token_ids(
     return tuple(sorted(i for i in ids if i is not None))
 
 
-def find_tokenizer(
-    folder: str | Path,  # Hugging Face folder
-) -> "PreTrainedTokenizerBase | None":
+def find_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase | None":
     "Read the tokenizer of a model; None for a folder without one"
     names = ("tokenizer.json", "tokenizer_config.json")
     if not any((Path(folder) / name).is_file() for name in names):
@@ -127,10 +123,7 @@ def find_tokenizer(
     return read_tokenizer(folder)
 
 # %% ../../nbs/data/17_tokenizer.ipynb #9dbfe37a
-def check_same_tokens(
-    policy: str,  # folder with the policy's tokenizer
-    teacher: str,  # folder with the teacher's
-) -> None:
+def check_same_tokens(policy: str, teacher: str) -> None:
     "Raise `ConfigError` with the first id that is another token for the teacher"
     ours, theirs = (
         {number: token for token, number in read_tokenizer(folder).get_vocab().items()}

@@ -37,9 +37,9 @@ class TurnFormat:
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerBase",
-        chat: bool,  # use its chat template; False: concatenate the texts
+        chat: bool,
         processor: ImageProcessor | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,  # data.chat_template_kwargs
+        template_kwargs: Mapping[str, Any] | None = None,
     ):
         self.tokenizer = tokenizer
         self.chat = chat
@@ -62,7 +62,7 @@ class TurnFormat:
     def prompt_text(
         self,
         messages: ChatMessages,
-        tools: ChatMessages = (),  # schemas for the template
+        tools: ChatMessages = (),
         place: str = "the first messages",
     ) -> str:
         "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
@@ -72,9 +72,9 @@ class TurnFormat:
         self,
         messages: ChatMessages,
         tools: ChatMessages = (),
-        images: Sequence[ImageInput] = (),  # at <image>, in order
+        images: Sequence[ImageInput] = (),
         place: str = "the first messages",
-    ) -> list[int]:  # with one placeholder for each token of an image
+    ) -> list[int]:
         "Token ids of the first messages; raises `DataError` when they do not match the images"
         messages = _checked(messages, place)
         if images:
@@ -83,11 +83,8 @@ class TurnFormat:
         return make_room(ids, images, self.tokenizer, self.processor, place)
 
     def observation_ids(
-        self,
-        messages: ChatMessages,
-        last_id: int,  # last token of the policy's turn
-        place: str = "the observation",
-    ) -> list[int]:  # between this turn and the next
+        self, messages: ChatMessages, last_id: int, place: str = "the observation"
+    ) -> list[int]:
         "The tokens of an observation without images"
         messages = _checked(messages, place)
         if not self.chat:
@@ -126,11 +123,8 @@ class TurnFormat:
 
 # %% ../../nbs/data/13_turns.ipynb #a23edf96
 def with_observation(
-    sample: Sample,  # a response whose last turn is the policy's
-    ids: Sequence[int],  # tokens of the observation, at least one
-    version: int,  # weight version
-    images: Sequence[ImageInput] = (),
-) -> Sample:  # to be passed as `partial` of the next request (rollout.episodes)
+    sample: Sample, ids: Sequence[int], version: int, images: Sequence[ImageInput] = ()
+) -> Sample:
     "A response with an observation at its end, which has no loss and no log-probs"
     end = len(sample.response_ids)
     written = sample.turns or [Turn(start=0, end=end, role="policy")]

@@ -147,10 +147,7 @@ CAUSES = (
 )
 
 # %% ../../nbs/plan/10_deviation.ipynb #0ffa3eaf
-def usual_causes(
-    deviation: PhaseDeviation,
-    config: RunConfig | None,  # None: unknown
-) -> list[str]:
+def usual_causes(deviation: PhaseDeviation, config: RunConfig | None) -> list[str]:
     "Return the usual causes of a phase that is off"
     return [
         cause.text
@@ -216,10 +213,7 @@ def chip_here() -> str | None:
 
 # %% ../../nbs/plan/10_deviation.ipynb #02ad435c
 def deviations_of_metrics(
-    name: str,
-    config: RunConfig,
-    metrics: MetricColumns,
-    soc: str | None = None,  # chip (None: from npu-smi)
+    name: str, config: RunConfig, metrics: MetricColumns, soc: str | None = None
 ) -> RunDeviations | None:
     "Return the phases of a run with their prediction; None for a run without NPU or step"
     if not config.target.has_soc:

@@ -56,10 +56,7 @@ def has_package(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def check_devices(
-    config: RunConfig,
-    environ: Mapping[str, str] | None = None,  # of the driver (None: os.environ)
-) -> None:
+def check_devices(config: RunConfig, environ: Mapping[str, str] | None = None) -> None:
     "Raise `ConfigError` when the devices of the run are missing"
     environ = os.environ if environ is None else environ
     found = config.target.probe(environ)
@@ -219,10 +216,7 @@ def check_shims(config: RunConfig) -> None:
             )
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
-def check_model(
-    name: str,  # folder, or id of a hub: downloaded
-    chat: bool = False,  # requires a chat template
-) -> None:
+def check_model(name: str, chat: bool = False) -> None:
     "Raise `MissingError` for a missing model, `ConfigError` for a missing chat template"
     folder = local_model(name)
     if not (Path(folder) / "config.json").is_file():
@@ -279,10 +273,7 @@ def check_records(
 
 
 def check_source(
-    name: str,
-    source: str,  # file, folder, hub URL or generated task
-    config: DataConfig,
-    reward: RewardConfig | None = None,  # None: labels for scorers are not checked
+    name: str, source: str, config: DataConfig, reward: RewardConfig | None = None
 ) -> None:
     "Raise `MissingError` for a missing source, `DataError` for invalid records"
     if source in GENERATED:
@@ -405,9 +396,7 @@ def check_layout(config: RunConfig, machines: Sequence[str]) -> None:
 
 # %% ../../nbs/plan/05_preflight.ipynb #3664a4ee
 def check_machine(
-    config: RunConfig,
-    environ: Mapping[str, str] | None = None,  # of the driver (None: os.environ)
-    files: bool = True,  # also check model, data and output
+    config: RunConfig, environ: Mapping[str, str] | None = None, files: bool = True
 ) -> None:
     "Raise `ConfigError` or `MissingError` for a run that this machine cannot start"
     check_devices(config, environ)

@@ -160,9 +160,7 @@ def run_of_evidence(name: str, evidence: Evidence) -> PublishedRun | None:
     )
 
 
-def measured_runs(
-    evidence: Path | str | None = None,  # folder of evidence (None: published rows only)
-) -> list[PublishedRun]:
+def measured_runs(evidence: Path | str | None = None) -> list[PublishedRun]:
     "Return the published rows, and those of your own runs on NPUs"
     own = load_evidence(evidence) if evidence is not None else {}
     rows = (run_of_evidence(name, one) for name, one in own.items())

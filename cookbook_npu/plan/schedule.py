@@ -345,7 +345,7 @@ def simulate_schedule(
     depth: int = 1,
     max_staleness: int = 2,
     steps: int = 40,
-    skip: int = 8,  # first steps to leave out: the pipeline fills
+    skip: int = 8,
     seed: int = 0,
 ) -> ScheduleResult:
     "Simulate a split run; with depth 0 its phases follow each other"
@@ -379,9 +379,7 @@ def mean_tokens(config: RunConfig, response: float | None = None) -> float:
 
 
 def schedule_times(
-    config: RunConfig,
-    soc: str = "Ascend910B1",
-    response: float | None = None,  # mean tokens (None: assumed)
+    config: RunConfig, soc: str = "Ascend910B1", response: float | None = None
 ) -> PhaseTimes:
     "Return the modelled phase times of a run"
     d = model_of(config)
@@ -411,10 +409,7 @@ def schedule_times(
 
 
 def schedule_workload(
-    config: RunConfig,
-    sigma: float,
-    capacity: int,  # memory of a device, bytes
-    response: float | None = None,  # mean tokens (None: assumed)
+    config: RunConfig, sigma: float, capacity: int, response: float | None = None
 ) -> Workload:
     "Return what the engines of a run sample"
     r = config.rollout
@@ -462,7 +457,7 @@ class ScheduleRow:
 def schedule_of(
     config: RunConfig,
     soc: str = "Ascend910B1",
-    response: float | None = None,  # mean tokens (None: assumed)
+    response: float | None = None,
     sigma: float = 0.7,
 ) -> ScheduleResult:
     "Simulate the schedule of a run"
@@ -475,9 +470,9 @@ def schedule_of(
 
 # %% ../../nbs/plan/06_schedule.ipynb #b406cfad
 def compare_schedules(
-    config: RunConfig,  # a split run at the 910b scale
+    config: RunConfig,
     soc: str = "Ascend910B1",
-    response: float | None = None,  # mean tokens (None: assumed)
+    response: float | None = None,
     sigmas: Sequence[float] = SIGMAS,
 ) -> list[ScheduleRow]:
     "Compare a split run with the colocated run and with other D and S on its devices"
@@ -501,9 +496,9 @@ def compare_schedules(
 
 
 def compare_splits(
-    config: RunConfig,  # a split run at the 910b scale
+    config: RunConfig,
     soc: str = "Ascend910B1",
-    response: float | None = None,  # mean tokens (None: assumed)
+    response: float | None = None,
     sigma: float = 0.7,
 ) -> list[ScheduleRow]:
     "Compare the numbers of trainer devices that fit, with the D and S of the run"
@@ -555,8 +550,8 @@ def engine_memory_used(config: RunConfig, soc: str) -> float:
 # %% ../../nbs/plan/06_schedule.ipynb #4dbb506a
 def schedule_notes(
     config: RunConfig,
-    rows: Sequence[ScheduleRow],  # of `compare_schedules`
-    splits: Sequence[ScheduleRow] = (),  # of `compare_splits`
+    rows: Sequence[ScheduleRow],
+    splits: Sequence[ScheduleRow] = (),
     soc: str = "Ascend910B1",
 ) -> list[str]:
     "Return what to change in a split run"

@@ -124,9 +124,7 @@ def write_template_defaults(folder: Path, arguments: Mapping[str, Any]) -> None:
 
 @contextmanager
 def policy_folder(
-    run: RunFolder,
-    checkpoint: Checkpoint,
-    adapter: bool = False,  # in peft's format; an adapter is merged otherwise
+    run: RunFolder, checkpoint: Checkpoint, adapter: bool = False
 ) -> Iterator[Path]:
     "Yield the policy of a checkpoint as a folder; raises `DataError` if it is damaged"
     name = PEFT_POLICY if adapter else POLICY
@@ -260,12 +258,7 @@ def check_hub(repo: str) -> Any:
     return api
 
 # %% ../../nbs/policy/00_export.ipynb #6dfa4c35
-def push_folder(
-    api: Any,  # from `check_hub`
-    folder: Path,  # an export
-    repo: str,  # created if it does not exist
-    public: bool = False,  # a new repository is public
-) -> str:
+def push_folder(api: Any, folder: Path, repo: str, public: bool = False) -> str:
     "Upload a folder, return the commit's URL; raises `StorageError` with the command to repeat it"
     try:
         api.create_repo(repo, private=not public, exist_ok=True)

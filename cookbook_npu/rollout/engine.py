@@ -107,10 +107,8 @@ def apply_top_k_top_p(
 
 # %% ../../nbs/rollout/00_engine.ipynb #088a9abd
 def token_logprobs(
-    logits_BV: Tensor,
-    sampling: SamplingParams,
-    unsampled: Tensor | None = None,  # ids of tokens to exclude
-) -> Tensor:  # [B, V] float32
+    logits_BV: Tensor, sampling: SamplingParams, unsampled: Tensor | None = None
+) -> Tensor:
     "Return the log-probabilities of the next token under `sampling`"
     logits_BV = logits_BV.float()
     if sampling.temperature not in (0, 1):
@@ -145,10 +143,7 @@ def sample_tokens(
     return token_B1[:, 0], logp_BV.gather(-1, token_B1)[:, 0]
 
 # %% ../../nbs/rollout/00_engine.ipynb #10b5a922
-def check_logits(
-    logits_BV: Tensor,
-    version: int,  # of the weights
-) -> None:
+def check_logits(logits_BV: Tensor, version: int) -> None:
     "Raise `NumericsError` for logits that are not finite"
     finite_BV = logits_BV.isfinite()
     if finite_BV.all():
@@ -321,9 +316,7 @@ def collect_weights(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Te
 
 # %% ../../nbs/rollout/00_engine.ipynb #add14771
 def check_weights(
-    tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, torch.Size],  # of every weight by name, tied ones once
-    tied: Mapping[str, str],  # tied name -> name of the weight it shares
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], tied: Mapping[str, str]
 ) -> None:
     "Raise `WeightUpdateError` for the first unknown, mis-shaped, missing or contradictory tensor"
     for name, t in tensors.items():

@@ -97,12 +97,7 @@ def continue_episode(
 class EpisodeBatch:
     "Episodes that take their turns together"
 
-    def __init__(
-        self,
-        runner: "EpisodeRunner",
-        episodes: list[Episode],
-        limit: int,  # maximum number of response tokens, observations included
-    ):
+    def __init__(self, runner: "EpisodeRunner", episodes: list[Episode], limit: int):
         self.runner = runner
         self.episodes = episodes
         self.limit = limit
@@ -220,10 +215,7 @@ class EpisodeRunner:
         self.calls = CallPool(workers, timeout_s)
 
     def begin(
-        self,
-        requests: Sequence[Request],  # first turns
-        prompt_of: Mapping[str, Prompt],  # by group
-        limit: int,  # maximum number of response tokens, observations included
+        self, requests: Sequence[Request], prompt_of: Mapping[str, Prompt], limit: int
     ) -> EpisodeBatch:
         "Start an episode for each request"
         episodes = [Episode(r, prompt_of[r.group_id]) for r in requests]
@@ -299,9 +291,9 @@ class EpisodeRunner:
     def record_answer(
         self,
         episode: Episode,
-        sample: Sample | None,  # the turn it answers; None: a reset
+        sample: Sample | None,
         answer: EnvironmentAnswer,
-        limit: int,  # maximum number of response tokens
+        limit: int,
     ) -> None:
         "Continue an episode with its next turn, its end, or a failure"
         if isinstance(answer, CallFailure):

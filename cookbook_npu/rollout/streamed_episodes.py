@@ -35,11 +35,8 @@ class EpisodeStream:
         self.closed = False
 
     def begin(
-        self,
-        requests: Sequence[Request],  # first turns of one prompt
-        prompt: Prompt,
-        limit: int,  # maximum number of response tokens, observations included
-    ) -> dict[int, Episode]:  # by index of the request
+        self, requests: Sequence[Request], prompt: Prompt, limit: int
+    ) -> dict[int, Episode]:
         "Start an episode for each request; `on_answer` reports when it can be sampled"
         episodes = {request.index: Episode(request, prompt) for request in requests}
         for episode in episodes.values():
@@ -68,7 +65,7 @@ class EpisodeStream:
     def _wait_for(
         self,
         episode: Episode,
-        sample: Sample | None,  # the turn it answers; None: a reset
+        sample: Sample | None,
         call: Future[EnvironmentAnswer],
         limit: int,
     ) -> None:

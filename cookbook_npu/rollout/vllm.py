@@ -197,10 +197,7 @@ def choose_weight_update_method(
 
 # %% ../../nbs/rollout/03_vllm.ipynb #3c5d8e21
 def _replace_weights(
-    worker: Any,
-    weights: list[tuple[str, Any]],  # tensors; handles for a native transfer engine
-    method: str,  # of `choose_weight_update_method`
-    dtype: torch.dtype,  # of the engine's weights
+    worker: Any, weights: list[tuple[str, Any]], method: str, dtype: torch.dtype
 ) -> None:
     if method not in vllm_weights.NATIVE_NAMES:
         weights = [(name, t.to(dtype)) for name, t in weights]
@@ -254,12 +251,12 @@ class VllmWeights:
 
     def __init__(
         self,
-        llm: Any,  # vllm.LLM
-        shapes: dict[str, torch.Size],  # by Hugging Face name, tied ones once
-        tied: dict[str, str],  # tied name -> name of the weight it shares
+        llm: Any,
+        shapes: dict[str, torch.Size],
+        tied: dict[str, str],
         dtype: torch.dtype,
         method: WeightUpdateMethod,
-        graphs: bool,  # the engine captured graphs
+        graphs: bool,
     ):
         self.llm = llm
         self.shapes = shapes
@@ -300,10 +297,7 @@ class VllmWeights:
         return self.call(vllm_layers.worker_checksums, names, self.all_shapes)
 
     def find_difference(
-        self,
-        version: int,  # selects the columns
-        tensors: dict[str, Tensor],
-        complete: bool = False,  # compare every column
+        self, version: int, tensors: dict[str, Tensor], complete: bool = False
     ) -> str | None:
         "Return the first weight whose values this rank's layers do not hold"
         settings = (self.all_shapes, version, complete)
@@ -414,9 +408,7 @@ class VllmImages:
 
 # %% ../../nbs/rollout/03_vllm.ipynb #20338052
 def vllm_sampling(
-    state: RequestState,
-    stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
-    seeded: bool = True,  # use the request's seed
+    state: RequestState, stop_token_ids: Sequence[int] = (), seeded: bool = True
 ) -> Any:
     "Return the vllm.SamplingParams of a request"
     import vllm
@@ -445,11 +437,11 @@ class VllmRequests:
 
     def __init__(
         self,
-        llm_engine: Any,  # vllm.LLMEngine
-        stop_token_ids: Sequence[int] = (),  # in addition to the model's end tokens
-        images: VllmImages | None = None,  # optional; for models with a vision tower
-        request_seeds: bool = True,  # each response has its own generator
-        salted: bool = False,  # split the prefix cache by version
+        llm_engine: Any,
+        stop_token_ids: Sequence[int] = (),
+        images: VllmImages | None = None,
+        request_seeds: bool = True,
+        salted: bool = False,
     ):
         self.llm_engine = llm_engine
         self.stop_token_ids = list(stop_token_ids)
@@ -694,7 +686,7 @@ class VllmEngine(Engine):
 
     def _build_parts(
         self,
-        config: Any,  # of transformers
+        config: Any,
         method: WeightUpdateMethod,
         stop_token_ids: Sequence[int],
         request_seeds: bool,

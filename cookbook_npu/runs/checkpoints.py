@@ -179,10 +179,7 @@ class Checkpoints:
         return folder
 
     def commit(
-        self,
-        partial: Path,  # from `partial`, written by every rank
-        step: int,  # finished steps
-        driver_state: Mapping[str, Any],
+        self, partial: Path, step: int, driver_state: Mapping[str, Any]
     ) -> Checkpoint:
         "Flush, write the manifest and rename; replaces a checkpoint of the same step"
         target = self.root / step_folder(step)

@@ -328,9 +328,9 @@ def git_commit(folder: Path | str | None = None) -> str | None:
 
 
 def stack_record(
-    device: Mapping[str, Any],  # name, count, simulated, memory
-    shims: Iterable[Mapping[str, Any]] = (),  # from the shim report
-    data: Mapping[str, str] | None = None,  # from `input_checksums`
+    device: Mapping[str, Any],
+    shims: Iterable[Mapping[str, Any]] = (),
+    data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     "Return the content of stack.json"
     return {
@@ -622,9 +622,7 @@ class RunFolder:
         write_json(self.settings_file, settings_record(config, earlier=self.settings()))
 
     def save_stack(
-        self,
-        device: Mapping[str, Any],  # name, count, simulated, memory
-        shims: Iterable[Mapping[str, Any]] = (),  # from the shim report
+        self, device: Mapping[str, Any], shims: Iterable[Mapping[str, Any]] = ()
     ) -> None:
         "Write stack.json"
         self.check_writable()

@@ -214,11 +214,7 @@ def _escaped(path: Path) -> str:
     return str(path.absolute()).replace("{", "{{").replace("}", "}}")
 
 
-def run_notebook(
-    notebook: Path,
-    output: Path,  # the executed notebook, updated during the run
-    parameters: Mapping[str, Any],
-) -> None:
+def run_notebook(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
     """Execute a notebook; the output of its cells appears on the terminal
 
     Raises `RunStopped` when it was stopped, `KernelEnded` when its kernel was killed, and
@@ -311,10 +307,7 @@ def _sweep_notebooks(root: Path) -> None:
 
 # %% ../../nbs/runs/06_kernel.ipynb #01daf200
 @contextmanager
-def growing_notebook(
-    folder: Path,  # run folder; may not exist yet
-    resume: bool = False,
-) -> Iterator[Path]:
+def growing_notebook(folder: Path, resume: bool = False) -> Iterator[Path]:
     """Yield a file next to a run folder; moves it into the folder at the end
 
     Raises `RunLocked` if another command runs this folder, `ConfigError` if it exists."""

@@ -139,9 +139,7 @@ def live_curves(metrics: MetricColumns, panels: Sequence[Panel] = PANELS) -> str
     return f'<div style="{style}">{"".join(shown)}</div>'
 
 
-def _place(
-    log: bool, low: float, high: float, last: int, step: float, value: float
-) -> str:  # x and y, px
+def _place(log: bool, low: float, high: float, last: int, step: float, value: float) -> str:
     "Return a point in its panel; a constant lies in the middle"
     if log:
         low, high, value = math.log(low), math.log(high), math.log(value)
@@ -244,10 +242,10 @@ class NotebookView(Sink):
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def live_view(
-    steps: int,  # of the run
+    steps: int,
     panels: Sequence[Panel] = PANELS,
-    history: Iterable[Mapping[str, Any]] = (),  # records before a resume
-    answers: Callable[[], Any] | None = None,  # shown after each evaluation
+    history: Iterable[Mapping[str, Any]] = (),
+    answers: Callable[[], Any] | None = None,
 ) -> Sink:
     "Return a notebook view in a notebook, else a console sink"
     if not in_notebook():

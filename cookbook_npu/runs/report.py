@@ -73,9 +73,7 @@ def learned_nothing(metrics: MetricColumns) -> bool:
 
 
 def result_table(
-    metrics: MetricColumns,
-    stack: Mapping[str, Any],  # content of stack.json
-    steps: int | None = None,  # planned
+    metrics: MetricColumns, stack: Mapping[str, Any], steps: int | None = None
 ) -> list[ResultRow]:
     "Return the result of a run in a few lines"
     rows: list[ResultRow] = []

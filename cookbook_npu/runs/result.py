@@ -53,9 +53,7 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
     return text
 
 
-def check_learning(
-    folder: Path | str,  # run folder
-) -> str:
+def check_learning(folder: Path | str) -> str:
     """Return a sentence about what changed from the first to the last tenth of a run.
 
     Raises `NothingLearned`."""
@@ -151,9 +149,7 @@ class ResultCard:
         return {"text/plain": repr(self), "text/html": card, RESULT_TYPE: dict(self.rows)}
 
 
-def show_result(
-    folder: Path | str,  # run folder
-) -> ResultCard:
+def show_result(folder: Path | str) -> ResultCard:
     "Write the report of a run; return its result, to be shown as the last value of a cell"
     run = RunFolder.open(folder)
     config = run.config()

@@ -61,9 +61,7 @@ class Laptop(Target):
 
 # %% ../../nbs/targets/01_laptop.ipynb #0183627d
 def start_worker_forks(
-    env: Mapping[str, str],  # full environment of the workers
-    modules: Sequence[str],  # imported before the first fork
-    make_root: Callable[[], Path],  # called for a folder with a short path
+    env: Mapping[str, str], modules: Sequence[str], make_root: Callable[[], Path]
 ) -> Any:
     "Return a `WorkerServer`, whose forks become workers; `None`: switched off by the user"
     from ..npu.simulator import preload

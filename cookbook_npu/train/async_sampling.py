@@ -618,7 +618,7 @@ class AsyncSampler:
         state: DriverState,
         grading: Grading,
         failures: Failures,
-        threads: Threads | None = None,  # None: real ones
+        threads: Threads | None = None,
     ):
         self.state = state
         self.grading = grading

@@ -41,9 +41,9 @@ def _outcome(call: Future, timeout: float | None = None) -> Any:
 
 def wait_for_members(
     calls: Sequence[Future],
-    cancel: Callable[[str], object],  # lets the members stop waiting for each other
+    cancel: Callable[[str], object],
     deadline_s: float,
-    grace_s: float = 10.0,  # for the members to end after `cancel`, s
+    grace_s: float = 10.0,
 ) -> list[Any]:
     "Wait for the calls of all members; return each result or error. A member that never ends is lost"
     outcomes: dict[int, Any] = {}
@@ -94,9 +94,9 @@ class WeightBroadcast:
 
     def deliver(
         self,
-        numbers: Sequence[int],  # engines that can load weights
+        numbers: Sequence[int],
         manifest: Manifest,
-        restart: Callable[[int, RoleError], None],  # of a lost engine
+        restart: Callable[[int, RoleError], None],
     ) -> tuple[list[int], Manifest]:
         """Bring the buckets to every machine; return the engines left and where the buckets are.
 

@@ -82,10 +82,7 @@ class CheckpointManager:
                 name = "adapter" if self.state.config.lora.rank else "hf"
                 trainer.call("save", str(partial / name), self.state.workers.hf_path)
 
-    def set_score(
-        self,
-        row: Mapping[str, Any],  # metrics of the pending checkpoint's step
-    ) -> None:
+    def set_score(self, row: Mapping[str, Any]) -> None:
         "Set the score of the pending checkpoint, for `train.keep_best`"
         if self.pending:
             score = row.get("eval_accuracy", row.get("raw_reward"))
@@ -132,10 +129,7 @@ class CheckpointManager:
             shutil.rmtree(self.pending.partial, ignore_errors=True)
         self.pending = None
 
-    def restore(
-        self,
-        checkpoint: Checkpoint | None,  # None: the first step
-    ) -> None:
+    def restore(self, checkpoint: Checkpoint | None) -> None:
         "Restore trainer (awake) and driver; the engines follow with the next weight update"
         if checkpoint is None:
             self.newest_step = 0
@@ -193,9 +187,7 @@ _INPUTS = ("model.path", "data.prompt_data", "data.eval_data")
 
 
 def with_moved_inputs(
-    was: RunConfig,
-    now: RunConfig,
-    recorded: Mapping[str, str],  # checksums of the run's inputs by path
+    was: RunConfig, now: RunConfig, recorded: Mapping[str, str]
 ) -> RunConfig:
     """Return the configuration of a run with the new paths of its inputs, where the content is the same
 
@@ -248,10 +240,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     return store.newest_valid(skipped)
 
 
-def truncate_run(
-    folder: RunFolder,
-    checkpoint: Checkpoint | None,  # None: start at the first step
-) -> None:
+def truncate_run(folder: RunFolder, checkpoint: Checkpoint | None) -> None:
     "Move metrics and samples after a checkpoint aside, and record an event with their folder"
     if checkpoint is None:
         moved_to = folder.truncate_after(-1)

@@ -118,7 +118,7 @@ class SplitPlacement:
         state: DriverState,
         failures: Failures,
         grading: Grading,
-        threads: Threads | None = None,  # of the sampler
+        threads: Threads | None = None,
     ):
         self.state = state
         self.sampler = AsyncSampler(state, grading, failures, threads)

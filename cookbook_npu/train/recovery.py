@@ -121,8 +121,8 @@ class Recovery:
         state: DriverState,
         failures: Failures,
         checkpoints: CheckpointManager,
-        halt: Callable[[], None],  # stops sampling and discards unfinished groups
-        send_first_weights: Callable[[], object],  # as the next version, trainer awake
+        halt: Callable[[], None],
+        send_first_weights: Callable[[], object],
     ):
         self.state = state
         self.failures = failures
@@ -130,10 +130,7 @@ class Recovery:
         self.halt = halt
         self.send_first_weights = send_first_weights
 
-    def start(
-        self,
-        checkpoint: Checkpoint | None,  # None: start at the first step
-    ) -> None:
+    def start(self, checkpoint: Checkpoint | None) -> None:
         "Bring the first weights to the engines; recover when a worker is lost meanwhile"
         try:
             seconds = self._resume(checkpoint)

@@ -29,10 +29,7 @@ from ..weights.transport import (
 )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #3e664a22
-def decided_cache(
-    config: RunConfig,
-    acc: Accelerator | None = None,  # None: of this process
-) -> int | None:
+def decided_cache(config: RunConfig, acc: Accelerator | None = None) -> int | None:
     "Return the planned bytes of an engine's key/value cache on each device; None: vLLM decides"
     if not config.target.has_soc:
         return None
@@ -136,9 +133,7 @@ class RolloutWorker:
         self.received.release()
         self.engine.close()
 
-    def update_weights(
-        self, manifest: Manifest
-    ) -> int:  # tensors that were compared
+    def update_weights(self, manifest: Manifest) -> int:
         """Load the weights of an update and compare.
 
         Raises `WeightUpdateError` if the engine holds anything else; it then serves no
@@ -153,11 +148,8 @@ class RolloutWorker:
         return len(expected)
 
     def receive_weights(
-        self,
-        manifest: Manifest,  # of the trainer's machine
-        group: UpdateGroup,
-        rank: int,  # of this process in the group
-    ) -> list[dict[str, str]]:  # where each bucket is on this machine
+        self, manifest: Manifest, group: UpdateGroup, rank: int
+    ) -> list[dict[str, str]]:
         """Receive a broadcast for all engines of this machine; `received.release` frees it.
 
         Raises `WeightUpdateError` if another member is gone."""
@@ -180,11 +172,7 @@ class Engines:
         started = [group.start(method, *args) for group in self.groups]
         return [result for call in started for result in call.result()]
 
-    def call_each(
-        self,
-        method: str,
-        args: Sequence[tuple],  # arguments of each engine
-    ) -> list[Any]:
+    def call_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "Call every engine with its own arguments; raises the first `RoleError`"
         results = self.try_each(method, args)
         for result in results:
@@ -192,11 +180,7 @@ class Engines:
                 raise result
         return results
 
-    def try_each(
-        self,
-        method: str,
-        args: Sequence[tuple],  # arguments of each engine
-    ) -> list[Any]:
+    def try_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "Call every engine with its own arguments; return its result or its `RoleError`"
         started: list[Future | RoleError] = []
         for group, own in zip(self.groups, args, strict=True):

@@ -233,7 +233,7 @@ class Sampler:
         state: DriverState,
         grading: Grading,
         restarts: EngineRestarts,
-        weights: WeightUpdate,  # fills restarted engines
+        weights: WeightUpdate,
     ):
         self.state = state
         self.grading = grading
@@ -309,7 +309,7 @@ class Sampler:
     def _run_episodes(
         self,
         requests: Sequence[Request],
-        prompt_of: Mapping[str, Prompt],  # by group
+        prompt_of: Mapping[str, Prompt],
         sampling: SamplingConfig,
         need_all: bool,
     ) -> list[Sample]:

@@ -93,9 +93,7 @@ def describe_device(
 
 # %% ../../nbs/train/15_session.ipynb #72403526
 def start_cluster(
-    config: RunConfig,
-    folder: RunFolder,  # for the logs of the workers
-    devices: int | None = None,  # None: those of the run
+    config: RunConfig, folder: RunFolder, devices: int | None = None
 ) -> Cluster:
     "Reserve the devices of a run; a context manager"
     target = config.target
@@ -119,9 +117,7 @@ class StartLines:
     "Prints the progress of the warm start, at most every few seconds"
 
     def __init__(
-        self,
-        status: Callable[[], list[str]],  # one line per process
-        clock: Callable[[], float] = time.monotonic,
+        self, status: Callable[[], list[str]], clock: Callable[[], float] = time.monotonic
     ):
         self.status = status
         self.clock = clock
@@ -190,9 +186,7 @@ def prepare_teachers(cluster: Cluster, config: RunConfig, hf_path: str) -> None:
 
 
 def check_sources(
-    config: RunConfig,
-    prompts: Sequence[Prompt],  # to learn from
-    held_out: Sequence[Prompt] = (),
+    config: RunConfig, prompts: Sequence[Prompt], held_out: Sequence[Prompt] = ()
 ) -> None:
     "Raise `ConfigError` for a source without prompts, and for prompts from which nothing is learned"
     learned = {prompt_source(prompt.prompt_id) for prompt in prompts}
@@ -217,9 +211,7 @@ def check_sources(
 
 # %% ../../nbs/train/15_session.ipynb #9644b5b1
 def load_data(
-    config: RunConfig,
-    hf_path: str,  # folder with the tokenizer
-    episodes: EpisodeRunner | None = None,  # None: single-turn
+    config: RunConfig, hf_path: str, episodes: EpisodeRunner | None = None
 ) -> tuple[PromptDataset, list[Prompt]]:
     "Read and tokenize the training and the held-out prompts"
     tokenizer = read_tokenizer(hf_path)
@@ -233,10 +225,7 @@ def load_data(
     return prompts, held_out
 
 
-def start_episodes(
-    config: RunConfig,
-    hf_path: str,  # folder with the tokenizer
-) -> EpisodeRunner | None:
+def start_episodes(config: RunConfig, hf_path: str) -> EpisodeRunner | None:
     "Start the environments of a run, to be closed; None: single-turn"
     rollout = config.rollout
     if rollout.environment is None:
@@ -440,7 +429,7 @@ def _start(
     folder: RunFolder,
     checkpoint: Checkpoint | None,
     stop: StopRequest,
-    stack: ExitStack,  # undoes the start
+    stack: ExitStack,
 ) -> Run:
     "Start everything a run needs"
     tracker, view = _open_tracker(config, folder, checkpoint, stack)
@@ -466,11 +455,7 @@ _stopped: list[
 ] = []  # the run that this notebook has stopped, if any
 
 
-def resumed_config(
-    config: RunConfig,
-    resume: Path | str | None,  # run folder to continue
-    fresh: bool,  # start a new run although the last one was stopped
-) -> RunConfig:
+def resumed_config(config: RunConfig, resume: Path | str | None, fresh: bool) -> RunConfig:
     "Return the configuration that continues a run folder; without one, `config` itself"
     if resume is None:
         for was, path in _stopped:

@@ -21,12 +21,7 @@ from .state import DriverState
 from .train_step import TrainStep, merge_sequences, sum_over_ranks
 
 # %% ../../nbs/train/21_sft.ipynb #e6e296fd
-def conversation_sample(
-    one: Conversation,
-    step: int,
-    number: int,  # in the step
-    version: int,  # of the weights that learn from it
-) -> Sample:
+def conversation_sample(one: Conversation, step: int, number: int, version: int) -> Sample:
     "Return a conversation as the sample of a group of its own, its tokens split at the first learned one"
     first = one.first_learned
     rest = one.ids[first:]

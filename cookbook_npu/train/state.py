@@ -58,11 +58,7 @@ class DriverState:
             "labels": self.rewards.labels.state(),
         }
 
-    def load_resume_state(
-        self,
-        saved: Mapping[str, Any],  # from `resume_state`
-        step: int,  # steps done at that time
-    ) -> None:
+    def load_resume_state(self, saved: Mapping[str, Any], step: int) -> None:
         "Restore a resume state; raises `StorageError` for one of another version"
         missing = sorted(self.resume_state().keys() - saved.keys())
         if missing:
@@ -75,11 +71,7 @@ class DriverState:
         self.version = saved["version"]
         self.start_step = step
 
-    def stop_before(
-        self,
-        step: int,
-        spent: BudgetSpent | None = None,  # None: a signal is the reason
-    ) -> NoReturn:
+    def stop_before(self, step: int, spent: BudgetSpent | None = None) -> NoReturn:
         "Record an event and raise `RunStopped` with the command to resume"
         self.start_step = step
         hint = resume_hint(self.folder.path)

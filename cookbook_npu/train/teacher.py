@@ -32,12 +32,7 @@ class Teacher(ModelPasses):
 
     name = "teacher"
 
-    def __init__(
-        self,
-        config: RunConfig,
-        memory: TrainerMemory,  # of the policy
-        hf_path: str,
-    ):
+    def __init__(self, config: RunConfig, memory: TrainerMemory, hf_path: str):
         model = load_model(
             hf_path,
             config.model.model_copy(update={"freeze_vision_tower": False}),
@@ -68,13 +63,7 @@ class Teacher(ModelPasses):
 class DistillTrainer(Trainer):
     "One rank of the policy and of its teachers"
 
-    def __init__(
-        self,
-        rank: int,  # global rank, as in the environment
-        world_size: int,
-        config: RunConfig,
-        hf_path: str,  # Hugging Face folder with the first weights
-    ):
+    def __init__(self, rank: int, world_size: int, config: RunConfig, hf_path: str):
         super().__init__(rank, world_size, config, hf_path)
         make = partial(Teacher, config, self.memory)
         self.teachers = {

@@ -85,11 +85,7 @@ class ZeroAdvantageAlarm:
         self.in_a_row = 0
 
     def watch(
-        self,
-        step: int,
-        share: float,  # of the samples, without an advantage
-        rewards: Sequence[float],
-        folder: RunFolder,
+        self, step: int, share: float, rewards: Sequence[float], folder: RunFolder
     ) -> None:
         "Count a step; report it once when there are too many"
         self.in_a_row = self.in_a_row + 1 if share == 1 else 0
@@ -142,9 +138,7 @@ LOGPROB_DIFF = "train_rollout_logprob_abs_diff"
 
 
 def fresh_logprob_diff(
-    batch: Batch,  # log-probs filled
-    samples: Sequence[Sample],  # in the order of the batch
-    version: int,  # of the weights that are trained
+    batch: Batch, samples: Sequence[Sample], version: int
 ) -> float | None:
     "Return the mean difference in nats over the tokens sampled with these weights; None without any"
     diffs = []
@@ -159,10 +153,7 @@ def fresh_logprob_diff(
 
 
 def split_logprob_diff(
-    trained: dict[str, float],  # metrics over all tokens
-    batch: Batch,
-    samples: Sequence[Sample],
-    version: int,
+    trained: dict[str, float], batch: Batch, samples: Sequence[Sample], version: int
 ) -> dict[str, float]:
     "Return the metrics with the difference of fresh tokens and, under its own name, that of all"
     metrics = trained | {"staleness/logprob_abs_diff": trained[LOGPROB_DIFF]}

@@ -278,9 +278,7 @@ class ModelPasses(ABC):
     def is_tp_rank_zero(self) -> bool:
         return self.model.layout.tensor_rank == 0
 
-    def micro_batches(
-        self, batch: Batch, rows: Sequence[int]
-    ) -> list[list[int]]:  # rows of each micro-batch of this rank
+    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
         "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
         layout = self.model.layout
         all_lengths = batch.lengths
@@ -301,10 +299,7 @@ class ModelPasses(ABC):
         return [[rows[i] for i in members] for members in plan[layout.data_rank]]
 
     def forward(
-        self,
-        batch: Batch,
-        rows: Sequence[int],  # of one micro-batch; may be empty
-        grad: bool,  # whether a backward pass follows
+        self, batch: Batch, rows: Sequence[int], grad: bool
     ) -> tuple[Tensor, ...]:
         "Return what `compute` returns for one micro-batch"
         report_progress(f"a micro-batch of {len(rows)} rows")
@@ -334,9 +329,7 @@ class ModelPasses(ABC):
         return {i: part.numpy() for i, part in zip(rows, parts, strict=True)}
 
     def forward_only(
-        self,
-        batch: Batch,
-        rows: Sequence[int] | None = None,  # None: all
+        self, batch: Batch, rows: Sequence[int] | None = None
     ) -> RowValues:
         "Return the log-prob or value of every response token of some rows; {} unless TP rank 0"
         found: RowValues = {}
@@ -353,11 +346,7 @@ class ModelTrainer(ModelPasses):
     learning_rate_key = "optim.learning_rate"
 
     def __init__(
-        self,
-        config: RunConfig,
-        memory: TrainerMemory,
-        optimizer: Optimizer,  # with its model
-        layout: str,  # of micro-batches: thd or bshd
+        self, config: RunConfig, memory: TrainerMemory, optimizer: Optimizer, layout: str
     ):
         super().__init__(config, memory, optimizer.model, layout)
         self.optimizer = optimizer
@@ -635,9 +624,7 @@ SHARD_BYTES = 2**30  # most bytes of one file of an export
 
 
 def write_weights(
-    folder: Path,  # that exists
-    named: dict[str, Tensor],  # on the host, by Hugging Face name
-    shard_bytes: int = SHARD_BYTES,
+    folder: Path, named: dict[str, Tensor], shard_bytes: int = SHARD_BYTES
 ) -> list[str]:
     "Write safetensors files, with an index if there are several; return their names"
     from huggingface_hub import split_torch_state_dict_into_shards
@@ -679,13 +666,7 @@ def write_hf_folder(
 class Trainer(ModelTrainer):
     "One rank of the trainer: the policy, its reference, weight updates and checkpoints"
 
-    def __init__(
-        self,
-        rank: int,  # global rank, as in the environment
-        world_size: int,
-        config: RunConfig,
-        hf_path: str,  # Hugging Face folder with the first weights
-    ):
+    def __init__(self, rank: int, world_size: int, config: RunConfig, hf_path: str):
         acc = accelerator()
         acc.seed(config.seed)
         memory = TrainerMemory(config, acc)
@@ -702,11 +683,7 @@ class Trainer(ModelTrainer):
         memory.build(load, config.optim, config.optimizer_steps)
         self.take_policy(config, memory)
 
-    def take_policy(
-        self,
-        config: RunConfig,
-        memory: TrainerMemory,  # with the policy's optimizer
-    ) -> None:
+    def take_policy(self, config: RunConfig, memory: TrainerMemory) -> None:
         "Train the first model of `memory`"
         optimizer = memory.optimizers[0]
         choice = choose_layout(optimizer.model, config.train.layout)
@@ -773,11 +750,7 @@ class Trainer(ModelTrainer):
         self.memory.onload()
         self.acc.reset_peak(0)
 
-    def save(
-        self,
-        folder: str,  # created or replaced
-        hf_path: str,  # folder with configuration and tokenizer
-    ) -> str | None:
+    def save(self, folder: str, hf_path: str) -> str | None:
         "Export the policy as a Hugging Face folder, an adapter as a peft folder; return it on rank 0"
         named = {}
         lora = self.config.lora if self.config.lora.rank else None
@@ -820,10 +793,7 @@ class Trainer(ModelTrainer):
         if reload:
             process_groups.destroy_process_groups()
 
-    def load_state(
-        self,
-        folder: str,  # a finished checkpoint, of any TP and DP size
-    ) -> bool:
+    def load_state(self, folder: str) -> bool:
         "Resume from a checkpoint; return whether random states were restored. The reference is unchanged"
         restored = []
         for name, saver in self.savers.items():

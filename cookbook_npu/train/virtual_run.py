@@ -127,9 +127,9 @@ class VirtualEngine(VirtualGroup):
         times: PhaseTimes,
         work: Workload,
         seed: int,
-        slow: float,  # factor of a decode step
-        pool: EnginePool,  # of the driver
-        stops: VirtualCondition,  # notified when a call may have to stop
+        slow: float,
+        pool: EnginePool,
+        stops: VirtualCondition,
     ):
         super().__init__(f"rollout{number}", clock)
         self.number = number
@@ -370,9 +370,9 @@ class VirtualRun:
 
     def __init__(
         self,
-        config: RunConfig,  # prompts, engines, depth, staleness, checkpoints, restarts
+        config: RunConfig,
         times: PhaseTimes,
-        work: Workload,  # lengths and rows; the rest is in `config`
+        work: Workload,
         disturbances: Disturbances = NONE,
         seed: int = 0,
     ):

@@ -29,11 +29,7 @@ RESTART_ENV: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}
 Env = Mapping[str, str | None]  # None removes the variable
 
 
-def machine_share(
-    cluster: Cluster,
-    config: RunConfig,
-    slot: int,  # of a device in the cluster
-) -> MachineShare:
+def machine_share(cluster: Cluster, config: RunConfig, slot: int) -> MachineShare:
     "Return which devices of a machine the run uses"
     machine = cluster.slots[slot].machine
     here = [s for s in cluster.slots if s.machine == machine]
@@ -44,9 +40,9 @@ def machine_share(
 def start_trainer(
     cluster: Cluster,
     config: RunConfig,
-    hf_path: str,  # first weights
+    hf_path: str,
     extra_env: Env = MappingProxyType({}),
-    role: str = "",  # class; empty: by the configuration
+    role: str = "",
 ) -> WorkerGroup:
     "Start one trainer process on each trainer device; they are awake. With PPO they hold the critic, too"
     if not role:
@@ -150,10 +146,7 @@ class Workers(AbstractContextManager):
                 "with free devices (RAY_ADDRESS); machines may join that later.",
             ) from None
 
-    def add_engine(
-        self,
-        number: int,  # of a removed engine, or the next one
-    ) -> None:
+    def add_engine(self, number: int) -> None:
         "Count an engine among those of the run; `reserve_devices` has reserved its devices"
         if number == len(self.engines.groups):
             self.engines.groups.append(LocalWorkerGroup(f"rollout{number}", []))
@@ -180,10 +173,7 @@ class Workers(AbstractContextManager):
         self.end_trainer()
         self.trainer = start_trainer(self.cluster, self.config, self.hf_path, RESTART_ENV)
 
-    def restart_lost_engines(
-        self,
-        timeout: float = 30.0,  # of a health check, s
-    ) -> list[int]:
+    def restart_lost_engines(self, timeout: float = 30.0) -> list[int]:
         "Put all engines to sleep and restart the lost ones; return their numbers"
         lost = [
             number
@@ -215,10 +205,10 @@ def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
 
 # %% ../../nbs/train/04_workers.ipynb #e72b1acb
 def start_groups(
-    trainer: Callable[[], WorkerGroup],  # starts the trainer
-    engines: Sequence[Callable[[], WorkerGroup]],  # each starts one engine
-    engines_first: bool,  # start the trainer when all engines sleep
-) -> list[WorkerGroup]:  # the trainer, then the engines
+    trainer: Callable[[], WorkerGroup],
+    engines: Sequence[Callable[[], WorkerGroup]],
+    engines_first: bool,
+) -> list[WorkerGroup]:
     "Start worker groups concurrently; if one fails, end the others"
     with ThreadPoolExecutor(1 + len(engines)) as pool:
         started = [] if engines_first else [pool.submit(trainer)]
@@ -235,11 +225,7 @@ def start_groups(
     return [call.result() for call in started]
 
 
-def start_workers(
-    cluster: Cluster,
-    config: RunConfig,
-    hf_path: str,  # first weights
-) -> Workers:
+def start_workers(cluster: Cluster, config: RunConfig, hf_path: str) -> Workers:
     "Start all worker groups in the planned order: the trainer awake, the engines asleep"
     engines = [
         partial(start_engine, cluster, config, hf_path, number)

@@ -396,9 +396,7 @@ class VocabularyMarksShim(Shim):
             patch.setitem(marks, "partition_stride", 1)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #718f7f0c
-def tied_head_sources(
-    convert: Callable,  # GPTBridge._convert_post_process
-) -> list[str]:
+def tied_head_sources(convert: Callable) -> list[str]:
     "Return the weights that a tied model's value head is loaded from; empty when correct"
     asked: list[str] = []
 

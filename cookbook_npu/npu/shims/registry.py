@@ -181,10 +181,7 @@ def expect_parameters(
         )
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #d4119ea1
-def wrap(
-    original: Callable,
-    around: Callable,  # called with `original` and the arguments of each call
-) -> Callable:
+def wrap(original: Callable, around: Callable) -> Callable:
     "Return a wrapper that calls `around` in place of `original`"
 
     @functools.wraps(original)
@@ -407,11 +404,7 @@ class Registry(dict[str, Shim]):
         if refused:
             raise ShimError("; ".join(refused), "Run `cookbook-npu shims` for the table.")
 
-    def enter(
-        self,
-        phase: ShimPhase,
-        strict: bool = True,  # raise when a shim refuses
-    ) -> list[ShimState]:  # of the shims of this phase
+    def enter(self, phase: ShimPhase, strict: bool = True) -> list[ShimState]:
         "Apply every shim of `phase`, and again those of earlier phases that were dropped"
         _check_phase(phase, "there is no")
         earlier = SHIM_PHASES[: SHIM_PHASES.index(phase)]

@@ -96,10 +96,7 @@ def attend(
     )
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #b1e8c730
-def key_mask(
-    group: LengthGroup,
-    mask_type: str,  # "padding..." types
-) -> Tensor | None:
+def key_mask(group: LengthGroup, mask_type: str) -> Tensor | None:
     "Return the mask of real keys of bidirectional groups, shape [N, 1, 1, L], or None if all are real"
     if group.valid_NL is None or "causal" in mask_type:
         return None
