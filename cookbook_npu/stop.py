@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+
 from .errors import CookbookError
 
 # %% ../nbs/04_stop.ipynb #c537c610
@@ -106,6 +107,16 @@ class StopRequest(AbstractContextManager):
         finally:
             self._waits = False
 
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._open = False
+        self._handlers.restore()
+        # a lock that was interrupted while it waited raises RuntimeError when it is released
+        lock = isinstance(error, RuntimeError) and not isinstance(error, CookbookError)
+        if self.at_once and lock:
+            raise KeyboardInterrupt from error
+        if error is None and self._late:
+            signal.raise_signal(self._late)
+
     def leave(self) -> None:
         "Delay signals from here on, for the clean-up"
         self._leaving = True
@@ -125,16 +136,6 @@ class StopRequest(AbstractContextManager):
         self.at_once = True
         self._leaving = True
         raise KeyboardInterrupt
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._open = False
-        self._handlers.restore()
-        # a lock that was interrupted while it waited raises RuntimeError when it is released
-        lock = isinstance(error, RuntimeError) and not isinstance(error, CookbookError)
-        if self.at_once and lock:
-            raise KeyboardInterrupt from error
-        if error is None and self._late:
-            signal.raise_signal(self._late)
 
 # %% ../nbs/04_stop.ipynb #226c1fe3
 def ignore_signals() -> None:

@@ -428,7 +428,7 @@ class Supervisor:
     def _start(
         self,
         words: Sequence[str],
-        output: Any = None,  # file; None: the log
+        output: Any = None,  # file (default: the log)
         **env: str,
     ) -> subprocess.Popen:
         "Start a process in its own session"

@@ -398,7 +398,7 @@ def late_error(
     return error
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #6ff3c368
-# gloo and HCCL raise RuntimeError for every failure: only the text tells a lost peer
+# gloo and HCCL raise RuntimeError for every failure: only the text identifies a lost peer
 _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe")
 _LOST_PEER_TEXTS += ("remote process exited", "socket timeout")
 

@@ -222,7 +222,7 @@ def _from_file(
         messages, tools = conversation_messages(record, place, config)
         yield f"{source_name(source)}:{n}", place, messages, tools
 
-
+# %% ../../nbs/data/22_conversations.ipynb #e55c2242
 @dataclass(frozen=True)
 class ConversationReader:
     "Reads the conversations of a run"

@@ -226,7 +226,7 @@ class Scorer:
     inline: bool  # runs in the calling process
     worst: float  # score of an answer whose grading was stopped
     correct_threshold: float | None = None  # correctness threshold; None without a verdict
-    check_label: LabelCheck | None = None  # None: the label is not read
+    check_label: LabelCheck | None = None  # optional; without it the label is not read
     window: int | None = None  # number of characters it reads, from the end; default: all
     function: ScorerFunction | None = None  # None: a user's, imported on demand
     is_service: bool = False  # a model gives the score, no function

@@ -35,7 +35,7 @@ _ID = re.compile(
 
 
 def hub_model(name: str) -> HubModel | None:
-    "Return the repository that a model name means; None: it is a folder"
+    "Return the repository that a model name means; None for a folder"
     found = _ID.fullmatch(name)
     if found is None or Path(name).exists():
         return None

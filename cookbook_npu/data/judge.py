@@ -223,7 +223,7 @@ class Reply(NamedTuple):
     "A complete reply of the endpoint"
 
     text: str
-    input_tokens: int | None  # None: not reported
+    input_tokens: int | None  # None if not reported
     output_tokens: int | None
 
 
@@ -406,7 +406,7 @@ class Judge(JudgeScores):
     def scores(
         self,
         messages: Sequence[str],  # from `judge_message`
-    ) -> list[float | None]:  # in the order of the messages; None: no score
+    ) -> list[float | None]:  # in the order of the messages; None without a score
         """Ask for a score of each message, equal ones once
 
         Raises `BudgetSpent` after the running requests have ended; their replies are cached."""

@@ -86,7 +86,7 @@ RENDERING = set(
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:
-    "The texts of a message that must stand in a prompt, without the white space around them"
+    "The texts of a message that must appear in a prompt, without the white space around them"
     content = message["content"]
     if not isinstance(content, str):
         return [part["text"].strip() for part in content if part["type"] == "text"]
@@ -234,7 +234,7 @@ class TurnEnd:
     "What a chat template writes after the text of a turn"
 
     text: str = ""  # empty without a template
-    token: int | None = None  # None: it does not begin with a special token
+    token: int | None = None  # None if it does not begin with a special token
 
     def runs_past(self, sample: Sample) -> bool:
         "Whether the policy went on writing after the end of its turn"

@@ -69,7 +69,7 @@ class Score:
     "Result of one scorer for one text"
 
     value: float  # before its weight
-    correct: bool | None = None  # whether the answer is; None: the scorer does not know
+    correct: bool | None = None  # whether the answer is; None if the scorer does not know
 
 # %% ../../nbs/data/09_rewards.ipynb #9ef0b0e1
 @dataclass(frozen=True)

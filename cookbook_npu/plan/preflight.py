@@ -289,7 +289,7 @@ def _check_exists(name: str, source: str) -> None:
             f"Check the path. Generated tasks: {', '.join(GENERATED)}.",
         )
 
-
+# %% ../../nbs/plan/05_preflight.ipynb #0539f499
 def check_conversations(config: DataConfig) -> None:
     "Raise `MissingError` for a missing source of conversations, `DataError` for invalid records"
     sources = {"data.eval_data": config.eval_data, "prompt_data": config.prompt_data}

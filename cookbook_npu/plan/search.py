@@ -328,7 +328,7 @@ class LayoutSearch:
     response: float | None  # mean tokens (None: assumed)
     sigma: float
     prompts: int | None  # of an epoch (None: assumed)
-    own: FoundLayout | None  # the recipe's layout (None: it does not fit)
+    own: FoundLayout | None  # the recipe's layout (None if it does not fit)
     layouts: Mapping[int, Sequence[FoundLayout]]  # devices -> layouts, the fastest first
     more: (
         FoundLayout | None

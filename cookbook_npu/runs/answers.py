@@ -63,7 +63,7 @@ class AnswerTable:
 
     __repr__ = __str__
 
-
+# %% ../../nbs/runs/13_answers.ipynb #6e20a5d4
 def _one_line(text: str) -> str:
     return shorten(" ".join(text.split()), 100)
 
@@ -150,7 +150,7 @@ def newest_answers(run: RunFolder, prompts: int) -> AnswerTable:
 # %% ../../nbs/runs/13_answers.ipynb #06a1d512
 def samples_text(
     run: RunFolder | Path | str,
-    step: int | None = None,  # row of metrics.jsonl; None: the newest one with samples
+    step: int | None = None,  # row of metrics.jsonl; default: the newest one with samples
     worst: int = 0,  # so many with the lowest reward; 0: best, worst and random
 ) -> str:
     """Return responses of the rollout of a step as text.

@@ -380,7 +380,7 @@ def model_checksum(folder: Path | str) -> str:
         lines.append(f"{file.name} {found}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-
+# %% ../../nbs/runs/00_folder.ipynb #190bfa96
 def _images_checksum(source: str, data: DataConfig) -> str | None:
     "SHA-256 of the images that the records of a file name by path; None without any"
     from ..data.prompts import image_files

@@ -366,7 +366,7 @@ class PlanTable:
     rows: Sequence[tuple[str, ...]]  # phase, measured, plan, ratio, ratio of published runs
     notes: Sequence[str]
 
-
+# %% ../../nbs/runs/04_report.ipynb #cb728a28
 def render_report(
     config: RunConfig,
     metrics: MetricColumns,
@@ -379,7 +379,7 @@ def render_report(
     samples: Sequence[GallerySample] = (),
     files: Sequence[tuple[str, str]] = (),  # name, relative path
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
-    plan: PlanTable | None = None,  # None: the report has no such table
+    plan: PlanTable | None = None,  # optional
 ) -> str:
     "Return the report of a run as a complete HTML page"
     device = stack.get("device", {})
@@ -425,7 +425,7 @@ def write_report(
     references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
-    plan: PlanTable | None = None,  # None: the report has no such table
+    plan: PlanTable | None = None,  # optional
 ) -> Path:
     "Write report.html of a run folder and return its path"
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)

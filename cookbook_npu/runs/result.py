@@ -108,7 +108,7 @@ _FRAME = (
     'height="640" style="border:1px solid #80808060" srcdoc="{page}"></iframe></details>'
 )
 
-
+# %% ../../nbs/runs/14_result.ipynb #60b3ac62
 @dataclass(frozen=True)
 class ResultCard:
     "The result of a run, as a notebook shows it"

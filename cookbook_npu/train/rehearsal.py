@@ -138,7 +138,7 @@ def rehearse(config: RunConfig, root: str | None = None) -> list[dict[str, Any]]
     small = rehearsal(config, reason)
     if small.rollout.engine != config.rollout.engine:
         print(
-            f"{reason}: the transformers engine stands in for engines of "
+            f"{reason}: the transformers engine replaces engines of "
             f"{config.rollout.devices_per_engine} devices",
             flush=True,
         )

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+# %% ../../nbs/train/15_session.ipynb #f2d3a9db
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig, override
@@ -484,7 +485,7 @@ def _report_stop(stopped: RunStopped, config: RunConfig, path: Path | None) -> N
     here = f"{stopped}\nor in this notebook: session(config, resume={str(path)!r})"
     raise RunStopped(here, int(stopped.code or 0)) from None
 
-
+# %% ../../nbs/train/15_session.ipynb #fdaf255e
 @contextmanager
 def session(
     config: RunConfig,

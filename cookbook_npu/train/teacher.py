@@ -73,7 +73,7 @@ class DistillTrainer(Trainer):
     def teacher_logprobs(
         self,
         batch: Batch,
-        teachers: Sequence[str | None],  # of each row; None: no teacher
+        teachers: Sequence[str | None],  # of each row; None without a teacher
     ) -> RowValues:
         """Return the teacher's log-prob of every response token; {} unless TP rank 0
 

@@ -646,7 +646,7 @@ def write_hf_folder(
     target: Path,  # created or replaced
     hf_path: str | Path,  # folder with configuration and tokenizer
     named: dict[str, Tensor],  # on the host, by Hugging Face name; of an adapter by peft's
-    lora: LoraConfig | None = None,  # of an adapter; None: all weights
+    lora: LoraConfig | None = None,  # of an adapter (default: all weights)
 ) -> None:
     "Write a Hugging Face folder, or a peft folder with `lora`, aside, then rename it"
     aside = target.with_name(f"{target.name}.partial")
