@@ -454,10 +454,6 @@ class RayNode:
             if slot.node_id in dead:
                 raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}")
 
-    def address(self) -> str:
-        "Return the address of this machine, as workers reach it"
-        return import_ray().util.get_node_ip_address()
-
     def stop(self) -> None:
         "Stop the cluster if this process started it"
         if self.owned:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 
+from ..cluster.ray_cluster import import_ray
 from ..cluster.worker_group import Future, WorkerGroup
 from ..errors import (
     CookbookError,
@@ -155,7 +156,7 @@ class WeightBroadcast:
         "Return the group of these processes: that of the last update if they are the same"
         same = [id(member) for member in members] == [id(member) for member in self.members]
         if self.group is None or not same:
-            host = self.state.workers.cluster.node.address()
+            host = import_ray().util.get_node_ip_address()
             if self.store is None:
                 self.store = open_store(host)
             self.count += 1

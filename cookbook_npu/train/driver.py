@@ -396,11 +396,3 @@ class Driver:
                 self.checkpoints.begin(step, state.version - 1)
                 self.checkpoints.finish()
         state.stop_before(step, self.grading.budget_spent)
-
-    def set_num_engines(self, num_engines: int) -> None:
-        "Remove or add engines between two steps; unsupported with colocated placement"
-        self.placement.set_num_engines(num_engines)
-
-    def close(self) -> None:
-        "End all background jobs"
-        self.placement.close()

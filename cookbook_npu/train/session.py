@@ -299,7 +299,7 @@ class Run:
         Returns whether it was done: without enough free devices the run prints what is missing
         and keeps its engines."""
         try:
-            self.driver.set_num_engines(num_engines)
+            self.driver.placement.set_num_engines(num_engines)
         except DeviceError as error:
             print(f"set_num_engines({num_engines}) changed nothing: {error}", flush=True)
             return False
@@ -446,7 +446,7 @@ def _start(
     driver = Driver(
         DriverState(config, workers, folder=folder, tracker=tracker, **data), stop
     )
-    stack.callback(driver.close)
+    stack.callback(driver.placement.close)
     driver.start(checkpoint)
     return Run(driver)
 

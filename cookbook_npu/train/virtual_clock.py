@@ -58,7 +58,7 @@ class VirtualClock(Threads):
         self._timers: list[tuple[float, int, _Waiter]] = []
         self._order = itertools.count()
         self._notified: list[VirtualCondition] = []
-        self._job_ended = VirtualCondition(self)
+        self.job_ended = VirtualCondition(self)
 
     def time(self) -> float:
         "Return the virtual time, s"
@@ -77,11 +77,7 @@ class VirtualClock(Threads):
 
     def wait(self, jobs: Iterable[Future[None]]) -> None:
         jobs = list(jobs)
-        self._job_ended.wait_for(lambda: all(job.done() for job in jobs))
-
-    def end_job(self) -> None:
-        "Wake the threads that wait for a job"
-        self._job_ended.notify_all()
+        self.job_ended.wait_for(lambda: all(job.done() for job in jobs))
 
     def block(self, waiter: _Waiter, seconds: float | None) -> None:
         """Let the other threads run until the predicate is true, or so many seconds have passed
@@ -235,7 +231,7 @@ class VirtualPool(Executor):
             with _Outcome(job):
                 job.set_result(work())
             self.busy -= 1
-            self.clock.end_job()
+            self.clock.job_ended.notify_all()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.closed = True

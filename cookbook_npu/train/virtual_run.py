@@ -396,16 +396,8 @@ class VirtualRun:
         "Start an engine"
         d = self.disturbances
         slow = d.slowdown if number < d.slow_engines else 1.0
-        return VirtualEngine(
-            number,
-            self.clock,
-            self.times,
-            self.work,
-            self.seed,
-            slow,
-            self.pool,
-            self.stops,
-        )
+        own = (self.times, self.work, self.seed, slow, self.pool, self.stops)
+        return VirtualEngine(number, self.clock, *own)
 
     def _build(self, folder: RunFolder) -> Driver:
         self.workers = VirtualWorkers(self)
@@ -473,7 +465,7 @@ class VirtualRun:
                 except RoleError as error:
                     ended = str(error)
                 finally:
-                    driver.close()
+                    driver.placement.close()
                     self.stops.notify_all()
                     self.clock.close()
         return self._result(ended)
