@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from fastcore.basics import patch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -318,68 +319,68 @@ class JudgeConfig(Config):
     def _absolute(cls, path: str | None) -> str | None:
         return path and os.path.abspath(path)
 
-    def check(self) -> None:
-        "Raise `ConfigError` for settings with which no request can be sent"
-        if not self.url or not self.model:
-            missing = "model" if self.url else "url"
-            raise ConfigError(
-                f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
-                "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
-            )
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(
-                f"reward.judge.url is {self.url!r}",
-                "Give http://HOST:PORT/v1 or https://HOST/v1.",
-            )
-        # neither of the two messages repeats the value: it is, or holds, a secret
-        if address.username or address.password:
-            raise ConfigError(
-                f"reward.judge.url has a user or a password for {address.hostname}",
-                "The run folder would hold it: use reward.judge.api_key_env.",
-            )
-        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            raise ConfigError(
-                "reward.judge.api_key_env is not the name of an environment variable",
-                "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
-            )
-        if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
-            raise ConfigError(
-                "reward.judge.template shows no response to the judge",
-                "Write {response} or {answer} into it.",
-            )
-        self._check_score()
-
-    def _check_score(self) -> None:
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as e:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
-                "Correct it.",
-            ) from None
-        if not groups:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} has no group",
-                r"Put parentheses around the number, e.g. Score: (\d+).",
-            )
-        if self.scale[0] >= self.scale[1]:
-            raise ConfigError(
-                f"reward.judge.scale is {self.scale}",
-                "Give the worst score, then the best one.",
-            )
-        if self.max_cost and not (self.input_price or self.output_price):
-            raise ConfigError(
-                f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
-                "Set reward.judge.input_price and output_price, or max_tokens.",
-            )
-
 # %% ../nbs/01_config.ipynb #7d39d73d
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@patch
+def check(self: JudgeConfig) -> None:
+    "Raise `ConfigError` for settings with which no request can be sent"
+    if not self.url or not self.model:
+        missing = "model" if self.url else "url"
+        raise ConfigError(
+            f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
+            "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
+        )
+    address = urlsplit(self.url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(
+            f"reward.judge.url is {self.url!r}",
+            "Give http://HOST:PORT/v1 or https://HOST/v1.",
+        )
+    # neither of the two messages repeats the value: it is, or holds, a secret
+    if address.username or address.password:
+        raise ConfigError(
+            f"reward.judge.url has a user or a password for {address.hostname}",
+            "The run folder would hold it: use reward.judge.api_key_env.",
+        )
+    if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+        raise ConfigError(
+            "reward.judge.api_key_env is not the name of an environment variable",
+            "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
+        )
+    if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
+        raise ConfigError(
+            "reward.judge.template shows no response to the judge",
+            "Write {response} or {answer} into it.",
+        )
+    self._check_score()
 
 
+@patch
+def _check_score(self: JudgeConfig) -> None:
+    try:
+        groups = re.compile(self.pattern).groups
+    except re.error as e:
+        raise ConfigError(
+            f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
+            "Correct it.",
+        ) from None
+    if not groups:
+        raise ConfigError(
+            f"reward.judge.pattern {self.pattern!r} has no group",
+            r"Put parentheses around the number, e.g. Score: (\d+).",
+        )
+    if self.scale[0] >= self.scale[1]:
+        raise ConfigError(
+            f"reward.judge.scale is {self.scale}",
+            "Give the worst score, then the best one.",
+        )
+    if self.max_cost and not (self.input_price or self.output_price):
+        raise ConfigError(
+            f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
+            "Set reward.judge.input_price and output_price, or max_tokens.",
+        )
 
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
@@ -1153,116 +1154,134 @@ class RunConfig(Config):
             check(self)
         return self
 
-    @property
-    def target(self) -> Target:
-        "Return the target of the scale"
-        return find_target(self.scale)
+# %% ../nbs/01_config.ipynb #9f4a893d
+@patch(as_prop=True)
+def target(self: RunConfig) -> Target:
+    "Return the target of the scale"
+    return find_target(self.scale)
 
-    @property
-    def rollout_batch(self) -> int:
-        "Samples per rollout, B = P x G; the conversations of a step of SFT"
-        each = 1 if self.is_sft else self.rollout.samples_per_prompt
-        return self.rollout.prompts_per_step * each
 
-    @property
-    def global_batch_size(self) -> int:
-        "Samples per optimizer step"
-        return self.train.global_batch_size or self.rollout_batch
+@patch(as_prop=True)
+def rollout_batch(self: RunConfig) -> int:
+    "Samples per rollout, B = P x G; the conversations of a step of SFT"
+    each = 1 if self.is_sft else self.rollout.samples_per_prompt
+    return self.rollout.prompts_per_step * each
 
-    @property
-    def needs_logprobs(self) -> bool:
-        "Whether the actor's log-probs are computed before the training pass"
-        several = self.global_batch_size < self.rollout_batch
-        return several or bool(self.algorithm.kl_in_reward) or bool(self.teachers)
 
-    @property
-    def has_critic(self) -> bool:
-        "Whether the run trains a critic (PPO)"
-        return self.algorithm.advantage_estimator == "gae"
+@patch(as_prop=True)
+def global_batch_size(self: RunConfig) -> int:
+    "Samples per optimizer step"
+    return self.train.global_batch_size or self.rollout_batch
 
-    @property
-    def teachers(self) -> list[str]:
-        "The teachers of on-policy distillation, each once"
-        d = self.distill
-        every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
-        return list(dict.fromkeys(every))
 
-    @property
-    def sends_adapter(self) -> bool:
-        "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
-        alone = self.rollout.engine == "transformers" and self.lora.weight_update != "merged"
-        return self.lora.rank > 0 and alone
+@patch(as_prop=True)
+def needs_logprobs(self: RunConfig) -> bool:
+    "Whether the actor's log-probs are computed before the training pass"
+    several = self.global_batch_size < self.rollout_batch
+    return several or bool(self.algorithm.kl_in_reward) or bool(self.teachers)
 
-    @property
-    def critic_learning_rate(self) -> float:
-        "Learning rate of the critic, with its default"
-        return self.critic.learning_rate or 10 * self.optim.learning_rate
 
-    @property
-    def policy_steps(self) -> int:
-        "Steps that train the policy: all but the critic's warm-up"
-        return self.num_steps - self.critic.warmup_steps
+@patch(as_prop=True)
+def has_critic(self: RunConfig) -> bool:
+    "Whether the run trains a critic (PPO)"
+    return self.algorithm.advantage_estimator == "gae"
 
-    @property
-    def optimizer_steps(self) -> int:
-        "Optimizer steps of the policy, for its schedule"
-        return self.policy_steps * (self.rollout_batch // self.global_batch_size)
 
-    @property
-    def eval_sampling(self) -> EvalSamplingConfig:
-        "Sampling of evaluations, with the defaults from training"
-        r = self.rollout
-        own = {
-            "temperature": r.eval_temperature,
-            "max_response_tokens": r.eval_max_response_tokens,
-            "top_p": r.eval_top_p,
-        }
-        changes = {name: value for name, value in own.items() if value is not None}
-        return EvalSamplingConfig(**self.sampling.model_dump() | changes)
+@patch(as_prop=True)
+def teachers(self: RunConfig) -> list[str]:
+    "The teachers of on-policy distillation, each once"
+    d = self.distill
+    every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
+    return list(dict.fromkeys(every))
 
-    @property
-    def longest_response(self) -> int:
-        "Maximum response length in training and evaluation, tokens"
-        in_evaluation = self.eval_sampling.max_response_tokens
-        return max(self.sampling.max_response_tokens, in_evaluation)
 
-    @property
-    def sequence_limit(self) -> int:
-        "Maximum sequence length in training, tokens"
-        return (
-            self.train.sequence_limit
-            or self.data.max_prompt_tokens + self.sampling.max_response_tokens
-        )
+@patch(as_prop=True)
+def sends_adapter(self: RunConfig) -> bool:
+    "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
+    alone = self.rollout.engine == "transformers" and self.lora.weight_update != "merged"
+    return self.lora.rank > 0 and alone
 
-    @property
-    def trainer_devices(self) -> int:
-        "Number of trainer devices, the first ones of the run"
-        p = self.placement
-        everything = p.devices // 2 if p.mode == "split" else p.devices
-        return p.trainer_devices or everything
 
-    @property
-    def engine_devices(self) -> range:
-        "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
-        if self.is_sft:
-            return range(0)
-        first = self.trainer_devices if self.placement.mode == "split" else 0
-        return range(first, self.placement.devices)
+@patch(as_prop=True)
+def critic_learning_rate(self: RunConfig) -> float:
+    "Learning rate of the critic, with its default"
+    return self.critic.learning_rate or 10 * self.optim.learning_rate
 
-    @property
-    def num_engines(self) -> int:
-        "Number of rollout engines"
-        return len(self.engine_devices) // self.rollout.devices_per_engine
 
-    @property
-    def data_parallel(self) -> int:
-        "Data-parallel size of the trainer (DP)"
-        return self.trainer_devices // self.parallel.tensor
+@patch(as_prop=True)
+def policy_steps(self: RunConfig) -> int:
+    "Steps that train the policy: all but the critic's warm-up"
+    return self.num_steps - self.critic.warmup_steps
 
-    @property
-    def is_sft(self) -> bool:
-        "Whether the run is supervised fine-tuning, without engines"
-        return self.sft.loss_mask is not None
+
+@patch(as_prop=True)
+def optimizer_steps(self: RunConfig) -> int:
+    "Optimizer steps of the policy, for its schedule"
+    return self.policy_steps * (self.rollout_batch // self.global_batch_size)
+
+# %% ../nbs/01_config.ipynb #1b9e1bd5
+@patch(as_prop=True)
+def eval_sampling(self: RunConfig) -> EvalSamplingConfig:
+    "Sampling of evaluations, with the defaults from training"
+    r = self.rollout
+    own = {
+        "temperature": r.eval_temperature,
+        "max_response_tokens": r.eval_max_response_tokens,
+        "top_p": r.eval_top_p,
+    }
+    changes = {name: value for name, value in own.items() if value is not None}
+    return EvalSamplingConfig(**self.sampling.model_dump() | changes)
+
+
+@patch(as_prop=True)
+def longest_response(self: RunConfig) -> int:
+    "Maximum response length in training and evaluation, tokens"
+    in_evaluation = self.eval_sampling.max_response_tokens
+    return max(self.sampling.max_response_tokens, in_evaluation)
+
+
+@patch(as_prop=True)
+def sequence_limit(self: RunConfig) -> int:
+    "Maximum sequence length in training, tokens"
+    return (
+        self.train.sequence_limit
+        or self.data.max_prompt_tokens + self.sampling.max_response_tokens
+    )
+
+
+@patch(as_prop=True)
+def trainer_devices(self: RunConfig) -> int:
+    "Number of trainer devices, the first ones of the run"
+    p = self.placement
+    everything = p.devices // 2 if p.mode == "split" else p.devices
+    return p.trainer_devices or everything
+
+
+@patch(as_prop=True)
+def engine_devices(self: RunConfig) -> range:
+    "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
+    if self.is_sft:
+        return range(0)
+    first = self.trainer_devices if self.placement.mode == "split" else 0
+    return range(first, self.placement.devices)
+
+
+@patch(as_prop=True)
+def num_engines(self: RunConfig) -> int:
+    "Number of rollout engines"
+    return len(self.engine_devices) // self.rollout.devices_per_engine
+
+
+@patch(as_prop=True)
+def data_parallel(self: RunConfig) -> int:
+    "Data-parallel size of the trainer (DP)"
+    return self.trainer_devices // self.parallel.tensor
+
+# %% ../nbs/01_config.ipynb #5f7985a7
+@patch(as_prop=True)
+def is_sft(self: RunConfig) -> bool:
+    "Whether the run is supervised fine-tuning, without engines"
+    return self.sft.loss_mask is not None
 
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:

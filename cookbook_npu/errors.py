@@ -112,10 +112,7 @@ class NothingLearned(CookbookError, RuntimeError):
 _NAMED = 12  # names in an error
 
 
-def nearest(
-    name: str,
-    names: Iterable[str],  # valid names
-) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     "Return a remedy for an unknown name: the nearest valid name, or those that come closest"
     names = sorted(names)
     near = difflib.get_close_matches(name, names, n=_NAMED, cutoff=0.6)
@@ -131,11 +128,7 @@ def nearest(
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair
 
 
-def decode_text(
-    raw: bytes,
-    place: str,  # the file, and the line if it has several records
-    remedy: str = "Restore the file.",
-) -> str:
+def decode_text(raw: bytes, place: str, remedy: str = "Restore the file.") -> str:
     "Decode UTF-8, without a byte order mark; raises `DataError` with the name of another encoding"
     with suppress(UnicodeDecodeError):
         text = raw.decode()  # the usual case, fast: files have many lines
@@ -160,11 +153,7 @@ def _parse(text: str) -> Any:
     return value
 
 
-def parse_json(
-    raw: bytes,  # JSON as UTF-8
-    place: str,  # the file, and the line if it has several records
-    remedy: str = "Restore the file.",
-) -> Any:
+def parse_json(raw: bytes, place: str, remedy: str = "Restore the file.") -> Any:
     "Parse JSON that may be damaged; raises `DataError` with the place"
     text = decode_text(raw, place, remedy)
     try:

@@ -80,9 +80,7 @@ def _write_forever(heartbeat: Heartbeat, interval_s: float) -> None:
             heartbeat.write()
 
 # %% ../nbs/03_heartbeat.ipynb #3f44bffa
-def report_progress(
-    activity: str = "",  # what comes next
-) -> None:
+def report_progress(activity: str = "") -> None:
     "Report progress of the current call; a no-op without a heartbeat"
     if _heartbeat is not None:
         _heartbeat.last_progress = time.monotonic()
@@ -135,11 +133,7 @@ def read_heartbeat(path: Path | str) -> HeartbeatStatus | None:
 class HeartbeatWatch:
     "Follows the heartbeat of one process"
 
-    def __init__(
-        self,
-        path: Path,
-        clock: Callable[[], float] = time.monotonic,  # of the reader, s
-    ):
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic):
         self.path = path
         self.clock = clock
         self.last: HeartbeatStatus | None = None  # newest heartbeat
@@ -165,10 +159,7 @@ def seconds_since_progress(status: HeartbeatStatus | None) -> float:
     return 0.0 if status is None else status.stalled_s
 
 
-def describe_status(
-    name: str,  # role and rank
-    status: HeartbeatStatus | None,
-) -> str:
+def describe_status(name: str, status: HeartbeatStatus | None) -> str:
     "Return one line about a process"
     if status is None:
         return f"{name}: no heartbeat yet"

@@ -244,9 +244,9 @@ class Given:
 
 
 def gather_parameters(
-    files: Sequence[Path] | None,  # of -f, in order
-    pairs: Sequence[str] | None,  # "name=value" of each -p
-    resumed: Mapping[str, Any] | None = None,  # parameters of the resumed run
+    files: Sequence[Path] | None,
+    pairs: Sequence[str] | None,
+    resumed: Mapping[str, Any] | None = None,
 ) -> Given:
     "Merge the parameters of a command line"
     given = Given()
@@ -281,9 +281,7 @@ def locate_errors(given: Given) -> Iterator[None]:
 
 
 def settings_table(
-    config: RunConfig,
-    given: Given,
-    every: bool = False,  # also the values that the recipe sets
+    config: RunConfig, given: Given, every: bool = False
 ) -> list[tuple[str, Any, str]]:
     "Return (key, value, source) of the given values, in the order of the keys"
     defaults = {key.name: key.default for key in config_keys()}
@@ -316,10 +314,7 @@ BY_PROGRAM = "the notebook or program"  # a source
 
 
 @contextmanager
-def export_settings(
-    given: Given,
-    name: str,  # output.name of the run
-) -> Iterator[None]:
+def export_settings(given: Given, name: str) -> Iterator[None]:
     "Export the sources of a run's settings to the processes started in the block"
     before = os.environ.get(SOURCES_ENV)
     os.environ[SOURCES_ENV] = json.dumps({"name": name, "sources": given.sources})
@@ -353,8 +348,8 @@ def _recipe_values(config: RunConfig) -> dict[str, Any]:
 
 def settings_record(
     config: RunConfig,
-    environ: Mapping[str, str] | None = None,  # None: os.environ
-    earlier: Sequence[Mapping[str, Any]] = (),  # record of the resumed run
+    environ: Mapping[str, str] | None = None,
+    earlier: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     "Return key, value and source of each key that differs from its default"
     sources = inherited_settings(config, os.environ if environ is None else environ)

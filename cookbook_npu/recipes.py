@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fastcore.basics import patch
 
 from .config import ModelConfig, RunConfig, Scale, override
 from .errors import ConfigError, nearest
@@ -212,45 +213,6 @@ class Recipe:
         )
         return self._build(scale, parameters, overrides or {})
 
-    def _build(
-        self, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
-    ) -> RunConfig:
-        given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
-        if not find_target(scale).has_tiny_model:
-            _require(scale, model=parameters["model"], prompt_data=parameters["prompt_data"])
-        for key in given.keys() & overrides.keys():
-            raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
-        # set the path first: with it the checks of model.tiny do not apply
-        path = ModelConfig(path=parameters["model"])
-        config = override(
-            RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
-        )
-        prompts = given.get("data.prompt_data", config.data.prompt_data)
-        changes = dict(prompt_settings(prompts, config))
-        if config.is_sft:
-            for name in ("engine", "samples_per_prompt"):
-                if parameters[name] is not None:
-                    raise ConfigError(
-                        f"{name} is {parameters[name]!r} in a recipe of supervised fine-tuning",
-                        "It samples nothing: leave it out.",
-                    )
-            kept = ("data.", "sampling.max_")
-            changes = {key: value for key, value in changes.items() if key.startswith(kept)}
-        for variant in self.chosen_variants(scale, overrides):
-            changes |= variant.settings
-        return override(config, {**changes, **given, **overrides})
-
-    def _repr_markdown_(self) -> str:
-        "The settings of each scale as a table"
-        columns = {scale: self.settings(scale) for scale in SCALES}
-        keys = sorted({key for values in columns.values() for key in values})
-        lines = [f"**{self.title or self.name}**", "", f"| key | {' | '.join(columns)} |"]
-        lines += ["|---" * (len(columns) + 1) + "|"]
-        for key in keys:
-            cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
-            lines.append(f"| `{key}` | {' | '.join(cells)} |")
-        return "\n".join(lines)
-
 # %% ../nbs/02_recipes.ipynb #e9542259
 def _require(scale: str, **parameters: Any) -> None:
     for name, value in parameters.items():
@@ -261,8 +223,47 @@ def _require(scale: str, **parameters: Any) -> None:
             )
 
 
+@patch
+def _build(
+    self: Recipe, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
+) -> RunConfig:
+    given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
+    if not find_target(scale).has_tiny_model:
+        _require(scale, model=parameters["model"], prompt_data=parameters["prompt_data"])
+    for key in given.keys() & overrides.keys():
+        raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
+    # set the path first: with it the checks of model.tiny do not apply
+    path = ModelConfig(path=parameters["model"])
+    config = override(
+        RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
+    )
+    prompts = given.get("data.prompt_data", config.data.prompt_data)
+    changes = dict(prompt_settings(prompts, config))
+    if config.is_sft:
+        for name in ("engine", "samples_per_prompt"):
+            if parameters[name] is not None:
+                raise ConfigError(
+                    f"{name} is {parameters[name]!r} in a recipe of supervised fine-tuning",
+                    "It samples nothing: leave it out.",
+                )
+        kept = ("data.", "sampling.max_")
+        changes = {key: value for key, value in changes.items() if key.startswith(kept)}
+    for variant in self.chosen_variants(scale, overrides):
+        changes |= variant.settings
+    return override(config, {**changes, **given, **overrides})
 
 
+@patch
+def _repr_markdown_(self: Recipe) -> str:
+    "The settings of each scale as a table"
+    columns = {scale: self.settings(scale) for scale in SCALES}
+    keys = sorted({key for values in columns.values() for key in values})
+    lines = [f"**{self.title or self.name}**", "", f"| key | {' | '.join(columns)} |"]
+    lines += ["|---" * (len(columns) + 1) + "|"]
+    for key in keys:
+        cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
+        lines.append(f"| `{key}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 # %% ../nbs/02_recipes.ipynb #355251e2
 _BATCH: Settings = {"rollout.prompts_per_step": 32, "rollout.samples_per_prompt": 8}

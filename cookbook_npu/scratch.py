@@ -47,10 +47,7 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-def make_scratch(
-    prefix: str,
-    root: Path,  # where it is made
-) -> Path:
+def make_scratch(prefix: str, root: Path) -> Path:
     "Return a new folder, locked until `remove_scratch` or the end of this process"
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
@@ -60,9 +57,7 @@ def make_scratch(
             return path
 
 
-def remove_scratch(
-    path: Path,  # from `make_scratch`
-) -> None:
+def remove_scratch(path: Path) -> None:
     "Remove a folder of this process; a no-op the second time"
     shutil.rmtree(path, ignore_errors=True)
     descriptor = _held.pop(path, None)
@@ -70,9 +65,7 @@ def remove_scratch(
         os.close(descriptor)
 
 # %% ../nbs/05_scratch.ipynb #6ad6028d
-def _is_open(
-    descriptor: int,  # of a file of this user, open for reading
-) -> bool:
+def _is_open(descriptor: int) -> bool:
     "Whether another process has a file open or mapped; true if the kernel does not tell"
     # a process that opens the file during the lease makes the kernel send a signal
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # ignored by default

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fastcore.basics import patch
+
 from .errors import CookbookError
 
 # %% ../nbs/04_stop.ipynb #c537c610
@@ -27,11 +29,7 @@ EXIT_STOPPED = 75  # stopped after a step; EX_TEMPFAIL of sysexits.h
 class RunStopped(SystemExit):
     "A run was stopped by a signal after a step; not an error"
 
-    def __init__(
-        self,
-        message: str,  # last step and how to resume
-        code: int = EXIT_STOPPED,  # exit code of the process
-    ):
+    def __init__(self, message: str, code: int = EXIT_STOPPED):
         super().__init__(message)
         self.code = code
 
@@ -39,17 +37,11 @@ class RunStopped(SystemExit):
 class StoppedAtOnce(RunStopped):
     "A run was aborted by a signal"
 
-    def __init__(
-        self,
-        message: str,  # how to resume
-        number: int,  # of the signal
-    ):
+    def __init__(self, message: str, number: int):
         super().__init__(message, 128 + number)
 
 
-def resume_hint(
-    folder: Path,  # run folder
-) -> str:
+def resume_hint(folder: Path) -> str:
     "Return the run folder and the command that resumes the run"
     return f"folder {folder}; resume with: cookbook-npu run --resume {shlex.quote(str(folder))}"
 
@@ -116,26 +108,6 @@ class StopRequest(AbstractContextManager):
         finally:
             self._waits = False
 
-    def leave(self) -> None:
-        "Delay signals from here on, for the clean-up"
-        self._leaving = True
-        if self.at_once and self.hurry is not None:
-            self.hurry()
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._leaving:
-            self._late = number
-            return
-        first = not self.signal
-        self.signal = self.signal or number
-        if first and self._waits:
-            with suppress(OSError):  # not print: the signal may interrupt one
-                os.write(2, b"stopping after this step; repeat to abort\n")
-            return
-        self.at_once = True
-        self._leaving = True
-        raise KeyboardInterrupt
-
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._open = False
         self._handlers.restore()
@@ -146,6 +118,30 @@ class StopRequest(AbstractContextManager):
         if error is None and self._late:
             signal.raise_signal(self._late)
 
+# %% ../nbs/04_stop.ipynb #f4c80883
+@patch
+def leave(self: StopRequest) -> None:
+    "Delay signals from here on, for the clean-up"
+    self._leaving = True
+    if self.at_once and self.hurry is not None:
+        self.hurry()
+
+
+@patch
+def _receive(self: StopRequest, number: int, frame: FrameType | None) -> None:
+    if self._leaving:
+        self._late = number
+        return
+    first = not self.signal
+    self.signal = self.signal or number
+    if first and self._waits:
+        with suppress(OSError):  # not print: the signal may interrupt one
+            os.write(2, b"stopping after this step; repeat to abort\n")
+        return
+    self.at_once = True
+    self._leaving = True
+    raise KeyboardInterrupt
+
 # %% ../nbs/04_stop.ipynb #226c1fe3
 def ignore_signals() -> None:
     "Ignore stop signals from here on: this process only has to end"
@@ -153,9 +149,7 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 # %% ../nbs/04_stop.ipynb #f80413fa
-def end_with_parent(
-    interval: float = 1.0,  # between checks, s
-) -> None:
+def end_with_parent(interval: float = 1.0) -> None:
     "Exit at once when the parent of this process has ended, whichever process inherits it"
     parent = os.getppid()
 

@@ -64,10 +64,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def check_kind(
-    env: Mapping[str, str],  # full environment of a worker
-    kind: str | None,  # "trainer", "rollout" or "plain"; None: without a device
-) -> None:
+def check_kind(env: Mapping[str, str], kind: str | None) -> None:
     "Raise `ConfigError` if the variables of a worker contradict each other or its kind"
     forbidden = FORBIDDEN.get(kind, ())
     bad = sorted(name for name in env if _matches(name, forbidden))
@@ -82,7 +79,7 @@ def check_kind(
     saver = "torch_memory_saver" in env.get("LD_PRELOAD", "") or "TMS_HOOK_MODE" in env
     if kind != "rollout" and not saver:
         return
-    from ..npu.shims.memory_saver import expandable_segments
+    from cookbook_npu.npu.shims.memory_saver import expandable_segments
 
     expandable = expandable_segments(env)
     if expandable:
@@ -124,10 +121,7 @@ SHOWN = (
 )
 
 
-def environment_lines(
-    env: Mapping[str, str],  # full environment of a worker
-    environ: Mapping[str, str],  # of the shell
-) -> list[str]:
+def environment_lines(env: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
     "Return lines `NAME=value` with their origin: set, from the shell, not passed on"
     groups: dict[str, list[str]] = {"set": [], "from the shell": [], "not passed on": []}
     for name in sorted(env.keys() | environ.keys()):
@@ -149,8 +143,7 @@ def environment_lines(
 
 # %% ../../nbs/cluster/00_environment.ipynb #718e7c1e
 def startup_env(
-    env: Mapping[str, str],  # of a worker
-    environ: Mapping[str, str] | None = None,  # of a new process; None: of this process
+    env: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     "Return the part of `env` that a running process cannot apply; an empty value means absent"
     environ = os.environ if environ is None else environ

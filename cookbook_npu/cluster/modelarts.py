@@ -39,7 +39,7 @@ def job_request(
     hours: int,  # after which the service stops the job
     disk: str,  # SFS Turbo: address:/folder
     mount: str = "/data",  # of the disk in the job
-    pool: str | None = None,  # id of a dedicated pool; None: the public pool
+    pool: str | None = None,  # id of a dedicated pool (default: the public one)
     log: str | None = None,  # obs://bucket/folder/ for the log
     preemptible: bool = False,  # lower price; the platform may take the devices away
 ) -> dict[str, Any]:
@@ -73,9 +73,7 @@ _VARIABLES = (
 )
 
 
-def open_client(
-    environ: Mapping[str, str] | None = None,  # None: os.environ
-) -> Any:  # huaweicloudsdkmodelarts.v1.ModelArtsClient
+def open_client(environ: Mapping[str, str] | None = None) -> Any:
     "Return a client of the service; raises `ConfigError` or `MissingError` with what is missing"
     environ = os.environ if environ is None else environ
     missing = [name for name in _VARIABLES if not environ.get(name)]

@@ -110,7 +110,7 @@ class ConversationFormat:
         self,
         tokenizer: "PreTrainedTokenizerBase",
         loss_mask: LossMask = "assistant",
-        arguments: Mapping[str, Any] | None = None,  # of the chat template
+        arguments: Mapping[str, Any] | None = None,
     ):
         self.tokenizer = tokenizer
         self.loss_mask = loss_mask
@@ -128,10 +128,10 @@ class ConversationFormat:
 
     def conversation(
         self,
-        messages: ChatMessages,  # of `checked_messages`
+        messages: ChatMessages,
         prompt_id: str = "",
         place: str = "the messages",
-        tools: ChatMessages = (),  # schemas for the template
+        tools: ChatMessages = (),
     ) -> Conversation:
         "Return messages as tokens; raises `DataError` for what the template cannot write"
         text = self.chat.text(messages, place, tools, complete=True)
@@ -222,7 +222,7 @@ def _from_file(
         messages, tools = conversation_messages(record, place, config)
         yield f"{source_name(source)}:{n}", place, messages, tools
 
-
+# %% ../../nbs/data/22_conversations.ipynb #e55c2242
 @dataclass(frozen=True)
 class ConversationReader:
     "Reads the conversations of a run"
@@ -300,9 +300,7 @@ def held_out_conversations(reader: ConversationReader) -> list[Conversation]:
 
 
 def load_conversations(
-    reader: ConversationReader,
-    held_out: Sequence[Conversation] = (),  # left out
-    seed: int = 0,
+    reader: ConversationReader, held_out: Sequence[Conversation] = (), seed: int = 0
 ) -> PromptDataset:
     "Return the conversations to learn from; raises `DataError` when none is left of a source"
     config = reader.config

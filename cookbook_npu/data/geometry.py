@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import RewardConfig
-from ..data.environments import (
+from cookbook_npu.data.environments import (
     Calculator,
     Messages,
     Observation,
@@ -141,10 +141,7 @@ class Geo3k(GradedTool):
         scored = tuple(self.scored)
         return replace(observation, answers=scored, oracle_calls=len(scored))
 
-    def respond(
-        self,
-        value: Any,  # an expression; with the oracle an answer
-    ) -> str | None:
+    def respond(self, value: Any) -> str | None:
         "The value of the expression, or the oracle's verdict"
         if not self.oracle:
             return calculate(value) if isinstance(value, str) else None

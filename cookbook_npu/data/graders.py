@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from .equality import same_answer
 from .expressions import evaluate_expression, numbers_in
-from ..data.final_answer import (
+from cookbook_npu.data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,
     WHOLE,
@@ -80,11 +80,7 @@ def right_choice(
     )
 
 
-def gpqa(
-    text: str,
-    label: Any,
-    metadata: Mapping[str, Any],  # `choices`: texts of the choices, in the order shown
-) -> float:
+def gpqa(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the chosen letter is that of the label"
     return float(find_choice(text) == right_choice(label, metadata))
 
@@ -230,7 +226,7 @@ class Scorer:
     inline: bool  # runs in the calling process
     worst: float  # score of an answer whose grading was stopped
     correct_threshold: float | None = None  # correctness threshold; None without a verdict
-    check_label: LabelCheck | None = None  # None: the label is not read
+    check_label: LabelCheck | None = None  # optional; without it the label is not read
     window: int | None = None  # number of characters it reads, from the end; default: all
     function: ScorerFunction | None = None  # None: a user's, imported on demand
     is_service: bool = False  # a model gives the score, no function
@@ -291,9 +287,7 @@ _KNOWN = (
 SCORERS: dict[str, Scorer] = {scorer.name: scorer for scorer in _KNOWN}
 
 # %% ../../nbs/data/07_graders.ipynb #8cf6673d
-def find_scorer(
-    name: str,  # one of `SCORERS`, or package.module:function
-) -> Scorer:  # a user's function is not imported
+def find_scorer(name: str) -> Scorer:
     "Look up a scorer; raises `ConfigError` with the nearest name"
     if name in SCORERS:
         return SCORERS[name]
@@ -306,12 +300,7 @@ def find_scorer(
     )
 
 # %% ../../nbs/data/07_graders.ipynb #dd972cc8
-def check_label(
-    scorer: Scorer,
-    label: Any,
-    metadata: Mapping[str, Any],
-    name: str,  # of the record in the message, such as "prompt aime:7"
-) -> None:
+def check_label(scorer: Scorer, label: Any, metadata: Mapping[str, Any], name: str) -> None:
     "Raise `DataError`, with the name, for a label that no answer can equal"
     if scorer.check_label is None:
         return
@@ -359,10 +348,7 @@ def _bind(
     return partial(function, **arguments)
 
 
-def load_function(
-    name: str,  # one of `SCORERS`, or package.module:function
-    arguments: Mapping[str, Any] | None = None,
-) -> ScorerFunction:  # with its arguments bound
+def load_function(name: str, arguments: Mapping[str, Any] | None = None) -> ScorerFunction:
     "The function of a scorer; imports a user's module"
     arguments = arguments or {}
     scorer = find_scorer(name)

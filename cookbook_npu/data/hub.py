@@ -35,7 +35,7 @@ _ID = re.compile(
 
 
 def hub_model(name: str) -> HubModel | None:
-    "Return the repository that a model name means; None: it is a folder"
+    "Return the repository that a model name means; None for a folder"
     found = _ID.fullmatch(name)
     if found is None or Path(name).exists():
         return None
@@ -72,12 +72,7 @@ def _why_not(address: str, within: float) -> str:
     return ""
 
 
-def check_reachable(
-    hub: str,
-    what: str,  # for the message, e.g. "model Qwen/Qwen3-0.6B"
-    remedy: str,  # besides a mirror, e.g. "download it elsewhere"
-    within: float = ANSWER_S,  # s
-) -> None:
+def check_reachable(hub: str, what: str, remedy: str, within: float = ANSWER_S) -> None:
     "Raise `MissingError` with the remedy unless the hub answers in time"
     address = endpoint(hub)
     found: list[str] = []
@@ -163,10 +158,7 @@ def _explained(
     )
 
 # %% ../../nbs/data/21_hub.ipynb #0047c73c
-def local_model(
-    name: str,  # folder, or id of a hub
-    weights: bool = True,  # False: configuration and tokenizer suffice
-) -> str:
+def local_model(name: str, weights: bool = True) -> str:
     """Return the folder of a model; one of a hub is downloaded unless the cache has it
 
     Raises `MissingError` within seconds when the hub does not answer or does not have the model."""

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
+from fastcore.basics import patch
 
 from ..config import JudgeConfig
-from ..errors import (
+from cookbook_npu.errors import (
     BudgetSpent,
     ConfigError,
     RoleError,
@@ -37,12 +38,7 @@ from ..errors import (
 _FIELD = re.compile(r"\{(prompt|response|answer|label)\}")
 
 
-def judge_message(
-    template: str,
-    text: str,  # what the policy wrote
-    label: Any,
-    metadata: Mapping[str, Any],  # `prompt`: as the policy reads it
-) -> str:
+def judge_message(template: str, text: str, label: Any, metadata: Mapping[str, Any]) -> str:
     "Return the message of the judge for one response"
     fields = {
         "prompt": str(metadata.get("prompt", "")),
@@ -161,10 +157,7 @@ def judge_cost(config: JudgeConfig, input_tokens: int, output_tokens: int) -> fl
     return price / 1e6
 
 
-def check_budget(
-    config: JudgeConfig,
-    spent: Mapping[str, int],  # requests, input_tokens, output_tokens
-) -> None:
+def check_budget(config: JudgeConfig, spent: Mapping[str, int]) -> None:
     "Raise `BudgetSpent` when another request is not allowed"
     tokens = [spent.get(name, 0) for name in ("input_tokens", "output_tokens")]
     sums = {
@@ -231,7 +224,7 @@ class Reply(NamedTuple):
     "A complete reply of the endpoint"
 
     text: str
-    input_tokens: int | None  # None: not reported
+    input_tokens: int | None  # None if not reported
     output_tokens: int | None
 
 
@@ -369,12 +362,7 @@ _T = TypeVar("_T")
 class Judge(JudgeScores):
     "Asks the endpoint for scores; open it before and close it after"
 
-    def __init__(
-        self,
-        config: JudgeConfig,
-        folder: Path
-        | None = None,  # run folder (None: nothing is kept without a cache file)
-    ):
+    def __init__(self, config: JudgeConfig, folder: Path | None = None):
         super().__init__(config)
         self.folder = folder
 
@@ -407,29 +395,33 @@ class Judge(JudgeScores):
             store.close()
         self._stores = []
 
-    def _run(self, job: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        "Run a coroutine in the thread of the judge; cancel it at an interrupt"
-        future = asyncio.run_coroutine_threadsafe(job, self._loop)
-        try:
-            return future.result(timeout_s)
-        except BaseException:
-            future.cancel()
-            raise
+# %% ../../nbs/data/23_judge.ipynb #0bf14482
+@patch
+def _run(self: Judge, job: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+    "Run a coroutine in the thread of the judge; cancel it at an interrupt"
+    future = asyncio.run_coroutine_threadsafe(job, self._loop)
+    try:
+        return future.result(timeout_s)
+    except BaseException:
+        future.cancel()
+        raise
 
-    def scores(
-        self,
-        messages: Sequence[str],  # from `judge_message`
-    ) -> list[float | None]:  # in the order of the messages; None: no score
-        """Ask for a score of each message, equal ones once
 
-        Raises `BudgetSpent` after the running requests have ended; their replies are cached."""
-        if not messages:
-            return []
-        if not self._stores:
-            raise RoleError(
-                "the judge is not open, and a response needs it", "Use it in a with block."
-            )
-        return self._run(self._scores(messages))
+@patch
+def scores(
+    self: Judge,
+    messages: Sequence[str],  # from `judge_message`
+) -> list[float | None]:  # in the order of the messages; None without a score
+    """Ask for a score of each message, equal ones once
+
+    Raises `BudgetSpent` after the running requests have ended; their replies are cached."""
+    if not messages:
+        return []
+    if not self._stores:
+        raise RoleError(
+            "the judge is not open, and a response needs it", "Use it in a with block."
+        )
+    return self._run(self._scores(messages))
 
 # %% ../../nbs/data/23_judge.ipynb #9bb3df7e
 CHECK_TIMEOUT_S = 5.0  # deadline of the endpoint before a run

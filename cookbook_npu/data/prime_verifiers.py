@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from fastcore.basics import patch
 
 from . import prime_verifiers_worker
 from .environments import Environment, Messages, Observation
@@ -68,10 +69,7 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return both[0]["role"] == both[1]["role"] and both[0]["content"] == both[1]["content"]
 
 
-def new_messages(
-    before: Messages,  # messages of the last request and the policy's turn
-    asked: Messages,  # messages of this request
-) -> list[dict[str, Any]]:
+def new_messages(before: Messages, asked: Messages) -> list[dict[str, Any]]:
     "The messages after a turn; raises `DataError` when the environment changed earlier messages"
     kept = len(asked) >= len(before)
     kept = kept and all(_same(a, b) for a, b in zip(before, asked, strict=False))
@@ -91,12 +89,7 @@ CLOSING_S = 10.0  # for the process to end by itself
 class VerifiersProcess:
     "The worker with one environment, for many threads"
 
-    def __init__(
-        self,
-        python: str,  # interpreter that has `verifiers`
-        environment: str,  # name of an installed environment
-        arguments: Mapping[str, Any],
-    ):
+    def __init__(self, python: str, environment: str, arguments: Mapping[str, Any]):
         self.environment = environment
         self._lock = threading.Lock()
         self._queues: dict[int, SimpleQueue[Line]] = {}  # by number of the rollout
@@ -131,75 +124,89 @@ class VerifiersProcess:
     def _gone(self) -> str:
         return f"the process of {self.environment} ended with code {self.process.poll()}"
 
-    def _loaded(self, python: str) -> list[dict[str, Any]]:
-        "The questions of the loaded environment"
-        first = json.loads(self._reader.readline() or b"{}")
-        if "rows" in first:
-            return first["rows"]
-        self.close()
-        reason = first.get("refused", self._gone())
-        raise ConfigError(
-            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
-            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
-        )
+# %% ../../nbs/data/16_prime_verifiers.ipynb #ff1e9860
+@patch
+def _loaded(self: VerifiersProcess, python: str) -> list[dict[str, Any]]:
+    "The questions of the loaded environment"
+    first = json.loads(self._reader.readline() or b"{}")
+    if "rows" in first:
+        return first["rows"]
+    self.close()
+    reason = first.get("refused", self._gone())
+    raise ConfigError(
+        f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
+        f"Try it with {python} -c 'import verifiers'; it must be installed there.",
+    )
 
-    def _read(self) -> None:
-        "Sort the lines into the queues of their rollouts"
-        with suppress(ConnectionResetError):
-            for raw in self._reader:
-                line = json.loads(raw)
-                (number,) = (line[key] for key in ("ask", "end", "failed") if key in line)
-                with self._lock:
-                    queue = self._queues.get(number)
-                if queue is not None:
-                    queue.put(line)
+
+@patch
+def _read(self: VerifiersProcess) -> None:
+    "Sort the lines into the queues of their rollouts"
+    with suppress(ConnectionResetError):
+        for raw in self._reader:
+            line = json.loads(raw)
+            (number,) = (line[key] for key in ("ask", "end", "failed") if key in line)
+            with self._lock:
+                queue = self._queues.get(number)
+            if queue is not None:
+                queue.put(line)
+    self.process.wait()
+    with self._lock:
+        self._ended = True
+        queues = list(self._queues.values())
+    for queue in queues:
+        queue.put({"failed": 0, "reason": self._gone()})
+
+# %% ../../nbs/data/16_prime_verifiers.ipynb #ff1e9861
+@patch
+def start(self: VerifiersProcess, row: int) -> int:  # number of the rollout
+    "Begin a rollout"
+    with self._lock:
+        if self._ended:
+            raise DataError(self._gone(), "Its last output is above.")
+        self._number += 1
+        number = self._number
+        self._queues[number] = SimpleQueue()
+        self._write(start=number, row=row)
+    return number
+
+
+@patch
+def next(self: VerifiersProcess, number: int) -> Line:
+    "Wait for the next line of a rollout"
+    return self._queues[number].get()
+
+
+@patch
+def answer(self: VerifiersProcess, number: int, message: Mapping[str, Any]) -> None:
+    "Answer the request of a rollout with the policy's turn"
+    with self._lock:
+        if not self._ended:
+            self._write(answer=number, message=message)
+
+
+@patch
+def stop(self: VerifiersProcess, number: int) -> None:
+    "Abort a rollout"
+    with self._lock:
+        self._queues.pop(number, None)
+        if not self._ended:
+            self._write(stop=number)
+
+
+@patch
+def close(self: VerifiersProcess) -> None:
+    "End the process"
+    with self._lock:
+        self._ended = True
+        self._socket.shutdown(socket.SHUT_WR)
+    try:
+        self.process.wait(CLOSING_S)
+    except subprocess.TimeoutExpired:
+        self.process.kill()
         self.process.wait()
-        with self._lock:
-            self._ended = True
-            queues = list(self._queues.values())
-        for queue in queues:
-            queue.put({"failed": 0, "reason": self._gone()})
-
-    def start(self, row: int) -> int:  # number of the rollout
-        "Begin a rollout"
-        with self._lock:
-            if self._ended:
-                raise DataError(self._gone(), "Its last output is above.")
-            self._number += 1
-            number = self._number
-            self._queues[number] = SimpleQueue()
-            self._write(start=number, row=row)
-        return number
-
-    def next(self, number: int) -> Line:
-        "Wait for the next line of a rollout"
-        return self._queues[number].get()
-
-    def answer(self, number: int, message: Mapping[str, Any]) -> None:
-        "Answer the request of a rollout with the policy's turn"
-        with self._lock:
-            if not self._ended:
-                self._write(answer=number, message=message)
-
-    def stop(self, number: int) -> None:
-        "Abort a rollout"
-        with self._lock:
-            self._queues.pop(number, None)
-            if not self._ended:
-                self._write(stop=number)
-
-    def close(self) -> None:
-        "End the process"
-        with self._lock:
-            self._ended = True
-            self._socket.shutdown(socket.SHUT_WR)
-        try:
-            self.process.wait(CLOSING_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.close()
-        self._socket.close()
+    self._reader.close()
+    self._socket.close()
 
 # %% ../../nbs/data/16_prime_verifiers.ipynb #ae5000e9
 class _SharedProcesses:
@@ -283,42 +290,46 @@ class VerifiersEnvironment(Environment):
         self._messages = line["messages"]
         return Observation(messages=new, tool_calls=len(found), tool_errors=errors)
 
-    def reset(
-        self,
-        prompt: Prompt,  # written by `write_verifiers_prompts`
-        seed: int,  # unused: verifiers has no seed for a rollout
-    ) -> Messages | None:
-        "Begin a rollout; its first request has the messages"
+# %% ../../nbs/data/16_prime_verifiers.ipynb #1044a409
+@patch
+def reset(self: VerifiersEnvironment, prompt: Prompt, seed: int) -> Messages | None:
+    "Begin a rollout; its first request has the messages"
+    self._leave()
+    row = _row_of(prompt, self.name, self._process.rows)
+    self._rollout = self._process.start(row)
+    line = self._next(self._rollout)
+    if "end" in line:
+        raise DataError(
+            f"{self.name} ended {prompt.prompt_id} without asking the policy",
+            "Leave the question out.",
+        )
+    self.tools = line["tools"]
+    self._messages = line["messages"]
+    return [shown_message(message) for message in self._messages]
+
+
+@patch
+def close(self: VerifiersEnvironment) -> None:
+    "Release the process"
+    if not self._closed:
+        self._closed = True
         self._leave()
-        row = _row_of(prompt, self.name, self._process.rows)
-        self._rollout = self._process.start(row)
-        line = self._next(self._rollout)
-        if "end" in line:
-            raise DataError(
-                f"{self.name} ended {prompt.prompt_id} without asking the policy",
-                "Leave the question out.",
-            )
-        self.tools = line["tools"]
-        self._messages = line["messages"]
-        return [shown_message(message) for message in self._messages]
+        _SHARED.detach(self._key)
 
-    def close(self) -> None:
-        "Release the process"
-        if not self._closed:
-            self._closed = True
-            self._leave()
-            _SHARED.detach(self._key)
 
-    def _leave(self) -> None:
-        if self._rollout is not None:
-            self._process.stop(self._rollout)
-            self._rollout = None
+@patch
+def _leave(self: VerifiersEnvironment) -> None:
+    if self._rollout is not None:
+        self._process.stop(self._rollout)
+        self._rollout = None
 
-    def _next(self, rollout: int) -> Line:
-        line = self._process.next(rollout)
-        if "failed" in line:
-            raise DataError(f"{self.name}: {line['reason']}", "Repair the environment.")
-        return line
+
+@patch
+def _next(self: VerifiersEnvironment, rollout: int) -> Line:
+    line = self._process.next(rollout)
+    if "failed" in line:
+        raise DataError(f"{self.name}: {line['reason']}", "Repair the environment.")
+    return line
 
 # %% ../../nbs/data/16_prime_verifiers.ipynb #df103b16
 def write_verifiers_prompts(
@@ -340,10 +351,7 @@ def write_verifiers_prompts(
     return len(lines)
 
 
-def prompt_record(
-    number: int,
-    row: Mapping[str, Any],  # a question of verifiers
-) -> dict[str, Any]:  # of the format `plain`; images under the key `images`
+def prompt_record(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     "A question as a record"
     asked = row.get("prompt") or row.get("name") or f"question {number}"
     if isinstance(asked, str):

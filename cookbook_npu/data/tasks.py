@@ -70,10 +70,7 @@ LEVELS: dict[int, dict[str, int]] = {
 }
 
 # %% ../../nbs/data/01_tasks.ipynb #47051b5f
-def is_held_out(
-    key: str,
-    share: float,  # fraction of the families held out
-) -> bool:
+def is_held_out(key: str, share: float) -> bool:
     "Whether a family is held out"
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
@@ -227,9 +224,7 @@ def counting_puzzle(level: int, rng: random.Random) -> Puzzle:
     return Puzzle(f"{letter} in {word}:", count, count, family, level)
 
 
-def calculator_puzzle(
-    level: int, rng: random.Random
-) -> Puzzle:  # numbers are padded to two digits
+def calculator_puzzle(level: int, rng: random.Random) -> Puzzle:
     "A product and a sum, too hard for a tiny model without a calculator"
     bound = CALCULATOR[level]
     a, b = rng.randrange(2, bound), rng.randrange(2, bound)

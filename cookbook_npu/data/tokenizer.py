@@ -90,9 +90,7 @@ def _is_own(folder: Path) -> bool:
     return json.loads(settings.read_text()).get("tokenizer_class") in _OWN_CLASSES
 
 
-def read_tokenizer(
-    folder: str | Path,  # Hugging Face folder
-) -> "PreTrainedTokenizerBase":
+def read_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
     "Read the tokenizer of a model"
     if _is_own(Path(folder)):
         from transformers import PreTrainedTokenizerFast
@@ -117,9 +115,7 @@ def unsampled_token_ids(
     return tuple(sorted(i for i in ids if i is not None))
 
 
-def find_tokenizer(
-    folder: str | Path,  # Hugging Face folder
-) -> "PreTrainedTokenizerBase | None":
+def find_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase | None":
     "Read the tokenizer of a model; None for a folder without one"
     names = ("tokenizer.json", "tokenizer_config.json")
     if not any((Path(folder) / name).is_file() for name in names):

@@ -93,7 +93,7 @@ def _read_elements(
     types = _types(tools, name)
     arguments: dict[str, Any] = {}
     for key, raw in _PARAMETER.findall(function[2]):
-        # the template puts a value on lines of its own
+        # the template puts a value on separate lines
         value = raw.removeprefix("\n").removesuffix("\n")
         kind = types.get(key.strip(), "string")
         parsed = None if kind == "string" else _loads(value)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fastcore.basics import patch
 
-from ..data.images import (
+from cookbook_npu.data.images import (
     ImageProcessor,
     image_source,
     make_room,
@@ -37,9 +38,9 @@ class TurnFormat:
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerBase",
-        chat: bool,  # use its chat template; False: concatenate the texts
+        chat: bool,
         processor: ImageProcessor | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,  # data.chat_template_kwargs
+        template_kwargs: Mapping[str, Any] | None = None,
     ):
         self.tokenizer = tokenizer
         self.chat = chat
@@ -62,75 +63,77 @@ class TurnFormat:
     def prompt_text(
         self,
         messages: ChatMessages,
-        tools: ChatMessages = (),  # schemas for the template
+        tools: ChatMessages = (),
         place: str = "the first messages",
     ) -> str:
         "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
         return self.format.text(_checked(messages, place), place, tools)
 
-    def prompt_ids(
-        self,
-        messages: ChatMessages,
-        tools: ChatMessages = (),
-        images: Sequence[ImageInput] = (),  # at <image>, in order
-        place: str = "the first messages",
-    ) -> list[int]:  # with one placeholder for each token of an image
-        "Token ids of the first messages; raises `DataError` when they do not match the images"
-        messages = _checked(messages, place)
-        if images:
-            messages = [with_image_parts(message) for message in messages]
-        ids = self.ids(self.prompt_text(messages, tools, place))
-        return make_room(ids, images, self.tokenizer, self.processor, place)
+# %% ../../nbs/data/13_turns.ipynb #a96443c6
+@patch
+def prompt_ids(
+    self: TurnFormat,
+    messages: ChatMessages,
+    tools: ChatMessages = (),
+    images: Sequence[ImageInput] = (),
+    place: str = "the first messages",
+) -> list[int]:
+    "Token ids of the first messages; raises `DataError` when they do not match the images"
+    messages = _checked(messages, place)
+    if images:
+        messages = [with_image_parts(message) for message in messages]
+    ids = self.ids(self.prompt_text(messages, tools, place))
+    return make_room(ids, images, self.tokenizer, self.processor, place)
 
-    def observation_ids(
-        self,
-        messages: ChatMessages,
-        last_id: int,  # last token of the policy's turn
-        place: str = "the observation",
-    ) -> list[int]:  # between this turn and the next
-        "The tokens of an observation without images"
-        messages = _checked(messages, place)
-        if not self.chat:
-            return self.ids(self.format.text(messages, place))
-        ids = self.ids(self.format.after_turn(messages, place))
-        return ids[1:] if ids[0] == last_id else ids
 
-    def observation(
-        self, messages: ChatMessages, last_id: int, place: str = "the observation"
-    ) -> tuple[list[int], list[ImageInput]]:
-        "The tokens and images of an observation; raises `DataError` for an unusable image"
-        images = []
-        shown = []
-        for message in _checked(messages, place):
-            content = message["content"]
-            if not isinstance(content, str):
-                content = [dict(part) for part in content]
-                for n, part in enumerate(content):
-                    if part.get("type") != "image":
-                        continue
-                    if self.processor is None:
-                        raise no_processor(place)
-                    source = image_source(part.get("image"), place, place)
-                    images.append(self.processor.inlined(source))
-                    content[n] = {"type": "image"}
-            shown.append({**message, "content": content})
-        ids = self.observation_ids(shown, last_id, place)
-        return make_room(ids, images, self.tokenizer, self.processor, place), images
+@patch
+def observation_ids(
+    self: TurnFormat, messages: ChatMessages, last_id: int, place: str = "the observation"
+) -> list[int]:
+    "The tokens of an observation without images"
+    messages = _checked(messages, place)
+    if not self.chat:
+        return self.ids(self.format.text(messages, place))
+    ids = self.ids(self.format.after_turn(messages, place))
+    return ids[1:] if ids[0] == last_id else ids
 
-    def picture(self, reference: str) -> ImageInput:
-        "The image of a reference that `observation` returned"
-        if self.processor is None:
-            raise no_processor("an observation")
-        source = image_source(reference, "an observation", reference)
-        return self.processor.image(source)
+# %% ../../nbs/data/13_turns.ipynb #1a60ea8a
+@patch
+def observation(
+    self: TurnFormat, messages: ChatMessages, last_id: int, place: str = "the observation"
+) -> tuple[list[int], list[ImageInput]]:
+    "The tokens and images of an observation; raises `DataError` for an unusable image"
+    images = []
+    shown = []
+    for message in _checked(messages, place):
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [dict(part) for part in content]
+            for n, part in enumerate(content):
+                if part.get("type") != "image":
+                    continue
+                if self.processor is None:
+                    raise no_processor(place)
+                source = image_source(part.get("image"), place, place)
+                images.append(self.processor.inlined(source))
+                content[n] = {"type": "image"}
+        shown.append({**message, "content": content})
+    ids = self.observation_ids(shown, last_id, place)
+    return make_room(ids, images, self.tokenizer, self.processor, place), images
+
+
+@patch
+def picture(self: TurnFormat, reference: str) -> ImageInput:
+    "The image of a reference that `observation` returned"
+    if self.processor is None:
+        raise no_processor("an observation")
+    source = image_source(reference, "an observation", reference)
+    return self.processor.image(source)
 
 # %% ../../nbs/data/13_turns.ipynb #a23edf96
 def with_observation(
-    sample: Sample,  # a response whose last turn is the policy's
-    ids: Sequence[int],  # tokens of the observation, at least one
-    version: int,  # weight version
-    images: Sequence[ImageInput] = (),
-) -> Sample:  # to be passed as `partial` of the next request (rollout.episodes)
+    sample: Sample, ids: Sequence[int], version: int, images: Sequence[ImageInput] = ()
+) -> Sample:
     "A response with an observation at its end, which has no loss and no log-probs"
     end = len(sample.response_ids)
     written = sample.turns or [Turn(start=0, end=end, role="policy")]

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
-from ..config import (
+from cookbook_npu.config import (
     LoraConfig,
     ModelConfig,
     ParallelConfig,
@@ -32,7 +33,7 @@ from ..config import (
 )
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
-from ..model.lora import (
+from cookbook_npu.model.lora import (
     ADAPTER,
     adapter_name,
     adapter_state,
@@ -117,7 +118,7 @@ def init_parallel(
         )
     from megatron.core import parallel_state, tensor_parallel
 
-    from ..npu.shims.torch.distributed import join_world
+    from cookbook_npu.npu.shims.torch.distributed import join_world
 
     check_parallel(parallel, int(os.environ.get("WORLD_SIZE", "1")))
     acc = accelerator()
@@ -264,45 +265,58 @@ class MegatronModel:
         logits_BTV = mappings.gather_from_tensor_model_parallel_region(local_BTV)
         return logits_BTV[..., : self.vocab_size].float()
 
-    def zero_grad(self) -> None:
-        "Clear the gradient buffer"
-        self.ddp.zero_grad_buffer()
-        self.summed = False
+# %% ../../nbs/model/03_megatron.ipynb #8a69efde
+@patch
+def zero_grad(self: MegatronModel) -> None:
+    "Clear the gradient buffer"
+    self.ddp.zero_grad_buffer()
+    self.summed = False
 
-    def finish_gradients(self) -> None:
-        "Sum the gradients over data- and tensor-parallel ranks, once per step"
-        from megatron.core.distributed import finalize_model_grads
 
-        if not self.summed:
-            finalize_model_grads([self.ddp])
-            self.summed = True
+@patch
+def finish_gradients(self: MegatronModel) -> None:
+    "Sum the gradients over data- and tensor-parallel ranks, once per step"
+    from megatron.core.distributed import finalize_model_grads
 
-    def state_tensors(self) -> list[Tensor]:
-        "Return weights and buffers: device tensors that must survive a sleep"
-        return [*self.module.parameters(), *self.module.buffers()]
+    if not self.summed:
+        finalize_model_grads([self.ddp])
+        self.summed = True
 
-    def sharded_state(self) -> dict[str, Any]:
-        "Return what a checkpoint holds of the model, the weights or the adapter; collective"
-        if self.adapter_scale is None:
-            return self.module.sharded_state_dict()
-        return adapter_state(self.module, self.adapter)
 
-    def load_sharded(self, state: dict[str, Any]) -> None:
-        "Load the values that `sharded_state` described"
-        if self.adapter_scale is not None:
-            own = f".{self.adapter}."
-            state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
-        # not strict: "extra state" entries of layers have no tensor
-        self.module.load_state_dict(state, strict=False)
+@patch
+def state_tensors(self: MegatronModel) -> list[Tensor]:
+    "Return weights and buffers: device tensors that must survive a sleep"
+    return [*self.module.parameters(), *self.module.buffers()]
 
-    @property
-    def weight_bytes(self) -> int:
-        "Bytes of the weights of all tensor-parallel ranks together"
-        return sum(p.nbytes for p in self.module.parameters()) * self.layout.tensor_size
 
-    def gradient_tensors(self) -> list[Tensor]:
-        "Return the flat gradient buffers: device tensors that each step clears"
-        return [b.grad_data for b in self.ddp.buffers]
+@patch
+def sharded_state(self: MegatronModel) -> dict[str, Any]:
+    "Return what a checkpoint holds of the model, the weights or the adapter; collective"
+    if self.adapter_scale is None:
+        return self.module.sharded_state_dict()
+    return adapter_state(self.module, self.adapter)
+
+
+@patch
+def load_sharded(self: MegatronModel, state: dict[str, Any]) -> None:
+    "Load the values that `sharded_state` described"
+    if self.adapter_scale is not None:
+        own = f".{self.adapter}."
+        state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
+    # not strict: "extra state" entries of layers have no tensor
+    self.module.load_state_dict(state, strict=False)
+
+
+@patch(as_prop=True)
+def weight_bytes(self: MegatronModel) -> int:
+    "Bytes of the weights of all tensor-parallel ranks together"
+    return sum(p.nbytes for p in self.module.parameters()) * self.layout.tensor_size
+
+
+@patch
+def gradient_tensors(self: MegatronModel) -> list[Tensor]:
+    "Return the flat gradient buffers: device tensors that each step clears"
+    return [b.grad_data for b in self.ddp.buffers]
 
 # %% ../../nbs/model/03_megatron.ipynb #afd3ffdb
 def megatron_config(

@@ -231,9 +231,7 @@ class Accelerator:
     def memory_allocated(self, index: int = 0) -> int:  # bytes in tensors of this process
         return self.module.memory_allocated(index)
 
-    def max_memory_allocated(
-        self, index: int = 0
-    ) -> int:  # bytes, since the last reset_peak
+    def max_memory_allocated(self, index: int = 0) -> int:
         return self.module.max_memory_allocated(index)
 
     def reset_peak(self, index: int = 0) -> None:

@@ -39,14 +39,14 @@ from .dimensions import PUBLISHED
 from .memory import memory_phases
 from .time import estimate, speeds_of
 from ..recipes import RECIPES
-from ..runs.folder import (
+from cookbook_npu.runs.folder import (
     OUTPUT_REMEDY,
     RunFolder,
     read_lines,
     storage_errors,
     write_output,
 )
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     MetricColumns,
     format_bytes,
     format_number,
@@ -259,10 +259,7 @@ def planned_memory(config: RunConfig, soc: str | None) -> dict[str, int]:
 
 # %% ../../nbs/plan/07_evidence.ipynb #fb8f3b00
 def phase_times(
-    config: RunConfig,
-    metrics: MetricColumns,
-    soc: str | None,  # None: a device without planned times
-    length: float | None,  # mean tokens of a sequence
+    config: RunConfig, metrics: MetricColumns, soc: str | None, length: float | None
 ) -> list[PhaseTime]:
     "Return the seconds of each phase, measured and planned"
     planned: dict[str, float] = {}
@@ -335,9 +332,9 @@ def chip_of(config: RunConfig, machine: Machine | None, soc: str | None) -> str 
 # %% ../../nbs/plan/07_evidence.ipynb #78c1e1f5
 def where_of(
     config: RunConfig,
-    stack: Mapping[str, Any],  # stack.json of the run
+    stack: Mapping[str, Any],
     soc: str | None,
-    machine: Machine | None = None,  # for driver and CANN (None: left out)
+    machine: Machine | None = None,
 ) -> Where:
     "Return device and versions of a run; raises `MissingError` for a run without a device"
     device = stack.get("device", {})

@@ -127,7 +127,7 @@ def fit_constants(runs: Sequence[PublishedRun]) -> Speeds:
 # %% ../../nbs/plan/09_fit.ipynb #db79513c
 @dataclass(frozen=True)
 class PhaseError:
-    "A prediction of a fit without the row, beside the measurement"
+    "A prediction of a fit without the row, and the measurement"
 
     run: str
     phase: str

@@ -18,7 +18,7 @@ from typing import Literal
 
 from ..config import LoraConfig, RunConfig, override
 from ..errors import DeviceError
-from ..plan.dimensions import (
+from cookbook_npu.plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
     dimensions_of_tiny,

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..config import RunConfig
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
-from ..plan.dimensions import (
+from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     Dimensions,
     parameters_per_rank,
     total_parameters,
 )
 from .fit import error_text
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     MemoryPhase,
     cache_tokens,
     capacity_of,
@@ -39,7 +40,7 @@ from ..plan.memory import (
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import ScheduleRow, compare_schedules, schedule_text
-from ..plan.time import (
+from cookbook_npu.plan.time import (
     Estimate,
     estimate,
     later_turns,
@@ -296,157 +297,176 @@ class RunPlan:
             return ""
         return schedule_text(self.config, self.soc, self.mean_response)
 
-    def memory_text(self) -> str:
-        "Return the memory of each phase: a bar and its components, the largest first"
-        kind = " (simulated NPU)" if self.config.target.simulated else ""
-        lines = []
-        where = ""
-        width = max(15, *(len(phase.name) + 1 for phase in self.phases))
-        for phase in self.phases:
-            if phase.where != where:
-                where = phase.where
-                device = "one device" if where == "each device" else where
-                lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
-            held = sorted(phase.components, key=lambda c: -c.nbytes)
-            parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
-            bar = _bar(phase.nbytes, self.capacity)
-            size = _band(phase.low, phase.nbytes)
-            lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
-        lines += [*self._cache_lines(), *self._host_lines()]
-        if self.config.target.has_soc:
-            lines.append(
-                "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
-            )
-        return "\n".join(lines)
-
-    @property
-    def cache_bytes(self) -> int | None:  # None: vLLM decides
-        "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
-        if self.config.is_sft or self.config.rollout.engine != "vllm":
-            return None
-        return planned_cache(self.config, self.capacity)
-
-    def _cache_lines(self) -> list[str]:
-        "Return the line about the key/value cache"
-        if self.cache_bytes is None:
-            return []
-        tokens = cache_tokens(self.model, self.config, self.capacity)
-        return [
-            f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
-            f"{tokens:,} tokens in each engine"
-        ]
-
-    def _host_lines(self) -> list[str]:
-        "Return the line about the optimizers on the host"
-        tensor = self.config.parallel.tensor
-        parameters = trained_parameters(self.model, self.config)
-        if self.config.has_critic:
-            parameters += critic_parameters(self.model, tensor)
-        nbytes = host_optimizer_bytes(parameters, self.config)
-        if not nbytes:
-            return []
-        return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
-
-    def time_text(self) -> str:
-        "Return the time of each phase for responses of full length"
-        if not self.times:
-            return ""
-        lines = [
-            f"time of one step on {self.soc}, responses of full length "
-            "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
-            f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
-            f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
-        ]
-        lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
-        if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
-            lines.append(
-                "  logprobs          none    one optimizer step: the training pass has them"
-            )
-        if self.is_split:
-            return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
-        seconds = sum(e.seconds for e in self.times)
-        days = self.config.num_steps * seconds / 86400
-        whole = f"{self.config.num_steps} steps: {days:.1f} days"
-        return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
-
-    @property
-    def is_split(self) -> bool:
-        "Whether trainer and engines have separate devices"
-        return self.config.placement.mode == "split"
-
-    def roles_text(self) -> str:
-        "Return the arguments and variables of each role; imports torch"
-        config = self.config
-        arguments = megatron_arguments(self.model, config)
-        lines = _table("trainer: Megatron receives", arguments)
-        if config.rollout.engine == "vllm" and not config.is_sft:
-            lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
-        for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
-            variables = variables_table(config, role)
-            if variables:
-                lines += _table(f"{role}: variables", variables)
-        return "\n".join(lines)
-
-    @property
-    def warnings(self) -> list[str]:
-        "Warnings about the run, its memory, and a chip without verified numbers"
-        found = learning_warnings(self.config)
-        if self.config.target.checks_memory:
-            found += tight_phases([*self.phases], self.capacity)
-        if self.config.target.has_soc and find_soc(self.soc).unverified:
-            found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
-        return found
-
-    def head_text(self) -> str:
-        "Return the run, its model and its process groups"
-        config = self.config
-        tensor = config.parallel.tensor
-        lines = [f"warning: {text}" for text in self.warnings]
-        lines += [
-            f"{config.recipe} at scale {config.scale}: {config.num_steps} steps, seed {config.seed}",
-            f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-            f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
-            "",
-            device_map(config),
-            "",
-        ]
-        for kind, groups in process_groups(config).items():
-            if not groups:
-                continue
-            members = " ".join(str(group).replace(" ", "") for group in groups)
-            lines.append(f"{kind:9}{members}")
-        return "\n".join(lines)
-
-    def as_text(
-        self,
-        roles: bool = False,  # also arguments and variables of each role; imports torch
-    ) -> str:
-        "Return the plan as text, as wide as the terminal"
-        rows = batch_arithmetic(self.config, self.soc)
-        batch = [f"{what:14}{value}" for what, value in rows]
-        parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
-        parts.append(self.schedule_text())
-        if roles:
-            parts.append(self.roles_text())
-        return fit("\n\n".join(part for part in parts if part))
-
-    def as_json(self) -> dict[str, Any]:
-        "Return the plan as JSON content"
-        rows: list[ScheduleRow] = []
-        if self.is_split and self.times:
-            rows = compare_schedules(self.config, self.soc, self.mean_response)
-        return dict(
-            config=self.config.model_dump(mode="json"),
-            soc=self.soc,
-            capacity=self.capacity,
-            kv_cache_memory_bytes=self.cache_bytes,
-            devices=[asdict(place) for place in device_roles(self.config)],
-            groups=process_groups(self.config),
-            phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
-            times=[asdict(e) for e in self.times],
-            warnings=self.warnings,
-            schedule=[row.as_json() for row in rows],
+# %% ../../nbs/plan/04_plan.ipynb #bd9fa47d
+@patch
+def memory_text(self: RunPlan) -> str:
+    "Return the memory of each phase: a bar and its components, the largest first"
+    kind = " (simulated NPU)" if self.config.target.simulated else ""
+    lines = []
+    where = ""
+    width = max(15, *(len(phase.name) + 1 for phase in self.phases))
+    for phase in self.phases:
+        if phase.where != where:
+            where = phase.where
+            device = "one device" if where == "each device" else where
+            lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
+        held = sorted(phase.components, key=lambda c: -c.nbytes)
+        parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
+        bar = _bar(phase.nbytes, self.capacity)
+        size = _band(phase.low, phase.nbytes)
+        lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
+    lines += [*self._cache_lines(), *self._host_lines()]
+    if self.config.target.has_soc:
+        lines.append(
+            "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
         )
+    return "\n".join(lines)
+
+
+@patch(as_prop=True)
+def cache_bytes(self: RunPlan) -> int | None:  # None: vLLM decides
+    "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
+    if self.config.is_sft or self.config.rollout.engine != "vllm":
+        return None
+    return planned_cache(self.config, self.capacity)
+
+
+@patch
+def _cache_lines(self: RunPlan) -> list[str]:
+    "Return the line about the key/value cache"
+    if self.cache_bytes is None:
+        return []
+    tokens = cache_tokens(self.model, self.config, self.capacity)
+    return [
+        f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
+        f"{tokens:,} tokens in each engine"
+    ]
+
+# %% ../../nbs/plan/04_plan.ipynb #9d7f7a83
+@patch
+def _host_lines(self: RunPlan) -> list[str]:
+    "Return the line about the optimizers on the host"
+    tensor = self.config.parallel.tensor
+    parameters = trained_parameters(self.model, self.config)
+    if self.config.has_critic:
+        parameters += critic_parameters(self.model, tensor)
+    nbytes = host_optimizer_bytes(parameters, self.config)
+    if not nbytes:
+        return []
+    return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
+
+
+@patch
+def time_text(self: RunPlan) -> str:
+    "Return the time of each phase for responses of full length"
+    if not self.times:
+        return ""
+    lines = [
+        f"time of one step on {self.soc}, responses of full length "
+        "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
+        f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
+        f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
+    ]
+    lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+    if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
+        lines.append(
+            "  logprobs          none    one optimizer step: the training pass has them"
+        )
+    if self.is_split:
+        return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
+    seconds = sum(e.seconds for e in self.times)
+    days = self.config.num_steps * seconds / 86400
+    whole = f"{self.config.num_steps} steps: {days:.1f} days"
+    return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
+
+
+@patch(as_prop=True)
+def is_split(self: RunPlan) -> bool:
+    "Whether trainer and engines have separate devices"
+    return self.config.placement.mode == "split"
+
+# %% ../../nbs/plan/04_plan.ipynb #5aa862cd
+@patch
+def roles_text(self: RunPlan) -> str:
+    "Return the arguments and variables of each role; imports torch"
+    config = self.config
+    arguments = megatron_arguments(self.model, config)
+    lines = _table("trainer: Megatron receives", arguments)
+    if config.rollout.engine == "vllm" and not config.is_sft:
+        lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
+    for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
+        variables = variables_table(config, role)
+        if variables:
+            lines += _table(f"{role}: variables", variables)
+    return "\n".join(lines)
+
+
+@patch(as_prop=True)
+def warnings(self: RunPlan) -> list[str]:
+    "Warnings about the run, its memory, and a chip without verified numbers"
+    found = learning_warnings(self.config)
+    if self.config.target.checks_memory:
+        found += tight_phases([*self.phases], self.capacity)
+    if self.config.target.has_soc and find_soc(self.soc).unverified:
+        found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
+    return found
+
+
+@patch
+def head_text(self: RunPlan) -> str:
+    "Return the run, its model and its process groups"
+    config = self.config
+    tensor = config.parallel.tensor
+    lines = [f"warning: {text}" for text in self.warnings]
+    lines += [
+        f"{config.recipe} at scale {config.scale}: {config.num_steps} steps, seed {config.seed}",
+        f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
+        f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
+        "",
+        device_map(config),
+        "",
+    ]
+    for kind, groups in process_groups(config).items():
+        if not groups:
+            continue
+        members = " ".join(str(group).replace(" ", "") for group in groups)
+        lines.append(f"{kind:9}{members}")
+    return "\n".join(lines)
+
+# %% ../../nbs/plan/04_plan.ipynb #16e5ec8c
+@patch
+def as_text(
+    self: RunPlan,
+    roles: bool = False,  # also arguments and variables of each role; imports torch
+) -> str:
+    "Return the plan as text, as wide as the terminal"
+    rows = batch_arithmetic(self.config, self.soc)
+    batch = [f"{what:14}{value}" for what, value in rows]
+    parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
+    parts.append(self.schedule_text())
+    if roles:
+        parts.append(self.roles_text())
+    return fit("\n\n".join(part for part in parts if part))
+
+
+@patch
+def as_json(self: RunPlan) -> dict[str, Any]:
+    "Return the plan as JSON content"
+    rows: list[ScheduleRow] = []
+    if self.is_split and self.times:
+        rows = compare_schedules(self.config, self.soc, self.mean_response)
+    return dict(
+        config=self.config.model_dump(mode="json"),
+        soc=self.soc,
+        capacity=self.capacity,
+        kv_cache_memory_bytes=self.cache_bytes,
+        devices=[asdict(place) for place in device_roles(self.config)],
+        groups=process_groups(self.config),
+        phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
+        times=[asdict(e) for e in self.times],
+        warnings=self.warnings,
+        schedule=[row.as_json() for row in rows],
+    )
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
 def make_plan(

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ..config import (
+from cookbook_npu.config import (
     DataConfig,
     RewardConfig,
     RunConfig,
@@ -27,7 +27,7 @@ from ..config import (
     own_modules,
 )
 from ..data.conversations import check_text_task, conversation_messages
-from ..data.datasets import (
+from cookbook_npu.data.datasets import (
     read_fields,
     read_images,
     read_metadata,
@@ -56,10 +56,7 @@ def has_package(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def check_devices(
-    config: RunConfig,
-    environ: Mapping[str, str] | None = None,  # of the driver (None: os.environ)
-) -> None:
+def check_devices(config: RunConfig, environ: Mapping[str, str] | None = None) -> None:
     "Raise `ConfigError` when the devices of the run are missing"
     environ = os.environ if environ is None else environ
     found = config.target.probe(environ)
@@ -219,10 +216,7 @@ def check_shims(config: RunConfig) -> None:
             )
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
-def check_model(
-    name: str,  # folder, or id of a hub: downloaded
-    chat: bool = False,  # requires a chat template
-) -> None:
+def check_model(name: str, chat: bool = False) -> None:
     "Raise `MissingError` for a missing model, `ConfigError` for a missing chat template"
     folder = local_model(name)
     if not (Path(folder) / "config.json").is_file():
@@ -294,10 +288,7 @@ def check_records(
 
 
 def check_source(
-    name: str,
-    source: str,  # file, folder, hub URL or generated task
-    config: DataConfig,
-    reward: RewardConfig | None = None,  # None: labels for scorers are not checked
+    name: str, source: str, config: DataConfig, reward: RewardConfig | None = None
 ) -> None:
     "Raise `MissingError` for a missing source, `DataError` for invalid records"
     if source in GENERATED:
@@ -313,7 +304,7 @@ def _check_exists(name: str, source: str) -> None:
             f"Check the path. Generated tasks: {', '.join(GENERATED)}.",
         )
 
-
+# %% ../../nbs/plan/05_preflight.ipynb #0539f499
 def check_conversations(config: DataConfig) -> None:
     "Raise `MissingError` for a missing source of conversations, `DataError` for invalid records"
     sources = {"data.eval_data": config.eval_data, "prompt_data": config.prompt_data}
@@ -422,9 +413,7 @@ def check_layout(config: RunConfig, machines: Sequence[str]) -> None:
 
 # %% ../../nbs/plan/05_preflight.ipynb #3664a4ee
 def check_machine(
-    config: RunConfig,
-    environ: Mapping[str, str] | None = None,  # of the driver (None: os.environ)
-    files: bool = True,  # also check model, data and output
+    config: RunConfig, environ: Mapping[str, str] | None = None, files: bool = True
 ) -> None:
     "Raise `ConfigError` or `MissingError` for a run that this machine cannot start"
     check_devices(config, environ)

@@ -22,7 +22,7 @@ from ..recipes import RECIPES, find_recipe
 
 # %% ../../nbs/plan/08_published.ipynb #64711f96
 class PublishedRun(Config):
-    "A measured run; None: the source does not say"
+    "A measured run; None where the source does not say"
 
     name: str
     source: str  # link, or file of evidence
@@ -103,7 +103,7 @@ def known_models() -> dict[str, Dimensions]:
 
 # %% ../../nbs/plan/08_published.ipynb #ed67534b
 def tokens_of(run: PublishedRun) -> float | None:
-    "Return the tokens of a step (None: the length is unknown)"
+    "Return the tokens of a step (None if the length is unknown)"
     if run.mean_tokens is None or run.prompts is None or run.samples is None:
         return None
     return run.prompts * run.samples * run.mean_tokens
@@ -119,7 +119,7 @@ def tokens_per_second(run: PublishedRun) -> float | None:
 
 # %% ../../nbs/plan/08_published.ipynb #594b84f4
 def run_of_evidence(name: str, evidence: Evidence) -> PublishedRun | None:
-    "Return a file of evidence as a row (None: no NPU, or settings that are hidden)"
+    "Return a file of evidence as a row (None without an NPU, or with hidden settings)"
     build = RECIPES.get(evidence.recipe)
     settings = dict(evidence.settings)
     model = str(settings.pop("model.path", ""))
@@ -160,9 +160,7 @@ def run_of_evidence(name: str, evidence: Evidence) -> PublishedRun | None:
     )
 
 
-def measured_runs(
-    evidence: Path | str | None = None,  # folder of evidence (None: published rows only)
-) -> list[PublishedRun]:
+def measured_runs(evidence: Path | str | None = None) -> list[PublishedRun]:
     "Return the published rows, and those of your own runs on NPUs"
     own = load_evidence(evidence) if evidence is not None else {}
     rows = (run_of_evidence(name, one) for name, one in own.items())

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DeviceError
 from ..npu.device import find_soc
 from .fit import error_text
 from .memory import capacity_of, check_fits, micro_batch, model_of
-from ..plan.schedule import (
+from cookbook_npu.plan.schedule import (
     PhaseTimes,
     ScheduleResult,
     Workload,
@@ -203,10 +203,7 @@ class LayoutCase:
 
 # %% ../../nbs/plan/11_search.ipynb #14113a5d
 def case_of(
-    config: RunConfig,
-    soc: str,
-    response: float | None,  # mean tokens (None: assumed)
-    sigma: float,
+    config: RunConfig, soc: str, response: float | None, sigma: float
 ) -> LayoutCase:
     "Return what the schedule of a configuration is made of"
     times = schedule_times(config, soc, response)
@@ -286,10 +283,10 @@ def _fastest_that_fits(
 
 # %% ../../nbs/plan/11_search.ipynb #8886e07c
 def search_layouts(
-    config: RunConfig,  # at a scale with NPUs
+    config: RunConfig,
     devices: int,
     soc: str = "Ascend910B1",
-    response: float | None = None,  # mean tokens (None: assumed)
+    response: float | None = None,
     sigma: float = 0.7,
     top: int = 5,
 ) -> list[FoundLayout]:
@@ -331,7 +328,7 @@ class LayoutSearch:
     response: float | None  # mean tokens (None: assumed)
     sigma: float
     prompts: int | None  # of an epoch (None: assumed)
-    own: FoundLayout | None  # the recipe's layout (None: it does not fit)
+    own: FoundLayout | None  # the recipe's layout (None if it does not fit)
     layouts: Mapping[int, Sequence[FoundLayout]]  # devices -> layouts, the fastest first
     more: (
         FoundLayout | None

@@ -15,14 +15,14 @@ from ..config import RunConfig
 from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
 from ..npu.device import find_soc
-from ..plan.dimensions import (
+from cookbook_npu.plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
     parameter_counts,
     parameters_per_rank,
     total_parameters,
 )
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     ELEMENT_BYTES,
     cache_tokens,
     capacity_of,

@@ -144,7 +144,7 @@ def dppo_loss(
     divergence: Literal["tv", "kl"] = "tv",  # binary total variation or KL divergence
     clip_ratio_low: float = 0.15,  # largest divergence where a token became rarer (advantage < 0)
     clip_ratio_high: float = 0.15,  # largest divergence where it became likelier (advantage > 0)
-    clip_ratio_c: float | None = None,  # largest weight; None: not truncated
+    clip_ratio_c: float | None = None,  # largest weight (default: not truncated)
     token_name: TokenName | None = None,  # token position -> sample, for error messages
 ) -> tuple[Tensor, Tensor]:  # (loss_T, clipped_T: outside the trust region)
     "Surrogate masked by a divergence in place of a ratio (arXiv 2602.04879)"

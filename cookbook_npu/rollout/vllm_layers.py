@@ -206,11 +206,11 @@ def find_shard(
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #cd4fb615
 def read_shard(
-    model: Any,  # a vLLM model
-    name: str,  # Hugging Face name
+    model: Any,
+    name: str,
     shard: Shard,
-    packed: bool = False,  # read the packed copy even if the original exists
-    columns: Sequence[int] | None = None,  # of the shard; default: all
+    packed: bool = False,
+    columns: Sequence[int] | None = None,
 ) -> Tensor:
     "Return a rank's part of a weight as the engine computes with it"
     parameter = find_parameter(model, name)
@@ -219,14 +219,14 @@ def read_shard(
 
 
 def read_weight(
-    model: Any,  # a vLLM model
-    name: str,  # Hugging Face name
-    shapes: Mapping[str, torch.Size],  # of every weight by Hugging Face name
-    rank: int = 0,  # tensor-parallel rank of this process
+    model: Any,
+    name: str,
+    shapes: Mapping[str, torch.Size],
+    rank: int = 0,
     ranks: int = 1,
-    group: Any = None,  # process group of the ranks
-    packed: bool = False,  # read the packed copy even if the original exists
-) -> Tensor:  # in Hugging Face layout
+    group: Any = None,
+    packed: bool = False,
+) -> Tensor:
     "Return a whole weight as the engine computes with it; collective over ranks"
     shard = find_shard(model, name, shapes, rank, ranks)
     held = read_shard(model, name, shard, packed)
@@ -315,9 +315,7 @@ def worker_difference(
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #afd50897
 def wrap_compute_logits(
-    worker: Any,
-    unsampled: Sequence[int],  # token ids to exclude
-    version: Callable[[], int],  # of the weights
+    worker: Any, unsampled: Sequence[int], version: Callable[[], int]
 ) -> None:
     "Make the model check its logits, and exclude tokens; sampling and log-probs follow from it"
     model = worker.model_runner.model

@@ -63,7 +63,7 @@ class AnswerTable:
 
     __repr__ = __str__
 
-
+# %% ../../nbs/runs/13_answers.ipynb #6e20a5d4
 def _one_line(text: str) -> str:
     return shorten(" ".join(text.split()), 100)
 
@@ -103,10 +103,7 @@ def _question(name: str, record: Mapping[str, Any]) -> tuple[str, str]:
     return shorten(prompt, _SHOWN), str(record.get("label", ""))
 
 
-def answer_table(
-    run: RunFolder | Path | str,
-    prompts: int = 6,  # at most
-) -> AnswerTable:
+def answer_table(run: RunFolder | Path | str, prompts: int = 6) -> AnswerTable:
     "Return answers of the first and the newest evaluation of a run; without rows if none was saved"
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     steps = run.saved_samples("eval")
@@ -134,10 +131,7 @@ def _first_answers(records: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[st
     return found
 
 # %% ../../nbs/runs/13_answers.ipynb #e7d93c71
-def newest_answers(
-    run: RunFolder,
-    prompts: int,  # at most
-) -> AnswerTable:
+def newest_answers(run: RunFolder, prompts: int) -> AnswerTable:
     "Return the answers of the newest evaluation to the first held-out prompts, as trackers get them"
     steps = run.saved_samples("eval")
     found: dict[str, AnswerRow] = {}
@@ -156,7 +150,7 @@ def newest_answers(
 # %% ../../nbs/runs/13_answers.ipynb #06a1d512
 def samples_text(
     run: RunFolder | Path | str,
-    step: int | None = None,  # row of metrics.jsonl; None: the newest one with samples
+    step: int | None = None,  # row of metrics.jsonl; default: the newest one with samples
     worst: int = 0,  # so many with the lowest reward; 0: best, worst and random
 ) -> str:
     """Return responses of the rollout of a step as text.

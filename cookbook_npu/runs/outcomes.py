@@ -16,14 +16,14 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import DataError
 from .folder import RunFolder, write_output
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     MetricColumns,
     count_steps,
     format_number,
     load_metrics,
     metric_points,
 )
-from ..runs.plots import (
+from cookbook_npu.runs.plots import (
     PANELS,
     Panel,
     matching_metrics,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     STEP_PHASES,
     MetricColumns,
     format_bytes,
@@ -128,9 +128,7 @@ _DOTS_UP_TO = 12  # points up to which each gets a dot
 
 
 def plot_curves(
-    metrics: MetricColumns,
-    panels: Sequence[Panel] = PANELS,
-    across: int = 3,  # panels per row
+    metrics: MetricColumns, panels: Sequence[Panel] = PANELS, across: int = 3
 ) -> Any:
     "Return the learning curves of a run as a matplotlib figure"
     named = [(panel, matching_metrics(metrics, panel.metrics)) for panel in panels]

@@ -21,7 +21,7 @@ from ..recipes import RECIPES, Expected, Reference, run_command
 from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
 from .live import format_duration
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     OPTIONAL_PHASES,
     STEP_PHASES,
     TIME_PREFIX,
@@ -33,7 +33,7 @@ from ..runs.metrics import (
     metric_points,
     phase_means,
 )
-from ..runs.plots import (
+from cookbook_npu.runs.plots import (
     PANELS,
     Panel,
     matching_metrics,
@@ -73,9 +73,7 @@ def learned_nothing(metrics: MetricColumns) -> bool:
 
 
 def result_table(
-    metrics: MetricColumns,
-    stack: Mapping[str, Any],  # content of stack.json
-    steps: int | None = None,  # planned
+    metrics: MetricColumns, stack: Mapping[str, Any], steps: int | None = None
 ) -> list[ResultRow]:
     "Return the result of a run in a few lines"
     rows: list[ResultRow] = []
@@ -368,7 +366,7 @@ class PlanTable:
     rows: Sequence[tuple[str, ...]]  # phase, measured, plan, ratio, ratio of published runs
     notes: Sequence[str]
 
-
+# %% ../../nbs/runs/04_report.ipynb #cb728a28
 def render_report(
     config: RunConfig,
     metrics: MetricColumns,
@@ -381,7 +379,7 @@ def render_report(
     samples: Sequence[GallerySample] = (),
     files: Sequence[tuple[str, str]] = (),  # name, relative path
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
-    plan: PlanTable | None = None,  # None: the report has no such table
+    plan: PlanTable | None = None,  # optional
 ) -> str:
     "Return the report of a run as a complete HTML page"
     device = stack.get("device", {})
@@ -427,7 +425,7 @@ def write_report(
     references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
-    plan: PlanTable | None = None,  # None: the report has no such table
+    plan: PlanTable | None = None,  # optional
 ) -> Path:
     "Write report.html of a run folder and return its path"
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)

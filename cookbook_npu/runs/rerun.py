@@ -18,10 +18,7 @@ from .compare import Difference, complete_run, stack_differences
 from .folder import input_checksums, stack_record
 
 # %% ../../nbs/runs/11_rerun.ipynb #8d78e153
-def changed_data(
-    config: RunConfig,
-    recorded: Mapping[str, str] | None,  # checksums; None if not recorded
-) -> list[str]:
+def changed_data(config: RunConfig, recorded: Mapping[str, str] | None) -> list[str]:
     "Return what changed in the data of a run, as text; raises `DataError` for a missing file"
     try:
         present = input_checksums(config)

@@ -17,12 +17,12 @@ from typing import Any
 from ..errors import NothingLearned
 from ..parameters import inherited_settings
 from .folder import RunFolder
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     format_number,
     load_metrics,
     metric_points,
 )
-from ..runs.report import (
+from cookbook_npu.runs.report import (
     ExpectedCheck,
     ResultRow,
     check_expected,
@@ -53,9 +53,7 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
     return text
 
 
-def check_learning(
-    folder: Path | str,  # run folder
-) -> str:
+def check_learning(folder: Path | str) -> str:
     """Return a sentence about what changed from the first to the last tenth of a run.
 
     Raises `NothingLearned`."""
@@ -110,7 +108,7 @@ _FRAME = (
     'height="640" style="border:1px solid #80808060" srcdoc="{page}"></iframe></details>'
 )
 
-
+# %% ../../nbs/runs/14_result.ipynb #60b3ac62
 @dataclass(frozen=True)
 class ResultCard:
     "The result of a run, as a notebook shows it"
@@ -151,9 +149,7 @@ class ResultCard:
         return {"text/plain": repr(self), "text/html": card, RESULT_TYPE: dict(self.rows)}
 
 
-def show_result(
-    folder: Path | str,  # run folder
-) -> ResultCard:
+def show_result(folder: Path | str) -> ResultCard:
     "Write the report of a run; return its result, to be shown as the last value of a cell"
     run = RunFolder.open(folder)
     config = run.config()

@@ -292,9 +292,7 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(
-    config: RunConfig,
-    folder: RunFolder,
-    resume: bool = False,  # continue the tracker runs of the folder
+    config: RunConfig, folder: RunFolder, resume: bool = False
 ) -> list[TrackerSink]:
     "Start the trackers of a run and print where each keeps its data"
     check_trackers(config)

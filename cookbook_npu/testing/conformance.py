@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.images import (
+from cookbook_npu.data.images import (
     ImageProcessor,
     ImageSource,
     image_source,
@@ -42,7 +42,7 @@ from ..data.images import (
 from ..data.sample import ImageInput, Sample
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import CookbookError, EngineError, WeightUpdateError
-from ..rollout.engine import (
+from cookbook_npu.rollout.engine import (
     Engine,
     Request,
     SamplingParams,
@@ -295,11 +295,11 @@ def require_tokens(samples: list[Sample], want: list[list[int]], message: str) -
 # %% ../../nbs/testing/02_conformance.ipynb #8cd858ef
 def logprob_gap(
     case: Case,
-    folder: Path,  # the weights
+    folder: Path,
     s: Sample,
     temperature: float,
-    images: Sequence[ImageInput] | None = None,  # None: those of the request
-    first: int = 0,  # first token to compare
+    images: Sequence[ImageInput] | None = None,
+    first: int = 0,
 ) -> float:
     "Return the largest difference of log-probs from a teacher-forced pass"
     if images is None:
@@ -311,10 +311,10 @@ def logprob_gap(
 
 def require_logprobs(
     case: Case,
-    folder: Path,  # the weights
+    folder: Path,
     samples: Iterable[Sample],
     temperature: float = 0.8,
-    images: Sequence[ImageInput] | None = None,  # None: those of the requests
+    images: Sequence[ImageInput] | None = None,
 ) -> None:
     "Require the log-probs of a teacher-forced pass"
     for s in samples:

@@ -69,10 +69,7 @@ def _run_bootstrap(bootstrap: str | None) -> None:
         import_target("cookbook_npu.npu.shims.bootstrap:bootstrap")(bootstrap)
 
 
-def warm_up_of(
-    bootstrap: str | None,
-    preload: Sequence[str] = (),  # modules that the target imports
-) -> list[str] | None:
+def warm_up_of(bootstrap: str | None, preload: Sequence[str] = ()) -> list[str] | None:
     "Return the imports and calls of a fork server for these ranks; None: use new interpreters"
     ranks = "cookbook_npu.testing.ranks"
     if bootstrap in PROCESS_ROLES:
@@ -117,10 +114,7 @@ def rank_main(
 
 # %% ../../nbs/testing/01_ranks.ipynb #91d2a058
 def simulated_rank_env(
-    rank: int,
-    world_size: int,
-    port: int,  # rendezvous port on the loopback interface
-    extra: dict[str, str | None] | None = None,  # variables to set; None removes one
+    rank: int, world_size: int, port: int, extra: dict[str, str | None] | None = None
 ) -> dict[str, str]:
     "Return the complete environment of one rank"
     env = {

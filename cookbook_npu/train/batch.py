@@ -29,7 +29,7 @@ from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
 from ..rl.loss_aggregation import token_weights, weighted_sum
-from ..rl.sequences import (
+from cookbook_npu.rl.sequences import (
     Sequences,
     TokenName,
     sequences,
@@ -168,11 +168,11 @@ def _shaped_rewards(
 
 
 def batch_advantages(
-    samples: Sequence[Sample],  # graded
-    group_size: int,  # G
+    samples: Sequence[Sample],
+    group_size: int,
     algorithm: AlgorithmConfig,
-    max_tokens: int,  # longest response
-    kl: Sequence[Tensor] | None = None,  # of each sample's tokens, for kl_in_reward
+    max_tokens: int,
+    kl: Sequence[Tensor] | None = None,
 ) -> PerSequence:
     "Return the advantage of each response token, from rewards minus the overlong penalty"
     advantages = compute_advantages(
@@ -233,11 +233,11 @@ def _flat(values: Sequence[np.ndarray]) -> Tensor:  # value_T
 
 
 def complete_batch(
-    batch: Batch,  # log-probs and values filled; advantages and returns are filled here
+    batch: Batch,
     samples: Sequence[Sample],
-    group_size: int,  # G
+    group_size: int,
     algorithm: AlgorithmConfig,
-    max_tokens: int,  # longest response
+    max_tokens: int,
 ) -> None:
     "Fill the advantages that need log-probs (KL in the reward) or the values of a critic"
     kl = None
@@ -273,12 +273,12 @@ def complete_batch(
 
 # %% ../../nbs/train/00_batch.ipynb #c027270d
 def _importance_weights(
-    old_logp_T: Tensor,  # actor's, before the update
-    rollout_logp_T: Tensor,  # engine's
+    old_logp_T: Tensor,
+    rollout_logp_T: Tensor,
     seqs: Sequences,
     algorithm: AlgorithmConfig,
     token_name: TokenName,
-) -> Tensor:  # weight_T
+) -> Tensor:
     "Return each token's weight for the mismatch between engine and trainer"
     return importance_weights(
         old_logp_T,
@@ -308,10 +308,7 @@ def rollout_mismatch(
     return mismatch_metrics(old_T, rollout_T, seqs, weight_T, algorithm.rollout_is, level)
 
 # %% ../../nbs/train/00_batch.ipynb #da1a2a10
-def teacher_of(
-    distill: DistillConfig,
-    metadata: Mapping[str, Any],  # of a sample; its prompt_id begins with the source
-) -> str | None:
+def teacher_of(distill: DistillConfig, metadata: Mapping[str, Any]) -> str | None:
     "Return the teacher of a sample: that of its source, else the default one"
     source = prompt_source(str(metadata.get("prompt_id", "")))
     return distill.by_source.get(source, distill.teacher)
@@ -422,11 +419,7 @@ class MicroBatch:
     token_name: TokenName  # position -> sample and token, for messages
 
 
-def make_micro_batch(
-    batch: Batch,  # advantages filled
-    rows: Sequence[int],
-    device: torch.device,
-) -> MicroBatch:
+def make_micro_batch(batch: Batch, rows: Sequence[int], device: torch.device) -> MicroBatch:
     "Concatenate the response tokens of some rows"
 
     def select(values: PerSequence) -> Tensor:

@@ -81,13 +81,7 @@ def critic_optim(config: RunConfig) -> OptimConfig:
 class PPOTrainer(Trainer):
     "One rank of the policy and of its critic"
 
-    def __init__(
-        self,
-        rank: int,  # global rank, as in the environment
-        world_size: int,
-        config: RunConfig,
-        hf_path: str,  # Hugging Face folder with the first weights
-    ):
+    def __init__(self, rank: int, world_size: int, config: RunConfig, hf_path: str):
         super().__init__(rank, world_size, config, hf_path)
         load = partial(
             load_critic,

@@ -78,11 +78,7 @@ def place_storages(
 HOST_RESERVE = 256 * 2**20  # bytes of host memory that stay free
 
 
-def check_host_room(
-    need: int,  # bytes
-    what: str,  # the allocation, for the message
-    reserve: int = HOST_RESERVE,  # bytes that must stay free
-) -> None:
+def check_host_room(need: int, what: str, reserve: int = HOST_RESERVE) -> None:
     "Raise `DeviceError` if the host has not enough free memory"
     free = psutil.virtual_memory().available
     if need + reserve > free:
@@ -196,10 +192,7 @@ LET_ENGINE_SLEEP = (
 
 
 def check_device_room(
-    acc: Accelerator,
-    need: int,  # bytes
-    what: str,  # the allocation, for the message
-    remedy: str = LET_ENGINE_SLEEP,
+    acc: Accelerator, need: int, what: str, remedy: str = LET_ENGINE_SLEEP
 ) -> None:
     "Raise `DeviceError` if the device has not enough free memory"
     free, total = acc.mem_get_info(0)
@@ -283,12 +276,7 @@ class MemorySaverOffloader(MemoryOffloader):
     "Sleeps by torch_memory_saver, which unmaps the physical memory; all tensors keep their values"
 
     def __init__(
-        self,
-        acc: Accelerator,
-        keep: Tensors,
-        drop: Tensors,
-        saver: Any,  # torch_memory_saver's object
-        hook: HookMode,  # how it works in this process
+        self, acc: Accelerator, keep: Tensors, drop: Tensors, saver: Any, hook: HookMode
     ):
         super().__init__(acc, keep, drop)
         self.saver = saver
@@ -338,10 +326,7 @@ def open_memory_saver() -> tuple[Any, HookMode]:
 
 
 def make_offloader(
-    strategy: str,  # placement.sleep
-    acc: Accelerator,
-    keep: Tensors,
-    drop: Tensors,
+    strategy: str, acc: Accelerator, keep: Tensors, drop: Tensors
 ) -> MemoryOffloader:
     "Return the offloader of a strategy; raises `ConfigError` if the memory saver does not work"
     if strategy == "offload":
@@ -350,10 +335,7 @@ def make_offloader(
     return MemorySaverOffloader(acc, keep, drop, saver, hook)
 
 # %% ../../nbs/train/01_offload.ipynb #028026d3
-def engine_needs(
-    config: RunConfig,
-    capacity: int,  # memory of a device, bytes
-) -> tuple[int, int]:
+def engine_needs(config: RunConfig, capacity: int) -> tuple[int, int]:
     "Return the planned bytes that an engine takes to load weights, and to sample; 0 for unknown models"
     if config.target.vllm_on_cpu and config.rollout.engine == "vllm":
         # it runs on the CPU there
@@ -393,9 +375,7 @@ SETTINGS_OF = {  # component -> settings that change its size
 
 @contextmanager
 def explain_out_of_memory(
-    what: str,  # the call, for the message
-    table: Callable[[], dict[str, int]],  # bytes by component
-    acc: Accelerator,
+    what: str, table: Callable[[], dict[str, int]], acc: Accelerator
 ) -> Iterator[None]:
     "Convert an out-of-memory error into a `DeviceError` with the components and what to change"
     try:

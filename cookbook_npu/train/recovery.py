@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import lost_peer
 from ..errors import RoleError, RoleRaised
 from ..runs.checkpoints import Checkpoint
 from ..scratch import sweep_scratch
-from ..train.checkpointing import (
+from cookbook_npu.train.checkpointing import (
     CheckpointManager,
     newest_checkpoint,
     truncate_run,
@@ -121,8 +122,8 @@ class Recovery:
         state: DriverState,
         failures: Failures,
         checkpoints: CheckpointManager,
-        halt: Callable[[], None],  # stops sampling and discards unfinished groups
-        send_first_weights: Callable[[], object],  # as the next version, trainer awake
+        halt: Callable[[], None],
+        send_first_weights: Callable[[], object],
     ):
         self.state = state
         self.failures = failures
@@ -130,10 +131,7 @@ class Recovery:
         self.halt = halt
         self.send_first_weights = send_first_weights
 
-    def start(
-        self,
-        checkpoint: Checkpoint | None,  # None: start at the first step
-    ) -> None:
+    def start(self, checkpoint: Checkpoint | None) -> None:
         "Bring the first weights to the engines; recover when a worker is lost meanwhile"
         try:
             seconds = self._resume(checkpoint)
@@ -156,29 +154,33 @@ class Recovery:
                 error = again
         raise error
 
-    def _restart(self) -> None:
-        "Restart the lost workers and resume from the newest checkpoint"
-        state = self.state
-        state.workers.end_trainer()  # an engine may need its device memory to fall asleep
-        self.checkpoints.discard()
-        sweep_scratch()
-        engines = state.workers.restart_lost_engines()
-        state.workers.restart_trainer()
-        seconds = self._resume(newest_checkpoint(state.folder))
-        state.folder.event(
-            "restart",
-            engines=engines,
-            trainer=True,
-            step=state.start_step,
-            restarts=self.failures.restarts,
-            seconds=seconds,
-        )
+# %% ../../nbs/train/09_recovery.ipynb #a4adb0d5
+@patch
+def _restart(self: Recovery) -> None:
+    "Restart the lost workers and resume from the newest checkpoint"
+    state = self.state
+    state.workers.end_trainer()  # an engine may need its device memory to fall asleep
+    self.checkpoints.discard()
+    sweep_scratch()
+    engines = state.workers.restart_lost_engines()
+    state.workers.restart_trainer()
+    seconds = self._resume(newest_checkpoint(state.folder))
+    state.folder.event(
+        "restart",
+        engines=engines,
+        trainer=True,
+        step=state.start_step,
+        restarts=self.failures.restarts,
+        seconds=seconds,
+    )
 
-    def _resume(self, checkpoint: Checkpoint | None) -> float:
-        "Restore trainer, driver and engines, then truncate the run folder; return the seconds"
-        began = time.perf_counter()
-        self.checkpoints.restore(checkpoint)
-        self.send_first_weights()
-        truncate_run(self.state.folder, checkpoint)
-        self.state.tracker.restart(checkpoint.step if checkpoint else -1)
-        return round(time.perf_counter() - began, 3)
+
+@patch
+def _resume(self: Recovery, checkpoint: Checkpoint | None) -> float:
+    "Restore trainer, driver and engines, then truncate the run folder; return the seconds"
+    began = time.perf_counter()
+    self.checkpoints.restore(checkpoint)
+    self.send_first_weights()
+    truncate_run(self.state.folder, checkpoint)
+    self.state.tracker.restart(checkpoint.step if checkpoint else -1)
+    return round(time.perf_counter() - began, 3)

@@ -88,10 +88,7 @@ def varied_reward(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
 STAND_IN = {"rollout.engine": "transformers", "rollout.devices_per_engine": 1}
 
 
-def rehearsal(
-    config: RunConfig,  # a run at the 910b scale
-    no_vllm: str | None = None,  # why the CPU has no vLLM; None if it has one
-) -> RunConfig:
+def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
     "Return the configuration of a rehearsal: the same layout and batch arithmetic with a tiny model"
     kv_heads = max(2, config.parallel.tensor)
     family = config.model.tiny.family
@@ -131,20 +128,17 @@ def rehearsing() -> Iterator[None]:
                 os.environ[name] = value
 
 # %% ../../nbs/train/16_rehearsal.ipynb #cf8135a6
-def rehearse(
-    config: RunConfig,  # at the 910b scale
-    root: str | None = None,  # output.root
-) -> list[dict[str, Any]]:
+def rehearse(config: RunConfig, root: str | None = None) -> list[dict[str, Any]]:
     "Take one step of a run's rehearsal on simulated NPUs; return its metrics"
-    from ..rollout.vllm import no_vllm_on_cpu
-    from ..runs.folder import REHEARSAL
-    from ..train.session import session
+    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
+    from cookbook_npu.runs.folder import REHEARSAL
+    from cookbook_npu.train.session import session
 
     reason = no_vllm_on_cpu()
     small = rehearsal(config, reason)
     if small.rollout.engine != config.rollout.engine:
         print(
-            f"{reason}: the transformers engine stands in for engines of "
+            f"{reason}: the transformers engine replaces engines of "
             f"{config.rollout.devices_per_engine} devices",
             flush=True,
         )
@@ -163,8 +157,8 @@ def read_own_data(config: RunConfig) -> str | None:
         return None
     from transformers import AutoTokenizer
 
-    from ..data.prompts import image_processor, load_prompts
-    from ..data.rewards import RewardPool
+    from cookbook_npu.data.prompts import image_processor, load_prompts
+    from cookbook_npu.data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     if config.is_sft:
@@ -177,9 +171,7 @@ def read_own_data(config: RunConfig) -> str | None:
 
 
 def rehearsal_summary(
-    config: RunConfig,  # at the 910b scale
-    rows: Sequence[Mapping[str, Any]],  # of `rehearse`
-    data: str | None,  # of `read_own_data`
+    config: RunConfig, rows: Sequence[Mapping[str, Any]], data: str | None
 ) -> str:
     "Return two lines: what was rehearsed, and what was not"
     gradient = rows[-1].get("grad_norm") if rows else None

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..config import RunConfig, SamplingConfig
@@ -20,7 +21,7 @@ from ..plan.memory import planned_cache
 from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
-from ..weights.transport import (
+from cookbook_npu.weights.transport import (
     MappedBuckets,
     SharedMemory,
     read_buckets,
@@ -29,10 +30,7 @@ from ..weights.transport import (
 )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #3e664a22
-def decided_cache(
-    config: RunConfig,
-    acc: Accelerator | None = None,  # None: of this process
-) -> int | None:
+def decided_cache(config: RunConfig, acc: Accelerator | None = None) -> int | None:
     "Return the planned bytes of an engine's key/value cache on each device; None: vLLM decides"
     if not config.target.has_soc:
         return None
@@ -49,7 +47,7 @@ def make_engine(
     rollout = config.rollout
     dtype = config.model.dtype
     if rollout.engine == "vllm":
-        from ..rollout.vllm import VllmEngine
+        from cookbook_npu.rollout.vllm import VllmEngine
 
         return VllmEngine(
             hf_path,
@@ -68,7 +66,7 @@ def make_engine(
             max_pixels=config.data.image_max_pixels,
             engine_args=rollout.engine_args,
         )
-    from ..rollout.transformers import TransformersEngine
+    from cookbook_npu.rollout.transformers import TransformersEngine
 
     return TransformersEngine(
         hf_path,
@@ -136,33 +134,32 @@ class RolloutWorker:
         self.received.release()
         self.engine.close()
 
-    def update_weights(
-        self, manifest: Manifest
-    ) -> int:  # tensors that were compared
-        """Load the weights of an update and compare.
+# %% ../../nbs/train/03_rollout_worker.ipynb #85c3ba36
+@patch
+def update_weights(self: RolloutWorker, manifest: Manifest) -> int:
+    """Load the weights of an update and compare.
 
-        Raises `WeightUpdateError` if the engine holds anything else; it then serves no
-        requests until an update succeeds."""
-        expected = manifest.expected
-        self.engine.update_weights(
-            manifest.version,
-            read_buckets(manifest, self.acc, self.mapped),
-            expected,
-            tensor_handles(manifest, self.acc),
-        )
-        return len(expected)
+    Raises `WeightUpdateError` if the engine holds anything else; it then serves no
+    requests until an update succeeds."""
+    expected = manifest.expected
+    self.engine.update_weights(
+        manifest.version,
+        read_buckets(manifest, self.acc, self.mapped),
+        expected,
+        tensor_handles(manifest, self.acc),
+    )
+    return len(expected)
 
-    def receive_weights(
-        self,
-        manifest: Manifest,  # of the trainer's machine
-        group: UpdateGroup,
-        rank: int,  # of this process in the group
-    ) -> list[dict[str, str]]:  # where each bucket is on this machine
-        """Receive a broadcast for all engines of this machine; `received.release` frees it.
 
-        Raises `WeightUpdateError` if another member is gone."""
-        member = self.broadcasts.join(group, rank)
-        return receive_buckets(member, manifest, self.received)
+@patch
+def receive_weights(
+    self: RolloutWorker, manifest: Manifest, group: UpdateGroup, rank: int
+) -> list[dict[str, str]]:
+    """Receive a broadcast for all engines of this machine; `received.release` frees it.
+
+    Raises `WeightUpdateError` if another member is gone."""
+    member = self.broadcasts.join(group, rank)
+    return receive_buckets(member, manifest, self.received)
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #e48e7fa3
 @dataclass
@@ -180,11 +177,7 @@ class Engines:
         started = [group.start(method, *args) for group in self.groups]
         return [result for call in started for result in call.result()]
 
-    def call_each(
-        self,
-        method: str,
-        args: Sequence[tuple],  # arguments of each engine
-    ) -> list[Any]:
+    def call_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "Call every engine with its own arguments; raises the first `RoleError`"
         results = self.try_each(method, args)
         for result in results:
@@ -192,11 +185,7 @@ class Engines:
                 raise result
         return results
 
-    def try_each(
-        self,
-        method: str,
-        args: Sequence[tuple],  # arguments of each engine
-    ) -> list[Any]:
+    def try_each(self, method: str, args: Sequence[tuple]) -> list[Any]:
         "Call every engine with its own arguments; return its result or its `RoleError`"
         started: list[Future | RoleError] = []
         for group, own in zip(self.groups, args, strict=True):

@@ -24,17 +24,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+# %% ../../nbs/train/15_session.ipynb #f2d3a9db
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
 from ..config import RunConfig, override
-from ..data.conversations import (
+from cookbook_npu.data.conversations import (
     conversation_reader,
     held_out_conversations,
     load_conversations,
 )
 from ..data.environments import find_environment
 from ..data.hub import local_model
-from ..data.prompts import (
+from cookbook_npu.data.prompts import (
     PromptDataset,
     eval_prompts,
     image_processor,
@@ -58,7 +59,7 @@ from ..runs.metrics import Tracker
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
-from ..stop import (
+from cookbook_npu.stop import (
     RunStopped,
     StoppedAtOnce,
     StopRequest,
@@ -68,7 +69,7 @@ from ..stop import (
 from .checkpointing import open_folder
 from .driver import Driver
 from .state import DriverState
-from ..train.warm_start import (
+from cookbook_npu.train.warm_start import (
     needs_warm_start,
     teacher_folder,
     tiny_teacher,
@@ -93,9 +94,7 @@ def describe_device(
 
 # %% ../../nbs/train/15_session.ipynb #72403526
 def start_cluster(
-    config: RunConfig,
-    folder: RunFolder,  # for the logs of the workers
-    devices: int | None = None,  # None: those of the run
+    config: RunConfig, folder: RunFolder, devices: int | None = None
 ) -> Cluster:
     "Reserve the devices of a run; a context manager"
     target = config.target
@@ -119,9 +118,7 @@ class StartLines:
     "Prints the progress of the warm start, at most every few seconds"
 
     def __init__(
-        self,
-        status: Callable[[], list[str]],  # one line per process
-        clock: Callable[[], float] = time.monotonic,
+        self, status: Callable[[], list[str]], clock: Callable[[], float] = time.monotonic
     ):
         self.status = status
         self.clock = clock
@@ -192,9 +189,7 @@ def prepare_teachers(cluster: Cluster, config: RunConfig, hf_path: str) -> None:
 
 
 def check_sources(
-    config: RunConfig,
-    prompts: Sequence[Prompt],  # to learn from
-    held_out: Sequence[Prompt] = (),
+    config: RunConfig, prompts: Sequence[Prompt], held_out: Sequence[Prompt] = ()
 ) -> None:
     "Raise `ConfigError` for a source without prompts, and for prompts from which nothing is learned"
     learned = {prompt_source(prompt.prompt_id) for prompt in prompts}
@@ -219,9 +214,7 @@ def check_sources(
 
 # %% ../../nbs/train/15_session.ipynb #9644b5b1
 def load_data(
-    config: RunConfig,
-    hf_path: str,  # folder with the tokenizer
-    episodes: EpisodeRunner | None = None,  # None: single-turn
+    config: RunConfig, hf_path: str, episodes: EpisodeRunner | None = None
 ) -> tuple[PromptDataset, list[Prompt]]:
     "Read and tokenize the training and the held-out prompts"
     tokenizer = read_tokenizer(hf_path)
@@ -235,10 +228,7 @@ def load_data(
     return prompts, held_out
 
 
-def start_episodes(
-    config: RunConfig,
-    hf_path: str,  # folder with the tokenizer
-) -> EpisodeRunner | None:
+def start_episodes(config: RunConfig, hf_path: str) -> EpisodeRunner | None:
     "Start the environments of a run, to be closed; None: single-turn"
     rollout = config.rollout
     if rollout.environment is None:
@@ -311,7 +301,7 @@ class Run:
         Returns whether it was done: without enough free devices the run prints what is missing
         and keeps its engines."""
         try:
-            self.driver.set_num_engines(num_engines)
+            self.driver.placement.set_num_engines(num_engines)
         except DeviceError as error:
             print(f"set_num_engines({num_engines}) changed nothing: {error}", flush=True)
             return False
@@ -442,7 +432,7 @@ def _start(
     folder: RunFolder,
     checkpoint: Checkpoint | None,
     stop: StopRequest,
-    stack: ExitStack,  # undoes the start
+    stack: ExitStack,
 ) -> Run:
     "Start everything a run needs"
     tracker, view = _open_tracker(config, folder, checkpoint, stack)
@@ -458,7 +448,7 @@ def _start(
     driver = Driver(
         DriverState(config, workers, folder=folder, tracker=tracker, **data), stop
     )
-    stack.callback(driver.close)
+    stack.callback(driver.placement.close)
     driver.start(checkpoint)
     return Run(driver)
 
@@ -468,11 +458,7 @@ _stopped: list[
 ] = []  # the run that this notebook has stopped, if any
 
 
-def resumed_config(
-    config: RunConfig,
-    resume: Path | str | None,  # run folder to continue
-    fresh: bool,  # start a new run although the last one was stopped
-) -> RunConfig:
+def resumed_config(config: RunConfig, resume: Path | str | None, fresh: bool) -> RunConfig:
     "Return the configuration that continues a run folder; without one, `config` itself"
     if resume is None:
         for was, path in _stopped:
@@ -501,7 +487,7 @@ def _report_stop(stopped: RunStopped, config: RunConfig, path: Path | None) -> N
     here = f"{stopped}\nor in this notebook: session(config, resume={str(path)!r})"
     raise RunStopped(here, int(stopped.code or 0)) from None
 
-
+# %% ../../nbs/train/15_session.ipynb #fdaf255e
 @contextmanager
 def session(
     config: RunConfig,

@@ -18,7 +18,7 @@ from ..model.megatron import load_model
 from ..model.packing import TokenBatch
 from .batch import Batch, RowValues
 from .offload import HostOffloader
-from ..train.trainer import (
+from cookbook_npu.train.trainer import (
     ModelPasses,
     Trainer,
     TrainerMemory,
@@ -74,13 +74,7 @@ class Teacher(FrozenModel):
 class DistillTrainer(Trainer):
     "One rank of the policy and of its teachers"
 
-    def __init__(
-        self,
-        rank: int,  # global rank, as in the environment
-        world_size: int,
-        config: RunConfig,
-        hf_path: str,  # Hugging Face folder with the first weights
-    ):
+    def __init__(self, rank: int, world_size: int, config: RunConfig, hf_path: str):
         super().__init__(rank, world_size, config, hf_path)
         make = partial(Teacher, config, self.memory)
         self.teachers = {
@@ -90,7 +84,7 @@ class DistillTrainer(Trainer):
     def teacher_logprobs(
         self,
         batch: Batch,
-        teachers: Sequence[str | None],  # of each row; None: no teacher
+        teachers: Sequence[str | None],  # of each row; None without a teacher
     ) -> RowValues:
         """Return the teacher's log-prob of every response token; {} unless TP rank 0
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..config import AlgorithmConfig, RunConfig, SamplingConfig, override
@@ -25,7 +26,7 @@ from ..data.tokenizer import read_tokenizer
 from ..errors import ConfigError, DataError, NumericsError, nearest
 from ..model.checkpoint import random_state, set_random_state
 from ..model.lora import adapter_name, reset_adapter, use_adapter
-from ..model.megatron import (
+from cookbook_npu.model.megatron import (
     MegatronModel,
     init_parallel,
     load_adapters,
@@ -95,50 +96,54 @@ class SlotTrainer(Trainer):
         self.first_units = 0  # of its first batch
         self.random: dict[str, Any] = {}  # between two calls
 
-    def add_gradient(self, batch: Batch) -> dict[str, float]:
-        """Add the gradient of a batch to that of the next step; return weighted metric sums, {} unless TP rank 0
+# %% ../../nbs/train/23_tenants.ipynb #51a366ee
+@patch
+def add_gradient(self: SlotTrainer, batch: Batch) -> dict[str, float]:
+    """Add the gradient of a batch to that of the next step; return weighted metric sums, {} unless TP rank 0
 
-        An error discards the whole gradient, on all ranks."""
-        units = loss_units(batch, self.config.algorithm)
-        if not units:
-            return {}
-        share = units / self.first_units if self.units else 1.0
-        if share != 1.0:
-            weights = [np.float32(share) * weight_T for weight_T in batch.loss_weights]
-            batch = replace(batch, loss_weights=weights)
-        sums: dict[str, float] = {}
-        error = None
-        try:
-            rows = range(len(batch))
-            sums = self.forward_backward(batch, rows, accumulate=self.units > 0)
-        except (NumericsError, DataError) as e:
-            error = e
-        failing = count_failing_ranks(error, self.device)
-        if failing:
-            self.units = 0
-            raise error or NumericsError(
-                f"{failing} other ranks could not compute the gradient", "See their errors."
-            )
-        if not self.units:
-            self.first_units = units
-        self.units += units
-        return {name: value / share for name, value in sums.items()}
-
-    def step(self) -> dict[str, float]:  # equal on all ranks
-        """Update the weights; return `grad_norm` and `lr`
-
-        Raises `NumericsError` for a non-finite gradient: it is discarded, and the weights stay."""
-        if not self.units:
-            raise ConfigError(
-                "optim_step without a gradient",
-                "Call forward_backward with graded samples first.",
-            )
-        if self.units != self.first_units:
-            self.model.ddp.scale_gradients(self.first_units / self.units)
+    An error discards the whole gradient, on all ranks."""
+    units = loss_units(batch, self.config.algorithm)
+    if not units:
+        return {}
+    share = units / self.first_units if self.units else 1.0
+    if share != 1.0:
+        weights = [np.float32(share) * weight_T for weight_T in batch.loss_weights]
+        batch = replace(batch, loss_weights=weights)
+    sums: dict[str, float] = {}
+    error = None
+    try:
+        rows = range(len(batch))
+        sums = self.forward_backward(batch, rows, accumulate=self.units > 0)
+    except (NumericsError, DataError) as e:
+        error = e
+    failing = count_failing_ranks(error, self.device)
+    if failing:
         self.units = 0
-        stepped = self.optim_step()
-        self.check_weights(stepped["lr"])
-        return stepped
+        raise error or NumericsError(
+            f"{failing} other ranks could not compute the gradient", "See their errors."
+        )
+    if not self.units:
+        self.first_units = units
+    self.units += units
+    return {name: value / share for name, value in sums.items()}
+
+
+@patch
+def step(self: SlotTrainer) -> dict[str, float]:  # equal on all ranks
+    """Update the weights; return `grad_norm` and `lr`
+
+    Raises `NumericsError` for a non-finite gradient: it is discarded, and the weights stay."""
+    if not self.units:
+        raise ConfigError(
+            "optim_step without a gradient",
+            "Call forward_backward with graded samples first.",
+        )
+    if self.units != self.first_units:
+        self.model.ddp.scale_gradients(self.first_units / self.units)
+    self.units = 0
+    stepped = self.optim_step()
+    self.check_weights(stepped["lr"])
+    return stepped
 
 # %% ../../nbs/train/23_tenants.ipynb #0c4f4bb6
 @dataclass
@@ -340,45 +345,6 @@ class Tenant:
             self.trainer.call("weights.release")
         self.version = manifest.version
 
-    def forward_backward(
-        self,
-        samples: Sequence[Sample],  # graded, whole groups
-    ) -> dict[str, float]:
-        """Add the gradient of the loss on some samples; return pg_loss and other means over them
-
-        With samples of earlier weights the engine's log-probs are the old ones of the ratio. Raises
-        `DataError` before anything is computed, and `NumericsError` for a value that is not finite."""
-        config = self.config
-        algorithm = config.algorithm
-        size = group_size(samples)
-        longest = config.sampling.max_response_tokens
-        batch = make_batch(samples, size, algorithm, len(samples), longest)
-        if algorithm.kl_in_reward:
-            batch.old_logprobs = self._logprobs(batch, "actor")
-        elif any(set(sample.versions) - {self.version} for sample in samples):
-            batch.old_logprobs = batch.rollout_logprobs
-        if algorithm.use_reference:
-            batch.ref_logprobs = self._logprobs(batch, "reference")
-        complete_batch(batch, samples, size, algorithm, longest)
-        return sum_over_ranks(self.trainer.call("add_gradient", batch))
-
-    def _logprobs(self, batch: Batch, policy: str) -> PerSequence:
-        return merge_sequences(self.trainer.call("logprobs", batch, policy), len(batch))
-
-    def optim_step(self) -> dict[str, float]:
-        """Update the weights and send them to the engines; return `grad_norm` and `lr`
-
-        Raises `NumericsError` for a gradient that is not finite: the weights stay, and the tenant
-        may continue."""
-        stepped = self.trainer.call("step")[0]
-        self.update_engines()
-        return stepped
-
-    def save(self, folder: str | Path) -> Path:  # created or replaced
-        "Write the adapter in peft's format, or the whole model as a Hugging Face folder; return the folder"
-        self.trainer.call("save", str(folder), self.hf_path)
-        return Path(folder)
-
 # %% ../../nbs/train/23_tenants.ipynb #5e01a3f1
 def group_size(samples: Sequence[Sample]) -> int:
     "Return the number of samples of each group; raise `DataError` if they differ, or without samples"
@@ -391,12 +357,51 @@ def group_size(samples: Sequence[Sample]) -> int:
     return next(iter(sizes.values()))
 
 
+@patch
+def forward_backward(
+    self: Tenant,
+    samples: Sequence[Sample],  # graded, whole groups
+) -> dict[str, float]:
+    """Add the gradient of the loss on some samples; return pg_loss and other means over them
+
+    With samples of earlier weights the engine's log-probs are the old ones of the ratio. Raises
+    `DataError` before anything is computed, and `NumericsError` for a value that is not finite."""
+    config = self.config
+    algorithm = config.algorithm
+    size = group_size(samples)
+    longest = config.sampling.max_response_tokens
+    batch = make_batch(samples, size, algorithm, len(samples), longest)
+    if algorithm.kl_in_reward:
+        batch.old_logprobs = self._logprobs(batch, "actor")
+    elif any(set(sample.versions) - {self.version} for sample in samples):
+        batch.old_logprobs = batch.rollout_logprobs
+    if algorithm.use_reference:
+        batch.ref_logprobs = self._logprobs(batch, "reference")
+    complete_batch(batch, samples, size, algorithm, longest)
+    return sum_over_ranks(self.trainer.call("add_gradient", batch))
 
 
+@patch
+def _logprobs(self: Tenant, batch: Batch, policy: str) -> PerSequence:
+    return merge_sequences(self.trainer.call("logprobs", batch, policy), len(batch))
 
 
+@patch
+def optim_step(self: Tenant) -> dict[str, float]:
+    """Update the weights and send them to the engines; return `grad_norm` and `lr`
+
+    Raises `NumericsError` for a gradient that is not finite: the weights stay, and the tenant
+    may continue."""
+    stepped = self.trainer.call("step")[0]
+    self.update_engines()
+    return stepped
 
 
+@patch
+def save(self: Tenant, folder: str | Path) -> Path:  # created or replaced
+    "Write the adapter in peft's format, or the whole model as a Hugging Face folder; return the folder"
+    self.trainer.call("save", str(folder), self.hf_path)
+    return Path(folder)
 
 # %% ../../nbs/train/23_tenants.ipynb #5bd08151
 def check_tenants(config: RunConfig) -> None:
@@ -451,53 +456,6 @@ class Tenants:
     def __exit__(self, *error: object) -> None:
         self.stack.close()
 
-    def lease(
-        self,
-        name: str,
-        overrides: Mapping[str, Any] | None = None,  # dotted key -> value
-    ) -> Tenant:
-        "Return a tenant in a free slot; raise `ConfigError` if all slots are leased"
-        config = tenant_config(self.config, overrides or {})
-        if name in {tenant.name for tenant in self.leased.values()}:
-            raise ConfigError(f"there is a tenant {name!r} already", "Choose another name.")
-        slots = self.config.lora.slots
-        free = [slot for slot in range(slots) if slot not in self.leased]
-        if not self.config.lora.rank:
-            free = [slot for slot in free if slot not in self.used]
-        if not free:
-            remedy = "Release one, or set lora.slots higher."
-            if not self.config.lora.rank:
-                remedy = "The whole model has one tenant: start new Tenants for another one."
-            raise ConfigError(f"no slot is free for tenant {name!r}", remedy)
-        slot = free[0]
-        self.trainer.call("lease", slot, config)
-        self.engines.call("lease", slot)
-        groups: list[WorkerGroup] = [SlotGroup(group, slot) for group in self.engines.groups]
-        tenant = Tenant(
-            name,
-            slot,
-            config,
-            SlotGroup(self.trainer, slot),
-            Engines(groups),
-            self.hf_path,
-            read_tokenizer(self.hf_path),
-        )
-        tenant.update_engines()
-        self.leased[slot] = tenant
-        self.used.add(slot)
-        return tenant
-
-    def release(self, tenant: Tenant) -> None:
-        "Take a tenant's slot back; its weights are lost unless they were saved"
-        if self.leased.get(tenant.slot) is not tenant:
-            names = [other.name for other in self.leased.values()]
-            raise ConfigError(
-                f"{tenant.name!r} is not a tenant here", nearest(tenant.name, names)
-            )
-        self.trainer.call("release", tenant.slot)
-        self.engines.call("release", tenant.slot)
-        del self.leased[tenant.slot]
-
 # %% ../../nbs/train/23_tenants.ipynb #0856add7
 def start_tenant_groups(cluster: Any, config: RunConfig, hf_path: str) -> list[WorkerGroup]:
     "Start the trainer and the engines of all tenants"
@@ -512,3 +470,54 @@ def start_tenant_groups(cluster: Any, config: RunConfig, hf_path: str) -> list[W
 
     engines = [partial(engine, number) for number in range(config.num_engines)]
     return start_groups(trainer, engines, config.target.engines_start_first)
+
+
+@patch
+def lease(
+    self: Tenants,
+    name: str,
+    overrides: Mapping[str, Any] | None = None,  # dotted key -> value
+) -> Tenant:
+    "Return a tenant in a free slot; raise `ConfigError` if all slots are leased"
+    config = tenant_config(self.config, overrides or {})
+    if name in {tenant.name for tenant in self.leased.values()}:
+        raise ConfigError(f"there is a tenant {name!r} already", "Choose another name.")
+    slots = self.config.lora.slots
+    free = [slot for slot in range(slots) if slot not in self.leased]
+    if not self.config.lora.rank:
+        free = [slot for slot in free if slot not in self.used]
+    if not free:
+        remedy = "Release one, or set lora.slots higher."
+        if not self.config.lora.rank:
+            remedy = "The whole model has one tenant: start new Tenants for another one."
+        raise ConfigError(f"no slot is free for tenant {name!r}", remedy)
+    slot = free[0]
+    self.trainer.call("lease", slot, config)
+    self.engines.call("lease", slot)
+    groups: list[WorkerGroup] = [SlotGroup(group, slot) for group in self.engines.groups]
+    tenant = Tenant(
+        name,
+        slot,
+        config,
+        SlotGroup(self.trainer, slot),
+        Engines(groups),
+        self.hf_path,
+        read_tokenizer(self.hf_path),
+    )
+    tenant.update_engines()
+    self.leased[slot] = tenant
+    self.used.add(slot)
+    return tenant
+
+
+@patch
+def release(self: Tenants, tenant: Tenant) -> None:
+    "Take a tenant's slot back; its weights are lost unless they were saved"
+    if self.leased.get(tenant.slot) is not tenant:
+        names = [other.name for other in self.leased.values()]
+        raise ConfigError(
+            f"{tenant.name!r} is not a tenant here", nearest(tenant.name, names)
+        )
+    self.trainer.call("release", tenant.slot)
+    self.engines.call("release", tenant.slot)
+    del self.leased[tenant.slot]

@@ -261,10 +261,7 @@ def geo3k_turns(
 
 # %% ../../nbs/train/14_warm_start.ipynb #38a2b8ad
 def demonstrations_of(
-    config: RunConfig,
-    folder: Path,  # of the tiny model
-    tokenizer: Any,
-    corrupt: float,  # fraction of demonstrations with random digits
+    config: RunConfig, folder: Path, tokenizer: Any, corrupt: float
 ) -> Iterator[Demonstration]:
     "Yield the demonstrations of a run; raises `ConfigError` for images and a model without vision"
     if demonstrated_environment(config) == "calculator":
@@ -283,10 +280,7 @@ def demonstrations_of(
     return single_turns(config, tokenizer, corrupt, processor)
 
 # %% ../../nbs/train/14_warm_start.ipynb #8e753661
-def warm_learning_rate(
-    step: int,  # from 0
-    warm: WarmStartConfig,
-) -> float:
+def warm_learning_rate(step: int, warm: WarmStartConfig) -> float:
     "Return the learning rate: warm-up over 20 steps and linear decay in the first stage, then constant"
     if step >= warm.steps:
         return warm.noisy_learning_rate
@@ -305,9 +299,9 @@ def next_token_loss(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def train_supervised(
-    model: torch.nn.Module,  # on its device
-    clean: Iterator[Demonstration],  # of the first stage
-    noisy: Iterator[Demonstration],  # of the second
+    model: torch.nn.Module,
+    clean: Iterator[Demonstration],
+    noisy: Iterator[Demonstration],
     tokenizer: Any,
     warm: WarmStartConfig,
 ) -> float:

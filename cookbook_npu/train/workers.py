@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+from fastcore.basics import patch
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
@@ -29,11 +30,7 @@ RESTART_ENV: dict[str, str | None] = {"COOKBOOK_NPU_SIM_FAULTS": None}
 Env = Mapping[str, str | None]  # None removes the variable
 
 
-def machine_share(
-    cluster: Cluster,
-    config: RunConfig,
-    slot: int,  # of a device in the cluster
-) -> MachineShare:
+def machine_share(cluster: Cluster, config: RunConfig, slot: int) -> MachineShare:
     "Return which devices of a machine the run uses"
     machine = cluster.slots[slot].machine
     here = [s for s in cluster.slots if s.machine == machine]
@@ -44,9 +41,9 @@ def machine_share(
 def start_trainer(
     cluster: Cluster,
     config: RunConfig,
-    hf_path: str,  # first weights
+    hf_path: str,
     extra_env: Env = MappingProxyType({}),
-    role: str = "",  # class; empty: by the configuration
+    role: str = "",
 ) -> WorkerGroup:
     "Start one trainer process on each trainer device; they are awake. With PPO they hold the critic, too"
     if not role:
@@ -153,10 +150,7 @@ class Workers(AbstractContextManager):
                 "with free devices (RAY_ADDRESS); machines may join that later.",
             ) from None
 
-    def add_engine(
-        self,
-        number: int,  # of a removed engine, or the next one
-    ) -> None:
+    def add_engine(self, number: int) -> None:
         "Count an engine among those of the run; `reserve_devices` has reserved its devices"
         if number == len(self.engines.groups):
             self.engines.groups.append(LocalWorkerGroup(f"rollout{number}", []))
@@ -174,34 +168,31 @@ class Workers(AbstractContextManager):
             self.cluster, self.config, self.hf_path, number, RESTART_ENV
         )
 
-    def end_trainer(self) -> None:
-        "End what is left of the trainer, which frees its devices"
-        self.trainer.kill(grace=1.0)
-
-    def restart_trainer(self) -> None:
-        "Restart the trainer, awake with the first weights"
-        self.end_trainer()
-        self.trainer = start_trainer(self.cluster, self.config, self.hf_path, RESTART_ENV)
-
-    def restart_lost_engines(
-        self,
-        timeout: float = 30.0,  # of a health check, s
-    ) -> list[int]:
-        "Put all engines to sleep and restart the lost ones; return their numbers"
-        lost = [
-            number
-            for number, group in enumerate(self.engines.groups)
-            if number not in self.removed and not put_to_sleep(group, timeout)
-        ]
-        for number in lost:
-            self.restart_engine(number)
-        return lost
-
 # %% ../../nbs/train/04_workers.ipynb #0b1c8783
+@patch
+def end_trainer(self: Workers) -> None:
+    "End what is left of the trainer, which frees its devices"
+    self.trainer.kill(grace=1.0)
 
 
+@patch
+def restart_trainer(self: Workers) -> None:
+    "Restart the trainer, awake with the first weights"
+    self.end_trainer()
+    self.trainer = start_trainer(self.cluster, self.config, self.hf_path, RESTART_ENV)
 
 
+@patch
+def restart_lost_engines(self: Workers, timeout: float = 30.0) -> list[int]:
+    "Put all engines to sleep and restart the lost ones; return their numbers"
+    lost = [
+        number
+        for number, group in enumerate(self.engines.groups)
+        if number not in self.removed and not put_to_sleep(group, timeout)
+    ]
+    for number in lost:
+        self.restart_engine(number)
+    return lost
 
 
 def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
@@ -218,10 +209,10 @@ def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:
 
 # %% ../../nbs/train/04_workers.ipynb #e72b1acb
 def start_groups(
-    trainer: Callable[[], WorkerGroup],  # starts the trainer
-    engines: Sequence[Callable[[], WorkerGroup]],  # each starts one engine
-    engines_first: bool,  # start the trainer when all engines sleep
-) -> list[WorkerGroup]:  # the trainer, then the engines
+    trainer: Callable[[], WorkerGroup],
+    engines: Sequence[Callable[[], WorkerGroup]],
+    engines_first: bool,
+) -> list[WorkerGroup]:
     "Start worker groups concurrently; if one fails, end the others"
     with ThreadPoolExecutor(1 + len(engines)) as pool:
         started = [] if engines_first else [pool.submit(trainer)]
@@ -238,11 +229,7 @@ def start_groups(
     return [call.result() for call in started]
 
 
-def start_workers(
-    cluster: Cluster,
-    config: RunConfig,
-    hf_path: str,  # first weights
-) -> Workers:
+def start_workers(cluster: Cluster, config: RunConfig, hf_path: str) -> Workers:
     "Start all worker groups in the planned order: the trainer awake, the engines asleep"
     engines = [
         partial(start_engine, cluster, config, hf_path, number)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def preloaded() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(str(p) for p in path if p),
         "OMP_NUM_THREADS": "1",
     }
+
+
+def forget_last_step(folder: Path) -> None:
+    "Make a finished run look like one that was killed before its last checkpoint"
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])["step"]
+    shutil.rmtree(folder / "checkpoints" / f"step_{last:06d}")
+    metrics.write_text("".join(x for x in lines if json.loads(x)["step"] < last))
 
 
 class Driver:

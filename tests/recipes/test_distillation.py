@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from metrics_page import explained
 from test_recipe import command
+from whole_runs import forget_last_step, preloaded
 
 from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
 from cookbook_npu.model.tiny import build_tiny
@@ -22,14 +23,13 @@ TINY = {
 }
 
 
-def run(root: Path, *args: str, steps: int = 4, **overrides: object) -> Path:
+def run(root: Path) -> Path:
     "A small run; its folder"
-    sizes = dict(num_steps=steps, prompts_per_step=4, samples_per_prompt=2)
+    sizes = dict(num_steps=4, prompts_per_step=4, samples_per_prompt=2)
     settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
-    values = json.dumps(
-        {**TINY, "output.root": str(root), "output.name": "run", **overrides}
-    )
-    done = command("run", "qwen3_4b_opd", *settings, *args, "-p", "overrides", values)
+    values = json.dumps({**TINY, "output.root": str(root), "output.name": "run"})
+    words = ("run", "qwen3_4b_opd", *settings, "-p", "overrides", values)
+    done = command(*words, env=preloaded())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return root / "run"
 
@@ -50,19 +50,22 @@ def without_times(row: dict) -> dict:
 
 def test_it_learns_from_the_teacher_alone_and_resumes_bit_for_bit(tmp_path):
     "Rewards do not teach; a run that was continued has the metrics of one that was not"
-    whole = rows(run(tmp_path / "whole"))
+    folder = run(tmp_path)
+    whole = rows(folder)
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
     for row in whole:
         assert row["teacher/reverse_kl"] > 0 and row["grad_norm"] > 0
         assert row["time/teacher_logprobs"] > 0 and row["zero_advantages"] == 0
         assert "time/ref_logprobs" not in row
-    halved = run(tmp_path / "halved", steps=2)
-    done = command("run", "--resume", str(halved), "-p", "num_steps", "4")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (checkpoint,) = halved.glob("checkpoints/step_*4")
+    (checkpoint,) = folder.glob("checkpoints/step_*4")
     assert [path.name for path in checkpoint.iterdir() if path.is_dir()] == ["state"]
-    resumed = rows(halved)
-    assert [without_times(row) for row in resumed] == [without_times(row) for row in whole]
+    forget_last_step(folder)
+    done = command("run", "--resume", str(folder), env=preloaded())
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "from step 2" in done.stdout
+    assert [without_times(row) for row in rows(folder)] == [
+        without_times(row) for row in whole
+    ]
 
 
 def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_path):
@@ -73,7 +76,8 @@ def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_pat
     tokenizer.save_pretrained(teacher)
     values = {**TINY, "distill.teacher": str(teacher), "distill.tiny": {}}
     values |= {"output.root": str(tmp_path / "runs")}
-    done = command("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
+    words = ("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
+    done = command(*words, env=preloaded())
     assert done.returncode == 1
     assert "id 264 is '<new>' there and None in" in done.stdout + done.stderr
     assert "all are up" not in done.stdout

@@ -1,11 +1,13 @@
 """Supervised fine-tuning from the command line: learning, resume bit for bit, RL from its checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from metrics_page import explained
 from test_recipe import command
+from whole_runs import forget_last_step, preloaded
 
 pytestmark = pytest.mark.slow
 TINY = {
@@ -23,7 +25,8 @@ def run(root: Path, steps: int = 4, name: str = "run", **overrides: object) -> P
     settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
     place = {"output.root": str(root), "output.name": name}
     values = json.dumps({**TINY, **place, **overrides})
-    done = command("run", "qwen3_4b_sft", *settings, "-p", "overrides", values)
+    words = ("run", "qwen3_4b_sft", *settings, "-p", "overrides", values)
+    done = command(*words, env=preloaded())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return root / name
 
@@ -54,10 +57,13 @@ def test_it_learns_without_engines_and_resumes_bit_for_bit(whole, tmp_path):
     assert losses[-1] < losses[0] and all(row["grad_norm"] > 0 for row in done)
     assert done[3]["eval_loss"] < done[1]["eval_loss"]
     assert not {"raw_reward", "time/rollout", "time/update_weights"} & done[0].keys()
-    halved = run(tmp_path, steps=2)
-    resumed = command("run", "--resume", str(halved), "-p", "num_steps", "4")
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut, symlinks=True)
+    forget_last_step(cut)
+    resumed = command("run", "--resume", str(cut), env=preloaded())
     assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-4000:]
-    assert [without_times(r) for r in rows(halved)] == [without_times(r) for r in done]
+    assert "from step 2" in resumed.stdout
+    assert [without_times(r) for r in rows(cut)] == [without_times(r) for r in done]
 
 
 def test_one_rank_learns_the_same_packed_or_padded(whole, tmp_path):
@@ -74,9 +80,8 @@ def test_reinforcement_learning_starts_from_its_checkpoint(whole, tmp_path):
     values = {"output.root": str(tmp_path), "data.apply_chat_template": True}
     values |= {"rollout.eval_every": 0}
     values["reward.scorers"] = {"cookbook_npu.train.rehearsal:varied_reward": 1.0}
-    done = command(
-        "run", "qwen3_4b_colocate", *settings, "-p", "overrides", json.dumps(values)
-    )
+    words = ("run", "qwen3_4b_colocate", *settings, "-p", "overrides", json.dumps(values))
+    done = command(*words, env=preloaded())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

@@ -165,9 +165,9 @@ def test_rehearsal(tmp_path, recipe):
     assert row["train_rollout_logprob_abs_diff"] < 0.02
     first = json.loads(next(folder.glob("samples/step_*.jsonl")).open().readline())
     assert bool(first.get("images")) == recipe.startswith("qwen3_vl")
-    stands_in = "the transformers engine stands in for engines of" in out.stdout
-    assert stands_in == bool(no_vllm_on_cpu())
-    if stands_in:
+    replaces = "the transformers engine replaces engines of" in out.stdout
+    assert replaces == bool(no_vllm_on_cpu())
+    if replaces:
         assert config.rollout.engine == "transformers"
         return
     assert config.rollout.engine == "vllm"

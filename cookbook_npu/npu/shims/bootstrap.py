@@ -197,9 +197,7 @@ def _enter_own_device_shims() -> None:
     registry.raise_refused()
 
 # %% ../../../nbs/npu/shims/01_bootstrap.ipynb #1d0a710a
-def parallel_ready(
-    values: Mapping[str, Any],  # settings and layout of the model, in Megatron's names
-) -> list[dict[str, str]]:
+def parallel_ready(values: Mapping[str, Any]) -> list[dict[str, str]]:
     """Let the adaptor patch for these values and enter `after_repatch`.
 
     Call it before the model's configuration is built."""
@@ -211,9 +209,7 @@ def parallel_ready(
     return registry.report()
 
 
-def model_ready(
-    *models: Any,  # Megatron modules, on their device
-) -> list[dict[str, str]]:
+def model_ready(*models: Any) -> list[dict[str, str]]:
     "Enter `after_model` with the models of this process, and verify all shims again"
     if _role == "trainer":
         module = importlib.import_module("cookbook_npu.npu.shims.megatron_core.built_model")

@@ -78,10 +78,7 @@ def shim_names(folder: Path | None = None) -> list[str]:
     return sorted(_sections(folder or shims_folder()))
 
 
-def explain_shim(
-    name: str,
-    folder: Path | None = None,  # of notebooks; None: this subpackage's
-) -> str:
+def explain_shim(name: str, folder: Path | None = None) -> str:
     "Return the notebook section of a shim as markdown, with the name of its file"
     folder = folder or shims_folder()
     known = _sections(folder)
@@ -130,10 +127,7 @@ def _shim_lines(row: Mapping[str, str], width: int) -> list[str]:
     return lines
 
 # %% ../../../nbs/npu/shims/02_explain.ipynb #00fdaa0f
-def report_table(
-    report: Iterable[Mapping[str, str]],
-    width: int | None = None,  # characters; default: the terminal's
-) -> str:
+def report_table(report: Iterable[Mapping[str, str]], width: int | None = None) -> str:
     "Return the report as text, refused shims first"
     width = width or shutil.get_terminal_size().columns
     rows = sorted(report, key=lambda row: row["state"] != "refused")

@@ -317,7 +317,7 @@ class FusedRMSNormGated(torch.nn.Module):
         self,
         hidden_size: int,
         eps: float = 1e-5,
-        activation: str = "swish",  # of the gate: swish or sigmoid
+        activation: str = "swish",
         device: Any = None,
         dtype: Any = None,
         **_: Any,

@@ -145,7 +145,7 @@ class TritonModulesShim(Shim):
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #c40f3e8c
 def without_triton() -> None:
     "The bootstrap of a trainer on a machine where triton is not installed, for proofs"
-    from ...npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     # as good as absent: imports of it fail, and find_spec finds nothing
     modules: dict[str, Any] = sys.modules
@@ -397,9 +397,7 @@ class VocabularyMarksShim(Shim):
             patch.setitem(marks, "partition_stride", 1)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #718f7f0c
-def tied_head_sources(
-    convert: Callable,  # GPTBridge._convert_post_process
-) -> list[str]:
+def tied_head_sources(convert: Callable) -> list[str]:
     "Return the weights that a tied model's value head is loaded from; empty when correct"
     asked: list[str] = []
 

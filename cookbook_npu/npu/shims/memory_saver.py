@@ -69,9 +69,7 @@ def saver_library(folder: Path, hook: HookMode) -> Path:
     )
 
 # %% ../../../nbs/npu/shims/08_memory_saver.ipynb #7619e221
-def saver_build(
-    folder: Path | None,  # of the package, if it is installed
-) -> str:  # "npu", "cuda" or ""
+def saver_build(folder: Path | None) -> str:
     "Return the device of the installed build, read from its source"
     source = folder / "entrypoint.py" if folder else None
     if source is None or not source.is_file():
@@ -203,11 +201,8 @@ REMEDIES: dict[HookMode, str] = {
 
 
 def check_pause(
-    saver: Any,
-    accelerator: Accelerator,
-    hook: HookMode = "region",
-    mib: int = 64,
-) -> int:  # bytes that the pause freed
+    saver: Any, accelerator: Accelerator, hook: HookMode = "region", mib: int = 64
+) -> int:
     """Allocate, pause, measure, resume, compare; raise `ShimError` unless memory was freed
     and restored with its contents"""
     import torch
@@ -253,10 +248,7 @@ def report_pause(
 _CHECK = "from cookbook_npu.npu.shims.memory_saver import report_pause; report_pause()"
 
 
-def start_check(
-    env: Mapping[str, str | None],  # of the trainer role, over this process's environment
-    timeout: float = 180.0,  # s
-) -> str:  # one sentence for the report
+def start_check(env: Mapping[str, str | None], timeout: float = 180.0) -> str:
     "Check in a separate process that a pause frees memory; raise `ShimError` with its output"
     merged = dict(os.environ) | dict(env)
     merged = {name: value for name, value in merged.items() if value is not None}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ConfigError, ShimError
 from ..device import CUDA, NPU, probe_cuda
-from ...npu.shims.registry import (
+from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
     expect_parameters,
@@ -24,9 +24,7 @@ from ...npu.shims.registry import (
 )
 
 # %% ../../../nbs/npu/shims/05_ray.ipynb #79678bf1
-def device_ids(
-    resource: str = NPU.resource,  # "NPU" or "GPU"
-) -> list[int]:
+def device_ids(resource: str = NPU.resource) -> list[int]:
     "Return the devices of this task or actor, ascending, numbered as on this machine"
     import ray
 
@@ -37,9 +35,7 @@ def device_ids(
 OLD_NAMES = {"RAY_EXPERIMENTAL_NOSET_ASCEND_VISIBLE_DEVICES": NPU.noset_env}
 
 
-def check_environment(
-    env: Mapping[str, str],
-) -> list[str]:  # one sentence each
+def check_environment(env: Mapping[str, str]) -> list[str]:
     "Return the mistakes in the variables for Ray and NPUs"
     found = []
     for old, new in OLD_NAMES.items():

@@ -19,9 +19,7 @@ from .registry import MonkeyPatch, Shim, registry, wrap
 
 # %% ../../../nbs/npu/shims/09_ray_private.ipynb #e077c68c
 @contextmanager
-def applied(
-    *names: str,  # of shims
-) -> Iterator[None]:
+def applied(*names: str) -> Iterator[None]:
     "Apply shims within a block"
     try:
         for name in names:
@@ -101,9 +99,7 @@ def ray_command() -> None:
 WORKER_MODULE = "cookbook_npu.npu.simulator.preload"  # runs in place of setup_worker.py
 
 
-def worker_command(
-    words: Sequence[str],  # command of a process that Ray starts
-) -> list[str]:
+def worker_command(words: Sequence[str]) -> list[str]:
     "Replace setup_worker.py by `WORKER_MODULE`, and run agents' scripts through it"
     python = re.escape(sys.executable)
     changed = list(words)

@@ -395,9 +395,7 @@ class StartupMemoryShim(WorkerErrorShim):
             vars(worker).update(before)
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #a44d4ac2
-def empty_device(
-    snapshot: Any,  # vLLM's MemorySnapshot, bytes
-) -> Any:
+def empty_device(snapshot: Any) -> Any:
     "Return a copy of the snapshot with an empty device"
     empty = copy.copy(snapshot)
     empty.free_memory = empty.total_memory

@@ -147,9 +147,7 @@ def _config_takes(name: str) -> bool:
     return True
 
 
-def native_engine(
-    device_type: str,  # of the platform: "npu", "cuda", "cpu"
-) -> str | None:
+def native_engine(device_type: str) -> str | None:
     "Return the name of vLLM's engine for memory of the same device, if it has one"
     registered = transfer_engines()
     for name in NATIVE_TRANSFER_ENGINES.get(device_type, ()):
@@ -168,9 +166,7 @@ def start_arguments(worker: Any) -> dict[str, Any]:
     return {}
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #9961af32
-def reload_function(
-    worker: Any,
-) -> Callable[..., None]:  # takes weights_iterator=
+def reload_function(worker: Any) -> Callable[..., None]:
     """Return `reload_weights` of a worker or of its model runner; raise `ShimError` when it
     accepts no new weights"""
     why = weight_update_methods(worker)["reload_weights"]
@@ -190,9 +186,7 @@ def reload_function(
     return reload_weights
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #d575f816
-def load_weights_function(
-    worker: Any,
-) -> Callable[[Iterable], None]:  # takes (name, tensor) pairs
+def load_weights_function(worker: Any) -> Callable[[Iterable], None]:
     """Return `load_weights` of the worker's model; raise `ShimError` when its layers keep
     their weights in another form"""
     why = weight_update_methods(worker)["load_weights"]
@@ -280,9 +274,7 @@ def _update_in_chunks(
         repack(worker.model_runner.model)  # vllm.tied_head
 
 
-def update_function(
-    worker: Any,  # a vLLM worker whose transfer engine is ours
-) -> Callable[[list], None]:  # takes [(name, tensor), ...]
+def update_function(worker: Any) -> Callable[[list], None]:
     "Return a function that updates in chunks; raise `ShimError` when the worker does not support it"
     why = weight_update_methods(worker)["update_weights"]
     if why:
@@ -315,9 +307,7 @@ def _handle_info(chunk: list, device: str) -> dict[str, list]:
     }
 
 
-def ipc_update_function(
-    worker: Any,  # a vLLM worker that was built with a native engine
-) -> Callable[[list], None]:  # takes [(name, arguments of its rebuild function), ...]
+def ipc_update_function(worker: Any) -> Callable[[list], None]:
     "Return a function that updates by handles, in chunks"
     info_class = worker.weight_transfer_engine.init_info_cls
     fields = {field.name for field in dataclasses.fields(info_class)}
@@ -331,10 +321,7 @@ def ipc_update_function(
     return update
 
 # %% ../../../nbs/npu/shims/07_vllm_weights.ipynb #26d63108
-def transfer_config(
-    weight_update_method: str,
-    device_type: str,  # of the platform: "npu", "cuda", "cpu"
-) -> dict[str, str] | None:  # None if no engine can be used
+def transfer_config(weight_update_method: str, device_type: str) -> dict[str, str] | None:
     """Return vLLM's weight_transfer_config: our engine, or the native one where it is
     requested or ours is not accepted"""
     name = native_engine(device_type)

@@ -90,10 +90,7 @@ def fail_collective(
     _device().break_collective(operation, nth, False)
 
 # %% ../../../nbs/npu/simulator/07_faults.ipynb #29456497
-def hang_collective(
-    operation: str,  # name in torch.distributed, without suffixes such as _into_tensor
-    nth: int = 1,  # 1: the next call
-) -> None:
+def hang_collective(operation: str, nth: int = 1) -> None:
     "Skip the `nth` call from now on, once; the other ranks wait until the group's timeout"
     _check_collective(operation, nth)
     _device().break_collective(operation, nth, True)
@@ -111,9 +108,7 @@ def _on_layers(watch: Callable[[Any], Any]) -> None:
     _hooks.append(torch.nn.modules.module.register_module_forward_hook(hook))
 
 
-def not_a_number(
-    nth: int = 1,  # 1: the next layer
-) -> None:
+def not_a_number(nth: int = 1) -> None:
     "Make the result of the `nth` layer from now on NaN, once"
     if nth < 1:
         raise ConfigError(f"not_a_number at layer {nth}", "Count from 1.")
@@ -183,11 +178,7 @@ class Fault:
     nth: int = 1  # number of that call; the fault is armed at its start
 
 
-def parse_faults(
-    text: str,  # content of the variable
-    rank: str | None,  # RANK of this process
-    role: str | None = None,  # role of this process
-) -> list[Fault]:
+def parse_faults(text: str, rank: str | None, role: str | None = None) -> list[Fault]:
     "Return the faults for this process"
     parts = [part.strip() for part in text.split(";") if part.strip()]
     faults = [_parse_one(part, rank, role) for part in parts]
@@ -264,9 +255,7 @@ def arm_from_environment() -> None:
             fault.function(*fault.arguments)
 
 
-def arm_methods(
-    role: Any,  # object of a worker process
-) -> None:
+def arm_methods(role: Any) -> None:
     "Wrap the methods of a role to arm their faults at the start of the given calls"
     if "simulated_npu" not in sys.modules:
         return

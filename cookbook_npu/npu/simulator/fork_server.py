@@ -59,10 +59,7 @@ def make_folder(
     return {SERVERS_ENV: str(folder)}
 
 
-def server_name(
-    warm_up: Sequence[str],  # see `prepare`
-    env: Mapping[str, str],  # of the process to fork
-) -> str:
+def server_name(warm_up: Sequence[str], env: Mapping[str, str]) -> str:
     "Return the name of the matching server, 16 hexadecimal digits"
     text = json.dumps([list(warm_up), import_environment(env), sys.executable])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -249,10 +246,7 @@ def _ending_with_owner(folder: Path) -> Iterator[None]:
         os.close(owner)
 
 
-def serve(
-    address: str,
-    warm_up: Sequence[str],  # see `prepare`
-) -> None:
+def serve(address: str, warm_up: Sequence[str]) -> None:
     "Run a server; in a child, return after its function has returned"
     before = dict(os.environ)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -269,9 +263,7 @@ def serve(
 
 
 def _run_request(
-    request: dict[str, Any],
-    changed: Mapping[str, str],  # variables that the warm-up set
-    removed: Set[str],  # variables that the warm-up removed
+    request: dict[str, Any], changed: Mapping[str, str], removed: Set[str]
 ) -> None:
     "Turn this fork into the requested process"
     output, *others = request["fds"]
@@ -298,10 +290,7 @@ class ForkedProcess:
         "Return a descriptor that is readable once the process has ended; -1 after `wait`"
         return self._connection.fileno()
 
-    def wait(
-        self,
-        timeout: float | None = None,  # s; default: no limit
-    ) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Return the exit code; negative: the signal that ended the process.
 
         Raises `subprocess.TimeoutExpired`."""
@@ -364,10 +353,7 @@ def _connect(address: Path) -> socket.socket | None:
         return connection
 
 
-def start_server(
-    warm_up: Sequence[str],  # see `prepare`
-    env: Mapping[str, str],  # of the processes to fork
-) -> Path | None:
+def start_server(warm_up: Sequence[str], env: Mapping[str, str]) -> Path | None:
     """Start the matching server unless it runs; return its address before it is ready.
 
     `None`: `env` names no folder of servers."""

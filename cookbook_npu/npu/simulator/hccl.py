@@ -32,11 +32,8 @@ def buffer_bytes() -> int:
 
 # %% ../../../nbs/npu/simulator/06_hccl.ipynb #9d4501df
 def create_hccl_backend(
-    store: dist.Store,  # rendezvous of the group
-    rank: int,
-    size: int,
-    timeout: timedelta,
-) -> dist.Backend:  # a C++ ProcessGroupHCCL
+    store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.Backend:
     "Create the hccl backend of one group; each communicator uses a separate part of the store"
     import simulated_npu
 

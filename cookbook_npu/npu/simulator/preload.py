@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from ...npu.simulator.fork_server import (
+from cookbook_npu.npu.simulator.fork_server import (
     SERVERS_ENV,
     ForkedProcess,
     fork_process,
@@ -82,10 +82,7 @@ class WorkerServer:
         finally:
             del os.environ[SERVER_ENV]
 
-    def startup_env(
-        self,
-        env: Mapping[str, str],  # full environment of a worker
-    ) -> dict[str, str]:
+    def startup_env(self, env: Mapping[str, str]) -> dict[str, str]:
         "Return the variables that make Ray start a fresh interpreter, if import variables differ"
         same = _import_variables(env) == _import_variables(self.env)
         return {} if same else {PRELOAD_ENV: "0"}
@@ -101,9 +98,7 @@ def _import_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_worker_server(
-    env: Mapping[str, str],  # full environment of the workers
-    modules: Sequence[str],  # imported by the server after `WORKER`
-    make_root: Callable[[], Path],  # parent of the sockets' folder; must be short
+    env: Mapping[str, str], modules: Sequence[str], make_root: Callable[[], Path]
 ) -> WorkerServer | None:
     "Start the fork server unless it runs; `None`: the user has switched it off"
     if os.environ.get(PRELOAD_ENV) == "0":
@@ -124,11 +119,7 @@ def is_fork() -> bool:
     return _forked
 
 
-def become_fork(
-    words: Sequence[str],  # a script and its arguments
-    warm_up: Sequence[str],
-    address: Path,  # of the server
-) -> None:
+def become_fork(words: Sequence[str], warm_up: Sequence[str], address: Path) -> None:
     "Run a script in a fork and exit with its status; returns if there is no server"
     parent = os.pidfd_open(os.getppid())
     ours, theirs = socket.socketpair()
@@ -184,18 +175,14 @@ def _end_with(fd: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_script(
-    words: Sequence[str],  # a script and its arguments
-) -> None:
+def run_script(words: Sequence[str]) -> None:
     "Run a script in this process as Python would"
     sys.argv = list(words)
     sys.path.insert(0, os.path.dirname(words[0]))
     runpy.run_path(words[0], run_name="__main__")
 
 # %% ../../../nbs/npu/simulator/11_preload.ipynb #9a01f013
-def split_command(
-    words: Sequence[str],  # arguments of Ray's setup_worker.py
-) -> tuple[bool, list[str]]:
+def split_command(words: Sequence[str]) -> tuple[bool, list[str]]:
     "Return whether a worker needs no setup, and its command"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--serialized-runtime-env-context", default="{}")
@@ -207,9 +194,7 @@ def split_command(
     return plain and command[0].endswith("default_worker.py"), command
 
 
-def start_ray_process(
-    words: Sequence[str],  # arguments of Ray's setup_worker.py, or script and arguments
-) -> None:
+def start_ray_process(words: Sequence[str]) -> None:
     "Become a fork of the server, or what Ray itself would have started"
     # jsonschema, an import of Ray, would parse a grammar for 1.3 s for an optional check
     cast(dict[str, Any], sys.modules)["rfc3987_syntax"] = None

@@ -68,10 +68,7 @@ def synchronize(device: Any = None) -> None:
 class device:
     "Context manager that changes the current device"
 
-    def __init__(
-        self,
-        device: Any,  # None changes nothing
-    ):
+    def __init__(self, device: Any):
         self.idx = -1 if device is None else _index(device)
 
     def __enter__(self) -> None:
@@ -85,10 +82,7 @@ class device:
 class device_of(device):
     "Context manager that makes the device of a tensor the current one"
 
-    def __init__(
-        self,
-        obj: Any,  # tensor or storage; other objects: no change
-    ):
+    def __init__(self, obj: Any):
         super().__init__(obj.get_device() if getattr(obj, "is_npu", False) else None)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #eb02c211
@@ -118,9 +112,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
     )
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #8e9857ad
-def get_device_capability(
-    device: Any = None,  # ignored
-) -> tuple[int, int] | None:
+def get_device_capability(device: Any = None) -> tuple[int, int] | None:
     "Return (major, minor) from TORCH_NPU_DEVICE_CAPABILITY, None if it is not set"
     parts = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", "").split(".")
     if len(parts) != 2 or not all(map(str.isdigit, parts)):
@@ -157,9 +149,7 @@ def _lazy_call(callback: Callable[[], Any], **kwargs: Any) -> None:
     callback()
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #5328deba
-def is_bf16_supported(
-    including_emulation: bool = True,  # ignored
-) -> bool:
+def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
@@ -181,12 +171,7 @@ class _StreamType(type):
 class Stream(metaclass=_StreamType):
     "torch.npu.Stream: creates a torch.Stream of an npu device"
 
-    def __new__(
-        cls,
-        device: Any = None,
-        priority: int = 0,  # ignored
-        **kwargs: Any,  # stream_id, device_index, device_type: an existing stream
-    ) -> torch.Stream:
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> torch.Stream:
         if "stream_id" in kwargs:
             return torch.Stream(**kwargs)
         return torch.Stream(device=torch.device("npu", _index(device)))
@@ -227,9 +212,7 @@ def default_stream(device: Any = None) -> torch.Stream:  # id 0
     )
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #4ad470f3
-def set_stream(
-    stream: torch.Stream | None,  # None changes nothing
-) -> None:
+def set_stream(stream: torch.Stream | None) -> None:
     "Set the current stream and its device"
     if stream is not None:
         torch.accelerator.set_stream(stream)
@@ -238,10 +221,7 @@ def set_stream(
 class StreamContext:
     "Context manager that changes the current stream"
 
-    def __init__(
-        self,
-        stream: torch.Stream | None,  # None changes nothing
-    ):
+    def __init__(self, stream: torch.Stream | None):
         self.stream = stream
 
     def __enter__(self) -> torch.Stream | None:
@@ -260,9 +240,7 @@ class StreamContext:
         return False
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0adee2a4
-def stream(
-    stream: torch.Stream | None,  # None changes nothing
-) -> StreamContext:
+def stream(stream: torch.Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #267c53a5
@@ -274,21 +252,15 @@ def memory_allocated(device: Any = None) -> int:  # bytes in tensors of this pro
     return _stat("allocated", device)
 
 
-def max_memory_allocated(
-    device: Any = None,
-) -> int:  # bytes, since the last reset_peak_memory_stats
+def max_memory_allocated(device: Any = None) -> int:
     return _stat("peak_allocated", device)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #9e18776e
-def memory_reserved(
-    device: Any = None,
-) -> int:  # bytes in tensors and cache of this process
+def memory_reserved(device: Any = None) -> int:
     return _stat("reserved", device)
 
 
-def max_memory_reserved(
-    device: Any = None,
-) -> int:  # bytes, since the last reset_peak_memory_stats
+def max_memory_reserved(device: Any = None) -> int:
     return _stat("peak_reserved", device)
 
 
@@ -325,10 +297,7 @@ reset_max_memory_allocated = reset_peak_memory_stats
 reset_max_memory_cached = reset_peak_memory_stats
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #0684a7ae
-def set_per_process_memory_fraction(
-    fraction: float,  # 0 to 1
-    device: Any = None,
-) -> None:
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     "Limit the memory that this process may reserve to a fraction of the capacity"
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction {fraction} is not between 0 and 1")
@@ -340,9 +309,7 @@ def set_capacity(total: int, device: Any = None) -> None:
     _device.set_memory_total(_index(device), total)
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #60d0f070
-def memory_stats(
-    device: Any = None,
-) -> OrderedDict[str, int]:  # the keys that programs read
+def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     s = _device.memory_stats(_index(device))
     stats = OrderedDict()
     for kind in ("allocated", "active", "requested", "reserved"):
@@ -361,10 +328,7 @@ def memory_stats(
     return stats
 
 # %% ../../../nbs/npu/simulator/03_runtime.ipynb #f3117e4f
-def memory_summary(
-    device: Any = None,
-    abbreviated: bool = False,  # ignored
-) -> str:  # one line per counter
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     lines = [f"simulated NPU {_index(device)}"]
     for name, value in memory_stats(device).items():
         lines.append(f"{name:40s} {value:>16,}")

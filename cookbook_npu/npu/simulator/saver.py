@@ -21,11 +21,7 @@ from torch.utils._pytree import tree_leaves
 class StorageRecorder(TorchDispatchMode):
     "Records the device storages that operators create"
 
-    def __init__(
-        self,
-        saver: Any,  # records only while it is active
-        recorded: dict[int, StorageWeakRef],
-    ):
+    def __init__(self, saver: Any, recorded: dict[int, StorageWeakRef]):
         super().__init__()
         self.saver = saver
         self.recorded = recorded
@@ -114,9 +110,7 @@ class TorchMemorySaver:
 
     @contextmanager
     def region(
-        self,
-        tag: str = "default",
-        enable_cpu_backup: bool = False,  # ignored: there is always a backup
+        self, tag: str = "default", enable_cpu_backup: bool = False
     ) -> Iterator[None]:
         with self._impl.region(tag=tag, enable_cpu_backup=enable_cpu_backup):
             yield
@@ -134,22 +128,14 @@ class TorchMemorySaver:
     def hook_mode(self, value: str) -> None:
         assert value == "torch", "the stub supports only hook mode 'torch'"
 
-    def pause(
-        self,
-        tag: str | None = None,  # default: all regions
-    ) -> None:
+    def pause(self, tag: str | None = None) -> None:
         self._impl.pause(tag)
 
-    def resume(
-        self,
-        tag: str | None = None,  # default: all regions
-    ) -> None:
+    def resume(self, tag: str | None = None) -> None:
         self._impl.resume(tag)
 
 # %% ../../../nbs/npu/simulator/08_saver.ipynb #8c10ea0e
-def write_saver_package(
-    folder: Path,  # on the module path
-) -> Path:  # folder of the package
+def write_saver_package(folder: Path) -> Path:
     "Write a package torch_memory_saver with this stub and an empty library"
     package = Path(folder) / "torch_memory_saver"
     package.mkdir(parents=True)

@@ -160,9 +160,7 @@ def _extension_file() -> str:
 
 # %% ../../../nbs/npu/simulator/01_toolchain.ipynb #7d9ce99f
 @contextlib.contextmanager
-def file_lock(
-    path: Path,  # created if it does not exist
-) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     "Hold an exclusive lock on `path`; the kernel releases it if the process dies"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:

@@ -32,10 +32,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def redact(
-    text: str,
-    env: Mapping[str, str],  # environment with the secrets
-) -> str:
+def redact(text: str, env: Mapping[str, str]) -> str:
     "Replace the values of secret variables, and passwords in URLs"
     for name, value in env.items():
         if is_secret(name) and len(value) >= _LEAST:
@@ -69,10 +66,7 @@ def _read_end(file: Path) -> str:
         return f.read().decode("utf-8", "replace")
 
 
-def run_files(
-    root: Path,  # parent of the run folders and of .jobs
-    run: Path | None,  # run folder; None: there is none
-) -> dict[str, str]:  # name in the bundle -> text
+def run_files(root: Path, run: Path | None) -> dict[str, str]:
     "Return the files of a run and of its job; without a run, those of the newest job"
     found = {}
     if run is not None:
@@ -90,11 +84,11 @@ def run_files(
 
 # %% ../../../nbs/npu/stack/05_bundle.ipynb #75a64b85
 def write_bundle(
-    file: str | Path,  # ends with .zip
+    file: str | Path,
     report: Report,
-    files: Mapping[str, str],  # of `run_files`
-    program: CommandRunner = run_program,  # runs npu-smi
-) -> list[str]:  # names of the files in it
+    files: Mapping[str, str],
+    program: CommandRunner = run_program,
+) -> list[str]:
     "Write the content of a bug report into one file; raises `ConfigError` for its name, or `OSError`"
     file = Path(file)
     if file.suffix != ".zip":

@@ -40,10 +40,7 @@ class Report:
         "0: no finding is `fail`; 1: at least one is"
         return int(bool(self.failed))
 
-    def as_text(
-        self,
-        everything: bool = True,  # also findings without a problem
-    ) -> str:
+    def as_text(self, everything: bool = True) -> str:
         lines = []
         for label, text in [("machine", describe_machine(self.machine)), *headline(self)]:
             lines.append(f"{label:9}{text}")
@@ -72,10 +69,7 @@ class Report:
         )
 
 # %% ../../../nbs/npu/stack/04_doctor.ipynb #e237d895
-def examine(
-    machine: Machine,
-    need: Need | None = None,  # default: those of `Need`
-) -> Report:
+def examine(machine: Machine, need: Need | None = None) -> Report:
     "Compare a machine with the known stacks and run every check"
     findings = tuple(diagnose(name, machine, need) for name in CHECKS)
     found = (machine.devices, machine.nodes, machine.cann, machine.version("torch_npu"))
@@ -128,9 +122,7 @@ def machine_lock(machine: Machine) -> dict[str, Any]:
     return stacks.make_lock(machine.packages, **parts)
 
 
-def show_changes(
-    before: Mapping[str, Any], after: Mapping[str, Any]
-) -> str:  # one line per difference
+def show_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     "Return what changed between two locks, as text"
     lines = []
     for name, (old, new) in stacks.lock_changes(before, after).items():

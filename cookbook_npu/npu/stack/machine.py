@@ -144,9 +144,7 @@ _CANN_FILES = (
 
 
 def read_cann(
-    root: Path,
-    env: Mapping[str, str],
-    arch: str,  # e.g. "aarch64"
+    root: Path, env: Mapping[str, str], arch: str
 ) -> tuple[str | None, str | None]:
     "Return version and folder of CANN"
     names = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
@@ -254,10 +252,7 @@ class Machine:
     files: frozenset[str] = frozenset()  # existing files in LD_PRELOAD
     simulated: bool = False
 
-    def version(
-        self,
-        part: str,  # a package, or "cann", "driver", "python"
-    ) -> str | None:
+    def version(self, part: str) -> str | None:
         "Return the version of a part; None when it is not installed or unreadable"
         if part in ("cann", "driver", "python"):
             return getattr(self, part) or None

@@ -233,7 +233,7 @@ def mismatches(
 def nearest_stack(
     versions: Mapping[str, str],
     commits: Mapping[str, str] | None = None,
-    runnable: bool = False,  # consider only stacks on which these recipes can run
+    runnable: bool = False,
 ) -> tuple[Stack, list[Mismatch]]:
     "Return the known stack with the lowest cost, and what differs from it; the first wins a tie"
 
@@ -372,9 +372,7 @@ def _package(dist: metadata.Distribution, with_extensions: bool) -> Package:
     return Package(dist.version, commit, folder, tuple(modules))
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #6f4bc2dc
-def installed_packages(
-    path: Iterable[str] | None = None,  # folders to search; default: this interpreter's
-) -> dict[str, Package]:  # canonical name -> package; the first on the path wins
+def installed_packages(path: Iterable[str] | None = None) -> dict[str, Package]:
     "Return all installed packages, from metadata alone"
     found: dict[str, Package] = {}
     for dist in metadata.distributions(path=sys.path if path is None else list(path)):
@@ -405,9 +403,7 @@ def lock_changes(
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 # %% ../../../nbs/npu/stack/00_stacks.ipynb #10b90a52
-def read_lock(
-    file: str | Path,  # written by `cookbook-npu doctor --lock`
-) -> dict[str, Any]:
+def read_lock(file: str | Path) -> dict[str, Any]:
     "Return a lock; raises `MissingError` or `ConfigError`"
     remedy = "Write one with `cookbook-npu doctor --lock FILE`."
     if not Path(file).is_file():

@@ -26,9 +26,7 @@ from ..registry import MonkeyPatch, Shim, registry
 _models: list[weakref.ref] = []
 
 
-def remember_models(
-    *models: nn.Module,  # of a pipeline stage all its chunks
-) -> None:
+def remember_models(*models: nn.Module) -> None:
     "Make these models known to the shims of `after_model`"
     known = built_models()
     _models[:] = [weakref.ref(model) for model in known]
@@ -124,9 +122,7 @@ def _is_known_group(group: Any) -> bool:
     return group in dist.distributed_c10d._world.pg_map
 
 
-def real_group(
-    group: Any,  # a process group, a wrapper of one, or None
-) -> Any:
+def real_group(group: Any) -> Any:
     "Return the group that torch knows, taken out of its wrapper"
     if group is None or _is_known_group(group):
         return group

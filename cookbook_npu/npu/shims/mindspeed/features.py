@@ -47,10 +47,7 @@ def mindspeed_module(name: str) -> Any:
         return None
 
 
-def without_mindspeed(
-    name: str,  # of a module of MindSpeed
-    attribute: str = "__name__",  # of the module
-) -> Any:
+def without_mindspeed(name: str, attribute: str = "__name__") -> Any:
     "Return a `Shim.missing` for a module of MindSpeed and one of its attributes"
 
     def missing(self: Shim) -> str:
@@ -391,10 +388,7 @@ def _from_mindspeed(value: Any) -> bool:
 
 # %% ../../../../nbs/npu/shims/mindspeed/01_features.ipynb #e2bdd023
 def replace_everywhere(
-    patch: MonkeyPatch,
-    name: str,
-    old: Any,
-    make: Callable[[Any], Any],  # returns the new value
+    patch: MonkeyPatch, name: str, old: Any, make: Callable[[Any], Any]
 ) -> None:
     """Replace a value in every module that has it under `name`: one new value for
     MindSpeed's modules, another for the others"""

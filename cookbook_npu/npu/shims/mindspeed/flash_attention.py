@@ -208,8 +208,8 @@ def full_mask(
 def kernel_mask(
     mask_type: str,
     mask: torch.Tensor | None,
-    shape: tuple[int, int],  # queries, keys
-    compressed: Callable[[], torch.Tensor],  # returns MindSpeed's cached mask
+    shape: tuple[int, int],
+    compressed: Callable[[], torch.Tensor],
 ) -> tuple[torch.Tensor | None, str]:
     "Return the mask for the kernel and MindSpeed's name of the mode"
     if mask_type == "causal" or (mask_type == "padding_causal" and mask is None):

@@ -88,9 +88,7 @@ def _backend_devices(backend: str) -> Iterable[str]:
     return dist.distributed_c10d.BackendConfig(parsed).get_device_backend_map()
 
 
-def drop_foreign_device(
-    arguments: dict[str, Any],  # of the helper; changed in place
-) -> None:
+def drop_foreign_device(arguments: dict[str, Any]) -> None:
     "Clear `device_id` of a group that has no backend for that device"
     device = arguments.get("device_id")
     if device is None:

@@ -44,10 +44,7 @@ def device_groups() -> list[dist.ProcessGroup]:
     return found
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #637afbb4
-def is_on_device(
-    value: Any,  # an argument of a collective: a tensor, a list of tensors, options, a device
-    npu: str,
-) -> bool:
+def is_on_device(value: Any, npu: str) -> bool:
     "Return whether an argument selects the backend of the device"
     if isinstance(value, (list, tuple)):
         return bool(value) and is_on_device(value[0], npu)
@@ -84,11 +81,7 @@ def _refuse_destroyed(group: dist.ProcessGroup, what: str) -> None:
     )
 
 # %% ../../../../nbs/npu/shims/torch/02_process_groups.ipynb #8c42e716
-def guarded(
-    original: Callable,
-    npu: str,
-    counts: bool,  # mark the group as used: the call creates its communicator
-) -> Callable:
+def guarded(original: Callable, npu: str, counts: bool) -> Callable:
     "Wrap a method to refuse destroyed groups"
 
     @functools.wraps(original)
@@ -167,9 +160,7 @@ def _require_guard() -> None:
     )
 
 
-def destroy_process_groups(
-    groups: Iterable[dist.ProcessGroup] | None = None,  # None: `device_groups()`
-) -> list[str]:
+def destroy_process_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> list[str]:
     """Wait for the device, then free the communicators of active groups; return their names.
 
     Call it with the same groups on all ranks."""

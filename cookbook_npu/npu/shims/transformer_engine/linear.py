@@ -140,10 +140,7 @@ _dummies: dict[tuple, Tensor] = {}
 
 
 def get_dummy_wgrad(
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    zero: bool = False,
-    device: Any = None,  # default: the current accelerator
+    shape: Sequence[int], dtype: torch.dtype, zero: bool = False, device: Any = None
 ) -> Tensor:
     "Return a dummy gradient, shared by all weights of this shape"
     where = parameter_device(device)
@@ -307,10 +304,7 @@ def divide_features(features: int, ranks: int, what: str) -> int:
 
 
 def local_features(
-    in_features: int,
-    out_features: int,
-    mode: str | None,  # "column", "row" or None
-    ranks: int,
+    in_features: int, out_features: int, mode: str | None, ranks: int
 ) -> tuple[int, int]:
     "Return the input and output features of one rank"
     if mode == "row":

@@ -153,10 +153,7 @@ def is_recomputing() -> bool:
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #cd129f31
 @contextmanager
-def no_fp8(
-    enabled: bool = False,  # True is refused
-    **_: Any,
-) -> Iterator[None]:
+def no_fp8(enabled: bool = False, **_: Any) -> Iterator[None]:
     "Stub of `fp8_autocast` and `fp8_model_init`"
     if enabled:
         raise ShimError(
@@ -313,10 +310,7 @@ def multi_tensor_applier(
 
 
 def multi_tensor_scale(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: list[list[Tensor]],  # sources, destinations
-    scale: float,
+    chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float
 ) -> None:
     "Set the second list to the first list * scale; both may be the same"
     scaled: Any = torch._foreach_mul(tensor_lists[0], float(scale))
@@ -395,10 +389,7 @@ class SplitAlongDim:
 
     @staticmethod
     def apply(
-        mixed: Tensor,
-        split_dim: int,
-        sections: int | list[int],
-        squeeze: bool = False,  # drop the dimension of each part
+        mixed: Tensor, split_dim: int, sections: int | list[int], squeeze: bool = False
     ) -> tuple[Tensor, ...]:
         "Return views of the parts"
         parts = torch.split(mixed, sections, dim=split_dim)
@@ -487,9 +478,7 @@ def te_modules() -> dict[str, dict[str, Any]]:
     }
 
 # %% ../../../../nbs/npu/shims/transformer_engine/03_package.ipynb #171102b8
-def make_package(
-    tree: dict[str, dict[str, Any]],  # dotted module name -> attributes; parents first
-) -> dict[str, ModuleType]:
+def make_package(tree: dict[str, dict[str, Any]]) -> dict[str, ModuleType]:
     "Return linked module objects by dotted name"
     modules: dict[str, ModuleType] = {}
     for name, attributes in tree.items():

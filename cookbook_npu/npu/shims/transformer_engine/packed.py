@@ -36,7 +36,7 @@ class PackedPlan:
 
     tokens: int  # length of the row
     groups: tuple[LengthGroup, ...]
-    # position of every token in the concatenated cells; None: the row is one plain [N, L] block
+    # position of every token in the concatenated cells; None if the row is one plain [N, L] block
     inverse_T: Tensor | None
     gap_T: Tensor | None  # tokens outside all sequences, if any
 
