@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'AdvantageEstimator',
            'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path', 'Config',
-           'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig',
-           'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
-           'DistillConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
-           'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment',
-           'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'MEGATRON_ARGS_OF_THE_RUN', 'SHARED', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path',
+           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
+           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
+           'CriticConfig', 'DistillConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig',
+           'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files',
+           'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'tenant_config', 'tenant_configs',
+           'check_tenants', 'check_run_name', 'build_config', 'nearest_key', 'override', 'save_config', 'stored_config',
+           'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -766,9 +767,7 @@ class LoraConfig(Config):
         "what a weight update sends: the adapter alone (auto: with the transformers "
         "engine), or all weights with the adapter merged into them",
     )
-    slots: int = setting(
-        1, "adapters on the model at once: tenants of `Tenants`, each with its own", ge=1
-    )
+    slots: int = setting(1, "adapters on the model at once, one for each tenant", ge=1)
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
@@ -1109,6 +1108,11 @@ class RunConfig(Config):
     distill: DistillConfig = DistillConfig()
     sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
+    tenants: dict[str, dict[str, Any]] = setting(
+        {},
+        "name of a tenant -> its own values (dotted key -> value): each trains a LoRA adapter "
+        "of its own, in one of lora.slots (empty: the run trains one policy)",
+    )
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -1848,6 +1852,96 @@ def _check_lora(c: RunConfig) -> None:
                 "The model has no such layer: leave it out.",
             )
 
+# %% ../nbs/01_config.ipynb #7d02bdc0
+# what tenants share: the model, the shape of the adapters, processes and devices
+SHARED = ("scale", "model.", "warm_start.", "parallel.", "lora.", "placement.", "shims")
+SHARED += ("train.layout", "train.megatron_args", "rollout.engine", "rollout.batch_size")
+SHARED += ("rollout.stop_token_ids", "rollout.kept_cache", "tenants", "faults.on_failure")
+SHARED += ("output.root", "output.name", "output.resume")
+
+
+def tenant_config(
+    shared: RunConfig,
+    overrides: Mapping[str, Any],  # dotted key -> value
+) -> RunConfig:
+    "Return the configuration of a tenant; raise `ConfigError` for a key that all tenants share"
+    shared = shared.model_copy(update={"tenants": {}})
+    config = override(shared, overrides)
+    was = dict(shared.flat())
+    for key, value in config.flat():
+        if value != was[key] and key.startswith(SHARED):
+            raise ConfigError(
+                f"{key} is {value!r} for a tenant, the others have {was[key]!r}",
+                "Set it for all tenants.",
+            )
+    if config.has_critic or config.teachers:
+        raise ConfigError(
+            "a tenant with a critic or a teacher is unsupported",
+            "Use an advantage_estimator without a critic, and no distill.teacher.",
+        )
+    return config
+
+
+def tenant_configs(config: RunConfig) -> dict[str, RunConfig]:
+    """Return the configuration of each tenant of a run, by name
+
+    Raises `ConfigError` that names the tenant."""
+    found = {}
+    for name, overrides in config.tenants.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ConfigError(
+                f"tenants has the name {name!r}", "Use letters, digits, '-' and '_'."
+            )
+        try:
+            own = tenant_config(config, overrides)
+        except ConfigError as e:
+            raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
+        found[name] = own.model_copy(update={"recipe": f"{config.recipe}/{name}"})
+    return found
+
+# %% ../nbs/01_config.ipynb #cfcfd133
+def check_tenants(config: RunConfig) -> None:
+    "Raise `ConfigError` for settings that several tenants cannot share"
+    values = dict(config.flat())
+    for key, wanted in (
+        ("rollout.engine", "transformers"),
+        ("rollout.devices_per_engine", 1),
+        ("rollout.environment", None),
+        ("placement.mode", "colocate"),
+        ("sft.loss_mask", None),
+    ):
+        if values[key] != wanted:
+            raise ConfigError(
+                f"{key} is {values[key]!r} with tenants",
+                f"Set it to {json.dumps(wanted)}.",
+            )
+    if config.lora.rank and not config.sends_adapter:
+        raise ConfigError(
+            "lora.weight_update is 'merged' with tenants", "Set it to 'auto' or 'adapter'."
+        )
+
+
+def _check_tenants(c: RunConfig) -> None:
+    if not c.tenants:
+        return
+    check_tenants(c)
+    if not c.lora.rank:
+        raise ConfigError(
+            "tenants are given with lora.rank 0",
+            "Each tenant trains an adapter: set lora.rank, for example 16.",
+        )
+    if len(c.tenants) > c.lora.slots:
+        raise ConfigError(
+            f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
+            f"Set lora.slots to {len(c.tenants)}.",
+        )
+    if c.faults.on_failure != "fail":
+        raise ConfigError(
+            f"faults.on_failure is {c.faults.on_failure!r} with tenants",
+            "They share their processes, which are not restarted: set it to 'fail'.",
+        )
+    tenant_configs(c)
+
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
 
@@ -1899,6 +1993,7 @@ _CHECKS = (
     _check_sleep,
     _check_tiny,
     _check_lora,
+    _check_tenants,
     _check_output,
 )
 
@@ -1942,7 +2037,9 @@ def build_config(model: type[_ConfigT], values: dict) -> _ConfigT:
 # %% ../nbs/01_config.ipynb #aa5dce07
 def _set(tree: dict, key: str, value: Any) -> None:
     "Set the dotted `key` in a nested dict"
-    *path, last = key.split(".")
+    # a tenant's own values have dotted keys: tenants.NAME.optim.learning_rate
+    depth = 2 if key.startswith("tenants.") else -1
+    *path, last = key.split(".", depth)
     for part in path:
         if not isinstance(tree.setdefault(part, {}), dict):
             raise ConfigError(
@@ -1961,6 +2058,7 @@ _OPEN = (
     "train.megatron_args.",
     "placement.trainer_env.",
     "placement.rollout_env.",
+    "tenants.",
 )  # prefixes of mappings whose entries are keys of their own
 RENAMED = {"reward.right_from": "reward.correct_threshold"}  # since the last release
 

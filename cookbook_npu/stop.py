@@ -107,7 +107,10 @@ class StopRequest(AbstractContextManager):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        "Within the block the first signal only sets `signal`"
+        "Within the block the first signal only sets `signal`; a block inside of it is a no-op"
+        if self._waits:
+            yield
+            return
         self.listen()
         self.signal = 0
         self._waits = True

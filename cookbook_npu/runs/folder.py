@@ -518,6 +518,7 @@ class RunFolder:
     truncated = _Inside("truncated")
     logs = _Inside("logs")
     tensorboard = _Inside("tensorboard")
+    tenants = _Inside("tenants")
     trackers = _Inside("trackers")
     trackers_file = _Inside("trackers.json")
     notebook = _Inside("notebook.ipynb")

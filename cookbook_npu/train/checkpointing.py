@@ -280,7 +280,8 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
         check_same(with_moved_inputs(folder.config(), config, recorded), config)
         checkpoint = newest_checkpoint(folder)
         done = sum(map(is_step, read_steps(folder.metrics_file)))
-        if checkpoint is None and done and not output.restart:
+        # tenants have their own checkpoints
+        if checkpoint is None and done and not (output.restart or config.tenants):
             raise ConfigError(
                 f"{folder.path} has {done} steps and no good checkpoint: "
                 "resuming would begin again at step 0",

@@ -6,7 +6,7 @@
 __all__ = ['evaluates_after', 'ColocatedPlacement', 'SplitPlacement', 'TrainerPlacement', 'Driver']
 
 # %% ../../nbs/train/13_driver.ipynb #f46011b3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -256,6 +256,8 @@ class Driver:
         state: DriverState,  # trainer awake with the first weights, engines asleep
         stop: StopRequest | None = None,
         threads: Threads | None = None,  # of a split run (None: real ones)
+        placement: Callable[..., ColocatedPlacement]
+        | None = None,  # None: by the configuration
     ):
         self.state = state
         self.stop = stop or StopRequest()
@@ -268,7 +270,7 @@ class Driver:
         place = partial(SplitPlacement, threads=threads) if split else ColocatedPlacement
         if state.config.is_sft:
             place = TrainerPlacement
-        self.placement = place(state, failures, self.grading)
+        self.placement = (placement or place)(state, failures, self.grading)
         self.recovery = Recovery(
             state,
             failures,

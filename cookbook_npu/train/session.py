@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['START_LINE_S', 'describe_device', 'start_cluster', 'StartLines', 'process_counts', 'first_weights',
-           'prepare_teachers', 'check_sources', 'load_data', 'start_episodes', 'warn_oracle', 'Run', 'resumed_config',
+           'prepare_teachers', 'check_sources', 'load_data', 'start_episodes', 'warn_oracle', 'Run', 'open_tracker',
+           'reserve_devices', 'show_progress', 'open_data', 'record_trainer', 'start_devices', 'resumed_config',
            'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..cluster.ray_cluster import Cluster
-from ..cluster.worker_group import RayWorkerGroup
+from ..cluster.worker_group import RayWorkerGroup, WorkerGroup
 from ..config import RunConfig, override
 from ..data.conversations import (
     conversation_reader,
@@ -346,19 +347,19 @@ def _end_quickly() -> None:
     atexit.register(_freeze)
 
 
-def _open_tracker(
-    config: RunConfig, folder: RunFolder, checkpoint: Checkpoint | None, stack: ExitStack
+def open_tracker(
+    config: RunConfig,
+    folder: RunFolder,
+    last: int,  # step after which the run resumes; -1: it begins
+    answers: Callable[[], Any] | None,  # for the live view; None: nothing is sampled
+    stack: ExitStack,
 ) -> tuple[Tracker, Any]:
     "Open the metrics and the live view, with the history of a resumed run"
-    history = []
-    if checkpoint is not None:
-        records = read_steps(folder.metrics_file)
-        history = [record for record in records if record["step"] <= checkpoint.step]
+    records = read_steps(folder.metrics_file)
+    history = [record for record in records if record["step"] <= last]
     if config.output.resume:
-        first = checkpoint.step if checkpoint else 0
-        print(f"resuming {folder.path} from step {first}", flush=True)
+        print(f"resuming {folder.path} from step {max(last, 0)}", flush=True)
     folder.save_settings(config)
-    answers = None if config.is_sft else partial(answer_table, folder)
     view = live_view(config.num_steps, history=history, answers=answers)
     shown = config.output.completions if config.output.save_samples else 0
     tracker = Tracker.for_run(
@@ -366,13 +367,13 @@ def _open_tracker(
         config.num_steps,
         config.output.tensorboard,
         console=False,
-        extra_sinks=[*open_trackers(config, folder, checkpoint is not None), view],
+        extra_sinks=[*open_trackers(config, folder, last >= 0), view],
         answers=partial(newest_answers, folder, shown) if shown else None,
     )
     return stack.enter_context(tracker), view
 
 
-def _reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> Cluster:
+def reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> Cluster:
     "Start Ray, and import the tokenizers meanwhile"
     stack.callback(sweep_scratch)
     sweep_scratch()
@@ -385,7 +386,7 @@ def _reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> 
     return cluster
 
 # %% ../../nbs/train/15_session.ipynb #2437817e
-def _show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
+def show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
     "Return the display during long calls: notes below the bar of a notebook, else lines"
     lines = StartLines(cluster.status)
     if not isinstance(view, NotebookView):
@@ -401,7 +402,7 @@ def _show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[
     return show
 
 
-def _open_data(
+def open_data(
     config: RunConfig, hf_path: str, folder: RunFolder, stack: ExitStack
 ) -> dict[str, Any]:
     "Return environments, prompts and graders, as fields of `DriverState`"
@@ -427,12 +428,26 @@ def _start_workers(
     began = time.monotonic()
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     print(f"all are up after {format_duration(time.monotonic() - began)}", flush=True)
-    shims = workers.trainer.call_rank_zero("shims")
-    folder.save_stack(describe_device(config), shims=shims)
-    for note in workers.trainer.call_rank_zero("notes"):
+    record_trainer(workers.trainer, config, folder)
+    return workers
+
+
+def record_trainer(trainer: WorkerGroup, config: RunConfig, folder: RunFolder) -> None:
+    "Write stack.json with the shims of the trainer; print its notes"
+    folder.save_stack(describe_device(config), shims=trainer.call_rank_zero("shims"))
+    for note in trainer.call_rank_zero("notes"):
         print(note, flush=True)
         folder.event("note", text=note)
-    return workers
+
+# %% ../../nbs/train/15_session.ipynb #06aa9cc1
+def start_devices(
+    config: RunConfig, folder: RunFolder, view: Any, stop: StopRequest, stack: ExitStack
+) -> Cluster:
+    "Reserve the devices of a run; the view shows what takes long, a second signal ends the workers"
+    cluster = reserve_devices(config, folder, stack)
+    stop.hurry = cluster.abandon_workers
+    cluster.on_wait = show_progress(cluster, view, config)
+    return cluster
 
 # %% ../../nbs/train/15_session.ipynb #0766ac91
 def _start(
@@ -443,13 +458,13 @@ def _start(
     stack: ExitStack,  # undoes the start
 ) -> Run:
     "Start everything a run needs"
-    tracker, view = _open_tracker(config, folder, checkpoint, stack)
-    cluster = _reserve_devices(config, folder, stack)
-    stop.hurry = cluster.abandon_workers
-    cluster.on_wait = _show_progress(cluster, view, config)
+    last = checkpoint.step if checkpoint else -1
+    answers = None if config.is_sft else partial(answer_table, folder)
+    tracker, view = open_tracker(config, folder, last, answers, stack)
+    cluster = start_devices(config, folder, view, stop, stack)
     hf_path = first_weights(cluster, config)
     prepare_teachers(cluster, config, hf_path)
-    data = _open_data(config, hf_path, folder, stack)
+    data = open_data(config, hf_path, folder, stack)
     workers = _start_workers(cluster, config, hf_path, folder, stack)
     if not isinstance(view, NotebookView):
         cluster.on_wait = None  # the steps print lines
@@ -512,10 +527,10 @@ def session(
     run."""
     given = config
     config = resumed_config(given, resume, fresh)
-    if config.lora.slots > 1:
+    if config.lora.slots > 1 and not config.tenants:
         raise ConfigError(
-            f"lora.slots is {config.lora.slots}, a session trains one adapter",
-            "Leave it out, or start Tenants.",
+            f"lora.slots is {config.lora.slots}, and the run has no tenants",
+            "Name them in tenants, or leave lora.slots out.",
         )
     check_machine(config)
     install_finder()
@@ -532,7 +547,14 @@ def session(
                 stack.enter_context(folder)
                 gc.disable()  # the start is mostly imports
                 stack.callback(gc.enable)
-                run = _start(config, folder, checkpoint, stop, stack)
+                if config.tenants:
+                    from ..train.tenant_run import (
+                        start_tenant_run,  # imports this
+                    )
+
+                    run: Run = start_tenant_run(config, folder, stop, stack)
+                else:
+                    run = _start(config, folder, checkpoint, stop, stack)
                 # a collection of all imported objects takes as long as a step
                 gc.freeze()
                 gc.enable()
