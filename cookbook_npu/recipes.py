@@ -492,15 +492,15 @@ _LORA_TENANTS: Settings = {
 }
 _TINY_TENANTS: Settings = {
     **_TINY_ARITHMETIC,
-    "sampling.max_response_tokens": 8,
     "rollout.devices_per_engine": 1,
+    "warm_start.steps": 1200,
     "tenants": {
-        "addition": {"data.prompt_data": "arithmetic", "optim.learning_rate": 3e-3},
-        "sorting": {
-            "data.prompt_data": "sorting",
-            "data.task": {"level": 2, "eval_share": 0.4},
-            "data.eval_prompts": 96,
-            "optim.learning_rate": 1e-2,
+        "addition": {"data.prompt_data": "arithmetic", "optim.learning_rate": 2e-3},
+        "counting": {
+            "data.prompt_data": "counting",
+            "data.task": {"level": 3},
+            "data.eval_prompts": 128,
+            "optim.learning_rate": 4e-3,
             "seed": 1,
         },
     },
