@@ -479,11 +479,14 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    "Whether a run has all its steps"
+    "Whether a run, or each of its tenants, has all its steps"
     from .runs.folder import RunFolder
     from .runs.metrics import count_steps, load_metrics
 
     run = RunFolder.open(folder)
+    if tenants := run.config().tenants:
+        places = [run.tenants / name for name in tenants]
+        return all(place.is_dir() and is_finished(place) for place in places)
     return count_steps(load_metrics(run.path)) >= run.config().num_steps
 
 

@@ -34,6 +34,7 @@ from ..plan.memory import (
     model_of,
     planned_backend,
     planned_cache,
+    slot_bytes,
     tight_phases,
     trained_parameters,
 )
@@ -146,6 +147,7 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
             "micro-batches",
             f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
         ),
+        *([_tenants(config)] if config.tenants else []),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
         _weights(config, soc),
@@ -182,6 +184,18 @@ def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
         "Megatron": config.train.megatron_args,
     }
     return [("passed on", f"{to}: {args}") for to, args in given.items() if args]
+
+
+def _tenants(config: RunConfig) -> tuple[str, str]:
+    "Describe the adapters of the tenants"
+    d = model_of(config)
+    return (
+        "tenants",
+        f"{', '.join(config.tenants)}: {config.lora.slots} adapters of "
+        f"{trained_parameters(d, config):,} parameters, each "
+        f"{_bytes(slot_bytes(d, config))} of a device with gradients and optimizer; a step of "
+        "each in turn, nothing sleeps",
+    )
 
 
 def _turns(config: RunConfig) -> tuple[str, str]:
@@ -351,8 +365,9 @@ class RunPlan:
         "Return the time of each phase for responses of full length"
         if not self.times:
             return ""
+        of_tenant = " of a tenant" if self.config.tenants else ""
         lines = [
-            f"time of one step on {self.soc}, responses of full length "
+            f"time of one step{of_tenant} on {self.soc}, responses of full length "
             "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
             f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
             f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
@@ -365,7 +380,8 @@ class RunPlan:
         if self.is_split:
             return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
         seconds = sum(e.seconds for e in self.times)
-        days = self.config.num_steps * seconds / 86400
+        tenants = max(1, len(self.config.tenants))
+        days = tenants * self.config.num_steps * seconds / 86400
         whole = f"{self.config.num_steps} steps: {days:.1f} days"
         return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
 

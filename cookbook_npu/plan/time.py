@@ -272,6 +272,6 @@ def estimate(
         left_out |= {"values", "critic_train"}
     if not config.teachers:
         left_out.add("teacher_logprobs")
-    if config.placement.mode == "split":
+    if config.placement.mode == "split" or config.tenants:
         left_out |= {"wake_up", "sleep"}
     return [e for e in estimates if e.name not in left_out]

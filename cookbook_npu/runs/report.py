@@ -81,7 +81,9 @@ def result_table(
     rows: list[ResultRow] = []
     supervised = "sft_loss" in metrics
     first = "sft_loss" if supervised else "raw_reward"
-    for name in (first, *(name for name in metrics if name.startswith("eval"))):
+    evaluated = (name for name in metrics if name.startswith("eval"))
+    of_tenants = matching_metrics(metrics, ["tenants/*/eval_accuracy"])
+    for name in (first, *evaluated, *of_tenants):
         values = _values(metrics, name)
         label = "reward, first → last step"
         if name != "raw_reward":

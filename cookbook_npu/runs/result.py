@@ -56,10 +56,14 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
 def check_learning(
     folder: Path | str,  # run folder
 ) -> str:
-    """Return a sentence about what changed from the first to the last tenth of a run.
+    """Return a sentence about what changed from the first to the last tenth of a run; one for each tenant.
 
     Raises `NothingLearned`."""
     run = RunFolder.open(folder)
+    if tenants := run.config().tenants:
+        return "\n".join(
+            f"{name}: {check_learning(run.tenants / name)}" for name in tenants
+        )
     metrics = load_metrics(run.path)
     remedy = f"Look at the responses: cookbook-npu samples {run.path} --worst"
     if learned_nothing(metrics):
