@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .recipes import (
         find_recipe,
         qwen3_4b_colocate,
+        qwen3_4b_multi_lora_grpo,
         qwen3_4b_opd,
         qwen3_4b_sft,
         qwen3_5_9b_async,
@@ -40,6 +41,7 @@ _HOMES = {  # name -> module
     "override": "config",
     "find_recipe": "recipes",
     "qwen3_4b_colocate": "recipes",
+    "qwen3_4b_multi_lora_grpo": "recipes",
     "qwen3_4b_opd": "recipes",
     "qwen3_4b_sft": "recipes",
     "qwen3_5_9b_async": "recipes",
@@ -74,6 +76,7 @@ __all__ = [
     "make_plan",
     "override",
     "qwen3_4b_colocate",
+    "qwen3_4b_multi_lora_grpo",
     "qwen3_4b_opd",
     "qwen3_4b_sft",
     "qwen3_5_9b_async",

@@ -39,6 +39,12 @@ OVERRIDES = {
 # recipe -> family, prompts, changes, largest |train - rollout log-prob|
 RECIPES = {
     "qwen3_4b_colocate": ("qwen3", "arithmetic", {}, 0.02),
+    "qwen3_4b_multi_lora_grpo": (
+        "qwen3",
+        "arithmetic",
+        {"tenants": {"a": {}, "b": {"seed": 1}}, "rollout.engine_args": {}},
+        0.02,
+    ),
     "qwen3_4b_opd": ("qwen3", "arithmetic", {}, 0.02),
     "qwen3_4b_sft": ("qwen3", "arithmetic", {"data.apply_chat_template": True}, 0.0),
     "qwen3_5_9b_colocate": ("qwen3_5", "arithmetic", {}, 0.05),

@@ -114,6 +114,11 @@ def test_every_910b_preset_fits(recipe):
             "actor_train"
         ] and "engine" not in plan.as_text()
         return
+    if plan.config.tenants:  # the engine stays beside the trainer
+        assert all("engine weights" in {c.name for c in p.components} for p in plan.phases)
+        assert "2 adapters of 17,252,352 parameters" in plan.as_text()
+        assert "wake_up" not in {e.name for e in plan.times}
+        return
     # what a driver says of a 910B of 64 GiB
     backend, why = planned_backend(
         plan.config, plan.config.target.engine_capacity(65_787_658_240)

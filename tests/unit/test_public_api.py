@@ -20,6 +20,7 @@ SIGNATURES = {
     "override": "config, overrides",
     "find_recipe": "name",
     "qwen3_4b_colocate": PRESET,
+    "qwen3_4b_multi_lora_grpo": PRESET,
     "qwen3_4b_opd": PRESET,
     "qwen3_4b_sft": PRESET,
     "qwen3_5_9b_async": PRESET,

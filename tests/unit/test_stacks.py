@@ -484,7 +484,11 @@ def test_the_table_of_support_names_what_exists():
     rows = re.findall(r'"\| (\w+) \| (vllm-ascend-[\d.]+) \| (\w+) \|(.*)\|\\n"', page)
     found = {row[:3] for row in rows}
     engines = ("vllm", "transformers")
-    assert found == {(r, s, e) for r in RECIPES for s in RUNNABLE_STACKS for e in engines}
+    expected = {(r, s, e) for r in RECIPES for s in RUNNABLE_STACKS for e in engines}
+    # tenants need an engine with several adapters
+    assert found == {
+        row for row in expected if row[::2] != ("qwen3_4b_multi_lora_grpo", "vllm")
+    }
     for *_, claims in rows:
         simulated, wheel, source, user = (text.strip() for text in claims.split("|"))
         for claim in (simulated, wheel, source):
