@@ -10,8 +10,9 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
            'DistillConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
            'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment',
-           'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'own_modules', 'RunConfig', 'check_argument_names', 'check_experts', 'check_run_name', 'build_config',
+           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
+           'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -102,7 +103,7 @@ def setting(default: Any, description: str, *, basic: bool = False, **bounds: An
     )
 
 # %% ../nbs/01_config.ipynb #f99d19a5
-Family = Literal["qwen3", "qwen3_vl", "qwen3_5"]
+Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5"]
 
 
 class TinyConfig(Config):
@@ -113,7 +114,13 @@ class TinyConfig(Config):
     num_layers: int = setting(3, "decoder layers", gt=0)
     num_heads: int = setting(4, "query heads", gt=0)
     num_kv_heads: int = setting(2, "key/value heads (grouped-query attention)", gt=0)
-    ffn_size: int = setting(288, "inner width of the SwiGLU block", gt=0)
+    ffn_size: int = setting(
+        288, "inner width of the SwiGLU block; qwen3_moe: of each expert", gt=0
+    )
+    num_experts: int = setting(8, "experts of a layer; qwen3_moe only", gt=0)
+    experts_per_token: int = setting(
+        2, "experts that compute each token; qwen3_moe only", gt=0
+    )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
@@ -155,8 +162,24 @@ class ParallelConfig(Config):
 
     tensor: int = setting(1, "tensor-parallel size (TP)", basic=True, gt=0)
     sequence: bool = setting(
-        True, "sequence parallelism of the norms; no effect with tensor = 1"
+        True,
+        "sequence parallelism of the norms; no effect with tensor = 1; required by "
+        "mixture-of-experts models",
     )
+    expert: int = setting(
+        1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
+    )
+    expert_tensor: int | None = setting(
+        None,
+        "tensor-parallel size within an expert (expert TP) (None: tensor without expert "
+        "parallelism, otherwise 1)",
+        gt=0,
+    )
+
+    @property
+    def expert_tensor_size(self) -> int:
+        "Expert TP"
+        return self.expert_tensor or (self.tensor if self.expert == 1 else 1)
 
 # %% ../nbs/01_config.ipynb #23eb8ae4
 RecordFormat = Literal[
@@ -1270,6 +1293,13 @@ def _check_devices(c: RunConfig) -> None:
             f"parallel.tensor is {tensor}, but the trainer has {devices} devices",
             "Make parallel.tensor a divisor of the trainer's devices.",
         )
+    experts = c.parallel.expert * c.parallel.expert_tensor_size
+    if devices % experts:
+        raise ConfigError(
+            f"parallel.expert {c.parallel.expert} x parallel.expert_tensor "
+            f"{c.parallel.expert_tensor_size} is {experts}, but the trainer has {devices} devices",
+            "Make the product a divisor of the trainer's devices.",
+        )
 
 # %% ../nbs/01_config.ipynb #654ac0ab
 def _check_engines(c: RunConfig) -> None:
@@ -1413,11 +1443,11 @@ MEGATRON_ARGS_OF_THE_RUN = {
             "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
             "context_parallel_size",
-            "expert_model_parallel_size",
-            "expert_tensor_parallel_size",
         ),
-        "Leave it out: the trainer is split by tensor and data parallelism only.",
+        "Leave it out: the trainer is split by tensor, expert and data parallelism only.",
     ),
+    "expert_model_parallel_size": "Set parallel.expert.",
+    "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
     "recompute_granularity": "Set model.recompute.",
     "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
     **dict.fromkeys(
@@ -1816,6 +1846,61 @@ def _check_tiny(c: RunConfig) -> None:
             "Heads must be a multiple of key/value heads, and those a multiple of parallel.tensor.",
         )
 
+
+def check_experts(
+    parallel: ParallelConfig,
+    num_experts: int,  # of a layer; 0: a dense model
+    expert_width: int,  # inner width of an expert
+    model: str,  # its name in messages
+) -> None:
+    "Raise `ConfigError` if the layout cannot hold the experts of a model"
+    p = parallel
+    if not num_experts:
+        for name in ("expert", "expert_tensor"):
+            if (getattr(p, name) or 1) > 1:
+                raise ConfigError(
+                    f"parallel.{name} is {getattr(p, name)}, {model} has no experts",
+                    "Leave it out.",
+                )
+        return
+    if p.expert == 1 and p.expert_tensor_size != p.tensor:
+        raise ConfigError(
+            f"parallel.expert is 1, parallel.expert_tensor {p.expert_tensor} and "
+            f"parallel.tensor {p.tensor}",
+            "Megatron sums the gradients of experts over the wrong ranks then: leave "
+            "parallel.expert_tensor out, or set parallel.expert.",
+        )
+    for name, size, whole, what in (
+        ("expert", p.expert, num_experts, "experts"),
+        ("expert_tensor", p.expert_tensor_size, expert_width, "columns in an expert"),
+    ):
+        if whole % size:
+            raise ConfigError(
+                f"parallel.{name} is {size}, {model} has {whole} {what}",
+                f"Make parallel.{name} a divisor of that.",
+            )
+    if p.tensor > 1 and not p.sequence:
+        raise ConfigError(
+            f"parallel.sequence is false with parallel.tensor {p.tensor} and {model}, "
+            "a mixture of experts",
+            "Set it to true: without it every rank of a tensor-parallel group would send the "
+            "same tokens to the experts.",
+        )
+
+
+def _check_tiny_experts(c: RunConfig) -> None:
+    t = c.model.tiny
+    if c.model.path is not None:
+        return
+    experts = t.num_experts if t.family == "qwen3_moe" else 0
+    check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
+    if experts and t.experts_per_token > experts:
+        raise ConfigError(
+            f"model.tiny.experts_per_token is {t.experts_per_token}, "
+            f"model.tiny.num_experts is {experts}",
+            "Choose at most all experts.",
+        )
+
 # %% ../nbs/01_config.ipynb #4d594da4
 def _check_lora(c: RunConfig) -> None:
     unset = dict(LoraConfig().flat("lora."))
@@ -1898,6 +1983,7 @@ _CHECKS = (
     _check_offload,
     _check_sleep,
     _check_tiny,
+    _check_tiny_experts,
     _check_lora,
     _check_output,
 )

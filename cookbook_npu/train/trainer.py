@@ -605,15 +605,16 @@ class WeightWriter:
         if not self.config.sends_adapter:
             return self.model.weight_bytes
         trained = [p for p in self.model.module.parameters() if p.requires_grad]
-        return sum(p.nbytes for p in trained) * self.model.layout.tensor_size
+        return sum(p.nbytes * self.model.shards(p) for p in trained)
 
     def handle_needs(self) -> HandleNeeds:
         "Return the device memory that device handles take here"
         bucket = self.config.placement.bucket_bytes
         layout = self.model.layout
         total = self.nbytes
-        largest = max(p.nbytes for p in self.model.module.parameters()) * layout.tensor_size
-        at_once = min(bucket, total) if layout.tensor_size > 1 else 0
+        model = self.model
+        largest = max(p.nbytes * model.shards(p) for p in model.module.parameters())
+        at_once = min(bucket, total) if layout.tensor_size > 1 or layout.expert_size > 1 else 0
         engine = total // self.config.rollout.devices_per_engine
         return HandleNeeds(total, max(largest, at_once), engine + bucket)
 

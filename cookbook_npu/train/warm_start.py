@@ -35,14 +35,25 @@ from ..data.tokenizer import IMAGE_PAD, build_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError
 from ..heartbeat import report_progress
-from ..model.tiny import build_tiny, check_tiny, head_class, save_model
+from ..model.tiny import (
+    build_tiny,
+    check_tiny,
+    head_class,
+    save_model,
+    use_plain_experts,
+)
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
 from ..targets.laptop import cache_folder
 
 # %% ../../nbs/train/14_warm_start.ipynb #e8289fba
 # Raise it if the procedure below changes, or how the simulated NPU rounds: older results are then ignored.
-PROCEDURE_VERSION = {"qwen3": 3, "qwen3_vl": 8, "qwen3_5": 6}  # by family of the model
+PROCEDURE_VERSION = {
+    "qwen3": 3,
+    "qwen3_moe": 1,
+    "qwen3_vl": 8,
+    "qwen3_5": 6,
+}  # by family of the model
 
 
 def demonstrated_task(config: RunConfig) -> str:
@@ -368,6 +379,7 @@ class WarmStart:
         kind: Any = head_class(config)
         model = kind.from_pretrained(folder, dtype=torch.float32)
         model.to(acc.device(0))
+        use_plain_experts(model, acc.device(0))
         clean, noisy = (
             demonstrations_of(self.config, folder, tokenizer, corrupt)
             for corrupt in (0.0, warm.corrupt)
