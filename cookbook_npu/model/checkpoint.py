@@ -18,14 +18,18 @@ from typing import Any
 
 import torch
 
-from ..errors import DataError, RoleError, StorageError
+from ..errors import ConfigError, DataError, RoleError, StorageError
 from ..heartbeat import report_progress
 from .megatron import MegatronModel
 from .optimizer import Optimizer
 from ..npu.device import accelerator
 
 # %% ../../nbs/model/06_checkpoint.ipynb #6de31f55
-SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
+SHARDING = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    # experts have an optimizer of their own at EP > 1: its tensors keep their names
+    "chained_optim_avoid_prefix": True,
+}
 
 
 def _rng_tracker() -> Any:  # Megatron's model-parallel generators
@@ -52,7 +56,12 @@ def set_random_state(state: dict[str, Any]) -> None:
 # %% ../../nbs/model/06_checkpoint.ipynb #3c856e76
 def _sizes(optimizer: Optimizer) -> dict[str, int]:
     layout = optimizer.model.layout
-    return {"tensor": layout.tensor_size, "data": layout.data_size}
+    return {
+        "tensor": layout.tensor_size,
+        "data": layout.data_size,
+        "expert": layout.expert_size,
+        "expert_tensor": layout.expert_tensor_size,
+    }
 
 
 def sharded_state(
@@ -68,7 +77,8 @@ def sharded_state(
         weights, is_loading=loading, metadata=SHARDING
     )
     # classes that an offloaded optimizer puts into its groups cannot be loaded safely
-    for group in moments["optimizer"]["param_groups"]:
+    parts = [moments] if "optimizer" in moments else list(moments.values())
+    for group in (g for part in parts for g in part["optimizer"]["param_groups"]):
         for name in [name for name, value in group.items() if isinstance(value, type)]:
             del group[name]
     state = {
@@ -194,7 +204,7 @@ _DAMAGED = (
 
 
 def saved_layout(folder: Path | str) -> dict[str, int]:
-    "Return TP and DP of a checkpoint; raise `DataError` for a folder without one"
+    "Return the parallel sizes of a checkpoint; raise `DataError` for a folder without one"
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.core import CheckpointingException
 
@@ -240,8 +250,18 @@ def load_state(
     optimizer: Optimizer,  # of a new model
     folder: Path | str,
 ) -> bool:
-    "Resume from a checkpoint of any layout; return whether random states were restored; collective"
-    same_layout = saved_layout(folder) == _sizes(optimizer)
+    """Resume from a checkpoint of any TP and DP; return whether random states were restored.
+
+    Collective. Raises `ConfigError` if only one of run and checkpoint has expert parallelism."""
+    saved = saved_layout(folder)
+    own = _sizes(optimizer)
+    if (saved["expert"] > 1) != (own["expert"] > 1):
+        raise ConfigError(
+            f"{folder} was written with parallel.expert {saved['expert']}, this run has "
+            f"{own['expert']}: experts have an optimizer of their own in one of them only",
+            f"Resume with parallel.expert {saved['expert']}.",
+        )
+    same_layout = saved == own
     state = _read(folder, sharded_state(optimizer, loading=True, random=same_layout))
     optimizer.model.load_sharded(state["model"])
     optimizer.megatron.load_state_dict(state["optimizer"])

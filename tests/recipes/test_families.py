@@ -20,6 +20,8 @@ def prepare(root: Path, name: str, family: str, resume: bool = False) -> Path:
     "The configuration file of a run with a tiny model of a family"
     tiny = {f"model.tiny.{key}": value for key, value in SHAPE.items()}
     more = {"rollout.eval_every": 0, "model.tiny.family": family, **tiny}
+    if family == "qwen3_moe":
+        more["parallel.expert"] = 2
     given = parameters(root, name, resume, **more) | {"num_steps": STEPS}
     save_config(qwen3_4b_colocate(**given), root / f"{name}.json")
     return root / f"{name}.json"
@@ -41,7 +43,7 @@ def read_export(folder: Path) -> tuple[set[str], list[int]]:
     return info["missing_keys"] | info["unexpected_keys"], tokenizer("12+34=").input_ids
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl", "qwen3_moe"])
 def test_a_family_trains_exports_and_resumes(tmp_path, family):
     run(prepare(tmp_path, "whole", family))
     whole = tmp_path / "whole"

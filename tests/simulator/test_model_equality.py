@@ -1,7 +1,8 @@
 """Megatron models on the simulated NPU against Hugging Face: logits, gradients, names, packing, training.
 
 One job of two processes checks everything: first as one model at TP 2 with sequence parallelism, then as
-two copies at TP 1. The references are made here, in a process that knows no accelerator.
+two copies at TP 1. A mixture of experts is split in two more ways: EP 2 over the ranks of a tensor-parallel
+group, and over the two copies. The references are made here, in a process that knows no accelerator.
 """
 
 import functools
@@ -17,14 +18,27 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
+from cookbook_npu.rollout.transformers import STACKED_EXPERTS
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 # transformers 4, of the 910B stack with vllm-ascend 0.18.0, has no Qwen3.5 (make test-stacks)
 NEWER = ("qwen3_5",) if int(version("transformers").split(".")[0]) >= 5 else ()
-FAMILIES = ("qwen3", "qwen3_vl", *NEWER)
-LAYOUTS = ("TP2", "TP1")
+FAMILIES = ("qwen3", "qwen3_moe", "qwen3_vl", *NEWER)
+TEXT_ONLY = ("qwen3", "qwen3_moe")
+LAYOUTS = {
+    "TP2": ParallelConfig(tensor=2),  # of experts, too
+    "TP1": ParallelConfig(),
+    "TP2EP2": ParallelConfig(tensor=2, expert=2),
+    "DP2EP2": ParallelConfig(expert=2),
+}
+CASES = [
+    (layout, family)
+    for layout, parallel in LAYOUTS.items()
+    for family in FAMILIES
+    if parallel.expert == 1 or family == "qwen3_moe"
+]
 TOLERANCE = 1e-5
 TEMPERATURE = 0.8
 OPTIM = OptimConfig(learning_rate=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)
@@ -66,8 +80,23 @@ def tokenizer():
 def hf_model(folder: Path):
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    auto = AutoModelForCausalLM if folder.name == "qwen3" else AutoModelForImageTextToText
+    text = folder.name in TEXT_ONLY
+    auto = AutoModelForCausalLM if text else AutoModelForImageTextToText
     return auto.from_pretrained(folder)
+
+
+def folder_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    "The tensors of a model under the names of its folder: experts that transformers stacks, one by one"
+    named = {}
+    for name, t in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        parts = STACKED_EXPERTS.get(leaf, ()) if path.endswith(".experts") else ()
+        for e, expert in enumerate(t if parts else ()):
+            for part, own in zip(parts, expert.chunk(len(parts)), strict=True):
+                named[f"{path}.{e}.{part}.weight"] = own
+        if not parts:
+            named[name] = t
+    return named
 
 
 def hf_logprobs(hf, s: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +136,8 @@ def hf_train(hf) -> tuple[dict[str, torch.Tensor], list[float]]:
             torch.nn.utils.clip_grad_norm_(hf.parameters(), OPTIM.clip_grad).item()
         )
         adam.step()
-    return {n: p.detach().clone() for n, p in hf.state_dict().items()}, norms
+    trained = {n: p.detach().clone() for n, p in hf.state_dict().items()}
+    return folder_names(trained), norms
 
 
 def reference(folder: Path) -> dict:
@@ -121,8 +151,13 @@ def reference(folder: Path) -> dict:
     }
     with torch.no_grad():
         logps = [hf_logprobs(hf, s) for s in SAMPLES]
-    out = {"ids": ids, "logits": logits.detach(), "grads": grads, "logps": logps}
-    return out | ({"trained": hf_train(hf)} if folder.name == "qwen3" else {})
+    out = {
+        "ids": ids,
+        "logits": logits.detach(),
+        "grads": folder_names(grads),
+        "logps": logps,
+    }
+    return out | ({"trained": hf_train(hf)} if folder.name in TEXT_ONLY else {})
 
 
 # ---------------------------------------------------------------- what the two processes do
@@ -293,6 +328,8 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "updated": check_weight_update(model, saved),
         "layout": choose_layout(model, "auto"),
     }
+    if parallel.expert > model.layout.tensor_size:  # experts add the tokens of both copies
+        return result | check_packed(model, want) | {"trained": check_training(model, want)}
     grads = whole_gradient(model, want["ids"])
     result["grads"] = {n: far(g, want["grads"][n]) for n, g in grads.items()}
     result["largest_grad"] = max(g.abs().max().item() for n, g in grads.items())
@@ -307,15 +344,15 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     return result | ({"trained": check_training(model, want)} if "trained" in want else {})
 
 
-def both_layouts(rank: int, world_size: int, root: str) -> dict:
+def all_layouts(rank: int, world_size: int, root: str) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel, init_parallel
 
     results = {}
-    for name, tensor in zip(LAYOUTS, (2, 1), strict=True):
-        parallel = ParallelConfig(tensor=tensor)
+    for name, parallel in LAYOUTS.items():
+        tensor = parallel.tensor
         layout = init_parallel(parallel, seed=0, timeout_s=60)
         assert (layout.data_size, layout.sequence) == (world_size // tensor, tensor > 1)
-        for family in FAMILIES:
+        for family in (family for found, family in CASES if found == name):
             want = torch.load(Path(root, f"{family}.pt"), weights_only=False)
             results[name, family] = check(Path(root, family), parallel, want)
         destroy_parallel()
@@ -340,7 +377,7 @@ def results(tmp_path_factory) -> list[dict]:
             root / f"{family}.pt",
         )
     return run_ranks(
-        f"{__file__}:both_layouts",
+        f"{__file__}:all_layouts",
         2,
         {"root": str(root)},
         timeout=300,
@@ -349,11 +386,7 @@ def results(tmp_path_factory) -> list[dict]:
     )
 
 
-cases = pytest.mark.parametrize(
-    "case",
-    [(layout, family) for layout in LAYOUTS for family in FAMILIES],
-    ids=lambda c: "-".join(c),
-)
+cases = pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(c))
 
 
 @cases
@@ -362,7 +395,9 @@ def test_logits_equal_hugging_face(results, case):
         assert rank[case]["logits"] <= TOLERANCE
 
 
-@cases
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c[0] != "DP2EP2"], ids=lambda c: "-".join(c)
+)
 def test_gradients_equal_hugging_face(results, case):
     for rank in results:
         assert {n: d for n, d in rank[case]["grads"].items() if d > TOLERANCE} == {}
@@ -418,7 +453,7 @@ def test_chunked_logprobs_equal_unchunked(results, case):
         assert rank[case]["chunked"] <= 1e-6
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["TP2", "TP1"])
 @pytest.mark.parametrize("kind", ["selective", "full"])
 def test_recomputed_gradients_are_the_same(results, layout, kind):
     "Attention of both layers ran in the forward pass and again in the backward pass"
@@ -428,11 +463,13 @@ def test_recomputed_gradients_are_the_same(results, layout, kind):
         assert found[f"{kind} attentions"] == 4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_training_steps_equal_plain_adamw(results, layout):
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c[1] in TEXT_ONLY], ids=lambda c: "-".join(c)
+)
+def test_training_steps_equal_plain_adamw(results, case):
     "TP 2 and DP 2 (two copies, half the samples each) against one plain process; so they equal each other"
     for rank in results:
-        trained = rank[layout, "qwen3"]["trained"]
+        trained = rank[case]["trained"]
         assert trained["micro_batches"] >= 2
         assert trained["norm"] <= TOLERANCE
         assert trained["weights"] <= TOLERANCE
