@@ -31,6 +31,7 @@ from ..runs.report import (
     run_result,
     write_report,
 )
+from ..terminal import counted
 
 # %% ../../nbs/runs/14_result.ipynb #0f59366c
 _JUDGED_FROM = 20  # steps; the tiny model has learned by then
@@ -43,8 +44,8 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
     before = statistics.mean(losses[:tenth])
     after = statistics.mean(losses[-tenth:])
     text = (
-        f"the weights moved in {sum(norm > 0 for norm in norms)} of {len(losses)} steps, and the "
-        f"mean loss went from {format_number(before)} to {format_number(after)}"
+        f"the weights moved in {sum(norm > 0 for norm in norms)} of {counted(len(losses), 'step')}; mean "
+        f"loss of the first {tenth} and the last {tenth}: {format_number(before)} → {format_number(after)}"
     )
     if len(losses) >= _JUDGED_FROM and after >= before:
         raise NothingLearned(
@@ -81,8 +82,8 @@ def check_learning(
     after = statistics.mean(rewards[-tenth:])
     moved = sum(norm > 0 for norm in norms)
     text = (
-        f"the weights moved in {moved} of {len(rewards)} steps, and the mean reward went "
-        f"from {format_number(before)} to {format_number(after)}"
+        f"the weights moved in {moved} of {counted(len(rewards), 'step')}; mean reward of the first "
+        f"{tenth} and the last {tenth}: {format_number(before)} → {format_number(after)}"
     )
     judged = run.config().target.simulated and len(rewards) >= _JUDGED_FROM
     accuracies = [value for _, value in metric_points(metrics, "eval_accuracy")]
