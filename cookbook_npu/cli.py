@@ -65,7 +65,7 @@ from .plan.preflight import check_files, check_machine
 from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
-from .terminal import fit, terminal_columns
+from .terminal import counted, fit, terminal_columns
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(argv: Sequence[str]) -> list[str]:
@@ -261,6 +261,10 @@ def _resume_line(folder: Path) -> str:
 
 # %% ../nbs/99_cli.ipynb #83da886a
 _ABOUT = "RL post-training of Qwen3 models on Ascend NPUs."
+# groups of commands in --help
+_BEFORE = "Before a run"
+_DURING = "Start and control a run"
+_AFTER = "During and after a run"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
 
 
@@ -403,6 +407,7 @@ def _prepare(
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command(
     "run",
+    rich_help_panel=_DURING,
     epilog="Examples: cookbook-npu run qwen3_4b_colocate -p num_steps 10; "
     "cookbook-npu run qwen3_4b_colocate -f my.yaml; "
     "cookbook-npu run --resume runs/NAME",
@@ -518,7 +523,7 @@ _ORDER = (
 )
 
 
-@app.command("config", epilog=_ORDER)
+@app.command("config", rich_help_panel=_BEFORE, epilog=_ORDER)
 def _config(
     contains: Annotated[
         str,
@@ -555,6 +560,7 @@ def _config(
 # %% ../nbs/99_cli.ipynb #994e98a2
 @app.command(
     "shims",
+    rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu shims; cookbook-npu shims ./my_shim.py; "
     "cookbook-npu shims --explain torch.host_cache; "
     "cookbook-npu shims --check",
@@ -684,6 +690,7 @@ def one_scale(scale: str | None, parameters: Mapping[str, Any]) -> str:
 # %% ../nbs/99_cli.ipynb #bc054941
 @app.command(
     "doctor",
+    rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu doctor; "
     "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip --run runs/NAME",
 )
@@ -785,6 +792,7 @@ def show_search(
 # %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
+    rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
     "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings; "
     "cookbook-npu plan qwen3_4b_colocate --search --devices 8,16",
@@ -856,6 +864,7 @@ def _plan(
 # %% ../nbs/99_cli.ipynb #0d2c18ba
 @app.command(
     "schedule",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu schedule runs/NAME; "
     "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
 )
@@ -903,6 +912,7 @@ def _schedule(
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu report runs/NAME; "
     "cookbook-npu report runs/NAME --soc Ascend910B3",
 )
@@ -920,6 +930,7 @@ def _report(
 # %% ../nbs/99_cli.ipynb #0f80da19
 @app.command(
     "evidence",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu evidence runs/NAME; "
     "cookbook-npu evidence runs/NAME --soc Ascend910B3 --note 'firmware 7.8'; "
     "cookbook-npu evidence FILE.json",
@@ -963,6 +974,7 @@ _Step = Annotated[
 
 @app.command(
     "export",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu export runs/NAME; cookbook-npu export runs/NAME --step 20 --to my-model; "
     "cookbook-npu export runs/NAME --push me/my-model",
 )
@@ -1000,6 +1012,7 @@ def _export(
 # %% ../nbs/99_cli.ipynb #e5cea202
 @app.command(
     "eval",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu eval runs/NAME; cookbook-npu eval runs/NAME --step 20 --samples 8; "
     "cookbook-npu eval runs/NAME --data aime.jsonl --temperature 0 --engine vllm",
 )
@@ -1047,6 +1060,7 @@ def _eval(
 # %% ../nbs/99_cli.ipynb #065bfcd9
 @app.command(
     "chat",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu chat runs/NAME; echo '12+34=' | cookbook-npu chat runs/NAME; "
     "in the conversation: /image PICTURE, /new, Ctrl-D",
 )
@@ -1081,6 +1095,7 @@ def recipe_summary(notebook: Path) -> tuple[str, str]:
 
 @app.command(
     "recipes",
+    rich_help_panel=_BEFORE,
     epilog="Example: cookbook-npu recipes",
 )
 def _recipes() -> None:
@@ -1095,6 +1110,7 @@ def _recipes() -> None:
 # %% ../nbs/99_cli.ipynb #1b76f0f1
 @app.command(
     "samples",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu samples runs/NAME; cookbook-npu samples runs/NAME --step 12; "
     "cookbook-npu samples runs/NAME --worst",
 )
@@ -1119,6 +1135,7 @@ def _samples(
 # %% ../nbs/99_cli.ipynb #e9383c1c
 @app.command(
     "runs",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu runs; cookbook-npu runs --html runs/index.html; "
     "cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
 )
@@ -1161,8 +1178,7 @@ def _list_runs(
         lines = [line for line in lines if rehearsals or not line.is_rehearsal]
         typer.echo(listing.runs_table(lines, terminal_columns() or 80))
         if hidden:
-            plural = "s" * (hidden > 1)
-            typer.echo(f"and {hidden} rehearsal{plural}: --rehearsals")
+            typer.echo(f"and {counted(hidden, 'rehearsal')}: --rehearsals")
         if page:
             listing.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
@@ -1233,6 +1249,7 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
 # %% ../nbs/99_cli.ipynb #773f0108
 @app.command(
     "compare",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
     "cookbook-npu compare runs/A runs/B runs/C; "
     "cookbook-npu compare runs/NAME --against expected; "
@@ -1281,7 +1298,11 @@ def _compare(
     raise typer.Exit(show_comparison(compared(runs, against, soc), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
-@app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")
+@app.command(
+    "rerun",
+    rich_help_panel=_AFTER,
+    epilog="Example: cookbook-npu rerun runs/NAME --dry-run",
+)
 def _rerun(
     run: Annotated[Path, Argument(help="Folder of a complete run.", **_OF_RUN)],
     dry_run: Annotated[
@@ -1362,6 +1383,7 @@ _Resume = Annotated[bool, Option(help="Resume a job that ended early.")]
 # %% ../nbs/99_cli.ipynb #d4100f9c
 @app.command(
     "launch",
+    rich_help_panel=_DURING,
     epilog="Examples: cookbook-npu launch qwen3_4b_colocate -p model /models/Qwen3-4B "
     "-p prompt_data /data/dapo; "
     "cookbook-npu launch qwen3_4b_colocate --rehearse; cookbook-npu launch ID --resume. "
@@ -1422,6 +1444,7 @@ _JobId = Annotated[
 
 @app.command(
     "jobs",
+    rich_help_panel=_DURING,
     epilog="Examples: cookbook-npu jobs; cookbook-npu jobs ID; cookbook-npu jobs --runs /data/runs",
 )
 def _jobs(
@@ -1447,7 +1470,7 @@ def _jobs(
         typer.echo(f"{launch.job_state(job):9}  {job.id}")
 
 
-@app.command("attach", epilog="Example: cookbook-npu attach ID")
+@app.command("attach", rich_help_panel=_DURING, epilog="Example: cookbook-npu attach ID")
 def _attach_job(runs: _Runs, job_id: _JobId) -> None:
     "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
     from .cluster import launch
@@ -1455,7 +1478,7 @@ def _attach_job(runs: _Runs, job_id: _JobId) -> None:
     follow_job(launch.find_job(runs, job_id))
 
 
-@app.command("stop", epilog="Example: cookbook-npu stop ID")
+@app.command("stop", rich_help_panel=_DURING, epilog="Example: cookbook-npu stop ID")
 def _stop_job(runs: _Runs, job_id: _JobId) -> None:
     "Stop a job after its current step, with a checkpoint; twice: abort."
     from .cluster import launch

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_5_9b_colocate',
            'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo', 'RECIPES', 'prompt_settings', 'Reference',
-           'Expected', 'Variant', 'Recipe', 'find_recipe', 'parameters_of', 'changed_settings', 'run_command']
+           'Expected', 'Variant', 'Recipe', 'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of',
+           'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -38,6 +39,7 @@ _REAL_PROMPTS: Settings = {
     "data.apply_chat_template": True,
     "reward.scorers": {"math": 1.0},
 }
+_PLAIN_TEXT: Settings = {"data.apply_chat_template": False}
 _FILE_SETTINGS: Mapping[str, Settings] = {
     "910b": {},
     "cuda": {**_REAL_PROMPTS, "sampling.max_response_tokens": 1024},
@@ -107,11 +109,9 @@ _TINY_TRIANGLES: Settings = {
 }
 
 
-def prompt_settings(prompt_data: str, config: RunConfig) -> Settings:
-    "Return what `prompt_data` changes in the configuration of a recipe"
+def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
+    "Return the settings of a generated task or a file"
     tiny = config.target.has_tiny_model
-    if prompt_data == config.data.prompt_data:
-        return {}
     if prompt_data == "triangles":
         return _TINY_TRIANGLES if tiny else {"rollout.environment": "geo3k"}
     if prompt_data == "calculator" and not tiny:
@@ -119,7 +119,21 @@ def prompt_settings(prompt_data: str, config: RunConfig) -> Settings:
     if prompt_data == "calculator":
         larger = _TINY_CALCULATOR_MODEL if config.model.tiny.family == "qwen3" else {}
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
-    return _TASK_SETTINGS.get(prompt_data) or _FILE_SETTINGS[config.scale]
+    if prompt_data in _TASK_SETTINGS:
+        return _TASK_SETTINGS[prompt_data]
+    plain = tiny and config.model.path is None and config.model.tiny.family != "qwen3_vl"
+    return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
+
+
+def prompt_settings(prompt_data: str, config: RunConfig) -> Settings:
+    "Return what `prompt_data` changes in the configuration of a recipe"
+    if prompt_data == config.data.prompt_data:
+        return {}
+    settings = _for_prompts(prompt_data, config)
+    if not config.is_sft:
+        return settings
+    kept = {k: v for k, v in settings.items() if k.startswith(("data.", "sampling.max_"))}
+    return {**kept, "data.apply_chat_template": config.data.apply_chat_template}
 
 # %% ../nbs/02_recipes.ipynb #dcfc7d3a
 @dataclass(frozen=True)
@@ -212,6 +226,14 @@ class Recipe:
         )
         return self._build(scale, parameters, overrides or {})
 
+    def _own(self, scale: Scale, model: str | None) -> RunConfig:
+        "Return the configuration with the recipe's own prompts"
+        # set the path first: with it the checks of model.tiny do not apply
+        path = ModelConfig(path=model)
+        return override(
+            RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
+        )
+
     def _build(
         self, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
     ) -> RunConfig:
@@ -220,11 +242,7 @@ class Recipe:
             _require(scale, model=parameters["model"], prompt_data=parameters["prompt_data"])
         for key in given.keys() & overrides.keys():
             raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
-        # set the path first: with it the checks of model.tiny do not apply
-        path = ModelConfig(path=parameters["model"])
-        config = override(
-            RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
-        )
+        config = self._own(scale, parameters["model"])
         prompts = given.get("data.prompt_data", config.data.prompt_data)
         changes = dict(prompt_settings(prompts, config))
         if config.is_sft:
@@ -234,8 +252,6 @@ class Recipe:
                         f"{name} is {parameters[name]!r} in a recipe of supervised fine-tuning",
                         "It samples nothing: leave it out.",
                     )
-            kept = ("data.", "sampling.max_")
-            changes = {key: value for key, value in changes.items() if key.startswith(kept)}
         for variant in self.chosen_variants(scale, overrides):
             changes |= variant.settings
         return override(config, {**changes, **given, **overrides})
@@ -259,6 +275,8 @@ def _require(scale: str, **parameters: Any) -> None:
                 f"{name} is not given at scale {scale}",
                 f"Give the path, for example -p {name} /data/....",
             )
+
+
 
 
 
@@ -679,6 +697,47 @@ def find_recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise ConfigError(f"there is no recipe {name!r}", nearest(name, RECIPES))
     return RECIPES[name]
+
+# %% ../nbs/02_recipes.ipynb #8a021f48
+_WHY = {
+    "data.apply_chat_template": "a chat model reads prompts in its chat template",
+    "data.max_prompt_tokens": "prompts of a file may be long",
+    "reward.scorers": "finds the final answer in a text",
+    "sampling.max_response_tokens": "the answer may stand in a longer text",
+}
+
+
+@dataclass(frozen=True)
+class PromptChange:
+    "A setting that the prompts of a run have changed"
+
+    key: str
+    recipe: Any  # the recipe's value for its own prompts
+    now: Any
+    why: str
+
+
+def prompt_changes(config: RunConfig) -> list[PromptChange]:
+    """Return the settings of a run that follow from `prompt_data`, without those that were given
+
+    Empty for the recipe's own prompts, and for a recipe that is not of the cookbook."""
+    recipe = RECIPES.get(config.recipe)
+    if recipe is None:
+        return []
+    own = recipe._own(config.scale, config.model.path)
+    prompts = config.data.prompt_data
+    is_task = prompts in (*_TASK_SETTINGS, "calculator", "triangles")
+    before, now = dict(own.flat()), dict(config.flat())
+    return [
+        PromptChange(
+            key,
+            before[key],
+            value,
+            f"for the task {prompts}" if is_task else _WHY[key],
+        )
+        for key, value in prompt_settings(prompts, own).items()
+        if key != "data.prompt_data" and before.get(key) != value == now.get(key)
+    ]
 
 # %% ../nbs/02_recipes.ipynb #d6a1250e
 # of one run only

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEVICES_PER_NODE', 'NOT_EVALUATED', 'DeviceRoles', 'device_roles', 'process_groups', 'device_map', 'batch_arithmetic',
-           'learning_warnings', 'RunPlan', 'make_plan', 'model_name']
+           'evaluation_warnings', 'prompts_text', 'RunPlan', 'make_plan', 'model_name']
 
 # %% ../../nbs/plan/04_plan.ipynb #0341585b
 from collections.abc import Mapping
@@ -45,7 +45,8 @@ from ..plan.time import (
     later_turns,
     speeds_of,
 )
-from ..terminal import fit
+from ..recipes import prompt_changes
+from ..terminal import counted, fit
 
 # %% ../../nbs/plan/04_plan.ipynb #cc028218
 DEVICES_PER_NODE = 8
@@ -134,17 +135,17 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         ),
         (
             "engines",
-            f"{config.num_engines} engines of {rollout.devices_per_engine} devices, "
-            f"{per_engine} responses each",
+            f"{counted(config.num_engines, 'engine')} of "
+            f"{counted(rollout.devices_per_engine, 'device')}, {per_engine} responses each",
         ),
         (
             "optimizer",
-            f"{steps} steps of {config.global_batch_size} samples, {share} for each of "
-            f"{config.data_parallel} data-parallel copies",
+            f"{counted(steps, 'step')} of {config.global_batch_size} samples, {share} on each "
+            f"data-parallel rank (DP {config.data_parallel})",
         ),
         (
             "micro-batches",
-            f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
+            f"at most {tokens} tokens: up to {micro_batches} for each rank and optimizer step",
         ),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
@@ -163,13 +164,13 @@ def _sft_arithmetic(config: RunConfig) -> list[tuple[str, str]]:
     return [
         (
             "conversations",
-            f"{config.rollout_batch} of at most {limit} tokens, {share} for each of "
-            f"{config.data_parallel} data-parallel copies",
+            f"{config.rollout_batch} of at most {limit} tokens, {share} on each "
+            f"data-parallel rank (DP {config.data_parallel})",
         ),
         ("loss", f"{learned[config.sft.loss_mask or 'last']} of the assistant"),
         (
             "micro-batches",
-            f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
+            f"at most {tokens} tokens: up to {micro_batches} for each rank and optimizer step",
         ),
         *_passed_on(config),
     ]
@@ -203,7 +204,8 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
     groups = (r.depth + 1) * r.prompts_per_step
     return (
         "ahead",
-        f"the rollout at most {r.depth} steps, samples at most {r.max_staleness} steps old: "
+        f"the rollout at most {counted(r.depth, 'step')}, samples at most "
+        f"{counted(r.max_staleness, 'step')} old: "
         f"up to {groups} groups under way",
     )
 
@@ -262,20 +264,23 @@ NOT_EVALUATED = (
 )
 
 
-def learning_warnings(config: RunConfig) -> list[str]:
-    "Return warnings about a run that may not learn, or is not evaluated"
-    found = []
+def evaluation_warnings(config: RunConfig) -> list[str]:
+    "Return a warning about a run without held-out prompts; generated tasks have some"
     sources = [*config.data.mixture] or [config.data.prompt_data]
-    own = [source for source in sources if source not in GENERATED]
-    if own and config.model.path is None and not config.is_sft:
-        found.append(
-            f"the tiny model has seen generated tasks only, not {', '.join(own)}. If the reward "
-            "stays 0 in the first steps, it answers none of these prompts correctly and cannot "
-            "learn from them: give -p model FOLDER."
-        )
-    if config.rollout.eval_every and len(own) == len(sources) and not config.data.eval_data:
-        found.append(NOT_EVALUATED)
-    return found
+    own = not any(source in GENERATED for source in sources)
+    missing = config.rollout.eval_every and own and not config.data.eval_data
+    return [NOT_EVALUATED] if missing else []
+
+
+def prompts_text(config: RunConfig) -> str:
+    "Return the table of what was set for the prompts; empty: nothing"
+    rows = [("set for your prompts", "recipe's value", "value now", "why")]
+    rows += [
+        (f"  {c.key}", str(c.recipe), str(c.now), c.why) for c in prompt_changes(config)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 # %% ../../nbs/plan/04_plan.ipynb #7bd07ff1
 @dataclass(frozen=True)
@@ -390,7 +395,7 @@ class RunPlan:
     @property
     def warnings(self) -> list[str]:
         "Warnings about the run, its memory, and a chip without verified numbers"
-        found = learning_warnings(self.config)
+        found = evaluation_warnings(self.config)
         if self.config.target.checks_memory:
             found += tight_phases([*self.phases], self.capacity)
         if self.config.target.has_soc and find_soc(self.soc).unverified:
@@ -401,9 +406,10 @@ class RunPlan:
         "Return the run, its model and its process groups"
         config = self.config
         tensor = config.parallel.tensor
-        lines = [f"warning: {text}" for text in self.warnings]
-        lines += [
-            f"{config.recipe} at scale {config.scale}: {config.num_steps} steps, seed {config.seed}",
+        steps = counted(config.num_steps, "step")
+        lines = [
+            f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
+            *(f"warning: {text}" for text in self.warnings),
             f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
             f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
             "",
@@ -424,8 +430,8 @@ class RunPlan:
         "Return the plan as text, as wide as the terminal"
         rows = batch_arithmetic(self.config, self.soc)
         batch = [f"{what:14}{value}" for what, value in rows]
-        parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
-        parts.append(self.schedule_text())
+        parts = [self.head_text(), prompts_text(self.config), "\n".join(batch)]
+        parts += [self.memory_text(), self.time_text(), self.schedule_text()]
         if roles:
             parts.append(self.roles_text())
         return fit("\n\n".join(part for part in parts if part))
@@ -445,6 +451,7 @@ class RunPlan:
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
             times=[asdict(e) for e in self.times],
             warnings=self.warnings,
+            set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
             schedule=[row.as_json() for row in rows],
         )
 

@@ -30,6 +30,7 @@ from ..plan.preflight import (
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
+from ..terminal import counted
 
 if TYPE_CHECKING:
     from ..data.sample import Prompt, Sample
@@ -276,13 +277,11 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
     "Format a result of `evaluate_run` for a terminal"
     metrics = result["metrics"]
     count = result["samples_per_prompt"]
-    plural = "" if count == 1 else "s"
     how = "greedy"
     if result["temperature"]:
         how = f"temperature {result['temperature']:g}"
-    asked = (
-        f"{result['prompts']} prompts of {result['data']} x {count} sample{plural}, {how}"
-    )
+    samples = counted(count, "sample")
+    asked = f"{result['prompts']} prompts of {result['data']} x {samples}, {how}"
     error = f"standard error {metrics['standard_error']:.4f}"
     lines = [f"step      {result['step']} of {result['run']}", f"asked     {asked}"]
     lines += [f"accuracy  {metrics['eval_accuracy']:.4f} ({error})"]

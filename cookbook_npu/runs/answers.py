@@ -17,6 +17,7 @@ from ..errors import MissingError
 from .folder import RunFolder
 from .gallery import choose_samples, sample_pictures, shorten
 from .plots import COLOURS
+from ..terminal import counted
 
 # %% ../../nbs/runs/13_answers.ipynb #48d37509
 _SHOWN = 300  # characters of a prompt and of an answer
@@ -86,7 +87,7 @@ def _row_html(row: AnswerRow) -> str:
 
 # %% ../../nbs/runs/13_answers.ipynb #0ffb10d1
 def _when(step: int) -> str:
-    return "before training" if step == 0 else f"after {step} step{'s' * (step > 1)}"
+    return "before training" if step == 0 else f"after {counted(step, 'step')}"
 
 
 def _title(step: int, records: Sequence[Mapping[str, Any]]) -> str:

@@ -36,6 +36,7 @@ from ..runs.plots import (
     to_svg,
 )
 from .report import NO_NUMBERS, check_expected, expected_numbers
+from ..terminal import counted
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
 RuleKind = Literal["bitwise", "band", "ratio", "ignored"]
@@ -444,10 +445,11 @@ def comparison_text(
     lines += result.plan
     compared = sum(m.kind != "ignored" for m in result.metrics)
     if result.same:
-        lines.append(f"the same within the rules: {compared} metrics")
+        lines.append(f"the same within the rules: {counted(compared, 'metric')}")
     else:
         lines.append(
-            f"different: {len(result.found)} of {compared} metrics, {len(result.config)} keys"
+            f"different: {len(result.found)} of {counted(compared, 'metric')}, "
+            f"{counted(len(result.config), 'key')}"
         )
     return "\n".join(lines)
 

@@ -19,7 +19,7 @@ from ..data.sample import Sample
 from ..errors import BudgetSpent, ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
 from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
-from ..stop import RunStopped, StopRequest
+from ..stop import RunStopped, StopRequest, resume_hint
 from .async_sampling import AsyncSampler, Threads
 from .async_weight_update import AsyncWeightUpdate
 from .checkpointing import CheckpointManager, due
@@ -27,7 +27,7 @@ from .recovery import EngineRestarts, Failures, Recovery
 from .sampling import Grading, Rollout, Sampler
 from .sft import SftStep, conversation_sample, held_out_loss
 from .state import DriverState
-from .train_step import LogprobDiffAlarm, TrainStep
+from .train_step import STEPS_TO_STOP, LogprobDiffAlarm, TrainStep
 from .weight_update import WeightUpdate
 
 # %% ../../nbs/train/13_driver.ipynb #97cc1d15
@@ -365,6 +365,9 @@ class Driver:
                 state.prompts.put_back()
                 self._stop_before(step)
             yield record
+            if step + 1 < state.config.num_steps and self.train_step.is_stuck():
+                self._end_stuck(step + 1)
+                return
 
     def _logged_step(self, step: int) -> dict[str, Any]:
         "Take a step, evaluate if due, and log its row"
@@ -387,15 +390,30 @@ class Driver:
 
     def _stop_before(self, step: int) -> NoReturn:
         "End the run between two steps, with a checkpoint of the completed ones"
-        state = self.state
+        self._save_before(step)
+        self.state.stop_before(step, self.grading.budget_spent)
+
+    def _save_before(self, step: int) -> None:
+        "End the work ahead, and write a checkpoint of the completed steps"
         self.placement.halt()
         self.checkpoints.finish()
         if step > 0 and self.checkpoints.newest_step != step:
             with self.placement.trainer_awake():
                 # as in a step, where the checkpoint begins before the update
-                self.checkpoints.begin(step, state.version - 1)
+                self.checkpoints.begin(step, self.state.version - 1)
                 self.checkpoints.finish()
-        state.stop_before(step, self.grading.budget_spent)
+
+    def _end_stuck(self, step: int) -> None:
+        "End a run of the tiny model that learns nothing; the result says so"
+        self._save_before(step)
+        self.state.start_step = step
+        text = (
+            f"the run ends after {step} of {self.state.config.num_steps} steps: in the last "
+            f"{STEPS_TO_STOP} every group had equal rewards, so the tiny model learns nothing. Give a "
+            f"pretrained model (-p model FOLDER) or easier prompts. {resume_hint(self.state.folder.path)}"
+        )
+        print(text, flush=True)
+        self.state.folder.event("stuck", step=step, text=text)
 
     def set_num_engines(self, num_engines: int) -> None:
         "Remove or add engines between two steps; unsupported with colocated placement"

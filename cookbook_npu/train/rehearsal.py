@@ -19,6 +19,7 @@ from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import dimensions_of_folder
 from ..plan.roles import REHEARSE_ENV
+from ..terminal import counted
 
 # %% ../../nbs/train/16_rehearsal.ipynb #d22091b7
 _TINY: dict[str, Any] = {
@@ -145,7 +146,7 @@ def rehearse(
     if small.rollout.engine != config.rollout.engine:
         print(
             f"{reason}: the transformers engine stands in for engines of "
-            f"{config.rollout.devices_per_engine} devices",
+            f"{counted(config.rollout.devices_per_engine, 'device')}",
             flush=True,
         )
     name = f"{REHEARSAL}{config.recipe}-{os.getpid()}"
@@ -187,7 +188,7 @@ def rehearsal_summary(
     if gradient:
         trained = f"one optimizer step (gradient norm {gradient:.3g})"
     done = [
-        f"processes and groups on {config.placement.devices} devices",
+        f"processes and groups on {counted(config.placement.devices, 'device')}",
         "variables of each role",
         f"{config.rollout_batch} {'conversations' if config.is_sft else 'samples'}",
         trained,

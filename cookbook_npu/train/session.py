@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['START_LINE_S', 'describe_device', 'start_cluster', 'StartLines', 'process_counts', 'first_weights',
-           'prepare_teachers', 'check_sources', 'load_data', 'start_episodes', 'warn_oracle', 'Run', 'resumed_config',
-           'session']
+           'prepare_teachers', 'check_sources', 'warn_unseen', 'load_data', 'start_episodes', 'warn_oracle', 'Run',
+           'resumed_config', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
 import atexit
@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import RayWorkerGroup
@@ -42,12 +42,12 @@ from ..data.prompts import (
 )
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt, prompt_source
+from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError, DeviceError, nearest
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
-from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
 from ..runs.answers import answer_table, newest_answers
@@ -65,15 +65,20 @@ from ..stop import (
     end_with_parent,
     resume_hint,
 )
+from ..terminal import counted
 from .checkpointing import open_folder
 from .driver import Driver
 from .state import DriverState
 from ..train.warm_start import (
+    demonstrated_task,
     needs_warm_start,
     teacher_folder,
     tiny_teacher,
     warm_folder,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 from .workers import DEVICE_SHARE, Workers, start_workers
 
 # %% ../../nbs/train/15_session.ipynb #c20af7a7
@@ -145,9 +150,9 @@ def process_counts(config: RunConfig) -> str:
     engines = config.num_engines
     each = config.rollout.devices_per_engine
     if config.is_sft:
-        return f"{ranks} trainer rank{'s' * (ranks > 1)}"
+        return counted(ranks, "trainer rank")
     of = f" of {each} processes" if each > 1 else ""
-    return f"{ranks} trainer rank{'s' * (ranks > 1)}, {engines} engine{'s' * (engines > 1)}{of}"
+    return f"{counted(ranks, 'trainer rank')}, {counted(engines, 'engine')}{of}"
 
 # %% ../../nbs/train/15_session.ipynb #acdedb6e
 def first_weights(cluster: Cluster, config: RunConfig) -> str:
@@ -216,6 +221,32 @@ def check_sources(
         )
 
 # %% ../../nbs/train/15_session.ipynb #9644b5b1
+def warn_unseen(
+    config: RunConfig, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase"
+) -> None:
+    "Warn about prompts with tokens that the warm start of the tiny text model does not show"
+    sources = {*config.data.mixture} or {config.data.prompt_data}
+    tiny = config.target.has_tiny_model and not config.model.path
+    if not tiny or sources <= {*GENERATED} or config.model.tiny.family == "qwen3_vl":
+        return
+    task = demonstrated_task(config)
+    shown = {
+        c
+        for problem in generated_task(task, config.data.task).train
+        for c in problem.prompt
+    }
+    known = {*tokenizer("".join(shown), add_special_tokens=False)["input_ids"]}
+    unseen = [found for p in prompts if (found := [i for i in p.ids if i not in known])]
+    if unseen:
+        print(
+            f"warning: {len(unseen)} of {counted(len(prompts), 'prompt')} have characters that the "
+            f"warm start of the tiny model does not show, such as {tokenizer.decode(unseen[0][:1])!r}; "
+            f"it shows {''.join(sorted(shown))!r} only. The tiny model does not understand such "
+            "prompts, and the reward may stay 0. Give a pretrained model: -p model FOLDER.",
+            flush=True,
+        )
+
+
 def load_data(
     config: RunConfig,
     hf_path: str,  # folder with the tokenizer
@@ -227,10 +258,8 @@ def load_data(
     length = None if episodes is None else InitialPromptLength(episodes)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor, length)
     print(prompts.source, flush=True)
-    held_out = eval_prompts(config.data, tokenizer, processor, length)
-    if config.rollout.eval_every and not held_out:
-        print(NOT_EVALUATED, flush=True)
-    return prompts, held_out
+    warn_unseen(config, prompts.prompts, tokenizer)
+    return prompts, eval_prompts(config.data, tokenizer, processor, length)
 
 
 def start_episodes(
@@ -276,8 +305,6 @@ def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
     held_out = held_out_conversations(reader)
     prompts = load_conversations(reader, held_out, config.seed)
     print(prompts.source, flush=True)
-    if config.rollout.eval_every and not held_out:
-        print(NOT_EVALUATED, flush=True)
     # not opened: nothing is graded
     rewards = RewardPool(config.reward)
     return dict(prompts=prompts, held_out=[*held_out], rewards=rewards, episodes=None)
