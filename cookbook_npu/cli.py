@@ -34,14 +34,14 @@ from typer import Argument, Option
 
 import cookbook_npu
 from .cluster.ray_cluster import check_address, preload_workers
-from cookbook_npu.config import (
+from .config import (
     OutputConfig,
     RunConfig,
     config_keys,
     default_runs_folder,
     shims_environment,
 )
-from cookbook_npu.errors import (
+from .errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -51,7 +51,7 @@ from cookbook_npu.errors import (
 )
 from .notebook import parameter_defaults, recipe_of
 from .npu.device import NPU, SIMULATE_ENV, free_port
-from cookbook_npu.parameters import (
+from .parameters import (
     Given,
     check_overrides,
     export_settings,
@@ -65,7 +65,7 @@ from .plan.preflight import check_files, check_machine
 from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
-from .terminal import fit, terminal_columns
+from .terminal import counted, fit, terminal_columns
 
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(argv: Sequence[str]) -> list[str]:
@@ -136,7 +136,7 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
     """Return the run folder, and add its name to `parameters` unless they have one
 
     Raises `RunLocked` or `ConfigError` for an existing folder."""
-    from cookbook_npu.runs.folder import lock_folder
+    from .runs.folder import lock_folder
 
     check_names(notebook, parameters)
     scale = parameters.get("scale") or "laptop"
@@ -178,7 +178,7 @@ def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the recipe and the parameters that resume a run
 
     Instead of a recipe that is not of this package, return the notebook of the run."""
-    from cookbook_npu.runs.folder import RunFolder
+    from .runs.folder import RunFolder
 
     run = RunFolder.open(folder)
     config = run.config()
@@ -198,8 +198,8 @@ def print_progress(
     steps: int | None,  # of the whole run
 ) -> Iterator[None]:
     "Print the steps of a run of another process until the block ends"
-    from cookbook_npu.runs.live import Follower
-    from cookbook_npu.runs.metrics import step_line
+    from .runs.live import Follower
+    from .runs.metrics import step_line
 
     follower = Follower(folder / "metrics.jsonl")
     follower.new()  # skip the earlier steps of a resumed run
@@ -232,7 +232,7 @@ def execute(
     "Run a recipe with papermill; its output appears on the terminal"
     from papermill.exceptions import PapermillExecutionError
 
-    from cookbook_npu.runs.kernel import KernelEnded, growing_notebook, run_notebook
+    from .runs.kernel import KernelEnded, growing_notebook, run_notebook
 
     target = find_target(parameters.get("scale") or "laptop")
     if columns := terminal_columns():
@@ -261,6 +261,10 @@ def _resume_line(folder: Path) -> str:
 
 # %% ../nbs/99_cli.ipynb #83da886a
 _ABOUT = "RL post-training of Qwen3 models on Ascend NPUs."
+# groups of commands in --help
+_BEFORE = "Before a run"
+_DURING = "Start and control a run"
+_AFTER = "During and after a run"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
 
 
@@ -282,14 +286,14 @@ def complete_scales(incomplete: str) -> list[str]:
 # %% ../nbs/99_cli.ipynb #e9f41e80
 def complete_shims(incomplete: str) -> list[str]:
     "Complete the name of a shim"
-    from cookbook_npu.npu.shims.explain import shim_names
+    from .npu.shims.explain import shim_names
 
     return [name for name in shim_names() if name.startswith(incomplete)]
 
 
 def complete_jobs(incomplete: str) -> list[str]:
     "Complete the id of a job"
-    from cookbook_npu.cluster.launch import list_jobs
+    from .cluster.launch import list_jobs
 
     jobs = list_jobs(default_runs_folder())
     return [job.id for job in jobs if job.id.startswith(incomplete)]
@@ -403,6 +407,7 @@ def _prepare(
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command(
     "run",
+    rich_help_panel=_DURING,
     epilog="Examples: cookbook-npu run qwen3_4b_colocate -p num_steps 10; "
     "cookbook-npu run qwen3_4b_colocate -f my.yaml; "
     "cookbook-npu run --resume runs/NAME",
@@ -479,17 +484,20 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    "Whether a run has all its steps"
-    from cookbook_npu.runs.folder import RunFolder
-    from cookbook_npu.runs.metrics import count_steps, load_metrics
+    "Whether a run, or each of its tenants, has all its steps"
+    from .runs.folder import RunFolder
+    from .runs.metrics import count_steps, load_metrics
 
     run = RunFolder.open(folder)
+    if tenants := run.config().tenants:
+        places = [run.tenants / name for name in tenants]
+        return all(place.is_dir() and is_finished(place) for place in places)
     return count_steps(load_metrics(run.path)) >= run.config().num_steps
 
 
 def print_result(folder: Path, seconds: float | None = None) -> None:
     "Print the result table of a run, its wall time, and the paths of notebook and report"
-    from cookbook_npu.runs.report import result_text, run_result
+    from .runs.report import result_text, run_result
 
     rows = run_result(folder)
     if seconds is not None:
@@ -501,7 +509,7 @@ def print_result(folder: Path, seconds: float | None = None) -> None:
 
 def refuse_empty_result(folder: Path) -> None:
     "Exit with 1 for a finished run that learned nothing"
-    from cookbook_npu.runs.result import check_learning
+    from .runs.result import check_learning
 
     try:
         check_learning(folder)
@@ -518,7 +526,7 @@ _ORDER = (
 )
 
 
-@app.command("config", epilog=_ORDER)
+@app.command("config", rich_help_panel=_BEFORE, epilog=_ORDER)
 def _config(
     contains: Annotated[
         str,
@@ -555,6 +563,7 @@ def _config(
 # %% ../nbs/99_cli.ipynb #994e98a2
 @app.command(
     "shims",
+    rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu shims; cookbook-npu shims ./my_shim.py; "
     "cookbook-npu shims --explain torch.host_cache; "
     "cookbook-npu shims --check",
@@ -583,7 +592,7 @@ def _shims(
     as_json: _AsJson = False,
 ) -> None:
     "List the NPU shims with their state in a new process."
-    from cookbook_npu.npu.shims import explain as explanations
+    from .npu.shims import explain as explanations
 
     if explain:
         typer.echo(explanations.explain_shim(explain))
@@ -603,8 +612,8 @@ def _shim_report(
     role: str, simulate: bool | None, own: Sequence[str] = ()
 ) -> list[dict[str, str]]:
     "Return the shims of a new process (simulate None: only where there is no NPU)"
-    from cookbook_npu.npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
-    from cookbook_npu.npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
+    from .npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
+    from .npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
     if role not in PROCESS_ROLES:
         known = ", ".join(PROCESS_ROLES)
@@ -621,7 +630,7 @@ def _shim_report(
 # %% ../nbs/99_cli.ipynb #e2dbcd82
 def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> RunConfig:
     "Return the configuration of a run to inspect; model and data may be missing"
-    from cookbook_npu.plan.plan import model_name
+    from .plan.plan import model_name
 
     build = find_recipe(recipe)
     known = list(inspect.signature(build).parameters)
@@ -644,9 +653,9 @@ def machine_need(
     per_machine: int = 8,  # devices
 ) -> Any:
     "Return the requirements of a run, a `Need` of npu.stack.checks"
-    from cookbook_npu.npu.stack.checks import Need
-    from cookbook_npu.plan.dimensions import total_parameters
-    from cookbook_npu.plan.memory import model_of
+    from .npu.stack.checks import Need
+    from .plan.dimensions import total_parameters
+    from .plan.memory import model_of
 
     if recipe is None and not find_target(scale).simulated:
         return Need()
@@ -684,6 +693,7 @@ def one_scale(scale: str | None, parameters: Mapping[str, Any]) -> str:
 # %% ../nbs/99_cli.ipynb #bc054941
 @app.command(
     "doctor",
+    rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu doctor; "
     "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip --run runs/NAME",
 )
@@ -710,11 +720,11 @@ def _doctor(
     run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
-    from cookbook_npu.npu.stack.checks import machine_size
-    from cookbook_npu.npu.stack.doctor import examine, machine_lock, show_changes
-    from cookbook_npu.npu.stack.machine import read_machine
-    from cookbook_npu.npu.stack.stacks import read_lock
-    from cookbook_npu.runs.folder import (
+    from .npu.stack.checks import machine_size
+    from .npu.stack.doctor import examine, machine_lock, show_changes
+    from .npu.stack.machine import read_machine
+    from .npu.stack.stacks import read_lock
+    from .runs.folder import (
         OUTPUT_REMEDY,
         RunFolder,
         newest_run,
@@ -741,7 +751,7 @@ def _doctor(
         changes = show_changes(before, machine_lock(machine))
         typer.echo(fit(f"\n{changes}"))
     if bundle:
-        from cookbook_npu.npu.stack.bundle import bundle_text, run_files, write_bundle
+        from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
         with storage_errors(bundle, OUTPUT_REMEDY):
             names = write_bundle(bundle, report, run_files(runs, run or newest_run(runs)))
@@ -770,7 +780,7 @@ def show_search(
     as_json: bool,
 ) -> None:
     "Print the fastest layouts of a run; raises `ConfigError` for what is not a number of devices"
-    from cookbook_npu.plan.search import search_devices, search_text
+    from .plan.search import search_devices, search_text
 
     words = devices.replace(",", " ").split()
     if not all(word.isdigit() for word in words):
@@ -785,6 +795,7 @@ def show_search(
 # %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
+    rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
     "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings; "
     "cookbook-npu plan qwen3_4b_colocate --search --devices 8,16",
@@ -825,7 +836,7 @@ def _plan(
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, memory and time of a run; fails when memory is insufficient."
-    from cookbook_npu.plan.plan import make_plan
+    from .plan.plan import make_plan
 
     given = gather_parameters(file, parameter)
     if recipe.endswith(".ipynb"):
@@ -856,6 +867,7 @@ def _plan(
 # %% ../nbs/99_cli.ipynb #0d2c18ba
 @app.command(
     "schedule",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu schedule runs/NAME; "
     "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
 )
@@ -880,7 +892,7 @@ def _schedule(
     ] = None,
 ) -> None:
     "Predict the throughput of a run with other depths, staleness bounds and engine counts."
-    from cookbook_npu.plan import schedule
+    from .plan import schedule
 
     if hours is None and (slow_engines or loss_hours or timeout_hours):
         raise ConfigError(
@@ -890,7 +902,7 @@ def _schedule(
     measured = schedule.measure_run(run, skip)
     typer.echo(fit(schedule.measured_schedule_text(measured)))
     if hours is not None:
-        from cookbook_npu.train import virtual_run
+        from .train import virtual_run
 
         disturbances = virtual_run.Disturbances(
             slow_engines=slow_engines,
@@ -903,6 +915,7 @@ def _schedule(
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu report runs/NAME; "
     "cookbook-npu report runs/NAME --soc Ascend910B3",
 )
@@ -911,8 +924,8 @@ def _report(
     soc: _ChipOfRun = None,
 ) -> None:
     "Write the report of a run again."
-    from cookbook_npu.plan.deviation import plan_table
-    from cookbook_npu.runs.report import write_report
+    from .plan.deviation import plan_table
+    from .runs.report import write_report
 
     _announce("drawing the curves")
     typer.echo(f"report: {write_report(run, plan=plan_table(run, soc))}")
@@ -920,6 +933,7 @@ def _report(
 # %% ../nbs/99_cli.ipynb #0f80da19
 @app.command(
     "evidence",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu evidence runs/NAME; "
     "cookbook-npu evidence runs/NAME --soc Ascend910B3 --note 'firmware 7.8'; "
     "cookbook-npu evidence FILE.json",
@@ -942,8 +956,8 @@ def _evidence(
     note: Annotated[str, Option(help="Remarks; private content is hidden.")] = "",
 ) -> None:
     "Write an anonymized summary of a run, with the plan's predictions."
-    from cookbook_npu.npu.stack.machine import read_machine
-    from cookbook_npu.plan import evidence
+    from .npu.stack.machine import read_machine
+    from .plan import evidence
 
     if run.is_file():
         typer.echo(evidence.evidence_text(evidence.check_evidence(run)))
@@ -963,6 +977,7 @@ _Step = Annotated[
 
 @app.command(
     "export",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu export runs/NAME; cookbook-npu export runs/NAME --step 20 --to my-model; "
     "cookbook-npu export runs/NAME --push me/my-model",
 )
@@ -986,7 +1001,7 @@ def _export(
     ] = False,
 ) -> None:
     "Export a trained policy as a Hugging Face folder for transformers and vLLM."
-    from cookbook_npu.policy.export import check_hub, export_policy, push_folder
+    from .policy.export import check_hub, export_policy, push_folder
 
     if public and not push:
         raise ConfigError("--public without --push", "Add --push REPO.")
@@ -1000,6 +1015,7 @@ def _export(
 # %% ../nbs/99_cli.ipynb #e5cea202
 @app.command(
     "eval",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu eval runs/NAME; cookbook-npu eval runs/NAME --step 20 --samples 8; "
     "cookbook-npu eval runs/NAME --data aime.jsonl --temperature 0 --engine vllm",
 )
@@ -1030,7 +1046,7 @@ def _eval(
     as_json: _AsJson = False,
 ) -> None:
     "Evaluate a checkpoint with the run's graders on one device: accuracy, pass@k."
-    from cookbook_npu.policy.evaluate import EvalSettings, evaluate_run, evaluation_text
+    from .policy.evaluate import EvalSettings, evaluate_run, evaluation_text
 
     settings = EvalSettings(
         data=data,
@@ -1047,6 +1063,7 @@ def _eval(
 # %% ../nbs/99_cli.ipynb #065bfcd9
 @app.command(
     "chat",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu chat runs/NAME; echo '12+34=' | cookbook-npu chat runs/NAME; "
     "in the conversation: /image PICTURE, /new, Ctrl-D",
 )
@@ -1062,7 +1079,7 @@ def _chat(
     engine: Annotated[str, Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
     "Chat with a trained policy. Each line is a message; Ctrl-D ends."
-    from cookbook_npu.policy.chat import ChatSettings, chat_with_run
+    from .policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
     _announce("loading the policy")
@@ -1081,11 +1098,12 @@ def recipe_summary(notebook: Path) -> tuple[str, str]:
 
 @app.command(
     "recipes",
+    rich_help_panel=_BEFORE,
     epilog="Example: cookbook-npu recipes",
 )
 def _recipes() -> None:
     "List the recipes with a summary."
-    from cookbook_npu.recipes import RECIPES
+    from .recipes import RECIPES
 
     for name in RECIPES:
         title, about = recipe_summary(find_notebook(name))
@@ -1095,6 +1113,7 @@ def _recipes() -> None:
 # %% ../nbs/99_cli.ipynb #1b76f0f1
 @app.command(
     "samples",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu samples runs/NAME; cookbook-npu samples runs/NAME --step 12; "
     "cookbook-npu samples runs/NAME --worst",
 )
@@ -1109,7 +1128,7 @@ def _samples(
     number: Annotated[int, Option("-n", min=1, help="Prompts or responses to show.")] = 6,
 ) -> None:
     "Print answers to held-out prompts before and after training, or responses of a step."
-    from cookbook_npu.runs.answers import answer_table, samples_text
+    from .runs.answers import answer_table, samples_text
 
     if step is None and not worst:
         typer.echo(str(answer_table(run, number)))
@@ -1119,6 +1138,7 @@ def _samples(
 # %% ../nbs/99_cli.ipynb #e9383c1c
 @app.command(
     "runs",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu runs; cookbook-npu runs --html runs/index.html; "
     "cookbook-npu runs /data/runs --keep 5 --max-gb 200 --remove",
 )
@@ -1151,7 +1171,7 @@ def _list_runs(
     ] = False,
 ) -> None:
     "List runs: state, steps, time, accuracy, and what differs from the recipe; remove old ones."
-    from cookbook_npu.runs import listing
+    from .runs import listing
 
     lines = listing.list_runs(root)
     if not lines:
@@ -1161,8 +1181,7 @@ def _list_runs(
         lines = [line for line in lines if rehearsals or not line.is_rehearsal]
         typer.echo(listing.runs_table(lines, terminal_columns() or 80))
         if hidden:
-            plural = "s" * (hidden > 1)
-            typer.echo(f"and {hidden} rehearsal{plural}: --rehearsals")
+            typer.echo(f"and {counted(hidden, 'rehearsal')}: --rehearsals")
         if page:
             listing.write_runs_page(lines, root, page)
             typer.echo(f"page: {page}")
@@ -1176,7 +1195,7 @@ def _list_runs(
 # %% ../nbs/99_cli.ipynb #d57f3505
 def on_npus(run: Path) -> bool:
     "Whether a run folder is of scale 910b"
-    from cookbook_npu.runs.folder import RunFolder
+    from .runs.folder import RunFolder
 
     return RunFolder.open(run).config().target.has_soc
 
@@ -1185,8 +1204,8 @@ def compared(
     runs: Sequence[Path], against: str | None, soc: str | None = None
 ) -> list[Any]:
     "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
-    from cookbook_npu.plan.deviation import deviation_text, deviations_of
-    from cookbook_npu.runs.compare import compare_expected, compare_runs
+    from .plan.deviation import deviation_text, deviations_of
+    from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give expected, or plan.")
@@ -1207,7 +1226,7 @@ def compared(
 
 def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int:
     "Compare the phases of runs with the plan; returns 0, or 1 where a phase is off"
-    from cookbook_npu.plan.deviation import deviation_text, deviations_of
+    from .plan.deviation import deviation_text, deviations_of
 
     found = [deviations_of(run, soc) for run in runs]
     if as_json:
@@ -1219,7 +1238,7 @@ def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int
 
 def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
     "Print comparisons, write the page of the first; returns 0 (same) or 1 (different)"
-    from cookbook_npu.runs.compare import comparison_text, write_comparison
+    from .runs.compare import comparison_text, write_comparison
 
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
@@ -1233,6 +1252,7 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
 # %% ../nbs/99_cli.ipynb #773f0108
 @app.command(
     "compare",
+    rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
     "cookbook-npu compare runs/A runs/B runs/C; "
     "cookbook-npu compare runs/NAME --against expected; "
@@ -1266,7 +1286,7 @@ def _compare(
 
     The phases of runs on NPUs are compared with the plan. Equal settings: exits with 0 (the same
     within the rules) or 1 (different); 2: no comparison."""
-    from cookbook_npu.runs import outcomes
+    from .runs import outcomes
 
     if against == "plan":
         raise typer.Exit(show_deviations(runs, soc, as_json))
@@ -1281,7 +1301,11 @@ def _compare(
     raise typer.Exit(show_comparison(compared(runs, against, soc), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
-@app.command("rerun", epilog="Example: cookbook-npu rerun runs/NAME --dry-run")
+@app.command(
+    "rerun",
+    rich_help_panel=_AFTER,
+    epilog="Example: cookbook-npu rerun runs/NAME --dry-run",
+)
 def _rerun(
     run: Annotated[Path, Argument(help="Folder of a complete run.", **_OF_RUN)],
     dry_run: Annotated[
@@ -1292,7 +1316,7 @@ def _rerun(
     ] = False,
 ) -> None:
     "Repeat a run with the same recipe, parameters, seeds and data, and compare the two."
-    from cookbook_npu.runs.rerun import prepare_rerun, rerun_text
+    from .runs.rerun import prepare_rerun, rerun_text
 
     rerun = prepare_rerun(run)
     typer.echo(fit(rerun_text(rerun)))
@@ -1362,6 +1386,7 @@ _Resume = Annotated[bool, Option(help="Resume a job that ended early.")]
 # %% ../nbs/99_cli.ipynb #d4100f9c
 @app.command(
     "launch",
+    rich_help_panel=_DURING,
     epilog="Examples: cookbook-npu launch qwen3_4b_colocate -p model /models/Qwen3-4B "
     "-p prompt_data /data/dapo; "
     "cookbook-npu launch qwen3_4b_colocate --rehearse; cookbook-npu launch ID --resume. "
@@ -1384,7 +1409,7 @@ def _launch(
     restart: _Restart = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     if resume:
         start_job(resume_job(launch.find_job(runs, recipe), restart), detach)
@@ -1422,6 +1447,7 @@ _JobId = Annotated[
 
 @app.command(
     "jobs",
+    rich_help_panel=_DURING,
     epilog="Examples: cookbook-npu jobs; cookbook-npu jobs ID; cookbook-npu jobs --runs /data/runs",
 )
 def _jobs(
@@ -1432,7 +1458,7 @@ def _jobs(
     ] = None,
 ) -> None:
     "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     if job_id:
         typer.echo(launch.job_state(launch.find_job(runs, job_id)))
@@ -1447,25 +1473,25 @@ def _jobs(
         typer.echo(f"{launch.job_state(job):9}  {job.id}")
 
 
-@app.command("attach", epilog="Example: cookbook-npu attach ID")
+@app.command("attach", rich_help_panel=_DURING, epilog="Example: cookbook-npu attach ID")
 def _attach_job(runs: _Runs, job_id: _JobId) -> None:
     "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     follow_job(launch.find_job(runs, job_id))
 
 
-@app.command("stop", epilog="Example: cookbook-npu stop ID")
+@app.command("stop", rich_help_panel=_DURING, epilog="Example: cookbook-npu stop ID")
 def _stop_job(runs: _Runs, job_id: _JobId) -> None:
     "Stop a job after its current step, with a checkpoint; twice: abort."
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     end_job(launch.find_job(runs, job_id))
 
 
 def end_job(job: Any) -> None:
     "Stop a job of cluster.launch and wait for its end"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     if launch.is_running(job):
         typer.echo("stopping after the current step; repeat the command to abort")
@@ -1504,7 +1530,7 @@ def new_job(
     nodes: int,
 ) -> Any:
     "Write the folder of a job; its parameters go into a file, so that no shell parses them"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     name = f"{Path(recipe).stem}-{parameters['scale']}"
     job = launch.make_job(runs, name, [], address, node, nodes)
@@ -1517,7 +1543,7 @@ def new_job(
 # %% ../nbs/99_cli.ipynb #2ad6ee62
 def resume_job(job: Any, restart: bool = False) -> Any:
     "Prepare a job to resume its run; a job without a run folder starts over"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     parameters = json.loads(_parameter_file(job).read_text(encoding="utf-8"))
     overrides = parameters["overrides"]
@@ -1534,9 +1560,9 @@ def _parameter_file(job: Any) -> Path:
 # %% ../nbs/99_cli.ipynb #305d0937
 def _environment_text(config: RunConfig, address: str | None) -> str:
     "Return the environment of each role of a job"
-    from cookbook_npu.cluster.environment import worker_env
-    from cookbook_npu.cluster.launch import submitted_env
-    from cookbook_npu.plan.roles import environment_text
+    from .cluster.environment import worker_env
+    from .cluster.launch import submitted_env
+    from .plan.roles import environment_text
 
     server = address is not None and address.startswith("http")
     passed = submitted_env(os.environ) if server else worker_env({}, os.environ)
@@ -1545,7 +1571,7 @@ def _environment_text(config: RunConfig, address: str | None) -> str:
 
 def start_job(job: Any, detach: bool) -> None:
     "Launch a job, print its id, and follow its log unless `detach`"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     record = job.record()
     if record["nodes"] > 1 and not record["address"]:
@@ -1563,7 +1589,7 @@ def start_job(job: Any, detach: bool) -> None:
 
 def follow_job(job: Any) -> None:
     "Print a job's log and exit with its code; an interrupt leaves the job running"
-    from cookbook_npu.cluster import launch
+    from .cluster import launch
 
     try:
         for piece in launch.follow_log(job):
@@ -1581,9 +1607,9 @@ def follow_job(job: Any) -> None:
 # %% ../nbs/99_cli.ipynb #95a3d8b4
 def show_rehearsal(config: RunConfig, runs: Path) -> None:
     "Rehearse a run and print its step and a summary"
-    from cookbook_npu.plan.plan import device_map
-    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
-    from cookbook_npu.train.rehearsal import (
+    from .plan.plan import device_map
+    from .rollout.vllm import no_vllm_on_cpu
+    from .train.rehearsal import (
         read_own_data,
         rehearsal,
         rehearsal_summary,

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'AdvantageEstimator',
            'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path', 'Config',
-           'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig',
-           'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
-           'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig',
-           'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files',
-           'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_run_name', 'build_config',
-           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
-           'config_keys']
+           'MEGATRON_ARGS_OF_THE_RUN', 'SHARED', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path',
+           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
+           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
+           'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
+           'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
+           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_experts',
+           'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from fastcore.basics import patch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -104,7 +103,7 @@ def setting(default: Any, description: str, *, basic: bool = False, **bounds: An
     )
 
 # %% ../nbs/01_config.ipynb #f99d19a5
-Family = Literal["qwen3", "qwen3_vl", "qwen3_5"]
+Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5"]
 
 
 class TinyConfig(Config):
@@ -115,7 +114,13 @@ class TinyConfig(Config):
     num_layers: int = setting(3, "decoder layers", gt=0)
     num_heads: int = setting(4, "query heads", gt=0)
     num_kv_heads: int = setting(2, "key/value heads (grouped-query attention)", gt=0)
-    ffn_size: int = setting(288, "inner width of the SwiGLU block", gt=0)
+    ffn_size: int = setting(
+        288, "inner width of the SwiGLU block; qwen3_moe: of each expert", gt=0
+    )
+    num_experts: int = setting(8, "experts of a layer; qwen3_moe only", gt=0)
+    experts_per_token: int = setting(
+        2, "experts that compute each token; qwen3_moe only", gt=0
+    )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
@@ -157,8 +162,24 @@ class ParallelConfig(Config):
 
     tensor: int = setting(1, "tensor-parallel size (TP)", basic=True, gt=0)
     sequence: bool = setting(
-        True, "sequence parallelism of the norms; no effect with tensor = 1"
+        True,
+        "sequence parallelism of the norms; no effect with tensor = 1; required by "
+        "mixture-of-experts models",
     )
+    expert: int = setting(
+        1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
+    )
+    expert_tensor: int | None = setting(
+        None,
+        "tensor-parallel size within an expert (expert TP) (None: tensor without expert "
+        "parallelism, otherwise 1)",
+        gt=0,
+    )
+
+    @property
+    def expert_tensor_size(self) -> int:
+        "Expert TP"
+        return self.expert_tensor or (self.tensor if self.expert == 1 else 1)
 
 # %% ../nbs/01_config.ipynb #23eb8ae4
 RecordFormat = Literal[
@@ -319,68 +340,68 @@ class JudgeConfig(Config):
     def _absolute(cls, path: str | None) -> str | None:
         return path and os.path.abspath(path)
 
+    def check(self) -> None:
+        "Raise `ConfigError` for settings with which no request can be sent"
+        if not self.url or not self.model:
+            missing = "model" if self.url else "url"
+            raise ConfigError(
+                f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
+                "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
+            )
+        address = urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigError(
+                f"reward.judge.url is {self.url!r}",
+                "Give http://HOST:PORT/v1 or https://HOST/v1.",
+            )
+        # neither of the two messages repeats the value: it is, or holds, a secret
+        if address.username or address.password:
+            raise ConfigError(
+                f"reward.judge.url has a user or a password for {address.hostname}",
+                "The run folder would hold it: use reward.judge.api_key_env.",
+            )
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+            raise ConfigError(
+                "reward.judge.api_key_env is not the name of an environment variable",
+                "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
+            )
+        if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
+            raise ConfigError(
+                "reward.judge.template shows no response to the judge",
+                "Write {response} or {answer} into it.",
+            )
+        self._check_score()
+
+    def _check_score(self) -> None:
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as e:
+            raise ConfigError(
+                f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
+                "Correct it.",
+            ) from None
+        if not groups:
+            raise ConfigError(
+                f"reward.judge.pattern {self.pattern!r} has no group",
+                r"Put parentheses around the number, e.g. Score: (\d+).",
+            )
+        if self.scale[0] >= self.scale[1]:
+            raise ConfigError(
+                f"reward.judge.scale is {self.scale}",
+                "Give the worst score, then the best one.",
+            )
+        if self.max_cost and not (self.input_price or self.output_price):
+            raise ConfigError(
+                f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
+                "Set reward.judge.input_price and output_price, or max_tokens.",
+            )
+
 # %% ../nbs/01_config.ipynb #7d39d73d
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@patch
-def check(self: JudgeConfig) -> None:
-    "Raise `ConfigError` for settings with which no request can be sent"
-    if not self.url or not self.model:
-        missing = "model" if self.url else "url"
-        raise ConfigError(
-            f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
-            "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
-        )
-    address = urlsplit(self.url)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(
-            f"reward.judge.url is {self.url!r}",
-            "Give http://HOST:PORT/v1 or https://HOST/v1.",
-        )
-    # neither of the two messages repeats the value: it is, or holds, a secret
-    if address.username or address.password:
-        raise ConfigError(
-            f"reward.judge.url has a user or a password for {address.hostname}",
-            "The run folder would hold it: use reward.judge.api_key_env.",
-        )
-    if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-        raise ConfigError(
-            "reward.judge.api_key_env is not the name of an environment variable",
-            "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
-        )
-    if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
-        raise ConfigError(
-            "reward.judge.template shows no response to the judge",
-            "Write {response} or {answer} into it.",
-        )
-    self._check_score()
 
 
-@patch
-def _check_score(self: JudgeConfig) -> None:
-    try:
-        groups = re.compile(self.pattern).groups
-    except re.error as e:
-        raise ConfigError(
-            f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
-            "Correct it.",
-        ) from None
-    if not groups:
-        raise ConfigError(
-            f"reward.judge.pattern {self.pattern!r} has no group",
-            r"Put parentheses around the number, e.g. Score: (\d+).",
-        )
-    if self.scale[0] >= self.scale[1]:
-        raise ConfigError(
-            f"reward.judge.scale is {self.scale}",
-            "Give the worst score, then the best one.",
-        )
-    if self.max_cost and not (self.input_price or self.output_price):
-        raise ConfigError(
-            f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
-            "Set reward.judge.input_price and output_price, or max_tokens.",
-        )
 
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
@@ -779,9 +800,7 @@ class LoraConfig(Config):
         "what a weight update sends: the adapter alone (auto: with the transformers "
         "engine), or all weights with the adapter merged into them",
     )
-    slots: int = setting(
-        1, "adapters on the model at once: tenants of `Tenants`, each with its own", ge=1
-    )
+    slots: int = setting(1, "adapters on the model at once, one for each tenant", ge=1)
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
@@ -1123,6 +1142,11 @@ class RunConfig(Config):
     reward_model: RewardModelConfig = RewardModelConfig()
     sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
+    tenants: dict[str, dict[str, Any]] = setting(
+        {},
+        "name of a tenant -> its own values (dotted key -> value): each trains a LoRA adapter "
+        "of its own, in one of lora.slots (empty: the run trains one policy)",
+    )
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -1154,134 +1178,116 @@ class RunConfig(Config):
             check(self)
         return self
 
-# %% ../nbs/01_config.ipynb #9f4a893d
-@patch(as_prop=True)
-def target(self: RunConfig) -> Target:
-    "Return the target of the scale"
-    return find_target(self.scale)
+    @property
+    def target(self) -> Target:
+        "Return the target of the scale"
+        return find_target(self.scale)
 
+    @property
+    def rollout_batch(self) -> int:
+        "Samples per rollout, B = P x G; the conversations of a step of SFT"
+        each = 1 if self.is_sft else self.rollout.samples_per_prompt
+        return self.rollout.prompts_per_step * each
 
-@patch(as_prop=True)
-def rollout_batch(self: RunConfig) -> int:
-    "Samples per rollout, B = P x G; the conversations of a step of SFT"
-    each = 1 if self.is_sft else self.rollout.samples_per_prompt
-    return self.rollout.prompts_per_step * each
+    @property
+    def global_batch_size(self) -> int:
+        "Samples per optimizer step"
+        return self.train.global_batch_size or self.rollout_batch
 
+    @property
+    def needs_logprobs(self) -> bool:
+        "Whether the actor's log-probs are computed before the training pass"
+        several = self.global_batch_size < self.rollout_batch
+        return several or bool(self.algorithm.kl_in_reward) or bool(self.teachers)
 
-@patch(as_prop=True)
-def global_batch_size(self: RunConfig) -> int:
-    "Samples per optimizer step"
-    return self.train.global_batch_size or self.rollout_batch
+    @property
+    def has_critic(self) -> bool:
+        "Whether the run trains a critic (PPO)"
+        return self.algorithm.advantage_estimator == "gae"
 
+    @property
+    def teachers(self) -> list[str]:
+        "The teachers of on-policy distillation, each once"
+        d = self.distill
+        every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
+        return list(dict.fromkeys(every))
 
-@patch(as_prop=True)
-def needs_logprobs(self: RunConfig) -> bool:
-    "Whether the actor's log-probs are computed before the training pass"
-    several = self.global_batch_size < self.rollout_batch
-    return several or bool(self.algorithm.kl_in_reward) or bool(self.teachers)
+    @property
+    def sends_adapter(self) -> bool:
+        "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
+        alone = self.rollout.engine == "transformers" and self.lora.weight_update != "merged"
+        return self.lora.rank > 0 and alone
 
+    @property
+    def critic_learning_rate(self) -> float:
+        "Learning rate of the critic, with its default"
+        return self.critic.learning_rate or 10 * self.optim.learning_rate
 
-@patch(as_prop=True)
-def has_critic(self: RunConfig) -> bool:
-    "Whether the run trains a critic (PPO)"
-    return self.algorithm.advantage_estimator == "gae"
+    @property
+    def policy_steps(self) -> int:
+        "Steps that train the policy: all but the critic's warm-up"
+        return self.num_steps - self.critic.warmup_steps
 
+    @property
+    def optimizer_steps(self) -> int:
+        "Optimizer steps of the policy, for its schedule"
+        return self.policy_steps * (self.rollout_batch // self.global_batch_size)
 
-@patch(as_prop=True)
-def teachers(self: RunConfig) -> list[str]:
-    "The teachers of on-policy distillation, each once"
-    d = self.distill
-    every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
-    return list(dict.fromkeys(every))
+    @property
+    def eval_sampling(self) -> EvalSamplingConfig:
+        "Sampling of evaluations, with the defaults from training"
+        r = self.rollout
+        own = {
+            "temperature": r.eval_temperature,
+            "max_response_tokens": r.eval_max_response_tokens,
+            "top_p": r.eval_top_p,
+        }
+        changes = {name: value for name, value in own.items() if value is not None}
+        return EvalSamplingConfig(**self.sampling.model_dump() | changes)
 
+    @property
+    def longest_response(self) -> int:
+        "Maximum response length in training and evaluation, tokens"
+        in_evaluation = self.eval_sampling.max_response_tokens
+        return max(self.sampling.max_response_tokens, in_evaluation)
 
-@patch(as_prop=True)
-def sends_adapter(self: RunConfig) -> bool:
-    "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
-    alone = self.rollout.engine == "transformers" and self.lora.weight_update != "merged"
-    return self.lora.rank > 0 and alone
+    @property
+    def sequence_limit(self) -> int:
+        "Maximum sequence length in training, tokens"
+        return (
+            self.train.sequence_limit
+            or self.data.max_prompt_tokens + self.sampling.max_response_tokens
+        )
 
+    @property
+    def trainer_devices(self) -> int:
+        "Number of trainer devices, the first ones of the run"
+        p = self.placement
+        everything = p.devices // 2 if p.mode == "split" else p.devices
+        return p.trainer_devices or everything
 
-@patch(as_prop=True)
-def critic_learning_rate(self: RunConfig) -> float:
-    "Learning rate of the critic, with its default"
-    return self.critic.learning_rate or 10 * self.optim.learning_rate
+    @property
+    def engine_devices(self) -> range:
+        "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
+        if self.is_sft:
+            return range(0)
+        first = self.trainer_devices if self.placement.mode == "split" else 0
+        return range(first, self.placement.devices)
 
+    @property
+    def num_engines(self) -> int:
+        "Number of rollout engines"
+        return len(self.engine_devices) // self.rollout.devices_per_engine
 
-@patch(as_prop=True)
-def policy_steps(self: RunConfig) -> int:
-    "Steps that train the policy: all but the critic's warm-up"
-    return self.num_steps - self.critic.warmup_steps
+    @property
+    def data_parallel(self) -> int:
+        "Data-parallel size of the trainer (DP)"
+        return self.trainer_devices // self.parallel.tensor
 
-
-@patch(as_prop=True)
-def optimizer_steps(self: RunConfig) -> int:
-    "Optimizer steps of the policy, for its schedule"
-    return self.policy_steps * (self.rollout_batch // self.global_batch_size)
-
-# %% ../nbs/01_config.ipynb #1b9e1bd5
-@patch(as_prop=True)
-def eval_sampling(self: RunConfig) -> EvalSamplingConfig:
-    "Sampling of evaluations, with the defaults from training"
-    r = self.rollout
-    own = {
-        "temperature": r.eval_temperature,
-        "max_response_tokens": r.eval_max_response_tokens,
-        "top_p": r.eval_top_p,
-    }
-    changes = {name: value for name, value in own.items() if value is not None}
-    return EvalSamplingConfig(**self.sampling.model_dump() | changes)
-
-
-@patch(as_prop=True)
-def longest_response(self: RunConfig) -> int:
-    "Maximum response length in training and evaluation, tokens"
-    in_evaluation = self.eval_sampling.max_response_tokens
-    return max(self.sampling.max_response_tokens, in_evaluation)
-
-
-@patch(as_prop=True)
-def sequence_limit(self: RunConfig) -> int:
-    "Maximum sequence length in training, tokens"
-    return (
-        self.train.sequence_limit
-        or self.data.max_prompt_tokens + self.sampling.max_response_tokens
-    )
-
-
-@patch(as_prop=True)
-def trainer_devices(self: RunConfig) -> int:
-    "Number of trainer devices, the first ones of the run"
-    p = self.placement
-    everything = p.devices // 2 if p.mode == "split" else p.devices
-    return p.trainer_devices or everything
-
-
-@patch(as_prop=True)
-def engine_devices(self: RunConfig) -> range:
-    "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
-    if self.is_sft:
-        return range(0)
-    first = self.trainer_devices if self.placement.mode == "split" else 0
-    return range(first, self.placement.devices)
-
-
-@patch(as_prop=True)
-def num_engines(self: RunConfig) -> int:
-    "Number of rollout engines"
-    return len(self.engine_devices) // self.rollout.devices_per_engine
-
-
-@patch(as_prop=True)
-def data_parallel(self: RunConfig) -> int:
-    "Data-parallel size of the trainer (DP)"
-    return self.trainer_devices // self.parallel.tensor
-
-# %% ../nbs/01_config.ipynb #5f7985a7
-@patch(as_prop=True)
-def is_sft(self: RunConfig) -> bool:
-    "Whether the run is supervised fine-tuning, without engines"
-    return self.sft.loss_mask is not None
+    @property
+    def is_sft(self) -> bool:
+        "Whether the run is supervised fine-tuning, without engines"
+        return self.sft.loss_mask is not None
 
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:
@@ -1301,6 +1307,13 @@ def _check_devices(c: RunConfig) -> None:
         raise ConfigError(
             f"parallel.tensor is {tensor}, but the trainer has {devices} devices",
             "Make parallel.tensor a divisor of the trainer's devices.",
+        )
+    experts = c.parallel.expert * c.parallel.expert_tensor_size
+    if devices % experts:
+        raise ConfigError(
+            f"parallel.expert {c.parallel.expert} x parallel.expert_tensor "
+            f"{c.parallel.expert_tensor_size} is {experts}, but the trainer has {devices} devices",
+            "Make the product a divisor of the trainer's devices.",
         )
 
 # %% ../nbs/01_config.ipynb #654ac0ab
@@ -1445,11 +1458,11 @@ MEGATRON_ARGS_OF_THE_RUN = {
             "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
             "context_parallel_size",
-            "expert_model_parallel_size",
-            "expert_tensor_parallel_size",
         ),
-        "Leave it out: the trainer is split by tensor and data parallelism only.",
+        "Leave it out: the trainer is split by tensor, expert and data parallelism only.",
     ),
+    "expert_model_parallel_size": "Set parallel.expert.",
+    "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
     "recompute_granularity": "Set model.recompute.",
     "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
     **dict.fromkeys(
@@ -1881,6 +1894,61 @@ def _check_tiny(c: RunConfig) -> None:
             "Heads must be a multiple of key/value heads, and those a multiple of parallel.tensor.",
         )
 
+
+def check_experts(
+    parallel: ParallelConfig,
+    num_experts: int,  # of a layer; 0: a dense model
+    expert_width: int,  # inner width of an expert
+    model: str,  # its name in messages
+) -> None:
+    "Raise `ConfigError` if the layout cannot hold the experts of a model"
+    p = parallel
+    if not num_experts:
+        for name in ("expert", "expert_tensor"):
+            if (getattr(p, name) or 1) > 1:
+                raise ConfigError(
+                    f"parallel.{name} is {getattr(p, name)}, {model} has no experts",
+                    "Leave it out.",
+                )
+        return
+    if p.expert == 1 and p.expert_tensor_size != p.tensor:
+        raise ConfigError(
+            f"parallel.expert is 1, parallel.expert_tensor {p.expert_tensor} and "
+            f"parallel.tensor {p.tensor}",
+            "Megatron sums the gradients of experts over the wrong ranks then: leave "
+            "parallel.expert_tensor out, or set parallel.expert.",
+        )
+    for name, size, whole, what in (
+        ("expert", p.expert, num_experts, "experts"),
+        ("expert_tensor", p.expert_tensor_size, expert_width, "columns in an expert"),
+    ):
+        if whole % size:
+            raise ConfigError(
+                f"parallel.{name} is {size}, {model} has {whole} {what}",
+                f"Make parallel.{name} a divisor of that.",
+            )
+    if p.tensor > 1 and not p.sequence:
+        raise ConfigError(
+            f"parallel.sequence is false with parallel.tensor {p.tensor} and {model}, "
+            "a mixture of experts",
+            "Set it to true: without it every rank of a tensor-parallel group would send the "
+            "same tokens to the experts.",
+        )
+
+
+def _check_tiny_experts(c: RunConfig) -> None:
+    t = c.model.tiny
+    if c.model.path is not None:
+        return
+    experts = t.num_experts if t.family == "qwen3_moe" else 0
+    check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
+    if experts and t.experts_per_token > experts:
+        raise ConfigError(
+            f"model.tiny.experts_per_token is {t.experts_per_token}, "
+            f"model.tiny.num_experts is {experts}",
+            "Choose at most all experts.",
+        )
+
 # %% ../nbs/01_config.ipynb #4d594da4
 def _check_lora(c: RunConfig) -> None:
     unset = dict(LoraConfig().flat("lora."))
@@ -1912,6 +1980,98 @@ def _check_lora(c: RunConfig) -> None:
                 f"lora.targets has {target!r}, model.tiny is a {family}",
                 "The model has no such layer: leave it out.",
             )
+
+# %% ../nbs/01_config.ipynb #7d02bdc0
+# what tenants share: the model, the shape of the adapters, processes and devices
+SHARED = ("scale", "model.", "warm_start.", "parallel.", "lora.", "placement.", "shims")
+SHARED += ("train.layout", "train.megatron_args", "rollout.engine", "rollout.batch_size")
+SHARED += ("rollout.stop_token_ids", "rollout.kept_cache", "tenants", "faults.on_failure")
+SHARED += ("output.root", "output.name", "output.resume")
+
+
+def tenant_config(
+    shared: RunConfig,
+    overrides: Mapping[str, Any],  # dotted key -> value
+) -> RunConfig:
+    "Return the configuration of a tenant; raise `ConfigError` for a key that all tenants share"
+    shared = shared.model_copy(update={"tenants": {}})
+    config = override(shared, overrides)
+    was = dict(shared.flat())
+    for key, value in config.flat():
+        if value != was[key] and key.startswith(SHARED):
+            raise ConfigError(
+                f"{key} is {value!r} for a tenant, the others have {was[key]!r}",
+                "Set it for all tenants.",
+            )
+    if config.has_critic or config.teachers:
+        raise ConfigError(
+            "a tenant with a critic or a teacher is unsupported",
+            "Use an advantage_estimator without a critic, and no distill.teacher.",
+        )
+    return config
+
+
+def tenant_configs(config: RunConfig) -> dict[str, RunConfig]:
+    """Return the configuration of each tenant of a run, by name
+
+    Raises `ConfigError` that names the tenant."""
+    found = {}
+    for name, overrides in config.tenants.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ConfigError(
+                f"tenants has the name {name!r}", "Use letters, digits, '-' and '_'."
+            )
+        try:
+            own = tenant_config(config, overrides)
+        except ConfigError as e:
+            raise ConfigError(f"tenant {name}: {e.what}", e.remedy) from None
+        found[name] = own.model_copy(update={"recipe": f"{config.recipe}/{name}"})
+    return found
+
+# %% ../nbs/01_config.ipynb #cfcfd133
+def check_tenants(config: RunConfig) -> None:
+    "Raise `ConfigError` for settings that several tenants cannot share"
+    values = dict(config.flat())
+    for key, wanted in (
+        ("rollout.engine", "transformers"),
+        ("rollout.devices_per_engine", 1),
+        ("rollout.environment", None),
+        ("placement.mode", "colocate"),
+        ("sft.loss_mask", None),
+        ("distill.teacher", None),
+        ("reward_model.path", None),
+    ):
+        if values[key] != wanted:
+            raise ConfigError(
+                f"{key} is {values[key]!r} with tenants",
+                f"Set it to {json.dumps(wanted)}.",
+            )
+    if config.lora.rank and not config.sends_adapter:
+        raise ConfigError(
+            "lora.weight_update is 'merged' with tenants", "Set it to 'auto' or 'adapter'."
+        )
+
+
+def _check_tenants(c: RunConfig) -> None:
+    if not c.tenants:
+        return
+    check_tenants(c)
+    if not c.lora.rank:
+        raise ConfigError(
+            "tenants are given with lora.rank 0",
+            "Each tenant trains an adapter: set lora.rank, for example 16.",
+        )
+    if len(c.tenants) > c.lora.slots:
+        raise ConfigError(
+            f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
+            f"Set lora.slots to {len(c.tenants)}.",
+        )
+    if c.faults.on_failure != "fail":
+        raise ConfigError(
+            f"faults.on_failure is {c.faults.on_failure!r} with tenants",
+            "They share their processes, which are not restarted: set it to 'fail'.",
+        )
+    tenant_configs(c)
 
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
@@ -1964,7 +2124,9 @@ _CHECKS = (
     _check_offload,
     _check_sleep,
     _check_tiny,
+    _check_tiny_experts,
     _check_lora,
+    _check_tenants,
     _check_output,
 )
 
@@ -2008,7 +2170,9 @@ def build_config(model: type[_ConfigT], values: dict) -> _ConfigT:
 # %% ../nbs/01_config.ipynb #aa5dce07
 def _set(tree: dict, key: str, value: Any) -> None:
     "Set the dotted `key` in a nested dict"
-    *path, last = key.split(".")
+    # a tenant's own values have dotted keys: tenants.NAME.optim.learning_rate
+    depth = 2 if key.startswith("tenants.") else -1
+    *path, last = key.split(".", depth)
     for part in path:
         if not isinstance(tree.setdefault(part, {}), dict):
             raise ConfigError(
@@ -2027,6 +2191,7 @@ _OPEN = (
     "train.megatron_args.",
     "placement.trainer_env.",
     "placement.rollout_env.",
+    "tenants.",
 )  # prefixes of mappings whose entries are keys of their own
 RENAMED = {"reward.right_from": "reward.correct_threshold"}  # since the last release
 

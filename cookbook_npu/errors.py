@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'BudgetSpent',
-           'EnvironmentFault', 'StorageError', 'NumericsError', 'NothingLearned', 'nearest', 'decode_text',
-           'parse_json']
+           'EnvironmentFault', 'StorageError', 'NumericsError', 'TenantFailed', 'NothingLearned', 'nearest',
+           'decode_text', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -103,6 +103,10 @@ class StorageError(CookbookError, OSError):
 
 class NumericsError(CookbookError, ArithmeticError):
     "A value is not finite; names the quantity and the sample"
+
+
+class TenantFailed(CookbookError, RuntimeError):
+    "Some tenants of a run failed, the others are complete; names each with its error"
 
 
 class NothingLearned(CookbookError, RuntimeError):

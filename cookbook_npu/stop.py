@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastcore.basics import patch
 
 from .errors import CookbookError
 
@@ -99,7 +98,10 @@ class StopRequest(AbstractContextManager):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        "Within the block the first signal only sets `signal`"
+        "Within the block the first signal only sets `signal`; a block inside of it is a no-op"
+        if self._waits:
+            yield
+            return
         self.listen()
         self.signal = 0
         self._waits = True
@@ -118,29 +120,25 @@ class StopRequest(AbstractContextManager):
         if error is None and self._late:
             signal.raise_signal(self._late)
 
-# %% ../nbs/04_stop.ipynb #f4c80883
-@patch
-def leave(self: StopRequest) -> None:
-    "Delay signals from here on, for the clean-up"
-    self._leaving = True
-    if self.at_once and self.hurry is not None:
-        self.hurry()
+    def leave(self) -> None:
+        "Delay signals from here on, for the clean-up"
+        self._leaving = True
+        if self.at_once and self.hurry is not None:
+            self.hurry()
 
-
-@patch
-def _receive(self: StopRequest, number: int, frame: FrameType | None) -> None:
-    if self._leaving:
-        self._late = number
-        return
-    first = not self.signal
-    self.signal = self.signal or number
-    if first and self._waits:
-        with suppress(OSError):  # not print: the signal may interrupt one
-            os.write(2, b"stopping after this step; repeat to abort\n")
-        return
-    self.at_once = True
-    self._leaving = True
-    raise KeyboardInterrupt
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._leaving:
+            self._late = number
+            return
+        first = not self.signal
+        self.signal = self.signal or number
+        if first and self._waits:
+            with suppress(OSError):  # not print: the signal may interrupt one
+                os.write(2, b"stopping after this step; repeat to abort\n")
+            return
+        self.at_once = True
+        self._leaving = True
+        raise KeyboardInterrupt
 
 # %% ../nbs/04_stop.ipynb #226c1fe3
 def ignore_signals() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import RewardConfig
-from cookbook_npu.data.environments import (
+from ..data.environments import (
     Calculator,
     Messages,
     Observation,

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
-from fastcore.basics import patch
 
 from ..config import JudgeConfig
-from cookbook_npu.errors import (
+from ..errors import (
     BudgetSpent,
     ConfigError,
     RoleError,
@@ -395,33 +394,29 @@ class Judge(JudgeScores):
             store.close()
         self._stores = []
 
-# %% ../../nbs/data/23_judge.ipynb #0bf14482
-@patch
-def _run(self: Judge, job: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-    "Run a coroutine in the thread of the judge; cancel it at an interrupt"
-    future = asyncio.run_coroutine_threadsafe(job, self._loop)
-    try:
-        return future.result(timeout_s)
-    except BaseException:
-        future.cancel()
-        raise
+    def _run(self, job: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+        "Run a coroutine in the thread of the judge; cancel it at an interrupt"
+        future = asyncio.run_coroutine_threadsafe(job, self._loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
 
+    def scores(
+        self,
+        messages: Sequence[str],  # from `judge_message`
+    ) -> list[float | None]:  # in the order of the messages; None without a score
+        """Ask for a score of each message, equal ones once
 
-@patch
-def scores(
-    self: Judge,
-    messages: Sequence[str],  # from `judge_message`
-) -> list[float | None]:  # in the order of the messages; None without a score
-    """Ask for a score of each message, equal ones once
-
-    Raises `BudgetSpent` after the running requests have ended; their replies are cached."""
-    if not messages:
-        return []
-    if not self._stores:
-        raise RoleError(
-            "the judge is not open, and a response needs it", "Use it in a with block."
-        )
-    return self._run(self._scores(messages))
+        Raises `BudgetSpent` after the running requests have ended; their replies are cached."""
+        if not messages:
+            return []
+        if not self._stores:
+            raise RoleError(
+                "the judge is not open, and a response needs it", "Use it in a with block."
+            )
+        return self._run(self._scores(messages))
 
 # %% ../../nbs/data/23_judge.ipynb #9bb3df7e
 CHECK_TIMEOUT_S = 5.0  # deadline of the endpoint before a run

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
 
 # %% ../../nbs/data/15_prime_verifiers_worker.ipynb #f9808a02
 MODEL = "policy"  # how requests name the model
@@ -266,27 +265,23 @@ class Worker:
         self.send(ask=rollout.number, messages=body["messages"], tools=tools)
         return await answer
 
-# %% ../../nbs/data/15_prime_verifiers_worker.ipynb #705a6256
-@patch
-def _start(self: Worker, number: int, row: int) -> None:
-    rollout = self.active[number] = ActiveRollout(number)
-    if None not in self.slots:
-        self.slots.append(None)
-    slot = self.slots.index(None)
-    self.slots[slot] = rollout
-    run = self.rollouts.run(row, f"{self.address}/{slot}/v1")
-    rollout.task = asyncio.ensure_future(run)
-    rollout.task.add_done_callback(partial(self._ended, number, slot))
+    def _start(self, number: int, row: int) -> None:
+        rollout = self.active[number] = ActiveRollout(number)
+        if None not in self.slots:
+            self.slots.append(None)
+        slot = self.slots.index(None)
+        self.slots[slot] = rollout
+        run = self.rollouts.run(row, f"{self.address}/{slot}/v1")
+        rollout.task = asyncio.ensure_future(run)
+        rollout.task.add_done_callback(partial(self._ended, number, slot))
 
-
-@patch
-def _ended(
-    self: Worker, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]"
-) -> None:
-    self.slots[slot] = None
-    end = _end_line(number, task)
-    if self.active.pop(number, None) is not None:  # it was not stopped
-        self.send(**end)
+    def _ended(
+        self, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]"
+    ) -> None:
+        self.slots[slot] = None
+        end = _end_line(number, task)
+        if self.active.pop(number, None) is not None:  # it was not stopped
+            self.send(**end)
 
 # %% ../../nbs/data/15_prime_verifiers_worker.ipynb #2a2f71dc
 async def _answer_http(worker: Worker, request: Any) -> Any:

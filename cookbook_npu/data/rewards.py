@@ -22,10 +22,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from fastcore.basics import patch
 
 from ..config import RewardConfig
-from cookbook_npu.data.graders import (
+from ..data.graders import (
     SCORERS,
     Scorer,
     check_label,
@@ -120,21 +119,19 @@ class GradingJob:
             "A scorer must return a finite number.",
         )
 
-# %% ../../nbs/data/09_rewards.ipynb #9ef0b0e2
-@patch
-def score(
-    self: GradingJob,
-    answer: Any,  # what the scorer returned: a number, or {"score": number, "acc": bool}
-) -> Score:
-    "The score and the verdict of an answer"
-    if isinstance(answer, Mapping):
-        value = self.checked(answer.get("score"))
-        if answer.get("acc") is not None:
-            return Score(value, bool(answer["acc"]))
-    else:
-        value = self.checked(answer)
-    threshold = self.scorer.correct_threshold
-    return Score(value, None if threshold is None else value >= threshold)
+    def score(
+        self,
+        answer: Any,  # what the scorer returned: a number, or {"score": number, "acc": bool}
+    ) -> Score:
+        "The score and the verdict of an answer"
+        if isinstance(answer, Mapping):
+            value = self.checked(answer.get("score"))
+            if answer.get("acc") is not None:
+                return Score(value, bool(answer["acc"]))
+        else:
+            value = self.checked(answer)
+        threshold = self.scorer.correct_threshold
+        return Score(value, None if threshold is None else value >= threshold)
 
 # %% ../../nbs/data/09_rewards.ipynb #e6657ac2
 def grading_job(scorer: Scorer, sample: Sample) -> GradingJob:
@@ -274,122 +271,112 @@ class GradingPool:
         reports, self._reports = self._reports, []
         return reports
 
-# %% ../../nbs/data/09_rewards.ipynb #bde236c6
-@patch
-def _grade(
-    self: GradingPool, process: GradingProcess, jobs: Sequence[GradingJob]
-) -> list[Score | None]:
-    "Grade jobs of one scorer together, or one by one when their call is stopped"
-    if len(jobs) == 1 and self._is_ungradable(jobs[0]):
-        return [jobs[0].killed]
-    name = jobs[0].scorer.name
-    is_async = process.wait_ready()[name] == "async"
-    try:
-        results = process.grade(
-            name, [job.as_json() for job in jobs], self.config.timeout_s
-        )
-    except GradingStopped as stopped:
-        if stopped.stderr and name not in SCORERS:
-            raise DataError(
-                f"{jobs[0].name}: scorer {name} raised: {stopped.stderr}",
-                "A scorer returns a number for every text.",
-            ) from None
-        if len(jobs) > 1:
-            return [score for job in jobs for score in self._grade(process, [job])]
-        if is_async:
-            return [self._no_score(jobs[0], stopped.limit.replace("_", " "))]
-        return [self._stopped(process, jobs[0], stopped.limit)]
-    scores: list[Score | None] = []
-    for job, result in zip(jobs, results, strict=True):
-        if "failed" in result:
-            scores.append(self._no_score(job, f"failed: {result['failed']}"))
-            continue
-        with self._lock:
-            self.counts.graded += 1
-            self.labels.graded(job)
-        scores.append(job.score(result["score"]))
-    return scores
-
-
-@patch
-def _is_ungradable(self: GradingPool, job: GradingJob) -> bool:
-    "Whether the job's label is ungradable; if so, the answer is counted"
-    with self._lock:
-        found = self.labels.holds(job)
-        self.counts.ungradable += found
-    return found
-
-
-@patch
-def _no_score(self: GradingPool, job: GradingJob, why: str) -> None:
-    with self._lock:
-        self.counts.failed += 1
-        self.failure = f"{job.name}: scorer {job.scorer.name} {why}"
-
-# %% ../../nbs/data/09_rewards.ipynb #bde236c7
-@patch
-def _stopped(
-    self: GradingPool, process: GradingProcess, job: GradingJob, limit: Limit
-) -> Score:
-    "Count a stopped answer; report its label when it cannot be graded"
-    with self._lock:
-        setattr(self.counts, limit, getattr(self.counts, limit) + 1)
-        failures = self.labels.failed(job)
-    why: Limit | None = None
-    if failures == self.config.label_failures:
-        probe = replace(job, text=PROBE).as_json()
+    def _grade(
+        self, process: GradingProcess, jobs: Sequence[GradingJob]
+    ) -> list[Score | None]:
+        "Grade jobs of one scorer together, or one by one when their call is stopped"
+        if len(jobs) == 1 and self._is_ungradable(jobs[0]):
+            return [jobs[0].killed]
+        name = jobs[0].scorer.name
+        is_async = process.wait_ready()[name] == "async"
         try:
-            process.grade(job.scorer.name, [probe], self.config.timeout_s)
+            results = process.grade(
+                name, [job.as_json() for job in jobs], self.config.timeout_s
+            )
         except GradingStopped as stopped:
-            if not stopped.stderr or job.scorer.name in SCORERS:
-                why = stopped.limit
-    elif failures >= 3 * self.config.label_failures:
-        why = limit
-    if why is not None:
-        with self._lock:
-            report = self.labels.mark_ungradable(job, why)
-            if report is not None:
-                self._reports.append(report)
-    return job.killed
-
-# %% ../../nbs/data/09_rewards.ipynb #b717d94d
-@patch
-def run(
-    self: GradingPool,
-    jobs: Sequence[GradingJob],  # all with one scorer
-) -> list[Score | None]:  # in the order of the jobs; None: a reward server gave no score
-    "Grade jobs; raises `RoleError` when the pool is not open"
-    if jobs and not self.processes:
-        raise RoleError(
-            f"the reward pool is not open, but {jobs[0].scorer.name} needs it",
-            "Use it in a with block.",
-        )
-    scores: list[Score | None] = [job.killed for job in jobs]
-    places = [i for i, job in enumerate(jobs) if not self._is_ungradable(job)]
-    if not places:
+            if stopped.stderr and name not in SCORERS:
+                raise DataError(
+                    f"{jobs[0].name}: scorer {name} raised: {stopped.stderr}",
+                    "A scorer returns a number for every text.",
+                ) from None
+            if len(jobs) > 1:
+                return [score for job in jobs for score in self._grade(process, [job])]
+            if is_async:
+                return [self._no_score(jobs[0], stopped.limit.replace("_", " "))]
+            return [self._stopped(process, jobs[0], stopped.limit)]
+        scores: list[Score | None] = []
+        for job, result in zip(jobs, results, strict=True):
+            if "failed" in result:
+                scores.append(self._no_score(job, f"failed: {result['failed']}"))
+                continue
+            with self._lock:
+                self.counts.graded += 1
+                self.labels.graded(job)
+            scores.append(job.score(result["score"]))
         return scores
-    size = 1  # answers of a call
-    if self.processes[0].wait_ready()[jobs[0].scorer.name] != "each":
-        size = min(self.config.batch_size, math.ceil(len(places) / len(self.processes)))
-    calls = iter([places[i : i + size] for i in range(0, len(places), size)])
 
-    def serve(process: GradingProcess) -> None:
-        for call in calls:
-            found = self._grade(process, [jobs[i] for i in call])
-            for i, score in zip(call, found, strict=True):
-                scores[i] = score
+    def _is_ungradable(self, job: GradingJob) -> bool:
+        "Whether the job's label is ungradable; if so, the answer is counted"
+        with self._lock:
+            found = self.labels.holds(job)
+            self.counts.ungradable += found
+        return found
 
-    # its threads are daemons: the interpreter may end while a call hangs
-    with ThreadPool(len(self.processes)) as threads:
-        try:
-            for _ in threads.imap_unordered(serve, self.processes):
-                pass
-        finally:
-            # after an error or an interrupt, no thread starts another call
-            deque(calls, maxlen=0)
-            threads.close()
-            threads.join()
-    return scores
+    def _no_score(self, job: GradingJob, why: str) -> None:
+        with self._lock:
+            self.counts.failed += 1
+            self.failure = f"{job.name}: scorer {job.scorer.name} {why}"
+
+    def _stopped(
+        self, process: GradingProcess, job: GradingJob, limit: Limit
+    ) -> Score:
+        "Count a stopped answer; report its label when it cannot be graded"
+        with self._lock:
+            setattr(self.counts, limit, getattr(self.counts, limit) + 1)
+            failures = self.labels.failed(job)
+        why: Limit | None = None
+        if failures == self.config.label_failures:
+            probe = replace(job, text=PROBE).as_json()
+            try:
+                process.grade(job.scorer.name, [probe], self.config.timeout_s)
+            except GradingStopped as stopped:
+                if not stopped.stderr or job.scorer.name in SCORERS:
+                    why = stopped.limit
+        elif failures >= 3 * self.config.label_failures:
+            why = limit
+        if why is not None:
+            with self._lock:
+                report = self.labels.mark_ungradable(job, why)
+                if report is not None:
+                    self._reports.append(report)
+        return job.killed
+
+    def run(
+        self,
+        jobs: Sequence[GradingJob],  # all with one scorer
+    ) -> list[Score | None]:  # in the order of the jobs; None: a reward server gave no score
+        "Grade jobs; raises `RoleError` when the pool is not open"
+        if jobs and not self.processes:
+            raise RoleError(
+                f"the reward pool is not open, but {jobs[0].scorer.name} needs it",
+                "Use it in a with block.",
+            )
+        scores: list[Score | None] = [job.killed for job in jobs]
+        places = [i for i, job in enumerate(jobs) if not self._is_ungradable(job)]
+        if not places:
+            return scores
+        size = 1  # answers of a call
+        if self.processes[0].wait_ready()[jobs[0].scorer.name] != "each":
+            size = min(self.config.batch_size, math.ceil(len(places) / len(self.processes)))
+        calls = iter([places[i : i + size] for i in range(0, len(places), size)])
+
+        def serve(process: GradingProcess) -> None:
+            for call in calls:
+                found = self._grade(process, [jobs[i] for i in call])
+                for i, score in zip(call, found, strict=True):
+                    scores[i] = score
+
+        # its threads are daemons: the interpreter may end while a call hangs
+        with ThreadPool(len(self.processes)) as threads:
+            try:
+                for _ in threads.imap_unordered(serve, self.processes):
+                    pass
+            finally:
+                # after an error or an interrupt, no thread starts another call
+                deque(calls, maxlen=0)
+                threads.close()
+                threads.join()
+        return scores
 
 # %% ../../nbs/data/09_rewards.ipynb #d8fabf93
 def all_scorers(config: RewardConfig) -> list[str]:  # each once
@@ -516,75 +503,63 @@ class RewardPool(GradingPool):
             place = prompt.place or f"prompt {prompt.prompt_id}"
             check_labels(self.config, prompt.label, prompt.for_samples(), place)
 
-# %% ../../nbs/data/09_rewards.ipynb #ed33c895
-@patch
-def grade(self: RewardPool, samples: Sequence[Sample]) -> list[Grade]:
-    "Reward and verdict of each sample"
-    weights = [scorer_weights(self.config, s.metadata) for s in samples]
-    scores: list[dict[str, tuple[float, Score | None]]] = [{} for _ in samples]
-    for scorer in self._all:
-        chosen = [i for i, w in enumerate(weights) if scorer.name in w]
-        jobs = [grading_job(scorer, samples[i]) for i in chosen]
-        found = self._grade_all(scorer, jobs)
-        for i, score in zip(chosen, found, strict=True):
-            scores[i][scorer.name] = (weights[i][scorer.name], score)
-    return [_with_parts(of_sample) for of_sample in scores]
+    def grade(self, samples: Sequence[Sample]) -> list[Grade]:
+        "Reward and verdict of each sample"
+        weights = [scorer_weights(self.config, s.metadata) for s in samples]
+        scores: list[dict[str, tuple[float, Score | None]]] = [{} for _ in samples]
+        for scorer in self._all:
+            chosen = [i for i, w in enumerate(weights) if scorer.name in w]
+            jobs = [grading_job(scorer, samples[i]) for i in chosen]
+            found = self._grade_all(scorer, jobs)
+            for i, score in zip(chosen, found, strict=True):
+                scores[i][scorer.name] = (weights[i][scorer.name], score)
+        return [_with_parts(of_sample) for of_sample in scores]
 
+    def score(self, samples: Sequence[Sample]) -> list[float | None]:
+        "The reward of each sample; None when a reward server gave no score"
+        return [grade.reward for grade in self.grade(samples)]
 
-@patch
-def score(self: RewardPool, samples: Sequence[Sample]) -> list[float | None]:
-    "The reward of each sample; None when a reward server gave no score"
-    return [grade.reward for grade in self.grade(samples)]
+    def _grade_all(
+        self, scorer: Scorer, jobs: Sequence[GradingJob]
+    ) -> list[Score | None]:
+        "Grade jobs of one scorer where it runs"
+        if scorer.inline:
+            return [self._grade_here(job) for job in jobs]
+        if scorer.is_service:
+            return self._judged(jobs)
+        return self._retried(jobs)
 
+    def _judged(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
+        "Ask the judge; raises `BudgetSpent`"
+        assert self.judge is not None
+        template = self.config.judge.template
+        messages = [judge_message(template, j.text, j.label, j.metadata) for j in jobs]
+        scores = self.judge.scores(messages)
+        missing = [job for job, score in zip(jobs, scores, strict=True) if score is None]
+        if missing:
+            self.failure = f"{missing[-1].name}: the judge gave no score: {self.judge.failure}"
+        pairs = zip(jobs, scores, strict=True)
+        return [None if score is None else job.score(score) for job, score in pairs]
 
-@patch
-def _grade_all(
-    self: RewardPool, scorer: Scorer, jobs: Sequence[GradingJob]
-) -> list[Score | None]:
-    "Grade jobs of one scorer where it runs"
-    if scorer.inline:
-        return [self._grade_here(job) for job in jobs]
-    if scorer.is_service:
-        return self._judged(jobs)
-    return self._retried(jobs)
+    def _grade_here(self, job: GradingJob) -> Score:
+        try:
+            function = self._functions[job.scorer.name]
+            return job.score(function(job.window, job.label, job.metadata))
+        except KeyError as e:
+            raise DataError(
+                f"{job.name}: scorer {job.scorer.name} needs metadata[{e}]",
+                "Keep it with data.metadata_keys.",
+            ) from None
 
-# %% ../../nbs/data/09_rewards.ipynb #673a8984
-@patch
-def _judged(self: RewardPool, jobs: Sequence[GradingJob]) -> list[Score | None]:
-    "Ask the judge; raises `BudgetSpent`"
-    assert self.judge is not None
-    template = self.config.judge.template
-    messages = [judge_message(template, j.text, j.label, j.metadata) for j in jobs]
-    scores = self.judge.scores(messages)
-    missing = [job for job, score in zip(jobs, scores, strict=True) if score is None]
-    if missing:
-        self.failure = f"{missing[-1].name}: the judge gave no score: {self.judge.failure}"
-    pairs = zip(jobs, scores, strict=True)
-    return [None if score is None else job.score(score) for job, score in pairs]
-
-
-@patch
-def _grade_here(self: RewardPool, job: GradingJob) -> Score:
-    try:
-        function = self._functions[job.scorer.name]
-        return job.score(function(job.window, job.label, job.metadata))
-    except KeyError as e:
-        raise DataError(
-            f"{job.name}: scorer {job.scorer.name} needs metadata[{e}]",
-            "Keep it with data.metadata_keys.",
-        ) from None
-
-
-@patch
-def _retried(self: RewardPool, jobs: Sequence[GradingJob]) -> list[Score | None]:
-    "Grade jobs in processes; retry those without a score up to `reward.retries` times"
-    scores = self.run(jobs)
-    for attempt in range(self.config.retries):
-        missing = [i for i, score in enumerate(scores) if score is None]
-        if not missing:
-            break
-        time.sleep(RETRY_WAIT_S * 2**attempt)
-        again = self.run([jobs[i] for i in missing])
-        for i, score in zip(missing, again, strict=True):
-            scores[i] = score
-    return scores
+    def _retried(self, jobs: Sequence[GradingJob]) -> list[Score | None]:
+        "Grade jobs in processes; retry those without a score up to `reward.retries` times"
+        scores = self.run(jobs)
+        for attempt in range(self.config.retries):
+            missing = [i for i, score in enumerate(scores) if score is None]
+            if not missing:
+                break
+            time.sleep(RETRY_WAIT_S * 2**attempt)
+            again = self.run([jobs[i] for i in missing])
+            for i, score in zip(missing, again, strict=True):
+                scores[i] = score
+        return scores

@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 
-from cookbook_npu.config import (
+from ..config import (
     LoraConfig,
     ModelConfig,
     ParallelConfig,
     check_argument_names,
+    check_experts,
 )
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
-from cookbook_npu.model.lora import (
+from ..model.lora import (
     ADAPTER,
     adapter_name,
     adapter_state,
@@ -56,6 +56,8 @@ class Layout:
     tensor_size: int  # TP
     data_rank: int
     data_size: int  # DP, replicas of the model
+    expert_size: int  # EP
+    expert_tensor_size: int  # expert TP
     device: torch.device
     sequence: bool  # sequence parallelism is on
 
@@ -71,6 +73,13 @@ def check_parallel(parallel: ParallelConfig, world_size: int) -> int:
         raise ConfigError(
             f"parallel.tensor is {parallel.tensor}, the trainer has {world_size} processes",
             "Give the trainer a multiple of parallel.tensor devices.",
+        )
+    experts = parallel.expert * parallel.expert_tensor_size
+    if world_size % experts:
+        raise ConfigError(
+            f"parallel.expert {parallel.expert} x parallel.expert_tensor {parallel.expert_tensor_size} "
+            f"is {experts}, the trainer has {world_size} processes",
+            "Give the trainer a multiple of that.",
         )
     return world_size // parallel.tensor
 
@@ -88,11 +97,16 @@ def current_layout(parallel: ParallelConfig) -> Layout:
     from megatron.core import parallel_state
 
     size = parallel_state.get_tensor_model_parallel_world_size()
-    if size != parallel.tensor:
-        raise ConfigError(
-            f"parallel.tensor is {parallel.tensor}, the process groups have {size}",
-            "Pass the layout that was given to init_parallel.",
-        )
+    experts = parallel_state.get_expert_model_parallel_world_size()
+    for name, wanted, found in (
+        ("tensor", parallel.tensor, size),
+        ("expert", parallel.expert, experts),
+    ):
+        if wanted != found:
+            raise ConfigError(
+                f"parallel.{name} is {wanted}, the process groups have {found}",
+                "Pass the layout that was given to init_parallel.",
+            )
     return Layout(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -100,6 +114,8 @@ def current_layout(parallel: ParallelConfig) -> Layout:
         tensor_size=size,
         data_rank=parallel_state.get_data_parallel_rank(),
         data_size=parallel_state.get_data_parallel_world_size(),
+        expert_size=experts,
+        expert_tensor_size=parallel_state.get_expert_tensor_parallel_world_size() or 1,
         device=local_device(),
         sequence=parallel.sequence and size > 1,
     )
@@ -118,7 +134,7 @@ def init_parallel(
         )
     from megatron.core import parallel_state, tensor_parallel
 
-    from cookbook_npu.npu.shims.torch.distributed import join_world
+    from ..npu.shims.torch.distributed import join_world
 
     check_parallel(parallel, int(os.environ.get("WORLD_SIZE", "1")))
     acc = accelerator()
@@ -127,6 +143,8 @@ def init_parallel(
     join_world(backends, timedelta(seconds=timeout_s))
     parallel_state.initialize_model_parallel(
         parallel.tensor,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=parallel.expert_tensor_size,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=math.ceil(timeout_s / 60),
     )
@@ -169,6 +187,8 @@ def run_options(
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         tensor_model_parallel_size=parallel.tensor,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=parallel.expert_tensor_size,
         sequence_parallel=parallel.sequence and parallel.tensor > 1,
         attention_softmax_in_fp32=model.attention_softmax_fp32,
         attention_dropout=0.0,
@@ -265,58 +285,51 @@ class MegatronModel:
         logits_BTV = mappings.gather_from_tensor_model_parallel_region(local_BTV)
         return logits_BTV[..., : self.vocab_size].float()
 
-# %% ../../nbs/model/03_megatron.ipynb #8a69efde
-@patch
-def zero_grad(self: MegatronModel) -> None:
-    "Clear the gradient buffer"
-    self.ddp.zero_grad_buffer()
-    self.summed = False
+    def zero_grad(self) -> None:
+        "Clear the gradient buffer"
+        self.ddp.zero_grad_buffer()
+        self.summed = False
 
+    def finish_gradients(self) -> None:
+        "Sum the gradients over data- and tensor-parallel ranks, once per step"
+        from megatron.core.distributed import finalize_model_grads
 
-@patch
-def finish_gradients(self: MegatronModel) -> None:
-    "Sum the gradients over data- and tensor-parallel ranks, once per step"
-    from megatron.core.distributed import finalize_model_grads
+        if not self.summed:
+            finalize_model_grads([self.ddp])
+            self.summed = True
 
-    if not self.summed:
-        finalize_model_grads([self.ddp])
-        self.summed = True
+    def state_tensors(self) -> list[Tensor]:
+        "Return weights and buffers: device tensors that must survive a sleep"
+        return [*self.module.parameters(), *self.module.buffers()]
 
+    def sharded_state(self) -> dict[str, Any]:
+        "Return what a checkpoint holds of the model, the weights or the adapter; collective"
+        if self.adapter_scale is None:
+            return self.module.sharded_state_dict()
+        return adapter_state(self.module, self.adapter)
 
-@patch
-def state_tensors(self: MegatronModel) -> list[Tensor]:
-    "Return weights and buffers: device tensors that must survive a sleep"
-    return [*self.module.parameters(), *self.module.buffers()]
+    def load_sharded(self, state: dict[str, Any]) -> None:
+        "Load the values that `sharded_state` described"
+        if self.adapter_scale is not None:
+            own = f".{self.adapter}."
+            state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
+        # not strict: "extra state" entries of layers have no tensor
+        self.module.load_state_dict(state, strict=False)
 
+    @property
+    def weight_bytes(self) -> int:
+        "Bytes of the whole model's weights: those of one copy, all its ranks together"
+        return sum(p.nbytes * self.shards(p) for p in self.module.parameters())
 
-@patch
-def sharded_state(self: MegatronModel) -> dict[str, Any]:
-    "Return what a checkpoint holds of the model, the weights or the adapter; collective"
-    if self.adapter_scale is None:
-        return self.module.sharded_state_dict()
-    return adapter_state(self.module, self.adapter)
+    def shards(self, parameter: torch.nn.Parameter) -> int:
+        "Return over how many ranks a parameter is spread, had it been split"
+        if getattr(parameter, "allreduce", True):  # not of experts at EP > 1
+            return self.layout.tensor_size
+        return self.layout.expert_size * self.layout.expert_tensor_size
 
-
-@patch
-def load_sharded(self: MegatronModel, state: dict[str, Any]) -> None:
-    "Load the values that `sharded_state` described"
-    if self.adapter_scale is not None:
-        own = f".{self.adapter}."
-        state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
-    # not strict: "extra state" entries of layers have no tensor
-    self.module.load_state_dict(state, strict=False)
-
-
-@patch(as_prop=True)
-def weight_bytes(self: MegatronModel) -> int:
-    "Bytes of the weights of all tensor-parallel ranks together"
-    return sum(p.nbytes for p in self.module.parameters()) * self.layout.tensor_size
-
-
-@patch
-def gradient_tensors(self: MegatronModel) -> list[Tensor]:
-    "Return the flat gradient buffers: device tensors that each step clears"
-    return [b.grad_data for b in self.ddp.buffers]
+    def gradient_tensors(self) -> list[Tensor]:
+        "Return the flat gradient buffers: device tensors that each step clears"
+        return [b.grad_data for b in (*self.ddp.buffers, *self.ddp.expert_parallel_buffers)]
 
 # %% ../../nbs/model/03_megatron.ipynb #afd3ffdb
 def megatron_config(
@@ -343,6 +356,12 @@ def megatron_config(
         )
     values = hf_to_mcore_config(hf)
     check_split(values, parallel.tensor)
+    check_experts(
+        parallel,
+        values.get("num_moe_experts") or 0,
+        values.get("moe_ffn_hidden_size") or 0,
+        str(path),
+    )
     given = megatron_args or {}
     check_argument_names("train.megatron_args", given, BridgeConfig.__dataclass_fields__)
     for name in given.keys() & values.keys():

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..config import OptimConfig
@@ -117,19 +116,17 @@ class Optimizer:
         self.trained = True
         return True, norm
 
-# %% ../../nbs/model/05_optimizer.ipynb #c6a747ad
-@patch
-def state_tensors(self: Optimizer) -> list[Tensor]:
-    "Return moments and float32 weights: device tensors that must survive a sleep"
-    moments: list[Tensor] = []
-    copies: list[Tensor] = []
-    for part in self.megatron.chained_optimizers:
-        for state in part.optimizer.state.values():
-            tensors = [v for v in state.values() if isinstance(v, Tensor)]
-            moments += [t for t in tensors if t.device.type != "cpu"]
-        for group in part.optimizer.param_groups:
-            copies += group["params"]
-    return moments + copies
+    def state_tensors(self) -> list[Tensor]:
+        "Return moments and float32 weights: device tensors that must survive a sleep"
+        moments: list[Tensor] = []
+        copies: list[Tensor] = []
+        for part in self.megatron.chained_optimizers:
+            for state in part.optimizer.state.values():
+                tensors = [v for v in state.values() if isinstance(v, Tensor)]
+                moments += [t for t in tensors if t.device.type != "cpu"]
+            for group in part.optimizer.param_groups:
+                copies += group["params"]
+        return moments + copies
 
 # %% ../../nbs/model/05_optimizer.ipynb #daf1dc92
 def optimizer_options(optim: OptimConfig) -> dict[str, Any]:

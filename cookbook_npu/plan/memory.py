@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES',
            'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_state',
-           'critic_parameters', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements',
-           'micro_batch', 'activations', 'logits', 'training', 'critic_training', 'scoring', 'communicators',
-           'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work',
-           'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'model_of',
-           'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases', 'check_fits',
+           'critic_parameters', 'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes',
+           'layer_elements', 'micro_batch', 'activations', 'logits', 'training', 'critic_training', 'scoring',
+           'communicators', 'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes',
+           'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache',
+           'model_of', 'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases', 'check_fits',
            'largest_part', 'tight_phases']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
@@ -18,7 +18,7 @@ from typing import Literal
 
 from ..config import LoraConfig, RunConfig, override
 from ..errors import DeviceError
-from cookbook_npu.plan.dimensions import (
+from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
     dimensions_of_tiny,
@@ -77,6 +77,16 @@ def critic_parameters(d: Dimensions, tensor: int) -> int:
     "Return the parameters of a critic per rank: a policy with a value head as its output"
     output = 0 if d.tied else -(-d.vocab // tensor) * d.hidden
     return parameters_per_rank(d, tensor) - output + d.hidden
+
+
+def slot_bytes(d: Dimensions, config: RunConfig) -> int:
+    "Return the device memory of one adapter: weights, gradients and optimizer"
+    sizes = []
+    for slots in (1, 2):
+        lora = config.lora.model_copy(update={"slots": slots})
+        state = trainer_state(d, config.model_copy(update={"lora": lora}))
+        sizes.append(sum(part.nbytes for part in state))
+    return sizes[1] - sizes[0]
 
 
 def adapter_parameters(d: Dimensions, lora: LoraConfig, tensor: int) -> int:
@@ -584,6 +594,18 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     return phases + [MemoryPhase(name, tuple(parts), side) for name, parts in held.items()]
 
 
+def _awake_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[MemoryPhase]:
+    "Return the phases of several tenants, whose trainer and engines stay on shared devices"
+    weights, *others = engine_components(d, config, capacity)
+    held = [*device_overhead(config), *trainer_state(d, config), weights]
+    phases = {
+        "start": held,
+        "rollout": [*held, *others],
+        **{name: [*held, *parts] for name, parts in _computing(d, config).items()},
+    }
+    return [MemoryPhase(name, tuple(parts)) for name, parts in phases.items()]
+
+
 def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPhase]:
     "Return the phases of a run, in the order of the start and of a step"
     d = model_of(config)
@@ -591,6 +613,8 @@ def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPha
         return _sft_phases(d, config)
     if config.placement.mode == "split":
         return _split_phases(d, config, capacity_of(config, soc))
+    if config.tenants:
+        return _awake_phases(d, config, capacity_of(config, soc))
     state = trainer_state(d, config)
     awake = device_overhead(config)
     asleep = device_overhead(config, asleep=True)

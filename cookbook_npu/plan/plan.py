@@ -4,26 +4,25 @@
 
 # %% auto #0
 __all__ = ['DEVICES_PER_NODE', 'NOT_EVALUATED', 'DeviceRoles', 'device_roles', 'process_groups', 'device_map', 'batch_arithmetic',
-           'learning_warnings', 'RunPlan', 'make_plan', 'model_name']
+           'evaluation_warnings', 'prompts_text', 'RunPlan', 'make_plan', 'model_name']
 
 # %% ../../nbs/plan/04_plan.ipynb #0341585b
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastcore.basics import patch
 
 from ..config import RunConfig
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
-from cookbook_npu.plan.dimensions import (
+from ..plan.dimensions import (
     PUBLISHED,
     Dimensions,
     parameters_per_rank,
     total_parameters,
 )
 from .fit import error_text
-from cookbook_npu.plan.memory import (
+from ..plan.memory import (
     MemoryPhase,
     cache_tokens,
     capacity_of,
@@ -35,18 +34,20 @@ from cookbook_npu.plan.memory import (
     model_of,
     planned_backend,
     planned_cache,
+    slot_bytes,
     tight_phases,
     trained_parameters,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import ScheduleRow, compare_schedules, schedule_text
-from cookbook_npu.plan.time import (
+from ..plan.time import (
     Estimate,
     estimate,
     later_turns,
     speeds_of,
 )
-from ..terminal import fit
+from ..recipes import prompt_changes
+from ..terminal import counted, fit
 
 # %% ../../nbs/plan/04_plan.ipynb #cc028218
 DEVICES_PER_NODE = 8
@@ -135,18 +136,19 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         ),
         (
             "engines",
-            f"{config.num_engines} engines of {rollout.devices_per_engine} devices, "
-            f"{per_engine} responses each",
+            f"{counted(config.num_engines, 'engine')} of "
+            f"{counted(rollout.devices_per_engine, 'device')}, {per_engine} responses each",
         ),
         (
             "optimizer",
-            f"{steps} steps of {config.global_batch_size} samples, {share} for each of "
-            f"{config.data_parallel} data-parallel copies",
+            f"{counted(steps, 'step')} of {config.global_batch_size} samples, {share} on each "
+            f"data-parallel rank (DP {config.data_parallel})",
         ),
         (
             "micro-batches",
-            f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
+            f"at most {tokens} tokens: up to {micro_batches} for each rank and optimizer step",
         ),
+        *([_tenants(config)] if config.tenants else []),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
         _weights(config, soc),
@@ -164,13 +166,13 @@ def _sft_arithmetic(config: RunConfig) -> list[tuple[str, str]]:
     return [
         (
             "conversations",
-            f"{config.rollout_batch} of at most {limit} tokens, {share} for each of "
-            f"{config.data_parallel} data-parallel copies",
+            f"{config.rollout_batch} of at most {limit} tokens, {share} on each "
+            f"data-parallel rank (DP {config.data_parallel})",
         ),
         ("loss", f"{learned[config.sft.loss_mask or 'last']} of the assistant"),
         (
             "micro-batches",
-            f"at most {tokens} tokens: up to {micro_batches} for a copy and optimizer step",
+            f"at most {tokens} tokens: up to {micro_batches} for each rank and optimizer step",
         ),
         *_passed_on(config),
     ]
@@ -183,6 +185,18 @@ def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
         "Megatron": config.train.megatron_args,
     }
     return [("passed on", f"{to}: {args}") for to, args in given.items() if args]
+
+
+def _tenants(config: RunConfig) -> tuple[str, str]:
+    "Describe the adapters of the tenants"
+    d = model_of(config)
+    return (
+        "tenants",
+        f"{', '.join(config.tenants)}: {config.lora.slots} adapters of "
+        f"{trained_parameters(d, config):,} parameters, each "
+        f"{_bytes(slot_bytes(d, config))} of a device with gradients and optimizer; a step of "
+        "each in turn, nothing sleeps",
+    )
 
 
 def _turns(config: RunConfig) -> tuple[str, str]:
@@ -204,7 +218,8 @@ def _ahead(config: RunConfig) -> tuple[str, str]:
     groups = (r.depth + 1) * r.prompts_per_step
     return (
         "ahead",
-        f"the rollout at most {r.depth} steps, samples at most {r.max_staleness} steps old: "
+        f"the rollout at most {counted(r.depth, 'step')}, samples at most "
+        f"{counted(r.max_staleness, 'step')} old: "
         f"up to {groups} groups under way",
     )
 
@@ -263,20 +278,23 @@ NOT_EVALUATED = (
 )
 
 
-def learning_warnings(config: RunConfig) -> list[str]:
-    "Return warnings about a run that may not learn, or is not evaluated"
-    found = []
+def evaluation_warnings(config: RunConfig) -> list[str]:
+    "Return a warning about a run without held-out prompts; generated tasks have some"
     sources = [*config.data.mixture] or [config.data.prompt_data]
-    own = [source for source in sources if source not in GENERATED]
-    if own and config.model.path is None and not config.is_sft:
-        found.append(
-            f"the tiny model has seen generated tasks only, not {', '.join(own)}. If the reward "
-            "stays 0 in the first steps, it answers none of these prompts correctly and cannot "
-            "learn from them: give -p model FOLDER."
-        )
-    if config.rollout.eval_every and len(own) == len(sources) and not config.data.eval_data:
-        found.append(NOT_EVALUATED)
-    return found
+    own = not any(source in GENERATED for source in sources)
+    missing = config.rollout.eval_every and own and not config.data.eval_data
+    return [NOT_EVALUATED] if missing else []
+
+
+def prompts_text(config: RunConfig) -> str:
+    "Return the table of what was set for the prompts; empty: nothing"
+    rows = [("set for your prompts", "recipe's value", "value now", "why")]
+    rows += [
+        (f"  {c.key}", str(c.recipe), str(c.now), c.why) for c in prompt_changes(config)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 # %% ../../nbs/plan/04_plan.ipynb #7bd07ff1
 @dataclass(frozen=True)
@@ -297,176 +315,161 @@ class RunPlan:
             return ""
         return schedule_text(self.config, self.soc, self.mean_response)
 
-# %% ../../nbs/plan/04_plan.ipynb #bd9fa47d
-@patch
-def memory_text(self: RunPlan) -> str:
-    "Return the memory of each phase: a bar and its components, the largest first"
-    kind = " (simulated NPU)" if self.config.target.simulated else ""
-    lines = []
-    where = ""
-    width = max(15, *(len(phase.name) + 1 for phase in self.phases))
-    for phase in self.phases:
-        if phase.where != where:
-            where = phase.where
-            device = "one device" if where == "each device" else where
-            lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
-        held = sorted(phase.components, key=lambda c: -c.nbytes)
-        parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
-        bar = _bar(phase.nbytes, self.capacity)
-        size = _band(phase.low, phase.nbytes)
-        lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
-    lines += [*self._cache_lines(), *self._host_lines()]
-    if self.config.target.has_soc:
-        lines.append(
-            "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
+    def memory_text(self) -> str:
+        "Return the memory of each phase: a bar and its components, the largest first"
+        kind = " (simulated NPU)" if self.config.target.simulated else ""
+        lines = []
+        where = ""
+        width = max(15, *(len(phase.name) + 1 for phase in self.phases))
+        for phase in self.phases:
+            if phase.where != where:
+                where = phase.where
+                device = "one device" if where == "each device" else where
+                lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
+            held = sorted(phase.components, key=lambda c: -c.nbytes)
+            parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
+            bar = _bar(phase.nbytes, self.capacity)
+            size = _band(phase.low, phase.nbytes)
+            lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
+        lines += [*self._cache_lines(), *self._host_lines()]
+        if self.config.target.has_soc:
+            lines.append(
+                "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
+            )
+        return "\n".join(lines)
+
+    @property
+    def cache_bytes(self) -> int | None:  # None: vLLM decides
+        "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
+        if self.config.is_sft or self.config.rollout.engine != "vllm":
+            return None
+        return planned_cache(self.config, self.capacity)
+
+    def _cache_lines(self) -> list[str]:
+        "Return the line about the key/value cache"
+        if self.cache_bytes is None:
+            return []
+        tokens = cache_tokens(self.model, self.config, self.capacity)
+        return [
+            f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
+            f"{tokens:,} tokens in each engine"
+        ]
+
+    def _host_lines(self) -> list[str]:
+        "Return the line about the optimizers on the host"
+        tensor = self.config.parallel.tensor
+        parameters = trained_parameters(self.model, self.config)
+        if self.config.has_critic:
+            parameters += critic_parameters(self.model, tensor)
+        nbytes = host_optimizer_bytes(parameters, self.config)
+        if not nbytes:
+            return []
+        return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
+
+    def time_text(self) -> str:
+        "Return the time of each phase for responses of full length"
+        if not self.times:
+            return ""
+        of_tenant = " of a tenant" if self.config.tenants else ""
+        lines = [
+            f"time of one step{of_tenant} on {self.soc}, responses of full length "
+            "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
+            f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
+            f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
+        ]
+        lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+        if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
+            lines.append(
+                "  logprobs          none    one optimizer step: the training pass has them"
+            )
+        if self.is_split:
+            return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
+        seconds = sum(e.seconds for e in self.times)
+        tenants = max(1, len(self.config.tenants))
+        days = tenants * self.config.num_steps * seconds / 86400
+        whole = f"{self.config.num_steps} steps: {days:.1f} days"
+        return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
+
+    @property
+    def is_split(self) -> bool:
+        "Whether trainer and engines have separate devices"
+        return self.config.placement.mode == "split"
+
+    def roles_text(self) -> str:
+        "Return the arguments and variables of each role; imports torch"
+        config = self.config
+        arguments = megatron_arguments(self.model, config)
+        lines = _table("trainer: Megatron receives", arguments)
+        if config.rollout.engine == "vllm" and not config.is_sft:
+            lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
+        for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
+            variables = variables_table(config, role)
+            if variables:
+                lines += _table(f"{role}: variables", variables)
+        return "\n".join(lines)
+
+    @property
+    def warnings(self) -> list[str]:
+        "Warnings about the run, its memory, and a chip without verified numbers"
+        found = evaluation_warnings(self.config)
+        if self.config.target.checks_memory:
+            found += tight_phases([*self.phases], self.capacity)
+        if self.config.target.has_soc and find_soc(self.soc).unverified:
+            found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
+        return found
+
+    def head_text(self) -> str:
+        "Return the run, its model and its process groups"
+        config = self.config
+        tensor = config.parallel.tensor
+        steps = counted(config.num_steps, "step")
+        lines = [
+            f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
+            *(f"warning: {text}" for text in self.warnings),
+            f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
+            f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
+            "",
+            device_map(config),
+            "",
+        ]
+        for kind, groups in process_groups(config).items():
+            if not groups:
+                continue
+            members = " ".join(str(group).replace(" ", "") for group in groups)
+            lines.append(f"{kind:9}{members}")
+        return "\n".join(lines)
+
+    def as_text(
+        self,
+        roles: bool = False,  # also arguments and variables of each role; imports torch
+    ) -> str:
+        "Return the plan as text, as wide as the terminal"
+        rows = batch_arithmetic(self.config, self.soc)
+        batch = [f"{what:14}{value}" for what, value in rows]
+        parts = [self.head_text(), prompts_text(self.config), "\n".join(batch)]
+        parts += [self.memory_text(), self.time_text(), self.schedule_text()]
+        if roles:
+            parts.append(self.roles_text())
+        return fit("\n\n".join(part for part in parts if part))
+
+    def as_json(self) -> dict[str, Any]:
+        "Return the plan as JSON content"
+        rows: list[ScheduleRow] = []
+        if self.is_split and self.times:
+            rows = compare_schedules(self.config, self.soc, self.mean_response)
+        return dict(
+            config=self.config.model_dump(mode="json"),
+            soc=self.soc,
+            capacity=self.capacity,
+            kv_cache_memory_bytes=self.cache_bytes,
+            devices=[asdict(place) for place in device_roles(self.config)],
+            groups=process_groups(self.config),
+            phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
+            times=[asdict(e) for e in self.times],
+            warnings=self.warnings,
+            set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
+            schedule=[row.as_json() for row in rows],
         )
-    return "\n".join(lines)
-
-
-@patch(as_prop=True)
-def cache_bytes(self: RunPlan) -> int | None:  # None: vLLM decides
-    "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
-    if self.config.is_sft or self.config.rollout.engine != "vllm":
-        return None
-    return planned_cache(self.config, self.capacity)
-
-
-@patch
-def _cache_lines(self: RunPlan) -> list[str]:
-    "Return the line about the key/value cache"
-    if self.cache_bytes is None:
-        return []
-    tokens = cache_tokens(self.model, self.config, self.capacity)
-    return [
-        f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
-        f"{tokens:,} tokens in each engine"
-    ]
-
-# %% ../../nbs/plan/04_plan.ipynb #9d7f7a83
-@patch
-def _host_lines(self: RunPlan) -> list[str]:
-    "Return the line about the optimizers on the host"
-    tensor = self.config.parallel.tensor
-    parameters = trained_parameters(self.model, self.config)
-    if self.config.has_critic:
-        parameters += critic_parameters(self.model, tensor)
-    nbytes = host_optimizer_bytes(parameters, self.config)
-    if not nbytes:
-        return []
-    return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
-
-
-@patch
-def time_text(self: RunPlan) -> str:
-    "Return the time of each phase for responses of full length"
-    if not self.times:
-        return ""
-    lines = [
-        f"time of one step on {self.soc}, responses of full length "
-        "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
-        f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
-        f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
-    ]
-    lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
-    if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
-        lines.append(
-            "  logprobs          none    one optimizer step: the training pass has them"
-        )
-    if self.is_split:
-        return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
-    seconds = sum(e.seconds for e in self.times)
-    days = self.config.num_steps * seconds / 86400
-    whole = f"{self.config.num_steps} steps: {days:.1f} days"
-    return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
-
-
-@patch(as_prop=True)
-def is_split(self: RunPlan) -> bool:
-    "Whether trainer and engines have separate devices"
-    return self.config.placement.mode == "split"
-
-# %% ../../nbs/plan/04_plan.ipynb #5aa862cd
-@patch
-def roles_text(self: RunPlan) -> str:
-    "Return the arguments and variables of each role; imports torch"
-    config = self.config
-    arguments = megatron_arguments(self.model, config)
-    lines = _table("trainer: Megatron receives", arguments)
-    if config.rollout.engine == "vllm" and not config.is_sft:
-        lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
-    for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
-        variables = variables_table(config, role)
-        if variables:
-            lines += _table(f"{role}: variables", variables)
-    return "\n".join(lines)
-
-
-@patch(as_prop=True)
-def warnings(self: RunPlan) -> list[str]:
-    "Warnings about the run, its memory, and a chip without verified numbers"
-    found = learning_warnings(self.config)
-    if self.config.target.checks_memory:
-        found += tight_phases([*self.phases], self.capacity)
-    if self.config.target.has_soc and find_soc(self.soc).unverified:
-        found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
-    return found
-
-
-@patch
-def head_text(self: RunPlan) -> str:
-    "Return the run, its model and its process groups"
-    config = self.config
-    tensor = config.parallel.tensor
-    lines = [f"warning: {text}" for text in self.warnings]
-    lines += [
-        f"{config.recipe} at scale {config.scale}: {config.num_steps} steps, seed {config.seed}",
-        f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-        f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
-        "",
-        device_map(config),
-        "",
-    ]
-    for kind, groups in process_groups(config).items():
-        if not groups:
-            continue
-        members = " ".join(str(group).replace(" ", "") for group in groups)
-        lines.append(f"{kind:9}{members}")
-    return "\n".join(lines)
-
-# %% ../../nbs/plan/04_plan.ipynb #16e5ec8c
-@patch
-def as_text(
-    self: RunPlan,
-    roles: bool = False,  # also arguments and variables of each role; imports torch
-) -> str:
-    "Return the plan as text, as wide as the terminal"
-    rows = batch_arithmetic(self.config, self.soc)
-    batch = [f"{what:14}{value}" for what, value in rows]
-    parts = [self.head_text(), "\n".join(batch), self.memory_text(), self.time_text()]
-    parts.append(self.schedule_text())
-    if roles:
-        parts.append(self.roles_text())
-    return fit("\n\n".join(part for part in parts if part))
-
-
-@patch
-def as_json(self: RunPlan) -> dict[str, Any]:
-    "Return the plan as JSON content"
-    rows: list[ScheduleRow] = []
-    if self.is_split and self.times:
-        rows = compare_schedules(self.config, self.soc, self.mean_response)
-    return dict(
-        config=self.config.model_dump(mode="json"),
-        soc=self.soc,
-        capacity=self.capacity,
-        kv_cache_memory_bytes=self.cache_bytes,
-        devices=[asdict(place) for place in device_roles(self.config)],
-        groups=process_groups(self.config),
-        phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
-        times=[asdict(e) for e in self.times],
-        warnings=self.warnings,
-        schedule=[row.as_json() for row in rows],
-    )
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
 def make_plan(

@@ -19,15 +19,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from cookbook_npu.config import (
+from ..config import (
     DataConfig,
     RewardConfig,
     RunConfig,
     check_argument_names,
     own_modules,
+    tenant_configs,
 )
 from ..data.conversations import check_text_task, conversation_messages
-from cookbook_npu.data.datasets import (
+from ..data.datasets import (
     read_fields,
     read_images,
     read_metadata,
@@ -328,6 +329,8 @@ def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> N
 # %% ../../nbs/plan/05_preflight.ipynb #1b8b66c4
 def check_files(config: RunConfig) -> None:
     "Raise `MissingError` for a missing file of the run, `DataError` for invalid records"
+    for own in tenant_configs(config).values():
+        check_files(own)
     data = config.data
     if config.is_sft:
         check_conversations(data)
@@ -420,7 +423,8 @@ def check_machine(
     check_packages(config)
     check_trackers(config)
     check_episodes(config)
-    check_scorers(config)
+    for own in (config, *tenant_configs(config).values()):
+        check_scorers(own)
     check_shims(config)
     for role in RUN_ROLES:
         role_environment(config, role, environ)

@@ -17,7 +17,7 @@ from ..cluster.environment import environment_lines, worker_env
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..npu.device import NPU, allowed_preload
-from cookbook_npu.npu.role_variables import (
+from ..npu.role_variables import (
     DETERMINISTIC,
     ROLE_VARIABLES,
     SHELL_DECIDES,
@@ -229,8 +229,8 @@ def architecture(d: Dimensions) -> dict[str, Any]:
 
 def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
     "Return the arguments of Megatron's model, data parallelism and optimizer"
-    from cookbook_npu.model.megatron import ddp_options, run_options
-    from cookbook_npu.model.optimizer import optimizer_options
+    from ..model.megatron import ddp_options, run_options
+    from ..model.optimizer import optimizer_options
 
     options = run_options(config.model, config.parallel, config.train.megatron_args)
     options["params_dtype"] = str(options["params_dtype"]).removeprefix("torch.")
@@ -239,7 +239,7 @@ def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
 # %% ../../nbs/plan/03_roles.ipynb #79a70ae2
 def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any]:
     "Return the arguments of vllm.LLM on an accelerator, without `weight_transfer_config`"
-    from cookbook_npu.rollout.vllm import llm_arguments
+    from ..rollout.vllm import llm_arguments
 
     r = config.rollout
     d = model_of(config)

@@ -15,14 +15,14 @@ from ..config import RunConfig
 from ..data.datasets import FORMATS
 from ..data.tasks import PICTURED
 from ..npu.device import find_soc
-from cookbook_npu.plan.dimensions import (
+from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
     parameter_counts,
     parameters_per_rank,
     total_parameters,
 )
-from cookbook_npu.plan.memory import (
+from ..plan.memory import (
     ELEMENT_BYTES,
     cache_tokens,
     capacity_of,
@@ -280,6 +280,6 @@ def estimate(
         left_out.add("teacher_logprobs")
     if not config.reward_model.path:
         left_out.add("reward_model")
-    if config.placement.mode == "split":
+    if config.placement.mode == "split" or config.tenants:
         left_out |= {"wake_up", "sleep"}
     return [e for e in estimates if e.name not in left_out]

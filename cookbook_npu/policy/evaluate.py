@@ -21,7 +21,7 @@ from ..config import RunConfig, override
 from ..data.pass_at_k import eval_metrics
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, EnvironmentFault, MissingError, RewardError
-from cookbook_npu.plan.preflight import (
+from ..plan.preflight import (
     check_engine,
     check_episodes,
     check_eval_data,
@@ -30,11 +30,12 @@ from cookbook_npu.plan.preflight import (
 from ..plan.roles import role_environment
 from .export import chosen_checkpoint, evaluated_at, policy_folder
 from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
+from ..terminal import counted
 
 if TYPE_CHECKING:
-    from cookbook_npu.data.sample import Prompt, Sample
-    from cookbook_npu.rollout.engine import Engine, Request
-    from cookbook_npu.rollout.episodes import EpisodeRunner
+    from ..data.sample import Prompt, Sample
+    from ..rollout.engine import Engine, Request
+    from ..rollout.episodes import EpisodeRunner
 
 # %% ../../nbs/policy/01_evaluate.ipynb #99401c98
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ def prepare_device(config: RunConfig) -> str:
     for name, value in role_environment(config, "rollout").items():
         if value is not None:
             os.environ[name] = value
-    from cookbook_npu.npu.shims.bootstrap import bootstrap
+    from ..npu.shims.bootstrap import bootstrap
 
     bootstrap("rollout")
     return config.target.device_name
@@ -110,8 +111,8 @@ def sample_answers(
     episodes: "EpisodeRunner | None" = None,  # None: single-turn
 ) -> "tuple[list[Sample], dict[str, str]]":  # ungraded; group -> failure
     "Sample answers to the prompts; leaves out groups whose environment failed"
-    from cookbook_npu.rollout.engine import SamplingParams
-    from cookbook_npu.train.sampling import make_requests, shard_requests
+    from ..rollout.engine import SamplingParams
+    from ..train.sampling import make_requests, shard_requests
 
     sampling = SamplingParams.of(config.eval_sampling)
 
@@ -149,7 +150,7 @@ def grade_samples(
     config: RunConfig, prompts: "Sequence[Prompt]", samples: "Sequence[Sample]"
 ) -> None:
     "Set reward and verdict of answers with the run's graders; raises `RewardError` without one"
-    from cookbook_npu.data.rewards import RewardPool
+    from ..data.rewards import RewardPool
 
     with RewardPool(config.reward) as rewards:
         rewards.check_labels(prompts)
@@ -199,7 +200,7 @@ def _load_prompts(config: RunConfig, hf_path: Path) -> "list[Prompt]":
     "Return the tokenized prompts of an evaluation; raises `MissingError` if there are none"
     from transformers import AutoTokenizer
 
-    from cookbook_npu.data.prompts import eval_prompts, image_processor
+    from ..data.prompts import eval_prompts, image_processor
 
     tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
     prompts = eval_prompts(config.data, tokenizer, image_processor(hf_path, config.data))
@@ -215,8 +216,8 @@ def _evaluated(
     config: RunConfig, hf_path: Path, step: int, num_shards: int
 ) -> "tuple[list[Sample], dict[str, str]]":
     "Return graded answers, and the groups whose environment failed"
-    from cookbook_npu.train.rollout_worker import make_engine
-    from cookbook_npu.train.session import start_episodes
+    from ..train.rollout_worker import make_engine
+    from ..train.session import start_episodes
 
     prompts = _load_prompts(config, hf_path)
     episodes = start_episodes(config, str(hf_path))
@@ -276,13 +277,11 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
     "Format a result of `evaluate_run` for a terminal"
     metrics = result["metrics"]
     count = result["samples_per_prompt"]
-    plural = "" if count == 1 else "s"
     how = "greedy"
     if result["temperature"]:
         how = f"temperature {result['temperature']:g}"
-    asked = (
-        f"{result['prompts']} prompts of {result['data']} x {count} sample{plural}, {how}"
-    )
+    samples = counted(count, "sample")
+    asked = f"{result['prompts']} prompts of {result['data']} x {samples}, {how}"
     error = f"standard error {metrics['standard_error']:.4f}"
     lines = [f"step      {result['step']} of {result['run']}", f"asked     {asked}"]
     lines += [f"accuracy  {metrics['eval_accuracy']:.4f} ({error})"]

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cookbook_npu.config import (
+from ..config import (
     AlgorithmConfig,
     RunConfig,
     build_config,
     override,
 )
 from ..errors import ConfigError, DataError, nearest
-from cookbook_npu.rl.advantages import (
+from ..rl.advantages import (
     discounted_returns,
     gae,
     gdpo,
@@ -31,7 +31,7 @@ from cookbook_npu.rl.advantages import (
     token_rewards,
     whiten,
 )
-from cookbook_npu.rl.losses import (
+from ..rl.losses import (
     cispo_loss,
     dppo_loss,
     gmpo_loss,

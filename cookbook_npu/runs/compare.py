@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ..config import RunConfig
 from ..errors import DataError
 from .folder import RunFolder, write_output
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     TIME_PREFIX,
     MetricColumns,
     count_steps,
@@ -27,7 +27,7 @@ from cookbook_npu.runs.metrics import (
     load_metrics,
     metric_points,
 )
-from cookbook_npu.runs.plots import (
+from ..runs.plots import (
     PANELS,
     Panel,
     matching_metrics,
@@ -36,6 +36,7 @@ from cookbook_npu.runs.plots import (
     to_svg,
 )
 from .report import NO_NUMBERS, check_expected, expected_numbers
+from ..terminal import counted
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
 RuleKind = Literal["bitwise", "band", "ratio", "ignored"]
@@ -444,10 +445,11 @@ def comparison_text(
     lines += result.plan
     compared = sum(m.kind != "ignored" for m in result.metrics)
     if result.same:
-        lines.append(f"the same within the rules: {compared} metrics")
+        lines.append(f"the same within the rules: {counted(compared, 'metric')}")
     else:
         lines.append(
-            f"different: {len(result.found)} of {compared} metrics, {len(result.config)} keys"
+            f"different: {len(result.found)} of {counted(compared, 'metric')}, "
+            f"{counted(len(result.config), 'key')}"
         )
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from ..errors import ConfigError, CookbookError, RunLocked
 from ..recipes import RECIPES, changed_settings
-from cookbook_npu.runs.folder import (
+from ..runs.folder import (
     REHEARSAL,
     RunFolder,
     lock_folder,
@@ -32,7 +32,7 @@ from cookbook_npu.runs.folder import (
     write_output,
 )
 from .live import format_duration
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     count_steps,
     format_number,
     load_metrics,
@@ -183,7 +183,7 @@ def runs_table(
 ) -> str:
     "Format runs for a terminal: name, state, steps and time, and a second line with the rest"
     width = max((len(line.name) for line in lines), default=0)
-    shown = []
+    shown = [f"{'run':<{width}}  {'state':<11}  {'steps':>8}  {'session':>11}"]
     for line in lines:
         head = f"{line.name:<{width}}  {line.state:<11}"
         facts = [line.why]
@@ -199,6 +199,7 @@ def runs_table(
         text = "  ".join(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts if fact)
         shown.append(head.rstrip())
         shown += [f"    {part}" for part in wrap(text, columns - 4, break_on_hyphens=False)]
+    shown.append("session: without the start of the notebook and the report")
     return "\n".join(shown).replace("\N{NO-BREAK SPACE}", " ")
 
 # %% ../../nbs/runs/09_listing.ipynb #5fd11d01

@@ -15,9 +15,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     STEP_PHASES,
     MetricColumns,
     format_bytes,
@@ -39,12 +40,14 @@ class Panel:
     "One diagram"
 
     title: str
-    metrics: tuple[str, ...]  # names or prefixes: `eval*`
+    metrics: tuple[str, ...]  # names or patterns: `eval*`
     log: bool = False  # logarithmic y axis
 
 
 PANELS = (
     Panel("reward", ("raw_reward", "eval_accuracy*", "eval_pass*")),
+    Panel("reward of each tenant", ("tenants/*/raw_reward",)),
+    Panel("held-out accuracy of each tenant", ("tenants/*/eval_accuracy",)),
     Panel("loss of supervised fine-tuning", ("sft_loss", "eval_loss")),
     Panel("response length, tokens", ("response_length_mean", "response_length_max")),
     Panel("gradient norm", ("grad_norm",)),
@@ -66,9 +69,8 @@ def matching_metrics(metrics: MetricColumns, patterns: Sequence[str]) -> list[st
     "Return the metrics that match and have a value, in the order of the patterns"
     found = []
     for pattern in patterns:
-        prefix = pattern.removesuffix("*")
         for name, values in metrics.items():
-            matches = name == pattern or (prefix != pattern and name.startswith(prefix))
+            matches = fnmatchcase(name, pattern)
             measured = any(isinstance(value, int | float) for value in values)
             if matches and measured and name not in found:
                 found.append(name)

@@ -21,7 +21,7 @@ from ..recipes import RECIPES, Expected, Reference, run_command
 from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
 from .live import format_duration
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     OPTIONAL_PHASES,
     STEP_PHASES,
     TIME_PREFIX,
@@ -33,7 +33,7 @@ from cookbook_npu.runs.metrics import (
     metric_points,
     phase_means,
 )
-from cookbook_npu.runs.plots import (
+from ..runs.plots import (
     PANELS,
     Panel,
     matching_metrics,
@@ -79,7 +79,9 @@ def result_table(
     rows: list[ResultRow] = []
     supervised = "sft_loss" in metrics
     first = "sft_loss" if supervised else "raw_reward"
-    for name in (first, *(name for name in metrics if name.startswith("eval"))):
+    evaluated = (name for name in metrics if name.startswith("eval"))
+    of_tenants = matching_metrics(metrics, ["tenants/*/eval_accuracy"])
+    for name in (first, *evaluated, *of_tenants):
         values = _values(metrics, name)
         label = "reward, first → last step"
         if name != "raw_reward":

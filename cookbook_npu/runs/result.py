@@ -17,12 +17,12 @@ from typing import Any
 from ..errors import NothingLearned
 from ..parameters import inherited_settings
 from .folder import RunFolder
-from cookbook_npu.runs.metrics import (
+from ..runs.metrics import (
     format_number,
     load_metrics,
     metric_points,
 )
-from cookbook_npu.runs.report import (
+from ..runs.report import (
     ExpectedCheck,
     ResultRow,
     check_expected,
@@ -31,6 +31,7 @@ from cookbook_npu.runs.report import (
     run_result,
     write_report,
 )
+from ..terminal import counted
 
 # %% ../../nbs/runs/14_result.ipynb #0f59366c
 _JUDGED_FROM = 20  # steps; the tiny model has learned by then
@@ -43,8 +44,8 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
     before = statistics.mean(losses[:tenth])
     after = statistics.mean(losses[-tenth:])
     text = (
-        f"the weights moved in {sum(norm > 0 for norm in norms)} of {len(losses)} steps, and the "
-        f"mean loss went from {format_number(before)} to {format_number(after)}"
+        f"the weights moved in {sum(norm > 0 for norm in norms)} of {counted(len(losses), 'step')}; mean "
+        f"loss of the first {tenth} and the last {tenth}: {format_number(before)} → {format_number(after)}"
     )
     if len(losses) >= _JUDGED_FROM and after >= before:
         raise NothingLearned(
@@ -54,10 +55,14 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
 
 
 def check_learning(folder: Path | str) -> str:
-    """Return a sentence about what changed from the first to the last tenth of a run.
+    """Return a sentence about what changed from the first to the last tenth of a run; one for each tenant.
 
     Raises `NothingLearned`."""
     run = RunFolder.open(folder)
+    if tenants := run.config().tenants:
+        return "\n".join(
+            f"{name}: {check_learning(run.tenants / name)}" for name in tenants
+        )
     metrics = load_metrics(run.path)
     remedy = f"Look at the responses: cookbook-npu samples {run.path} --worst"
     if learned_nothing(metrics):
@@ -79,8 +84,8 @@ def check_learning(folder: Path | str) -> str:
     after = statistics.mean(rewards[-tenth:])
     moved = sum(norm > 0 for norm in norms)
     text = (
-        f"the weights moved in {moved} of {len(rewards)} steps, and the mean reward went "
-        f"from {format_number(before)} to {format_number(after)}"
+        f"the weights moved in {moved} of {counted(len(rewards), 'step')}; mean reward of the first "
+        f"{tenth} and the last {tenth}: {format_number(before)} → {format_number(after)}"
     )
     judged = run.config().target.simulated and len(rewards) >= _JUDGED_FROM
     accuracies = [value for _, value in metric_points(metrics, "eval_accuracy")]

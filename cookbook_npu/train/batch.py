@@ -29,7 +29,7 @@ from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
 from ..rl.loss_aggregation import token_weights, weighted_sum
-from cookbook_npu.rl.sequences import (
+from ..rl.sequences import (
     Sequences,
     TokenName,
     sequences,

@@ -19,6 +19,7 @@ from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
 from ..plan.dimensions import dimensions_of_folder
 from ..plan.roles import REHEARSE_ENV
+from ..terminal import counted
 
 # %% ../../nbs/train/16_rehearsal.ipynb #d22091b7
 _TINY: dict[str, Any] = {
@@ -130,16 +131,16 @@ def rehearsing() -> Iterator[None]:
 # %% ../../nbs/train/16_rehearsal.ipynb #cf8135a6
 def rehearse(config: RunConfig, root: str | None = None) -> list[dict[str, Any]]:
     "Take one step of a run's rehearsal on simulated NPUs; return its metrics"
-    from cookbook_npu.rollout.vllm import no_vllm_on_cpu
-    from cookbook_npu.runs.folder import REHEARSAL
-    from cookbook_npu.train.session import session
+    from ..rollout.vllm import no_vllm_on_cpu
+    from ..runs.folder import REHEARSAL
+    from ..train.session import session
 
     reason = no_vllm_on_cpu()
     small = rehearsal(config, reason)
     if small.rollout.engine != config.rollout.engine:
         print(
             f"{reason}: the transformers engine replaces engines of "
-            f"{config.rollout.devices_per_engine} devices",
+            f"{counted(config.rollout.devices_per_engine, 'device')}",
             flush=True,
         )
     name = f"{REHEARSAL}{config.recipe}-{os.getpid()}"
@@ -157,8 +158,8 @@ def read_own_data(config: RunConfig) -> str | None:
         return None
     from transformers import AutoTokenizer
 
-    from cookbook_npu.data.prompts import image_processor, load_prompts
-    from cookbook_npu.data.rewards import RewardPool
+    from ..data.prompts import image_processor, load_prompts
+    from ..data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     if config.is_sft:
@@ -179,7 +180,7 @@ def rehearsal_summary(
     if gradient:
         trained = f"one optimizer step (gradient norm {gradient:.3g})"
     done = [
-        f"processes and groups on {config.placement.devices} devices",
+        f"processes and groups on {counted(config.placement.devices, 'device')}",
         "variables of each role",
         f"{config.rollout_batch} {'conversations' if config.is_sft else 'samples'}",
         trained,

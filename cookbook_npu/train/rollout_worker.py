@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..config import RunConfig, SamplingConfig
@@ -21,7 +20,7 @@ from ..plan.memory import planned_cache
 from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
-from cookbook_npu.weights.transport import (
+from ..weights.transport import (
     MappedBuckets,
     SharedMemory,
     read_buckets,
@@ -47,7 +46,7 @@ def make_engine(
     rollout = config.rollout
     dtype = config.model.dtype
     if rollout.engine == "vllm":
-        from cookbook_npu.rollout.vllm import VllmEngine
+        from ..rollout.vllm import VllmEngine
 
         return VllmEngine(
             hf_path,
@@ -66,7 +65,7 @@ def make_engine(
             max_pixels=config.data.image_max_pixels,
             engine_args=rollout.engine_args,
         )
-    from cookbook_npu.rollout.transformers import TransformersEngine
+    from ..rollout.transformers import TransformersEngine
 
     return TransformersEngine(
         hf_path,
@@ -134,32 +133,28 @@ class RolloutWorker:
         self.received.release()
         self.engine.close()
 
-# %% ../../nbs/train/03_rollout_worker.ipynb #85c3ba36
-@patch
-def update_weights(self: RolloutWorker, manifest: Manifest) -> int:
-    """Load the weights of an update and compare.
+    def update_weights(self, manifest: Manifest) -> int:
+        """Load the weights of an update and compare.
 
-    Raises `WeightUpdateError` if the engine holds anything else; it then serves no
-    requests until an update succeeds."""
-    expected = manifest.expected
-    self.engine.update_weights(
-        manifest.version,
-        read_buckets(manifest, self.acc, self.mapped),
-        expected,
-        tensor_handles(manifest, self.acc),
-    )
-    return len(expected)
+        Raises `WeightUpdateError` if the engine holds anything else; it then serves no
+        requests until an update succeeds."""
+        expected = manifest.expected
+        self.engine.update_weights(
+            manifest.version,
+            read_buckets(manifest, self.acc, self.mapped),
+            expected,
+            tensor_handles(manifest, self.acc),
+        )
+        return len(expected)
 
+    def receive_weights(
+        self, manifest: Manifest, group: UpdateGroup, rank: int
+    ) -> list[dict[str, str]]:
+        """Receive a broadcast for all engines of this machine; `received.release` frees it.
 
-@patch
-def receive_weights(
-    self: RolloutWorker, manifest: Manifest, group: UpdateGroup, rank: int
-) -> list[dict[str, str]]:
-    """Receive a broadcast for all engines of this machine; `received.release` frees it.
-
-    Raises `WeightUpdateError` if another member is gone."""
-    member = self.broadcasts.join(group, rank)
-    return receive_buckets(member, manifest, self.received)
+        Raises `WeightUpdateError` if another member is gone."""
+        member = self.broadcasts.join(group, rank)
+        return receive_buckets(member, manifest, self.received)
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #e48e7fa3
 @dataclass

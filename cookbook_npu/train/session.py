@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['START_LINE_S', 'describe_device', 'start_cluster', 'StartLines', 'process_counts', 'first_weights',
-           'prepare_teachers', 'check_sources', 'load_data', 'start_episodes', 'warn_oracle', 'Run', 'resumed_config',
-           'session']
+           'prepare_teachers', 'check_sources', 'warn_unseen', 'load_data', 'start_episodes', 'warn_oracle', 'Run',
+           'open_tracker', 'reserve_devices', 'show_progress', 'open_data', 'record_trainer', 'start_devices',
+           'resumed_config', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
 import atexit
@@ -22,20 +23,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 # %% ../../nbs/train/15_session.ipynb #f2d3a9db
 from ..cluster.ray_cluster import Cluster
-from ..cluster.worker_group import RayWorkerGroup
+from ..cluster.worker_group import RayWorkerGroup, WorkerGroup
 from ..config import RunConfig, override
-from cookbook_npu.data.conversations import (
+from ..data.conversations import (
     conversation_reader,
     held_out_conversations,
     load_conversations,
 )
 from ..data.environments import find_environment
 from ..data.hub import local_model
-from cookbook_npu.data.prompts import (
+from ..data.prompts import (
     PromptDataset,
     eval_prompts,
     image_processor,
@@ -43,12 +44,12 @@ from cookbook_npu.data.prompts import (
 )
 from ..data.rewards import RewardPool
 from ..data.sample import Prompt, prompt_source
+from ..data.tasks import GENERATED, generated_task
 from ..data.tokenizer import check_same_tokens, read_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError, DeviceError, nearest
 from ..npu.shims.torchvision_ops import install_finder
 from ..parameters import inherited_settings
-from ..plan.plan import NOT_EVALUATED
 from ..plan.preflight import check_layout, check_machine
 from ..rollout.episodes import EpisodeRunner, InitialPromptLength
 from ..runs.answers import answer_table, newest_answers
@@ -59,23 +60,28 @@ from ..runs.metrics import Tracker
 from ..runs.report import run_result
 from ..runs.trackers import open_trackers
 from ..scratch import sweep_scratch
-from cookbook_npu.stop import (
+from ..stop import (
     RunStopped,
     StoppedAtOnce,
     StopRequest,
     end_with_parent,
     resume_hint,
 )
+from ..terminal import counted
 from .checkpointing import open_folder
 from .driver import Driver
 from .state import DriverState
-from cookbook_npu.train.warm_start import (
+from ..train.warm_start import (
+    demonstrated_task,
     needs_warm_start,
     teacher_folder,
     tiny_teacher,
     warm_folder,
 )
 from .workers import DEVICE_SHARE, Workers, start_workers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # %% ../../nbs/train/15_session.ipynb #c20af7a7
 def describe_device(
@@ -142,9 +148,9 @@ def process_counts(config: RunConfig) -> str:
     engines = config.num_engines
     each = config.rollout.devices_per_engine
     if config.is_sft:
-        return f"{ranks} trainer rank{'s' * (ranks > 1)}"
+        return counted(ranks, "trainer rank")
     of = f" of {each} processes" if each > 1 else ""
-    return f"{ranks} trainer rank{'s' * (ranks > 1)}, {engines} engine{'s' * (engines > 1)}{of}"
+    return f"{counted(ranks, 'trainer rank')}, {counted(engines, 'engine')}{of}"
 
 # %% ../../nbs/train/15_session.ipynb #acdedb6e
 def first_weights(cluster: Cluster, config: RunConfig) -> str:
@@ -213,6 +219,32 @@ def check_sources(
         )
 
 # %% ../../nbs/train/15_session.ipynb #9644b5b1
+def warn_unseen(
+    config: RunConfig, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase"
+) -> None:
+    "Warn about prompts with tokens that the warm start of the tiny text model does not show"
+    sources = {*config.data.mixture} or {config.data.prompt_data}
+    tiny = config.target.has_tiny_model and not config.model.path
+    if not tiny or sources <= {*GENERATED} or config.model.tiny.family == "qwen3_vl":
+        return
+    task = demonstrated_task(config)
+    shown = {
+        c
+        for problem in generated_task(task, config.data.task).train
+        for c in problem.prompt
+    }
+    known = {*tokenizer("".join(shown), add_special_tokens=False)["input_ids"]}
+    unseen = [found for p in prompts if (found := [i for i in p.ids if i not in known])]
+    if unseen:
+        print(
+            f"warning: {len(unseen)} of {counted(len(prompts), 'prompt')} have characters that the "
+            f"warm start of the tiny model does not show, such as {tokenizer.decode(unseen[0][:1])!r}; "
+            f"it shows {''.join(sorted(shown))!r} only. The tiny model does not understand such "
+            "prompts, and the reward may stay 0. Give a pretrained model: -p model FOLDER.",
+            flush=True,
+        )
+
+
 def load_data(
     config: RunConfig, hf_path: str, episodes: EpisodeRunner | None = None
 ) -> tuple[PromptDataset, list[Prompt]]:
@@ -222,10 +254,8 @@ def load_data(
     length = None if episodes is None else InitialPromptLength(episodes)
     prompts = load_prompts(config.data, tokenizer, config.seed, processor, length)
     print(prompts.source, flush=True)
-    held_out = eval_prompts(config.data, tokenizer, processor, length)
-    if config.rollout.eval_every and not held_out:
-        print(NOT_EVALUATED, flush=True)
-    return prompts, held_out
+    warn_unseen(config, prompts.prompts, tokenizer)
+    return prompts, eval_prompts(config.data, tokenizer, processor, length)
 
 
 def start_episodes(config: RunConfig, hf_path: str) -> EpisodeRunner | None:
@@ -268,8 +298,6 @@ def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
     held_out = held_out_conversations(reader)
     prompts = load_conversations(reader, held_out, config.seed)
     print(prompts.source, flush=True)
-    if config.rollout.eval_every and not held_out:
-        print(NOT_EVALUATED, flush=True)
     # not opened: nothing is graded
     rewards = RewardPool(config.reward)
     return dict(prompts=prompts, held_out=[*held_out], rewards=rewards, episodes=None)
@@ -338,19 +366,19 @@ def _end_quickly() -> None:
     atexit.register(_freeze)
 
 
-def _open_tracker(
-    config: RunConfig, folder: RunFolder, checkpoint: Checkpoint | None, stack: ExitStack
+def open_tracker(
+    config: RunConfig,
+    folder: RunFolder,
+    last: int,  # step after which the run resumes; -1: it begins
+    answers: Callable[[], Any] | None,  # for the live view; None: nothing is sampled
+    stack: ExitStack,
 ) -> tuple[Tracker, Any]:
     "Open the metrics and the live view, with the history of a resumed run"
-    history = []
-    if checkpoint is not None:
-        records = read_steps(folder.metrics_file)
-        history = [record for record in records if record["step"] <= checkpoint.step]
+    records = read_steps(folder.metrics_file)
+    history = [record for record in records if record["step"] <= last]
     if config.output.resume:
-        first = checkpoint.step if checkpoint else 0
-        print(f"resuming {folder.path} from step {first}", flush=True)
+        print(f"resuming {folder.path} from step {max(last, 0)}", flush=True)
     folder.save_settings(config)
-    answers = None if config.is_sft else partial(answer_table, folder)
     view = live_view(config.num_steps, history=history, answers=answers)
     shown = config.output.completions if config.output.save_samples else 0
     tracker = Tracker.for_run(
@@ -358,13 +386,13 @@ def _open_tracker(
         config.num_steps,
         config.output.tensorboard,
         console=False,
-        extra_sinks=[*open_trackers(config, folder, checkpoint is not None), view],
+        extra_sinks=[*open_trackers(config, folder, last >= 0), view],
         answers=partial(newest_answers, folder, shown) if shown else None,
     )
     return stack.enter_context(tracker), view
 
 
-def _reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> Cluster:
+def reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> Cluster:
     "Start Ray, and import the tokenizers meanwhile"
     stack.callback(sweep_scratch)
     sweep_scratch()
@@ -377,7 +405,7 @@ def _reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> 
     return cluster
 
 # %% ../../nbs/train/15_session.ipynb #2437817e
-def _show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
+def show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
     "Return the display during long calls: notes below the bar of a notebook, else lines"
     lines = StartLines(cluster.status)
     if not isinstance(view, NotebookView):
@@ -393,7 +421,7 @@ def _show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[
     return show
 
 
-def _open_data(
+def open_data(
     config: RunConfig, hf_path: str, folder: RunFolder, stack: ExitStack
 ) -> dict[str, Any]:
     "Return environments, prompts and graders, as fields of `DriverState`"
@@ -419,12 +447,26 @@ def _start_workers(
     began = time.monotonic()
     workers = stack.enter_context(start_workers(cluster, config, hf_path))
     print(f"all are up after {format_duration(time.monotonic() - began)}", flush=True)
-    shims = workers.trainer.call_rank_zero("shims")
-    folder.save_stack(describe_device(config), shims=shims)
-    for note in workers.trainer.call_rank_zero("notes"):
+    record_trainer(workers.trainer, config, folder)
+    return workers
+
+
+def record_trainer(trainer: WorkerGroup, config: RunConfig, folder: RunFolder) -> None:
+    "Write stack.json with the shims of the trainer; print its notes"
+    folder.save_stack(describe_device(config), shims=trainer.call_rank_zero("shims"))
+    for note in trainer.call_rank_zero("notes"):
         print(note, flush=True)
         folder.event("note", text=note)
-    return workers
+
+# %% ../../nbs/train/15_session.ipynb #06aa9cc1
+def start_devices(
+    config: RunConfig, folder: RunFolder, view: Any, stop: StopRequest, stack: ExitStack
+) -> Cluster:
+    "Reserve the devices of a run; the view shows what takes long, a second signal ends the workers"
+    cluster = reserve_devices(config, folder, stack)
+    stop.hurry = cluster.abandon_workers
+    cluster.on_wait = show_progress(cluster, view, config)
+    return cluster
 
 # %% ../../nbs/train/15_session.ipynb #0766ac91
 def _start(
@@ -435,13 +477,13 @@ def _start(
     stack: ExitStack,
 ) -> Run:
     "Start everything a run needs"
-    tracker, view = _open_tracker(config, folder, checkpoint, stack)
-    cluster = _reserve_devices(config, folder, stack)
-    stop.hurry = cluster.abandon_workers
-    cluster.on_wait = _show_progress(cluster, view, config)
+    last = checkpoint.step if checkpoint else -1
+    answers = None if config.is_sft else partial(answer_table, folder)
+    tracker, view = open_tracker(config, folder, last, answers, stack)
+    cluster = start_devices(config, folder, view, stop, stack)
     hf_path = first_weights(cluster, config)
     prepare_teachers(cluster, config, hf_path)
-    data = _open_data(config, hf_path, folder, stack)
+    data = open_data(config, hf_path, folder, stack)
     workers = _start_workers(cluster, config, hf_path, folder, stack)
     if not isinstance(view, NotebookView):
         cluster.on_wait = None  # the steps print lines
@@ -500,10 +542,10 @@ def session(
     run."""
     given = config
     config = resumed_config(given, resume, fresh)
-    if config.lora.slots > 1:
+    if config.lora.slots > 1 and not config.tenants:
         raise ConfigError(
-            f"lora.slots is {config.lora.slots}, a session trains one adapter",
-            "Leave it out, or start Tenants.",
+            f"lora.slots is {config.lora.slots}, and the run has no tenants",
+            "Name them in tenants, or leave lora.slots out.",
         )
     check_machine(config)
     install_finder()
@@ -520,7 +562,14 @@ def session(
                 stack.enter_context(folder)
                 gc.disable()  # the start is mostly imports
                 stack.callback(gc.enable)
-                run = _start(config, folder, checkpoint, stop, stack)
+                if config.tenants:
+                    from ..train.tenant_run import (
+                        start_tenant_run,  # imports this
+                    )
+
+                    run: Run = start_tenant_run(config, folder, stop, stack)
+                else:
+                    run = _start(config, folder, checkpoint, stop, stack)
                 # a collection of all imported objects takes as long as a step
                 gc.freeze()
                 gc.enable()

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from fastcore.basics import patch
 
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig
@@ -72,16 +71,14 @@ class DriverState:
         self.version = saved["version"]
         self.start_step = step
 
-# %% ../../nbs/train/05_state.ipynb #ae07deea
-@patch
-def stop_before(self: DriverState, step: int, spent: BudgetSpent | None = None) -> NoReturn:
-    "Record an event and raise `RunStopped` with the command to resume"
-    self.start_step = step
-    hint = resume_hint(self.folder.path)
-    place = f"stopped at step {step} of {self.config.num_steps}"
-    if spent is None:
-        self.folder.event("stopped", step=step)
-        raise RunStopped(f"{place}; {hint}")
-    self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
-    larger = json.dumps({spent.key: 2 * spent.limit})
-    raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")
+    def stop_before(self, step: int, spent: BudgetSpent | None = None) -> NoReturn:
+        "Record an event and raise `RunStopped` with the command to resume"
+        self.start_step = step
+        hint = resume_hint(self.folder.path)
+        place = f"stopped at step {step} of {self.config.num_steps}"
+        if spent is None:
+            self.folder.event("stopped", step=step)
+            raise RunStopped(f"{place}; {hint}")
+        self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
+        larger = json.dumps({spent.key: 2 * spent.limit})
+        raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")

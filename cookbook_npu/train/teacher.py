@@ -18,7 +18,7 @@ from ..model.megatron import load_model
 from ..model.packing import TokenBatch
 from .batch import Batch, RowValues
 from .offload import HostOffloader
-from cookbook_npu.train.trainer import (
+from ..train.trainer import (
     ModelPasses,
     Trainer,
     TrainerMemory,

@@ -161,7 +161,7 @@ class TenantRecord:
             self.config, workers, folder=self.folder, tracker=tracker, **self.data
         )
         self.driver = Driver(state, stop, placement=TenantPlacement)
-        self.stack.callback(self.driver.close)
+        self.stack.callback(self.driver.placement.close)
         self.driver.start(self.checkpoint)
 
     def rows(self, last: int) -> Rows:

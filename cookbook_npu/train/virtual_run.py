@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..config import RunConfig, SamplingConfig, override
@@ -25,7 +24,7 @@ from ..data.prompts import EpochOrder, PromptDataset
 from ..data.rewards import Counts, Grade
 from ..data.sample import Prompt, Sample
 from ..errors import ConfigError, RoleError
-from cookbook_npu.plan.schedule import (
+from ..plan.schedule import (
     MOST_LENGTHS,
     EngineModel,
     MeasuredRun,
@@ -173,67 +172,59 @@ class VirtualEngine(VirtualGroup):
         self.model.version = self.version
         return []
 
-# %% ../../nbs/train/20_virtual_run.ipynb #2eb83161
-@patch
-def collect(self: VirtualEngine, decode_steps: int) -> list[Sample]:
-    "Decode until the end of the call in which a response ends, or something stops it"
-    model = self.model
-    if not self._pass_calls(decode_steps):
-        return []
-    ended = []
-    last = model.decoded + decode_steps
-    while model.batch and model.batch[0].ends <= last:
-        ended.append(model.finish_response())
-    if model.batch:
-        model.advance(model.clock + (last - model.decoded) * model.decode_seconds)
-    self.clock.sleep(model.clock - self.clock.now)
-    self.check()
-    return [self._sample(response.group, response.version) for response in ended]
-
-
-@patch
-def _pass_calls(self: VirtualEngine, decode_steps: int) -> bool:
-    "Pass the calls in which no response ends; returns False if something stopped them"
-    model = self.model
-    model.resume_at(self.clock.now)
-    left = model.batch[0].ends - model.decoded if model.batch else 0
-    calls = math.ceil(left / decode_steps) - 1
-    if calls <= 0:
-        return True
-    each = decode_steps * model.decode_seconds
-    began = self.clock.now
-    stopped = self.stops.wait_for(self._is_stopped, calls * each)
-    self.check()
-    if stopped:  # at the end of the present call
-        calls = min(calls, math.ceil((self.clock.now - began) / each - 1e-9))
-        self.clock.sleep(began + calls * each - self.clock.now)
+    def collect(self, decode_steps: int) -> list[Sample]:
+        "Decode until the end of the call in which a response ends, or something stops it"
+        model = self.model
+        if not self._pass_calls(decode_steps):
+            return []
+        ended = []
+        last = model.decoded + decode_steps
+        while model.batch and model.batch[0].ends <= last:
+            ended.append(model.finish_response())
+        if model.batch:
+            model.advance(model.clock + (last - model.decoded) * model.decode_seconds)
+        self.clock.sleep(model.clock - self.clock.now)
         self.check()
-    model.advance(began + calls * each)
-    model.resume_at(self.clock.now)
-    return not stopped
+        return [self._sample(response.group, response.version) for response in ended]
 
-# %% ../../nbs/train/20_virtual_run.ipynb #69f4ee73
-@patch
-def _is_stopped(self: VirtualEngine) -> bool:
-    thread = self.pool.threads[self.number]
-    waits = thread.queue or thread.abandoned or self.pool.jobs.closed
-    return bool(waits or self.why_lost or self.pool.status is not PoolStatus.SAMPLING)
+    def _pass_calls(self, decode_steps: int) -> bool:
+        "Pass the calls in which no response ends; returns False if something stopped them"
+        model = self.model
+        model.resume_at(self.clock.now)
+        left = model.batch[0].ends - model.decoded if model.batch else 0
+        calls = math.ceil(left / decode_steps) - 1
+        if calls <= 0:
+            return True
+        each = decode_steps * model.decode_seconds
+        began = self.clock.now
+        stopped = self.stops.wait_for(self._is_stopped, calls * each)
+        self.check()
+        if stopped:  # at the end of the present call
+            calls = min(calls, math.ceil((self.clock.now - began) / each - 1e-9))
+            self.clock.sleep(began + calls * each - self.clock.now)
+            self.check()
+        model.advance(began + calls * each)
+        model.resume_at(self.clock.now)
+        return not stopped
 
+    def _is_stopped(self) -> bool:
+        thread = self.pool.threads[self.number]
+        waits = thread.queue or thread.abandoned or self.pool.jobs.closed
+        return bool(waits or self.why_lost or self.pool.status is not PoolStatus.SAMPLING)
 
-@patch
-def _sample(self: VirtualEngine, key: tuple[str, int], version: int) -> Sample:
-    "The finished response, with its first and its last token alone"
-    request = self.requests.pop(key)
-    return Sample(
-        group_id=request.group_id,
-        index=request.index,
-        prompt_ids=request.prompt_ids,
-        response_ids=[0, 0],
-        logprobs=[0.0, 0.0],
-        loss_mask=[1, 1],
-        versions=[version, self.version],
-        finish_reason="stop",
-    )
+    def _sample(self, key: tuple[str, int], version: int) -> Sample:
+        "The finished response, with its first and its last token alone"
+        request = self.requests.pop(key)
+        return Sample(
+            group_id=request.group_id,
+            index=request.index,
+            prompt_ids=request.prompt_ids,
+            response_ids=[0, 0],
+            logprobs=[0.0, 0.0],
+            loss_mask=[1, 1],
+            versions=[version, self.version],
+            finish_reason="stop",
+        )
 
 # %% ../../nbs/train/20_virtual_run.ipynb #cefa5184
 @dataclass(frozen=True)
@@ -315,6 +306,9 @@ class VirtualTrainStep:
         self, step: int, samples: list[Sample]
     ) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def is_stuck(self) -> bool:
+        return False
 
     def sample_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         return rollout_metrics(samples)
@@ -429,61 +423,82 @@ class VirtualRun:
         self.workers.engines.groups = [self.engine(number) for number in numbers]
         return driver
 
-# %% ../../nbs/train/20_virtual_run.ipynb #ff9b97ec
-@patch
-def _stopping(self: VirtualRun, method: Callable[..., Any]) -> Callable[..., Any]:
-    "A method of the pool after which engines look whether their calls stop"
+    def _stopping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        "A method of the pool after which engines look whether their calls stop"
 
-    def stopping(*args: Any) -> Any:
-        self.stops.notify_all()
-        return method(*args)
-
-    return stopping
-
-
-@patch
-def _lose_engines(self: VirtualRun) -> None:
-    "Lose engines at random times, until the clock is closed"
-    engines = self.config.num_engines
-    hours = cast(float, self.disturbances.hours_between_losses)
-    events = _Events(hours / engines, f"losses {self.seed}")
-    while True:
-        self.clock.sleep(events.next - self.clock.now)
-        engine = self.workers.engines.groups[events.chance.randrange(engines)]
-        if isinstance(engine, VirtualEngine) and not engine.lost:
-            self.losses += 1
-            self.resubmitted += len(engine.requests)
-            engine.why_lost = "the process died"
+        def stopping(*args: Any) -> Any:
             self.stops.notify_all()
-        events.draw(self.clock.now)
+            return method(*args)
 
-# %% ../../nbs/train/20_virtual_run.ipynb #94f4c1e7
-@patch
-def simulate(self: VirtualRun, hours: float) -> HoursResult:
-    "Run until a step ends after these hours, or the driver ends the run"
-    if hours <= 0:
-        raise ConfigError(f"hours is {hours}", "Give more than 0.")
-    ended = ""
-    with tempfile.TemporaryDirectory() as root:
-        self.config = override(self.config, virtual_settings(root))
-        with RunFolder.create(self.config) as folder:
-            driver = self._build(folder)
-            if self.disturbances.hours_between_losses:
-                self.clock.start(self._lose_engines)
-            try:
-                driver.start(None)
-                for row in driver.steps():
-                    self.rows[row["step"]] = row
-                    self.taken += 1
-                    if self.clock.now >= 3600 * hours:
-                        break
-            except RoleError as error:
-                ended = str(error)
-            finally:
-                driver.placement.close()
+        return stopping
+
+    def _lose_engines(self) -> None:
+        "Lose engines at random times, until the clock is closed"
+        engines = self.config.num_engines
+        hours = cast(float, self.disturbances.hours_between_losses)
+        events = _Events(hours / engines, f"losses {self.seed}")
+        while True:
+            self.clock.sleep(events.next - self.clock.now)
+            engine = self.workers.engines.groups[events.chance.randrange(engines)]
+            if isinstance(engine, VirtualEngine) and not engine.lost:
+                self.losses += 1
+                self.resubmitted += len(engine.requests)
+                engine.why_lost = "the process died"
                 self.stops.notify_all()
-                self.clock.close()
-    return self._result(ended)
+            events.draw(self.clock.now)
+
+    def simulate(self, hours: float) -> HoursResult:
+        "Run until a step ends after these hours, or the driver ends the run"
+        if hours <= 0:
+            raise ConfigError(f"hours is {hours}", "Give more than 0.")
+        ended = ""
+        with tempfile.TemporaryDirectory() as root:
+            self.config = override(self.config, virtual_settings(root))
+            with RunFolder.create(self.config) as folder:
+                driver = self._build(folder)
+                if self.disturbances.hours_between_losses:
+                    self.clock.start(self._lose_engines)
+                try:
+                    driver.start(None)
+                    for row in driver.steps():
+                        self.rows[row["step"]] = row
+                        self.taken += 1
+                        if self.clock.now >= 3600 * hours:
+                            break
+                except RoleError as error:
+                    ended = str(error)
+                finally:
+                    driver.placement.close()
+                    self.stops.notify_all()
+                    self.clock.close()
+        return self._result(ended)
+
+    def _result(self, ended: str) -> HoursResult:
+        if not self.rows:
+            raise ConfigError(
+                f"no step ends: {ended or 'the hours are over before'}",
+                "Give more hours, or fewer losses.",
+            )
+        rows = self.rows.values()
+        spent = sum(row["time/step"] for row in rows)
+
+        def share(name: str) -> float:
+            return sum(row[name] * row["time/step"] for row in rows) / spent
+
+        names = {name for row in rows for name in row}
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return HoursResult(
+            self.clock.now / 3600,
+            len(rows),
+            share("async/trainer_idle_share"),
+            share("async/rollout_idle_share"),
+            age_counts(columns),
+            self.losses,
+            self.resubmitted,
+            self.timeouts,
+            self.taken - len(rows),
+            ended,
+        )
 
 # %% ../../nbs/train/20_virtual_run.ipynb #ae82bf95
 def virtual_settings(root: str) -> dict[str, Any]:
@@ -498,33 +513,6 @@ def virtual_settings(root: str) -> dict[str, Any]:
     }
 
 
-@patch
-def _result(self: VirtualRun, ended: str) -> HoursResult:
-    if not self.rows:
-        raise ConfigError(
-            f"no step ends: {ended or 'the hours are over before'}",
-            "Give more hours, or fewer losses.",
-        )
-    rows = self.rows.values()
-    spent = sum(row["time/step"] for row in rows)
-
-    def share(name: str) -> float:
-        return sum(row[name] * row["time/step"] for row in rows) / spent
-
-    names = {name for row in rows for name in row}
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return HoursResult(
-        self.clock.now / 3600,
-        len(rows),
-        share("async/trainer_idle_share"),
-        share("async/rollout_idle_share"),
-        age_counts(columns),
-        self.losses,
-        self.resubmitted,
-        self.timeouts,
-        self.taken - len(rows),
-        ended,
-    )
 
 # %% ../../nbs/train/20_virtual_run.ipynb #2aca3ddc
 def measured_run(

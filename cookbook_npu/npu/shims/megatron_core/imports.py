@@ -24,7 +24,7 @@ from unittest.mock import NonCallableMock
 import torch
 
 from ....errors import ShimError
-from cookbook_npu.npu.shims.registry import (
+from ....npu.shims.registry import (
     MonkeyPatch,
     Shim,
     expect_parameters,
