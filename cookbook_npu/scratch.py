@@ -25,9 +25,8 @@ from .targets.laptop import cache_folder
 SHM_FOLDER = Path("/dev/shm")
 SESSION_PREFIX = "cbnpu-"  # folders of Ray and of workers, among temporary files
 BUCKET_PREFIX = "cookbook_npu_weights_"  # folders of buckets, in `SHM_FOLDER`
-SEGMENT_PREFIX = (
-    "cbn_"  # of our workers' shared memory, in `SHM_FOLDER`; as long as Python's
-)
+# of our workers' shared memory, in `SHM_FOLDER`; as long as Python's
+SEGMENT_PREFIX = "cbn_"
 _held: dict[Path, int] = {}  # folder of this process -> descriptor that holds its lock
 
 

@@ -315,11 +315,7 @@ def server_commands(job: Job) -> str:
     return "\n".join(f"RAY_AUTH_MODE=token ray job {verb} {where}" for verb in verbs)
 
 # %% ../../nbs/cluster/03_launch.ipynb #0a4eb1c5
-def wait_for_head(
-    folder: Path,  # of Ray's session
-    process: subprocess.Popen,  # the head
-    timeout: float = 300.0,  # s; on a busy machine Ray needs minutes
-) -> None:
+def wait_for_head(folder: Path, process: subprocess.Popen, timeout: float = 300.0) -> None:
     "Wait until Ray's head is up; raises `RoleError` if it has ended, `RoleTimeout` if it is late"
     # the head writes this file last; an open port may belong to another program
     ready = folder / "ray_current_cluster"
@@ -426,10 +422,7 @@ class Supervisor:
         return _TERMINATED if stopped else code
 
     def _start(
-        self,
-        words: Sequence[str],
-        output: Any = None,  # file (default: the log)
-        **env: str,
+        self, words: Sequence[str], output: Any = None, **env: str
     ) -> subprocess.Popen:
         "Start a process in its own session"
         child = subprocess.Popen(

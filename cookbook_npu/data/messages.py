@@ -107,9 +107,8 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.chat = chat
         self.arguments = dict(arguments or {})
-        self._written: set[tuple[tuple[str, bool], ...]] = (
-            set()
-        )  # roles of complete prompts
+        # roles of complete prompts
+        self._written: set[tuple[tuple[str, bool], ...]] = set()
         if not chat:
             return
         if not tokenizer.chat_template:

@@ -226,9 +226,8 @@ class Worker:
         self.rollouts = rollouts
         self.writer = writer
         self.active: dict[int, ActiveRollout] = {}  # by number
-        self.slots: list[
-            ActiveRollout | None
-        ] = []  # numbers are reused: verifiers caches a client per address
+        # numbers are reused: verifiers caches a client per address
+        self.slots: list[ActiveRollout | None] = []
         self.address = ""  # of the endpoint
 
     def send(self, **content: Any) -> None:

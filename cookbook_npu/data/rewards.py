@@ -221,8 +221,9 @@ class FailingLabels:
     def load_state(self, saved: Mapping[str, Any]) -> None:
         "Restore what `state` returned"
         self.failures = dict(saved["failures"])
-        ungradable = saved["ungradable"] if "ungradable" in saved else saved["given_up"]
-        self.ungradable = {key: UngradableLabel(**label) for key, label in ungradable}
+        self.ungradable = {
+            key: UngradableLabel(**label) for key, label in saved["ungradable"]
+        }
 
 # %% ../../nbs/data/09_rewards.ipynb #b2bd7c51
 def _close_all(processes: list[GradingProcess]) -> None:

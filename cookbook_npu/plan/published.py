@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PUBLISHED_HEAD', 'PublishedRun', 'read_runs', 'published_runs', 'known_models', 'tokens_of', 'tokens_per_second',
-           'run_of_evidence', 'measured_runs', 'published_rows', 'published_table']
+           'run_of_evidence', 'measured_runs', 'published_rows']
 
 # %% ../../nbs/plan/08_published.ipynb #878dab4a
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -168,13 +168,9 @@ def measured_runs(evidence: Path | str | None = None) -> list[PublishedRun]:
 
 # %% ../../nbs/plan/08_published.ipynb #90f2760e
 def _given(value: object) -> str:
-    return (
-        "unknown"
-        if value is None
-        else f"{value:,.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return "unknown" if value is None else str(value)
 
 
 def published_rows(runs: Iterable[PublishedRun]) -> list[list[str]]:
@@ -210,15 +206,3 @@ PUBLISHED_HEAD = (
     "s a step",
     "tokens/s per unit",
 )
-
-
-def published_table(runs: Sequence[PublishedRun]) -> str:
-    "Return the rows as lines for the terminal"
-    rows = [list(PUBLISHED_HEAD), *published_rows(runs)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(PUBLISHED_HEAD))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )

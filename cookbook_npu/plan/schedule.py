@@ -76,9 +76,8 @@ class Workload:
     engines: int = 1
     rows: int = 256  # maximum batch of an engine
     shape: LengthShape = "lognormal"
-    recorded: tuple[
-        int, ...
-    ] = ()  # tokens of a run's responses to draw from (empty: `shape`)
+    # tokens of a run's responses to draw from (empty: `shape`)
+    recorded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -93,10 +93,8 @@ def with_layout(config: RunConfig, layout: DeviceLayout) -> RunConfig:
 
 # %% ../../nbs/plan/11_search.ipynb #d90c725d
 SHARES = (0.5, 0.7, 0.85)  # rollout.memory_utilization, besides the recipe's
-RECOMPUTATION = (
-    "none",
-    "full",
-)  # selective has the memory and the time of none in the plan
+# selective has the memory and the time of none in the plan
+RECOMPUTATION = ("none", "full")
 LARGEST_GROUP = 8  # devices of a TP group or an engine: those of one machine
 
 
@@ -330,9 +328,8 @@ class LayoutSearch:
     prompts: int | None  # of an epoch (None: assumed)
     own: FoundLayout | None  # the recipe's layout (None if it does not fit)
     layouts: Mapping[int, Sequence[FoundLayout]]  # devices -> layouts, the fastest first
-    more: (
-        FoundLayout | None
-    )  # the fastest layout on one more machine than the largest number
+    # the fastest layout on one more machine than the largest number
+    more: FoundLayout | None
 
     @property
     def epoch(self) -> int:

@@ -36,9 +36,8 @@ class Chat:
     tokenizer: Any
     processor: Any = None  # data.images.ImageProcessor; None: a text-only model
     template: bool = True  # False: each message is a prompt without history
-    template_kwargs: dict[str, Any] = field(
-        default_factory=dict
-    )  # data.chat_template_kwargs
+    # data.chat_template_kwargs
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None  # system message
     seed: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)

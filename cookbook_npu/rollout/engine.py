@@ -689,10 +689,10 @@ class Engine(ABC):
 
     def generate_text(
         self,
-        prompts: Sequence[str],  # passed to the model without a chat template
-        n: int = 1,  # responses to each prompt
+        prompts: Sequence[str],
+        n: int = 1,
         max_response_tokens: int = 128,
-        temperature: float = 1.0,  # 0: greedy
+        temperature: float = 1.0,
         seed: int = 0,
     ) -> list[str]:
         "Sample n responses to each text prompt, prompt by prompt, without special tokens"

@@ -137,11 +137,11 @@ def prove(
 
 # %% ../../nbs/testing/03_proof.ipynb #1fe7ba8b
 def run_check(
-    code: str,  # defines check()
+    code: str,
     ranks: int = 1,
-    bootstrap: str | None = "trainer",  # as in `run_ranks`
-    fresh: bool = False,  # use a new interpreter
-    preload: Sequence[str] = (),  # as in `run_ranks`
+    bootstrap: str | None = "trainer",
+    fresh: bool = False,
+    preload: Sequence[str] = (),
 ) -> None:
     "Run a check once; raise `ShimError` unless it returns True"
     results = run_ranks(

@@ -213,11 +213,7 @@ class AsyncWeightUpdate:
         with self.state.tracker.span("update_weights"):
             return self.state.trainer.start("weights.write", self.state.version + 1)
 
-    def finish(
-        self,
-        writing: Future,
-        evaluate: int | None = None,  # steps done, to evaluate these weights
-    ) -> None:
+    def finish(self, writing: Future, evaluate: int | None = None) -> None:
         "End the step: pause the engines, and let them load in the background"
         manifest = self._written(writing)
         began = self.state.tracker.now()

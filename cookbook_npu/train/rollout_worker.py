@@ -116,10 +116,7 @@ class RolloutWorker:
         "Queue requests for `engine.collect`"
         self.engine.submit(requests, SamplingParams.of(sampling))
 
-    def try_handle(
-        self,
-        handles: Mapping[str, bytes],  # device -> handle, of all trainer ranks
-    ) -> str:
+    def try_handle(self, handles: Mapping[str, bytes]) -> str:
         "Return why this engine cannot open device memory of the trainer; empty: it can"
         return try_handle(handles, self.acc)
 

@@ -130,10 +130,7 @@ class MonkeyPatch:
         yield
         self.changes += _changes_since(before)
 
-    def undo(
-        self,
-        keep_foreign: bool = False,  # keep values that were replaced since; else `ShimError`
-    ) -> list[str]:
+    def undo(self, keep_foreign: bool = False) -> list[str]:
         "Restore everything, last change first; return the places that were kept"
         foreign = [change for change in self.changes if not self.holds(change)]
         if foreign and not keep_foreign:
@@ -167,10 +164,7 @@ class MonkeyPatch:
         return bool(found) and all(surrounds(value, new) for value, new in found)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #94d555c5
-def expect_parameters(
-    function: Callable,
-    parameters: str,  # names in order, separated by blanks
-) -> None:
+def expect_parameters(function: Callable, parameters: str) -> None:
     "Raise `ShimError` unless `function` has exactly these parameters"
     found = " ".join(inspect.signature(function).parameters)
     if found != parameters:

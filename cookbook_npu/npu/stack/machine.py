@@ -85,9 +85,8 @@ _SMI_VERSION = re.compile(r"Version:\s*(\S+)")
 def read_npu_smi(text: str) -> tuple[str | None, tuple[Device, ...]]:
     "The driver version, and the chips in order, of the tables of `npu-smi info`"
     lines = [line.rstrip() for line in text.splitlines()]
-    processes: dict[tuple[int, int], list[Process]] = defaultdict(
-        list
-    )  # (card, chip) -> ...
+    # by card and chip
+    processes: dict[tuple[int, int], list[Process]] = defaultdict(list)
     for row in filter(None, map(_PROCESS.match, lines)):
         process = Process(int(row[3]), row[4], int(row[5]))
         processes[int(row[1]), int(row[2])].append(process)
