@@ -119,10 +119,10 @@ def loss_masks(
 
 
 def compute_loss_weights(
-    samples: Sequence[Sample],  # the whole rollout
-    steps: list[list[int]],  # rows of each optimizer step
+    samples: Sequence[Sample],
+    steps: list[list[int]],
     algorithm: AlgorithmConfig,
-    max_tokens: int,  # longest response: the constant of seq-mean-token-sum-norm
+    max_tokens: int,
 ) -> PerSequence:
     "Return the weight of each response token, normalised over its optimizer step"
     masks = loss_masks(samples, algorithm)
@@ -293,10 +293,7 @@ def _importance_weights(
     )
 
 
-def rollout_mismatch(
-    batch: Batch,  # log-probs filled
-    algorithm: AlgorithmConfig,
-) -> dict[str, float]:  # tis, tis_clipfrac, mismatch_kl, mismatch_k3, ess
+def rollout_mismatch(batch: Batch, algorithm: AlgorithmConfig) -> dict[str, float]:
     "Return how far engine and trainer differ; raises `NumericsError` for a non-finite log-prob"
     lengths = batch.response_lengths
     old_T = _flat(batch.old_logprobs)
@@ -410,9 +407,8 @@ class MicroBatch:
 
     loss_weight_T: Tensor  # step-wide
     adv_T: Tensor
-    old_logp_T: (
-        Tensor | None
-    )  # actor's, before the update; None: those of the training pass
+    # actor's, before the update; None: those of the training pass
+    old_logp_T: Tensor | None
     rollout_logp_T: Tensor  # engine's
     ref_logp_T: Tensor | None  # reference's
     seqs: Sequences

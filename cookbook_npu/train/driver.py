@@ -253,7 +253,7 @@ class Driver:
 
     def __init__(
         self,
-        state: DriverState,  # trainer awake with the first weights, engines asleep
+        state: DriverState,
         stop: StopRequest | None = None,
         threads: Threads | None = None,  # of a split run (None: real ones)
         placement: Callable[..., ColocatedPlacement]

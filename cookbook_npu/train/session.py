@@ -335,10 +335,6 @@ class Run:
             return False
         return True
 
-    def scale_engines(self, *_: int) -> NoReturn:
-        "Refuse the old name of `set_num_engines`"
-        raise ConfigError("run.scale_engines has another name", "Call run.set_num_engines.")
-
     def status(self) -> list[str]:
         "Return the activity and last progress of each process; for another thread"
         return self.state.workers.cluster.status()
@@ -495,9 +491,8 @@ def _start(
     return Run(driver)
 
 # %% ../../nbs/train/15_session.ipynb #96599dbd
-_stopped: list[
-    tuple[RunConfig, Path]
-] = []  # the run that this notebook has stopped, if any
+# the run that this notebook has stopped, if any
+_stopped: list[tuple[RunConfig, Path]] = []
 
 
 def resumed_config(config: RunConfig, resume: Path | str | None, fresh: bool) -> RunConfig:

@@ -81,11 +81,7 @@ class DistillTrainer(Trainer):
             name: make(teacher_folder(config, name)) for name in config.teachers
         }
 
-    def teacher_logprobs(
-        self,
-        batch: Batch,
-        teachers: Sequence[str | None],  # of each row; None without a teacher
-    ) -> RowValues:
+    def teacher_logprobs(self, batch: Batch, teachers: Sequence[str | None]) -> RowValues:
         """Return the teacher's log-prob of every response token; {} unless TP rank 0
 
         A row without a teacher has no entry."""

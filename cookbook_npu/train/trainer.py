@@ -178,10 +178,7 @@ class TrainerMemory:
             for group in process_groups.device_groups()
         )
 
-    def offload(
-        self,
-        copy_bytes: int,  # of a copy of the weights that waits on the device
-    ) -> dict[str, float]:  # metrics, bytes
+    def offload(self, copy_bytes: int) -> dict[str, float]:
         """Give the device memory back, on all ranks or on none; then that of the communicators.
 
         Raises `DeviceError` if the engine could not wake in the memory that is free now."""
@@ -770,10 +767,7 @@ class Trainer(ModelTrainer):
         write_hf_folder(Path(folder), hf_path, named, lora)
         return folder
 
-    def save_state(
-        self,
-        folder: str,  # existing, empty, visible to all ranks
-    ) -> None:
+    def save_state(self, folder: str) -> None:
         "Copy the state to the host and start to write it"
         for name, saver in self.savers.items():
             # Megatron wants an empty folder: the critic's is created when the policy's has begun

@@ -233,10 +233,8 @@ class Disturbances:
 
     slow_engines: int = 0
     slowdown: float = 2.0  # factor of their decode steps
-    hours_between_losses: float | None = None  # mean of each engine (default: no losses)
-    hours_between_timeouts: float | None = (
-        None  # mean, of the trainer (default: no time-outs)
-    )
+    hours_between_losses: float | None = None  # of each engine (default: none)
+    hours_between_timeouts: float | None = None  # of the trainer (default: none)
     timeout_s: float = 1836.0  # HCCL_EXEC_TIMEOUT: until the trainer is lost
     restart_s: float = 120.0  # of an engine or of the trainer
 

@@ -412,10 +412,7 @@ def tiny_teacher(config: RunConfig) -> RunConfig:
     return override(config, config.distill.tiny)
 
 
-def teacher_folder(
-    config: RunConfig,
-    teacher: str,  # folder, hub id, or tiny
-) -> str:
+def teacher_folder(config: RunConfig, teacher: str) -> str:
     "Return the Hugging Face folder of a teacher; that of `tiny` may not exist yet"
     if teacher == "tiny":
         return str(warm_folder(tiny_teacher(config)))
