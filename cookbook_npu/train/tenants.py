@@ -258,6 +258,11 @@ class SlotGroup(WorkerGroup):
         "Whether the processes of all tenants have to be started again"
         return self.group.lost
 
+    @property
+    def pids(self) -> list[int]:
+        "Return the process ids in rank order"
+        return self.group.pids
+
     def __len__(self) -> int:
         return len(self.group)
 
