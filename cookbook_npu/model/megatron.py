@@ -474,6 +474,11 @@ def load_model(
     path = Path(hf_path)
     layout = current_layout(parallel)
     config = megatron_config(path, model, parallel, megatron_args)
+    if config.num_moe_experts and lora is not None and lora.rank:
+        raise ConfigError(
+            f"lora.rank is {lora.rank}, {path} is a mixture of experts",
+            "Its adapters are unsupported: set lora.rank to 0.",
+        )
     if value_head:
         config.task_type = "seq_cls"
         config.num_labels = 1

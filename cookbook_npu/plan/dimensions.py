@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PUBLISHED', 'PUBLISHED_COUNTS', 'Dimensions', 'vision_parameters', 'vision_widths', 'image_token_flops',
            'dimensions_of', 'published_dimensions', 'dimensions_of_folder', 'dimensions_of_tiny', 'Count',
-           'parameter_counts', 'total_parameters', 'parameters_per_rank']
+           'parameter_counts', 'total_parameters', 'active_parameters', 'parameters_per_rank']
 
 # %% ../../nbs/plan/00_dimensions.ipynb #767d6eb4
 import json
@@ -38,6 +38,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PUBLISHED["Qwen3-8B"] = PUBLISHED["Qwen3-4B"] | dict(
     hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False
+)
+PUBLISHED["Qwen3-30B-A3B"] = PUBLISHED["Qwen3-8B"] | dict(
+    model_type="qwen3_moe",
+    hidden_size=2048,
+    intermediate_size=6144,  # of dense layers, of which it has none
+    num_hidden_layers=48,
+    num_key_value_heads=4,
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
 )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #bb602751
@@ -114,6 +125,7 @@ PUBLISHED["Qwen3.5-9B"] = dict(
 PUBLISHED_COUNTS = {
     "Qwen3-4B": 4_022_468_096,
     "Qwen3-8B": 8_190_735_360,
+    "Qwen3-30B-A3B": 30_532_122_624,
     "Qwen3-VL-8B": 8_767_123_696,
     "Qwen3.5-9B": 9_653_104_368,
 }
@@ -124,15 +136,17 @@ class Dimensions:
     "The dimensions that determine memory and time of a model"
 
     name: str  # for messages
-    family: str  # qwen3, qwen3_vl, qwen3_5
+    family: str  # qwen3, qwen3_moe, qwen3_vl, qwen3_5
     layers: int  # L
     hidden: int  # H
-    ffn: int  # F
+    ffn: int  # F; of one expert
     heads: int  # query heads
     kv_heads: int  # key/value heads
     head_dim: int  # width of a head
     vocab: int  # V
     tied: bool  # head and embedding share their weights
+    experts: int = 0  # of a layer; 0: a dense model
+    experts_per_token: int = 1
     gate: bool = False  # output gate of attention, which doubles the query projection
     linear_layers: int = 0  # layers with a gated delta net instead of attention
     linear_keys: int = 0  # width of all their keys
@@ -153,6 +167,11 @@ class Dimensions:
     def k(self) -> int:
         "Total width of the key (or value) heads"
         return self.kv_heads * self.head_dim
+
+    @property
+    def active_ffn(self) -> int:
+        "Inner width that each token passes in a layer"
+        return self.ffn * self.experts_per_token
 
 # %% ../../nbs/plan/00_dimensions.ipynb #7e3e93ec
 def vision_parameters(vision: Mapping[str, Any]) -> int:
@@ -213,18 +232,21 @@ def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     vision = config.get("vision_config")
     value_heads = text.get("linear_num_value_heads", 0)
+    experts = text.get("num_experts") or 0
     value_dim = text.get("linear_value_head_dim", 0)
     return Dimensions(
         name=name,
         family=family,
         layers=text["num_hidden_layers"],
         hidden=text["hidden_size"],
-        ffn=text["intermediate_size"],
+        ffn=text["moe_intermediate_size" if experts else "intermediate_size"],
         heads=heads,
         kv_heads=text["num_key_value_heads"],
         head_dim=text.get("head_dim") or text["hidden_size"] // heads,
         vocab=text["vocab_size"],
         tied=bool(tied),
+        experts=experts,
+        experts_per_token=text.get("num_experts_per_tok", 1) if experts else 1,
         gate=family == "qwen3_5",
         linear_layers=(text.get("layer_types") or []).count("linear_attention"),
         linear_keys=text.get("linear_num_key_heads", 0)
@@ -296,6 +318,10 @@ def dimensions_of_tiny(
         vocab=vocab,
         tied=tiny.family == "qwen3",
     )
+    if tiny.family == "qwen3_moe":
+        return replace(
+            dimensions, experts=tiny.num_experts, experts_per_token=tiny.experts_per_token
+        )
     if tiny.family != "qwen3_5":
         return dimensions
     full_every = min(4, tiny.num_layers)  # the last of so many layers has full attention
@@ -317,6 +343,7 @@ class Count:
     part: str
     split: int  # divided by TP
     whole: int  # on every rank
+    experts: int = 0  # divided by EP x expert TP
 
 
 def _attention(d: Dimensions) -> Count:
@@ -324,6 +351,14 @@ def _attention(d: Dimensions) -> Count:
     queries = 2 * d.q if d.gate else d.q
     projections = d.hidden * (queries + 2 * d.k) + d.q * d.hidden
     return Count("attention", projections, 2 * d.head_dim + d.hidden)
+
+
+def _feed_forward(d: Dimensions) -> Count:
+    "Return the count of a SwiGLU block or a mixture of them, with its norm"
+    block = 3 * d.hidden * d.ffn
+    if not d.experts:
+        return Count("feed-forward", block, d.hidden)
+    return Count("experts", 0, d.hidden + d.experts * d.hidden, d.experts * block)
 
 
 def _delta_net(d: Dimensions) -> Count:
@@ -343,13 +378,13 @@ def parameter_counts(d: Dimensions) -> list[Count]:
     full = d.layers - d.linear_layers
 
     def times(n: int, c: Count) -> Count:
-        return Count(c.part, n * c.split, n * c.whole)
+        return Count(c.part, n * c.split, n * c.whole, n * c.experts)
 
     return [
         Count("embedding", d.vocab * d.hidden, 0),
         times(full, _attention(d)),
         times(d.linear_layers, _delta_net(d)),
-        times(d.layers, Count("feed-forward", 3 * d.hidden * d.ffn, d.hidden)),
+        times(d.layers, _feed_forward(d)),
         Count("final norm", 0, d.hidden),
         Count("head", 0 if d.tied else d.vocab * d.hidden, 0),
         Count("vision tower", 0, d.vision),
@@ -358,12 +393,25 @@ def parameter_counts(d: Dimensions) -> list[Count]:
 
 def total_parameters(d: Dimensions) -> int:
     "Return the number of parameters of a model"
-    return sum(c.split + c.whole for c in parameter_counts(d))
+    return sum(c.split + c.whole + c.experts for c in parameter_counts(d))
 
 
-def parameters_per_rank(d: Dimensions, tensor: int = 1) -> int:
+def active_parameters(d: Dimensions) -> int:
+    "Return the parameters that compute one token: all but those of the other experts"
+    idle = d.experts - d.experts_per_token if d.experts else 0
+    return total_parameters(d) - d.layers * idle * 3 * d.hidden * d.ffn
+
+
+def parameters_per_rank(
+    d: Dimensions,
+    tensor: int = 1,
+    experts: int | None = None,  # EP x expert TP (None: `tensor`, as in an engine)
+) -> int:
     "Return the parameters on one of `tensor` devices, with the padding of the vocabulary"
     matrices = 1 if d.tied else 2  # embedding and head
     padding = (-d.vocab % tensor) * d.hidden * matrices
-    held = sum(c.split // tensor + c.whole for c in parameter_counts(d))
+    held = sum(
+        c.split // tensor + c.whole + c.experts // (experts or tensor)
+        for c in parameter_counts(d)
+    )
     return held + padding // tensor

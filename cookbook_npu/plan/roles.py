@@ -217,10 +217,18 @@ def variables_table(
 # %% ../../nbs/plan/03_roles.ipynb #d8b880bb
 def architecture(d: Dimensions) -> dict[str, Any]:
     "Return the dimensions of a model under Megatron's names"
+    if d.experts:
+        feed_forward = dict(
+            num_moe_experts=d.experts,
+            moe_router_topk=d.experts_per_token,
+            moe_ffn_hidden_size=d.ffn,
+        )
+    else:
+        feed_forward = dict(ffn_hidden_size=d.ffn)
     return dict(
         num_layers=d.layers,
         hidden_size=d.hidden,
-        ffn_hidden_size=d.ffn,
+        **feed_forward,
         num_attention_heads=d.heads,
         num_query_groups=d.kv_heads,
         kv_channels=d.head_dim,
@@ -251,7 +259,7 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
         r.enforce_eager,
         r.devices_per_engine,
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
-        sees=d.family != "qwen3",
+        sees=d.family not in ("qwen3", "qwen3_moe"),
         max_pixels=config.data.image_max_pixels,
         engine_args=r.engine_args,
         load_weights=False,  # the first update brings them

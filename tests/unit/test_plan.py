@@ -36,6 +36,7 @@ JOBS = HELPERS / "plan_jobs"
 # transfer backend, phases that hold a copy of the weights on the device
 BACKENDS = {
     "qwen3_4b_colocate": ("ipc", 2),
+    "qwen3_30b_a3b_grpo": ("shm", 0),
     "qwen3_4b_opd": ("ipc", 2),
     "qwen3_5_9b_colocate": ("ipc", 2),
     "qwen3_5_9b_async": ("shm", 0),
@@ -46,17 +47,23 @@ BACKENDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tensor", "rank"),
-    [("Qwen3-4B", 2, 3), ("Qwen3-VL-8B", 4, 1), ("Qwen3.5-9B", 4, 6)],
+    ("name", "tensor", "rank", "expert"),
+    [
+        ("Qwen3-4B", 2, 3, 1),
+        ("Qwen3-VL-8B", 4, 1, 1),
+        ("Qwen3.5-9B", 4, 6, 1),
+        ("Qwen3-30B-A3B", 4, 0, 8),
+    ],
 )
-def test_real_dimensions_on_the_meta_device(name, tensor, rank):
+def test_real_dimensions_on_the_meta_device(name, tensor, rank, expert):
     "Parameters of a rank, every Hugging Face name and shape, groups and shape arguments: as planned, exactly"
-    job = dict(name=name, tensor=tensor, at=rank, of=8)
+    job = dict(name=name, tensor=tensor, expert=expert, at=rank, of=8)
     (got,) = run_ranks(
         f"{JOBS}/meta.py:rank_of_a_model", 1, job, bootstrap="trainer", preload=TRAINER_RANK
     )
     assert got["devices"] == ["meta"]
-    assert got["parameters"] == parameters_per_rank(published_dimensions(name), tensor)
+    held = parameters_per_rank(published_dimensions(name), tensor, max(tensor, expert))
+    assert got["parameters"] == held
     assert got["exported"] == got["hf"]
     assert {
         k: got["config"][k] for k in architecture(published_dimensions(name))
@@ -182,6 +189,7 @@ from vllm.model_executor.models import registry
 registry._run_in_subprocess = lambda look: look()  # at a model's class: a process less for each
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }

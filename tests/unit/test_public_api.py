@@ -19,6 +19,7 @@ SIGNATURES = {
     "load_config": "path",
     "override": "config, overrides",
     "find_recipe": "name",
+    "qwen3_30b_a3b_grpo": PRESET,
     "qwen3_4b_colocate": PRESET,
     "qwen3_4b_multi_lora_grpo": PRESET,
     "qwen3_4b_opd": PRESET,
