@@ -31,6 +31,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperGroup
 
 import cookbook_npu
 from .cluster.ray_cluster import check_address, preload_workers
@@ -265,7 +266,24 @@ _ABOUT = "RL post-training of Qwen3 models on Ascend NPUs."
 _BEFORE = "Before a run"
 _DURING = "Start and control a run"
 _AFTER = "During and after a run"
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
+
+
+class _GroupedCommands(TyperGroup):
+    "The commands of --help in the order of their groups"
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        "Return the names of the commands"
+        groups = [_BEFORE, _DURING, _AFTER]
+
+        def place(name: str) -> int:
+            return groups.index(getattr(self.commands[name], "rich_help_panel", _AFTER))
+
+        return sorted(self.commands, key=place)
+
+
+app = typer.Typer(
+    cls=_GroupedCommands, no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT
+)
 
 
 def complete_recipes(incomplete: str) -> list[str]:

@@ -1337,6 +1337,12 @@ def _check_engines(c: RunConfig) -> None:
             "model.dtype is 'float32' with rollout.engine 'vllm' and a tiny qwen3_5",
             "On a CPU vLLM computes gated delta nets in bfloat16 only: set model.dtype to 'bfloat16'.",
         )
+    if on_cpu and c.model.path is None and c.model.tiny.family == "qwen3_moe":
+        raise ConfigError(
+            "rollout.engine is 'vllm' with a tiny qwen3_moe",
+            "On a CPU vLLM does not repack its experts after a weight update, and computes wrong "
+            "responses: use rollout.engine 'transformers'.",
+        )
 
 # %% ../nbs/01_config.ipynb #5ef70253
 def _check_weight_update(c: RunConfig) -> None:
@@ -1428,7 +1434,7 @@ ENGINE_ARGS_OF_THE_LOOP = {
     "tensor_parallel_size": "Set rollout.devices_per_engine.",
     "pipeline_parallel_size": "Set rollout.devices_per_engine: an engine is split by tensor parallelism.",
     "data_parallel_size": "Leave it out: each engine is one replica.",
-    "enable_expert_parallel": "Leave it out: the recipes' models have no experts.",
+    "enable_expert_parallel": "Leave it out: an engine splits its experts by tensor parallelism.",
     "distributed_executor_backend": "Leave it out: the ranks of an engine are processes of the run.",
     "gpu_memory_utilization": "Set rollout.memory_utilization.",
     "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
@@ -1972,6 +1978,11 @@ def _check_lora(c: RunConfig) -> None:
     family = c.model.tiny.family
     if c.model.path is not None or not c.lora.rank:
         return
+    if family == "qwen3_moe":
+        raise ConfigError(
+            f"lora.rank is {c.lora.rank}, model.tiny is a qwen3_moe",
+            "Adapters of a mixture of experts are unsupported: set lora.rank to 0.",
+        )
     hybrid = ("qwen3_5",)
     only = {"vision": ("qwen3_vl", "qwen3_5"), "in_proj": hybrid, "out_proj": hybrid}
     for target in c.lora.targets:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_4b_multi_lora_grpo',
-           'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo', 'RECIPES',
-           'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'find_recipe', 'PromptChange',
+           'qwen3_30b_a3b_grpo', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo',
+           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'find_recipe', 'PromptChange',
            'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
@@ -555,6 +555,49 @@ qwen3_4b_multi_lora_grpo = Recipe(
     },
 )
 
+# %% ../nbs/02_recipes.ipynb #d2c32138
+_TINY_MOE: Settings = {
+    **_TINY_ARITHMETIC,
+    "model.tiny.family": "qwen3_moe",
+    "model.tiny.ffn_size": 96,
+}
+_MOE_REPORTED = Reference(
+    label="30B-A3B on NPUs, reported",
+    link="https://github.com/verl-project/verl-ascend-recipe",
+    source="reported by verl-ascend-recipe (router_replay) for Qwen3-30B-A3B on 4 x 910B with PP 4 and "
+    "routing replay, and by vime (pull request 431): other layouts than here",
+    facts={
+        "step": "342.81 s, 63.57 tokens/s per device; 43.5 to 46.7 GiB of device memory",
+        "weight update": "43.5 s for the whole model over HCCL (vime)",
+    },
+)
+qwen3_30b_a3b_grpo = Recipe(
+    name="qwen3_30b_a3b_grpo",
+    title="Qwen3-30B-A3B: GRPO on a mixture of experts",
+    base=_BATCH,
+    at={
+        "laptop": {**_TINY_MOE, "parallel.expert": 2},
+        "cuda": _TINY_MOE,
+        "910b": {
+            **qwen3_4b_colocate.at["910b"],
+            "parallel.tensor": 4,
+            "parallel.expert": 8,
+            "optim.cpu_offload": True,
+            "rollout.devices_per_engine": 8,
+            "rollout.memory_utilization": 0.6,
+        },
+    },
+    reference=_MOE_REPORTED,
+    expected={
+        "laptop": Expected(
+            metrics={"eval_accuracy": {0: 0.26, 40: 0.85}},
+            within=0.06,
+            minutes="2.5 in all, 0.5 in steps; warm start included",
+            conditions="next to other programs",
+        )
+    },
+)
+
 # %% ../nbs/02_recipes.ipynb #d011c433
 _TINY_HYBRID: Settings = {
     **_TINY_ARITHMETIC,
@@ -749,6 +792,7 @@ RECIPES: dict[str, Recipe] = {
         qwen3_4b_multi_lora_grpo,
         qwen3_4b_opd,
         qwen3_4b_sft,
+        qwen3_30b_a3b_grpo,
         qwen3_5_9b_colocate,
         qwen3_5_9b_async,
         qwen3_vl_8b_grpo,

@@ -84,6 +84,11 @@ class WorkerGroup(AbstractContextManager):
         "Whether the group has to be created again"
         return False
 
+    @property
+    def pids(self) -> list[int]:
+        "Return the process ids in rank order; empty for roles in this process"
+        return []
+
     def __len__(self) -> int:
         "Return the number of ranks"
         raise NotImplementedError

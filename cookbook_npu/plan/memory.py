@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES',
-           'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_state',
-           'critic_parameters', 'slot_bytes', 'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes',
-           'layer_elements', 'micro_batch', 'activations', 'logits', 'training', 'critic_training', 'scoring',
-           'communicators', 'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes',
-           'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache',
-           'model_of', 'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases', 'check_fits',
-           'largest_part', 'tight_phases']
+           'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_parameters',
+           'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes', 'adapter_parameters',
+           'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'activations', 'logits',
+           'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes', 'device_overhead',
+           'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components', 'cache_tokens',
+           'capacity_of', 'planned_cache', 'model_of', 'teachers_of', 'HandleNeeds', 'why_no_handles',
+           'planned_backend', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
     dimensions_of_tiny,
+    parameter_counts,
     parameters_per_rank,
     total_parameters,
 )
@@ -64,10 +65,27 @@ class MemoryPhase:
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
+def trainer_parameters(d: Dimensions, config: RunConfig) -> int:
+    "Return the parameters of a model on a rank of the trainer"
+    p = config.parallel
+    return parameters_per_rank(d, p.tensor, p.expert * p.expert_tensor_size)
+
+
+def optimizer_share(d: Dimensions, config: RunConfig, parameters: int) -> int:
+    "Return of how many of a rank's `parameters` it holds the optimizer state"
+    p = config.parallel
+    spread = p.expert * p.expert_tensor_size
+    experts = (
+        0 if config.lora.rank else sum(c.experts for c in parameter_counts(d)) // spread
+    )
+    copies = config.trainer_devices // spread  # of the experts
+    return (parameters - experts) // config.data_parallel + experts // copies
+
+
 def trainer_state(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return weights, gradients and optimizer state of a rank, with those of a critic"
     tensor = config.parallel.tensor
-    state = _model_state(d, config, parameters_per_rank(d, tensor))
+    state = _model_state(d, config, trainer_parameters(d, config))
     if config.has_critic:
         state += _model_state(d, config, critic_parameters(d, tensor), "critic ")
     return state
@@ -112,7 +130,7 @@ def trained_parameters(d: Dimensions, config: RunConfig) -> int:
     if config.lora.rank:
         return adapter_parameters(d, config.lora, tensor)
     frozen = d.vision if config.model.freeze_vision_tower else 0
-    return parameters_per_rank(d, tensor) - frozen
+    return trainer_parameters(d, config) - frozen
 
 # %% ../../nbs/plan/01_memory.ipynb #dd843c2f
 def _model_state(
@@ -133,7 +151,7 @@ def _model_state(
         Component(f"{of}gradients", 4 * trained, (knob,)),
         Component(
             f"{of}optimizer",
-            per_parameter * trained // config.data_parallel,
+            per_parameter * optimizer_share(d, config, trained),
             (knob, "placement.trainer_devices", "optim.cpu_offload"),
         ),
     ]
@@ -142,18 +160,25 @@ def _model_state(
 HOST_STATE_BYTES = 16  # per parameter: two moments, weight and gradient in float32
 
 
-def host_optimizer_bytes(parameters: int, config: RunConfig) -> int:
+def host_optimizer_bytes(
+    share: int,  # parameters whose optimizer state a rank holds
+    config: RunConfig,
+) -> int:
     "Return the host memory of an offloaded optimizer per rank (0 without offload)"
-    if not config.optim.cpu_offload:
-        return 0
-    return HOST_STATE_BYTES * parameters // config.data_parallel
+    return HOST_STATE_BYTES * share if config.optim.cpu_offload else 0
 
 # %% ../../nbs/plan/01_memory.ipynb #b65620e5
+def _routed_width(d: Dimensions) -> int:
+    "Return the width of the copies of a token that go to its experts and come back"
+    return 2 * d.experts_per_token * d.hidden if d.experts else 0
+
+
 def layer_elements(d: Dimensions, tensor: int = 1, sequence: bool = True) -> int:
     "Return the elements that autograd keeps per layer and token"
     h = d.hidden // tensor if sequence else d.hidden
     return (
-        5 * d.ffn // tensor
+        5 * d.active_ffn // tensor
+        + _routed_width(d) // tensor
         + 4 * h
         + (4 * d.q + 3 * d.k) // tensor
         + 4 * d.head_dim
@@ -183,7 +208,7 @@ def activations(
     h = d.hidden // tensor if config.parallel.sequence else d.hidden
     layer = layer_elements(d, tensor, config.parallel.sequence)
     ends = h * tokens + d.hidden * response + 9 * tokens  # outside the layers
-    backward = (2 * d.ffn // tensor + h) * tokens
+    backward = (2 * d.active_ffn // tensor + h) * tokens
     if tensor > 1:
         backward += d.hidden * tokens
     if config.model.recompute == "full":
@@ -236,7 +261,7 @@ def _valuing(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return the peak of a forward pass of the critic"
     tokens, response = micro_batch(config)
     element = ELEMENT_BYTES[config.model.dtype]
-    block = element * tokens * (5 * d.ffn // config.parallel.tensor + 3 * d.hidden)
+    block = element * tokens * (5 * d.active_ffn // config.parallel.tensor + 3 * d.hidden)
     head = (element * tokens + 4 * response) * d.hidden
     knobs = ("train.micro_batch_tokens", "parallel.tensor")
     return [Component("forward pass", max(block, head), knobs)]
@@ -258,7 +283,7 @@ def scoring(
     tokens = tokens or micro_batch(config)[0]
     tensor = config.parallel.tensor
     element = ELEMENT_BYTES[config.model.dtype]
-    block = element * tokens * (5 * d.ffn // tensor + 3 * d.hidden)
+    block = element * tokens * (5 * d.active_ffn // tensor + 3 * d.hidden)
     chunk = min(config.train.logprob_chunk_tokens, tokens)
     head = 3 * 4 * chunk * -(-d.vocab // tensor) + 2 * element * tokens * d.hidden
     return [
@@ -344,7 +369,7 @@ def engine_work(d: Dimensions, config: RunConfig) -> int:
     given = config.rollout.engine_args
     tokens = given.get("max_num_batched_tokens") or PREFILL_TOKENS
     rows = given.get("max_num_seqs") or SAMPLED_ROWS
-    block = element * tokens * (3 * d.ffn // each + 3 * d.hidden)
+    block = element * tokens * (3 * d.active_ffn // each + 3 * d.hidden)
     logits = 3 * 4 * rows * d.vocab
     return max(block, logits)
 

@@ -18,7 +18,7 @@ from ..npu.device import find_soc
 from ..plan.dimensions import (
     PUBLISHED,
     Dimensions,
-    parameters_per_rank,
+    active_parameters,
     total_parameters,
 )
 from .fit import error_text
@@ -32,11 +32,13 @@ from ..plan.memory import (
     memory_phases,
     micro_batch,
     model_of,
+    optimizer_share,
     planned_backend,
     planned_cache,
     slot_bytes,
     tight_phases,
     trained_parameters,
+    trainer_parameters,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
 from .schedule import ScheduleRow, compare_schedules, schedule_text
@@ -87,13 +89,18 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
 # %% ../../nbs/plan/04_plan.ipynb #259f5e99
 def process_groups(
     config: RunConfig,
-) -> dict[str, list[list[int]]]:  # "TP", "DP": trainer ranks; "engines": devices
-    "Return the trainer ranks of each TP and DP group, and the devices of each engine"
+) -> dict[str, list[list[int]]]:  # "TP", "DP", "EP": trainer ranks; "engines": devices
+    "Return the trainer ranks of each TP, DP and EP group, and the devices of each engine"
     groups: dict[str, dict[int, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
+    each = config.parallel.expert_tensor_size
+    spread = config.parallel.expert * each
     for rank, place in enumerate(device_roles(config)):
         if place.trainer is not None:
             groups["TP"].setdefault(place.data, []).append(rank)
             groups["DP"].setdefault(place.tensor, []).append(rank)
+            if config.parallel.expert > 1:
+                block = rank // spread * each + rank % each
+                groups.setdefault("EP", {}).setdefault(block, []).append(rank)
         if place.engine is not None:
             groups["engines"].setdefault(place.engine, []).append(rank)
     return {kind: list(members.values()) for kind, members in groups.items()}
@@ -361,7 +368,8 @@ class RunPlan:
         parameters = trained_parameters(self.model, self.config)
         if self.config.has_critic:
             parameters += critic_parameters(self.model, tensor)
-        nbytes = host_optimizer_bytes(parameters, self.config)
+        share = optimizer_share(self.model, self.config, parameters)
+        nbytes = host_optimizer_bytes(share, self.config)
         if not nbytes:
             return []
         return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
@@ -421,13 +429,14 @@ class RunPlan:
     def head_text(self) -> str:
         "Return the run, its model and its process groups"
         config = self.config
-        tensor = config.parallel.tensor
         steps = counted(config.num_steps, "step")
         lines = [
             f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
             *(f"warning: {text}" for text in self.warnings),
             f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-            f"{parameters_per_rank(self.model, tensor):,} on each trainer device (TP {tensor})",
+            f"{trainer_parameters(self.model, config):,} on each trainer device "
+            f"({_layout(config, self.model)})",
+            *_expert_lines(config, self.model),
             "",
             device_map(config),
             "",
@@ -470,6 +479,28 @@ class RunPlan:
             set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
             schedule=[row.as_json() for row in rows],
         )
+
+# %% ../../nbs/plan/04_plan.ipynb #7d101fac
+def _layout(config: RunConfig, d: Dimensions) -> str:
+    p = config.parallel
+    if not d.experts:
+        return f"TP {p.tensor}"
+    return f"TP {p.tensor}, EP {p.expert}, expert TP {p.expert_tensor_size}"
+
+
+def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:
+    "Return the lines about a mixture of experts"
+    if not d.experts:
+        return []
+    lines = [
+        f"{d.experts} experts a layer, {d.experts_per_token} for each token: "
+        f"{active_parameters(d):,} parameters are active"
+    ]
+    if config.parallel.tensor > 1:
+        lines.append(
+            "sequence parallelism is on: each rank of a TP group sends other tokens to the experts"
+        )
+    return lines
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
 def make_plan(

@@ -17,6 +17,7 @@ from ..data.tasks import PICTURED
 from ..npu.device import find_soc
 from ..plan.dimensions import (
     Dimensions,
+    active_parameters,
     dimensions_of_folder,
     parameter_counts,
     parameters_per_rank,
@@ -28,7 +29,9 @@ from ..plan.memory import (
     capacity_of,
     kv_bytes,
     model_of,
+    optimizer_share,
     teachers_of,
+    trainer_parameters,
     trainer_state,
 )
 
@@ -62,7 +65,8 @@ def speeds_of(soc: str = "Ascend910B1") -> Speeds:
 def forward_flops(d: Dimensions, length: float) -> float:
     "Return the operations of a forward pass per token of a sequence of this length"
     lookup = 0 if d.tied else d.vocab * d.hidden
-    matrices = sum(c.split for c in parameter_counts(d)) - lookup
+    matrices = sum(c.split + c.experts for c in parameter_counts(d)) - lookup
+    matrices -= total_parameters(d) - active_parameters(d)
     return 2 * matrices + 2 * (d.layers - d.linear_layers) * d.q * length
 
 
@@ -178,7 +182,7 @@ def host_update_seconds(d: Dimensions, config: RunConfig, speeds: Speeds) -> flo
     "Return the seconds of the optimizer steps on the host (0 without offload)"
     if not config.optim.cpu_offload:
         return 0.0
-    share = parameters_per_rank(d, config.parallel.tensor) / config.data_parallel
+    share = optimizer_share(d, config, trainer_parameters(d, config))
     moved = 8 * share / speeds.host_link
     updated = UPDATE_BYTES * share / speeds.host_memory
     steps = config.rollout_batch // config.global_batch_size

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPANIONS', 'UNLOADED', 'OPTIONAL_SETTINGS',
            'CPU_CACHE_BYTES', 'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment',
-           'check_companions', 'check_torchvision', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
-           'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'register_unloaded', 'media_limits',
-           'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests', 'remove_shared_memory',
-           'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm', 'read_folder', 'VllmEngine']
+           'check_companions', 'check_torchvision', 'check_experts_on_cpu', 'folder_shapes', 'tied_names',
+           'choose_weight_update_method', 'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'register_unloaded',
+           'media_limits', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
+           'remove_shared_memory', 'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm',
+           'read_folder', 'VllmEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
@@ -148,6 +149,16 @@ def check_torchvision(config: Any, find: Callable[[str], Any] = find_spec) -> No
             f"torchvision is not installed; vLLM needs it for {config.model_type} models, even for text",
             "pip install --no-deps torchvision==0.28.0 (for torch 2.13; its CUDA build will do), "
             "or use rollout.engine 'transformers'.",
+        )
+
+
+def check_experts_on_cpu(config: Any, build: VllmBuild) -> None:
+    "Raise `EngineError` for a mixture of experts on a CPU, which weight updates would spoil"
+    if build == "cpu" and getattr(config, "num_experts", None):
+        raise EngineError(
+            f"{config.model_type} on vLLM's CPU build: it packs the experts when they are first "
+            "loaded and not after a weight update, and then computes wrong responses",
+            "Use rollout.engine 'transformers'.",
         )
 
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
@@ -605,6 +616,7 @@ def read_folder(path: Path) -> tuple[Any, Any]:
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_torchvision(config)
+    check_experts_on_cpu(config, vllm_build())
     folder_shapes(path)
     return config, AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 

@@ -8,9 +8,11 @@ __all__ = ['COMPARED_COLUMNS', 'TIED_HEAD', 'as_matrix', 'layer_weight', 'vllm_n
            'tensor_parallel_group', 'worker_checksums', 'worker_difference', 'wrap_compute_logits', 'worker_addresses']
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #29b5f5b2
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,7 +51,8 @@ def layer_weight(
     if not is_packed:
         weight = as_matrix(weight)
         return weight if columns is None or weight.dim() < 2 else weight[:, columns]
-    width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
+    sizes = ("input_size_per_partition", "input_size", "embedding_dim")
+    width = next(getattr(layer, size) for size in sizes if hasattr(layer, size))
     columns = range(width) if columns is None else columns
     rows_of_identity = torch.zeros(len(columns), width, dtype=weight.dtype)
     rows_of_identity[range(len(columns)), columns] = 1
@@ -76,8 +79,36 @@ class LayerParameter:
     names: list[str]  # Hugging Face names of its weights, in order
 
 
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+def _expert_parameter(model: Any, name: str) -> LayerParameter | None:
+    """Return one expert's matrix of vLLM's stacked weights; None if `name` is no expert.
+
+    vllm-ascend keeps each matrix transposed."""
+    found = _EXPERT.fullmatch(vllm_name(model, name))
+    if not found:
+        return None
+    path, expert, part = found.groups()
+    layer = model.get_submodule(path)
+    layer = getattr(layer, "routed_experts", layer)  # vLLM 0.21 and later
+    fused = part != "down_proj"
+    weight = (layer.w13_weight if fused else layer.w2_weight)[int(expert)]
+    if weight.shape[1 if fused else 0] != layer.hidden_size:
+        weight = weight.T
+    if not fused:
+        view = SimpleNamespace(weight=weight, input_size_per_partition=weight.shape[1])
+        return LayerParameter(path, view, "weight", [name])
+    view = SimpleNamespace(weight=weight, output_partition_sizes=[len(weight) // 2] * 2)
+    names = [name.replace(f".{part}.", f".{p}.") for p in ("gate_proj", "up_proj")]
+    return LayerParameter(path, view, "weight", names)
+
+
 def find_parameter(model: Any, name: str) -> LayerParameter:
     "Return the vLLM parameter that holds a weight, by Hugging Face name"
+    expert = _expert_parameter(model, name)
+    if expert is not None:
+        return expert
     path, leaf = vllm_name(model, name).rsplit(".", 1)
     parent, _, last = path.rpartition(".")
     merged_layers = getattr(model, "packed_modules_mapping", None) or {}

@@ -10,6 +10,7 @@ __all__ = ['STEP_PHASES', 'OPTIONAL_PHASES', 'TIME_PREFIX', 'TRAIN_WAIT', 'TRAIN
 
 # %% ../../nbs/runs/01_metrics.ipynb #7cda0875
 import importlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,9 +72,9 @@ def train_wait_time(times: Mapping[str, float]) -> float:
 # %% ../../nbs/runs/01_metrics.ipynb #4855b509
 def is_step(record: Mapping[str, Any]) -> bool:
     "Whether a record is a training step, not only an evaluation"
-    evaluations = ("eval", f"{TIME_PREFIX}eval")
+    evaluation = re.compile(rf"(tenants/[^/]+/|{TIME_PREFIX})?eval")
     return any(
-        name != "step" and value is not None and not name.startswith(evaluations)
+        name != "step" and value is not None and not evaluation.match(name)
         for name, value in record.items()
     )
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['START_LINE_S', 'describe_device', 'start_cluster', 'StartLines', 'process_counts', 'first_weights',
            'prepare_teachers', 'check_sources', 'warn_unseen', 'load_data', 'start_episodes', 'warn_oracle', 'Run',
-           'open_tracker', 'reserve_devices', 'show_progress', 'open_data', 'record_trainer', 'start_devices',
+           'open_tracker', 'reserve_devices', 'show_progress', 'open_run_data', 'record_trainer', 'start_devices',
            'resumed_config', 'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
@@ -417,7 +417,7 @@ def show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[]
     return show
 
 
-def open_data(
+def open_run_data(
     config: RunConfig, hf_path: str, folder: RunFolder, stack: ExitStack
 ) -> dict[str, Any]:
     "Return environments, prompts and graders, as fields of `DriverState`"
@@ -479,7 +479,7 @@ def _start(
     cluster = start_devices(config, folder, view, stop, stack)
     hf_path = first_weights(cluster, config)
     prepare_teachers(cluster, config, hf_path)
-    data = open_data(config, hf_path, folder, stack)
+    data = open_run_data(config, hf_path, folder, stack)
     workers = _start_workers(cluster, config, hf_path, folder, stack)
     if not isinstance(view, NotebookView):
         cluster.on_wait = None  # the steps print lines

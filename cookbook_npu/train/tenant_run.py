@@ -34,7 +34,7 @@ from .sampling import Grading, Rollout, Sampler
 from ..train.session import (
     Run,
     first_weights,
-    open_data,
+    open_run_data,
     open_tracker,
     process_counts,
     record_trainer,
@@ -317,7 +317,7 @@ def start_tenant_run(
     hf_path = first_weights(cluster, config)
     for name, one in records.items():
         print(f"tenant {name}:", flush=True)
-        one.data = open_data(one.config, hf_path, one.folder, one.stack)
+        one.data = open_run_data(one.config, hf_path, one.folder, one.stack)
     print(f"starting {process_counts(config)}", flush=True)
     trainer, *engines = start_tenant_groups(cluster, config, hf_path)
     for group in (trainer, *engines):

@@ -94,8 +94,9 @@ from ..weights.transport import (
 # %% ../../nbs/train/02_trainer.ipynb #0aff1a68
 def check_optimizer_room(model: MegatronModel, config: RunConfig) -> None:
     "Raise `DeviceError` if an optimizer on the host (`optim.cpu_offload`) does not fit there"
-    parameters = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
-    need = host_optimizer_bytes(parameters, config)
+    trained = [p for p in model.module.parameters() if p.requires_grad]
+    whole = sum(p.numel() * model.shards(p) for p in trained)
+    need = host_optimizer_bytes(whole // model.layout.world_size, config)
     if need:
         check_host_room(need, "the optimizer on the host (optim.cpu_offload)")
 

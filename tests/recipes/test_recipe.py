@@ -259,6 +259,8 @@ def test_gsm8k_records_run_through_in_a_copy_of_the_notebook(tmp_path):
     ]
     assert {s["label"] for s in samples} <= {str(2 * n) for n in range(1, 9)}
     assert records(folder)[-1]["step"] == 2
+    shown = (folder / "notebook.ipynb").read_text()
+    assert "set for your prompts" in shown and "8 of 8 prompts have characters" in shown
 
 
 @pytest.mark.skipif(

@@ -193,7 +193,7 @@ def test_runs_of_other_settings_are_compared_by_how_they_ended(tmp_path, command
     lines = {line.split()[0]: line for line in out.splitlines() if line}
     assert code == 0 and "bitwise" not in out and "%" not in out
     assert lines["optim.learning_rate"].split()[1:] == ["0.0003", "0.0003", "0.0001"]
-    assert lines["raw_reward"].endswith("C lower") and "±" in lines["raw_reward"]
+    assert "C lower by" in lines["raw_reward"] and "±" in lines["raw_reward"]
     text = page.read_text()
     assert "raw_reward of all runs" in text and "<script" not in text
     code, out, _ = command("compare", usual, seed, "--json")

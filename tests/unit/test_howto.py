@@ -182,8 +182,15 @@ def test_the_page_of_shims_as_typed(environment, tmp_path):
 @pytest.mark.parametrize("name", ["own_reward", "own_data", "own_recipe"])
 def test_a_page_as_typed(name, environment, tmp_path):
     (tmp_path / "recipes").symlink_to(PAGES.parents[2] / "recipes")  # of the checkout
-    Reader(environment, tmp_path).follow(PAGES / f"{name}.md")
+    shown = Reader(environment, tmp_path).follow(PAGES / f"{name}.md")
     assert len(list((tmp_path / "runs").glob("*/report.html"))) >= 1
+    if name == "own_data":  # the curve of the page rises, and the table is the page's
+        first, last = re.search(
+            r"eval accuracy, first . last +(\S+) . (\S+)", shown[-1]
+        ).groups()
+        assert float(first) < 0.4 and float(last) > 0.85
+        table = next(b for h, b in blocks(PAGES / "own_data.md") if h == "text")
+        assert " ".join(table.split()) in " ".join(shown[-1].split())
 
 
 def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
