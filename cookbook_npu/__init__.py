@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .plan.preflight import check_machine
     from .recipes import (
         find_recipe,
+        qwen3_30b_a3b_grpo,
         qwen3_4b_colocate,
         qwen3_4b_multi_lora_grpo,
         qwen3_4b_opd,
@@ -40,6 +41,7 @@ _HOMES = {  # name -> module
     "load_config": "config",
     "override": "config",
     "find_recipe": "recipes",
+    "qwen3_30b_a3b_grpo": "recipes",
     "qwen3_4b_colocate": "recipes",
     "qwen3_4b_multi_lora_grpo": "recipes",
     "qwen3_4b_opd": "recipes",
@@ -75,6 +77,7 @@ __all__ = [
     "load_config",
     "make_plan",
     "override",
+    "qwen3_30b_a3b_grpo",
     "qwen3_4b_colocate",
     "qwen3_4b_multi_lora_grpo",
     "qwen3_4b_opd",
