@@ -21,7 +21,7 @@ def prepare(root: Path, name: str, family: str, resume: bool = False) -> Path:
     tiny = {f"model.tiny.{key}": value for key, value in SHAPE.items()}
     more = {"rollout.eval_every": 0, "model.tiny.family": family, **tiny}
     if family == "qwen3_moe":
-        more["parallel.expert"] = 2
+        more |= {"parallel.expert": 2, "placement.destroy_process_groups": True}
     given = parameters(root, name, resume, **more) | {"num_steps": STEPS}
     save_config(qwen3_4b_colocate(**given), root / f"{name}.json")
     return root / f"{name}.json"
