@@ -1948,6 +1948,13 @@ def _check_tiny_experts(c: RunConfig) -> None:
         return
     experts = t.num_experts if t.family == "qwen3_moe" else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
+    if c.parallel.expert > 1 and c.parallel.expert_tensor_size > 1 and c.target.simulated:
+        raise ConfigError(
+            f"parallel.expert is {c.parallel.expert}, parallel.expert_tensor "
+            f"{c.parallel.expert_tensor_size}",
+            "The ranks of an expert then gather different numbers of tokens, which the "
+            "simulated NPU's collectives cannot: leave parallel.expert_tensor out.",
+        )
     if experts and t.experts_per_token > experts:
         raise ConfigError(
             f"model.tiny.experts_per_token is {t.experts_per_token}, "

@@ -143,6 +143,9 @@ def _strings(value: Any) -> Iterable[str]:
             yield from _strings(inner)
 
 
+_TASKS = ("arithmetic", "calculator", "countdown", "sorting")
+
+
 @cache
 def known_words() -> frozenset[str]:
     "Return the words that may appear in a summary"
@@ -150,7 +153,8 @@ def known_words() -> frozenset[str]:
     words |= {*_strings(RunConfig.model_json_schema())}
     for recipe in RECIPES.values():
         for scale in SCALES:
-            for data in ("arithmetic", "calculator", "countdown", "sorting"):
+            several = bool(recipe(scale).tenants)
+            for data in (None,) if several else _TASKS:
                 config = recipe(scale, model="Qwen3-4B", prompt_data=data)
                 words |= {*_strings(config.model_dump())}
     return frozenset(words)
