@@ -15,7 +15,8 @@ STEPS = 4
 TENANTS = {
     "a": {"data.prompt_data": "arithmetic"},
     "b": {"data.prompt_data": "counting", "data.task": {"level": 3}, "seed": 1},
-    "broken": {"reward.scorers": {"run_driver:breaks": 1.0}},
+    # one grading process: the scorer counts in a file
+    "broken": {"reward.scorers": {"run_driver:breaks": 1.0}, "reward.workers": 1},
 }
 
 
