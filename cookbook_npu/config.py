@@ -8,11 +8,11 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path', 'Config',
            'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig',
            'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
-           'DistillConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
-           'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment',
-           'own_modules', 'RunConfig', 'check_argument_names', 'check_experts', 'check_run_name', 'build_config',
-           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
-           'config_keys']
+           'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig',
+           'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files',
+           'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_experts', 'check_run_name',
+           'build_config', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey',
+           'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -747,6 +747,17 @@ class DistillConfig(Config):
         {}, "settings of the teacher `tiny`: keys of model.tiny and warm_start"
     )
 
+# %% ../nbs/01_config.ipynb #a029241d
+class RewardModelConfig(Config):
+    "A reward model: a sequence classifier whose score is added to the reward of the scorers"
+
+    path: str | None = setting(
+        None,
+        "Hugging Face folder or hub id of a sequence classifier with one label and the "
+        "policy's tokenizer (None: no reward model)",
+    )
+    coef: float = setting(1.0, "weight of its score in the reward")
+
 # %% ../nbs/01_config.ipynb #c612b02d
 class SftConfig(Config):
     """Supervised fine-tuning on conversations, instead of reinforcement learning
@@ -1130,6 +1141,7 @@ class RunConfig(Config):
     optim: OptimConfig = OptimConfig()
     critic: CriticConfig = CriticConfig()
     distill: DistillConfig = DistillConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
     train: TrainConfig = TrainConfig()
@@ -1621,6 +1633,39 @@ def _check_distill(c: RunConfig) -> None:
             "Groups with equal rewards teach, too, where the teacher alone does: set it to 1.",
         )
 
+# %% ../nbs/01_config.ipynb #a4f2231f
+def _check_reward_model(c: RunConfig) -> None:
+    "Raise `ConfigError` for settings without a reward model, and for runs that cannot use one"
+    model = c.reward_model
+    if not model.path:
+        if model.coef != RewardModelConfig().coef:
+            raise ConfigError(
+                f"reward_model.coef is {model.coef} without a reward model",
+                "Set reward_model.path, or remove it.",
+            )
+        return
+    if not model.coef:
+        raise ConfigError(
+            "reward_model.coef is 0: the score would not act", "Remove reward_model.path."
+        )
+    if c.teachers and not c.distill.reward_coef:
+        raise ConfigError(
+            "reward_model.path is set with distill.teacher and distill.reward_coef 0",
+            "The reward does not act there: set distill.reward_coef, or remove one of the two.",
+        )
+    if c.algorithm.dynamic_sampling_attempts > 1:
+        raise ConfigError(
+            f"algorithm.dynamic_sampling_attempts is {c.algorithm.dynamic_sampling_attempts} "
+            "with reward_model.path",
+            "The reward model scores a step when its sampling has ended: set it to 1.",
+        )
+    if c.data.image_key or c.is_sft:
+        what = "data.image_key" if c.data.image_key else "sft.loss_mask"
+        raise ConfigError(
+            f"reward_model.path is set with {what}",
+            "A reward model scores sampled text: remove one of the two.",
+        )
+
 # %% ../nbs/01_config.ipynb #6266f85b
 # key -> its value in a run of SFT
 _OF_SFT: dict[str, Any] = {
@@ -1991,6 +2036,7 @@ _CHECKS = (
     _check_gdpo,
     _check_critic,
     _check_distill,
+    _check_reward_model,
     _check_sft,
     _check_kl,
     _check_loss,

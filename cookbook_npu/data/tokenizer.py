@@ -129,17 +129,18 @@ def find_tokenizer(
 # %% ../../nbs/data/17_tokenizer.ipynb #9dbfe37a
 def check_same_tokens(
     policy: str,  # folder with the policy's tokenizer
-    teacher: str,  # folder with the teacher's
+    other: str,  # folder with the tokenizer of a model that reads the policy's tokens
+    role: str = "teacher",  # of that model
 ) -> None:
-    "Raise `ConfigError` with the first id that is another token for the teacher"
+    "Raise `ConfigError` with the first id that is another token for that model"
     ours, theirs = (
         {number: token for token, number in read_tokenizer(folder).get_vocab().items()}
-        for folder in (policy, teacher)
+        for folder in (policy, other)
     )
     for number in sorted(ours.keys() | theirs.keys()):
         if ours.get(number) != theirs.get(number):
             raise ConfigError(
-                f"the teacher {teacher} has another tokenizer: id {number} is "
+                f"the {role} {other} has another tokenizer: id {number} is "
                 f"{theirs.get(number)!r} there and {ours.get(number)!r} in {policy}",
-                "Give a teacher with the policy's tokenizer, of the same model family.",
+                f"Give a {role} with the policy's tokenizer, of the same model family.",
             )

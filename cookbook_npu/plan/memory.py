@@ -448,6 +448,23 @@ def teachers_of(config: RunConfig) -> list[Dimensions]:
     return found
 
 
+def _reward_model_phases(config: RunConfig) -> dict[str, list[Component]]:
+    "Return the components of the reward model's pass, besides the policy's state"
+    if not config.reward_model.path:
+        return {}
+    d = dimensions_of_folder(config.reward_model.path)
+    nbytes = ELEMENT_BYTES[config.model.dtype] * critic_parameters(
+        d, config.parallel.tensor
+    )
+    keys = ("reward_model.path", "parallel.tensor")
+    return {
+        "reward_model": [
+            Component("reward model weights", nbytes, keys),
+            *_valuing(d, config),
+        ]
+    }
+
+
 def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the largest teacher's pass, besides the policy's state"
     found = []
@@ -563,7 +580,8 @@ def _sft_phases(d: Dimensions, config: RunConfig) -> list[MemoryPhase]:
 # %% ../../nbs/plan/01_memory.ipynb #7de9034f
 def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the phases in which the trainer computes, besides the state"
-    phases = {"logprobs": scoring(d, config), **_critic_phases(d, config)}
+    phases = _reward_model_phases(config)
+    phases |= {"logprobs": scoring(d, config), **_critic_phases(d, config)}
     phases |= _teacher_phases(config)
     phases["actor_train"] = training(d, config)
     cache = allocator_cache(config)

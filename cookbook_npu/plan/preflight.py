@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['VLLM_CLASSES', 'MEGATRON_CLASSES', 'FIRST_RECORDS', 'has_package', 'check_devices', 'field_names', 'check_packages',
            'check_engine', 'use_code_folder', 'check_episodes', 'check_scorers', 'check_shims', 'check_model',
-           'check_records', 'check_source', 'check_conversations', 'check_eval_data', 'check_files', 'check_output',
-           'receiving_machines', 'check_layout', 'check_machine']
+           'check_reward_model', 'check_records', 'check_source', 'check_conversations', 'check_eval_data',
+           'check_files', 'check_output', 'receiving_machines', 'check_layout', 'check_machine']
 
 # %% ../../nbs/plan/05_preflight.ipynb #344d7978
 import ast
@@ -43,7 +43,7 @@ from ..data.messages import checked_messages
 from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
-from ..errors import ConfigError, MissingError, StorageError
+from ..errors import ConfigError, MissingError, StorageError, parse_json
 from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
@@ -250,6 +250,21 @@ def _has_chat_template(folder: Path) -> bool:
             return True
     return False
 
+# %% ../../nbs/plan/05_preflight.ipynb #10a8ca6c
+def check_reward_model(name: str) -> None:
+    "Raise `MissingError` for a missing model, `ConfigError` for no classifier with one label"
+    check_model(name)
+    path = Path(local_model(name)) / "config.json"
+    values = parse_json(path.read_bytes(), str(path))
+    kinds = values.get("architectures") or [""]
+    labels = len(values.get("id2label") or (0, 1))
+    if kinds[0].endswith("ForSequenceClassification") and labels == 1:
+        return
+    raise ConfigError(
+        f"reward_model.path {name} is {kinds[0] or 'a model'} with {labels} labels",
+        "Give a sequence classifier with one label, such as Skywork/Skywork-Reward-V2-Qwen3-4B.",
+    )
+
 # %% ../../nbs/plan/05_preflight.ipynb #7202dbc6
 FIRST_RECORDS = 100  # of each source to check
 
@@ -332,6 +347,8 @@ def check_files(config: RunConfig) -> None:
             check_source("data.mixture", source, data, config.reward)
     if config.model.path:
         check_model(config.model.path, data.apply_chat_template)
+    if config.reward_model.path:
+        check_reward_model(config.reward_model.path)
     for teacher in config.teachers:
         if teacher != "tiny":
             check_model(teacher)

@@ -18,6 +18,7 @@ from ..npu.device import find_soc
 from ..plan.dimensions import (
     Dimensions,
     active_parameters,
+    dimensions_of_folder,
     parameter_counts,
     parameters_per_rank,
     total_parameters,
@@ -243,10 +244,15 @@ def phase_estimates(
     # each scores the prompts of its sources; counted as the mean of all
     passes = [_pass(t, config, speeds, length) for t in teachers_of(config)]
     taught = sum(passes) / max(1, len(passes))
+    scored = 0.0
+    if config.reward_model.path:
+        model = dimensions_of_folder(config.reward_model.path)
+        scored = _pass(model, config, speeds, length)
     capacity = capacity_of(config) if capacity is None else capacity
     return [
         _rollout(d, config, speeds, length, images, capacity),
         Estimate("wake_up", switch, "host link"),
+        Estimate("reward_model", scored, "operations"),
         Estimate("ref_logprobs", one, "operations"),
         Estimate("logprobs", one, "operations"),
         Estimate("values", one, "operations"),
@@ -276,6 +282,8 @@ def estimate(
         left_out |= {"values", "critic_train"}
     if not config.teachers:
         left_out.add("teacher_logprobs")
+    if not config.reward_model.path:
+        left_out.add("reward_model")
     if config.placement.mode == "split":
         left_out |= {"wake_up", "sleep"}
     return [e for e in estimates if e.name not in left_out]

@@ -408,7 +408,8 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     for source in () if config.is_sft else local:
         if images := _images_checksum(source, config.data):
             found[f"the images of {source}"] = images
-    models = [config.model.path, *(name for name in config.teachers if name != "tiny")]
+    teachers = [name for name in config.teachers if name != "tiny"]
+    models = [config.model.path, config.reward_model.path, *teachers]
     for name in filter(None, models):
         found[name] = model_checksum(local_model(name))
     if config.code_folder:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # phases of a step in order; the last one is the whole step
 STEP_PHASES = (
     "rollout",
+    "reward_model",
     "ref_logprobs",
     "logprobs",
     "values",
@@ -40,8 +41,8 @@ STEP_PHASES = (
     "update_weights",
     "step",
 )
-# of runs with a critic or a teacher only
-OPTIONAL_PHASES = ("values", "teacher_logprobs", "critic_train")
+# of runs with a reward model, a critic or a teacher only
+OPTIONAL_PHASES = ("reward_model", "values", "teacher_logprobs", "critic_train")
 TIME_PREFIX = "time/"
 
 
@@ -53,6 +54,7 @@ def is_timing(name: str) -> bool:
 TRAIN_WAIT = "perf/train_wait_time"
 # phases in which the trainer computes; saving, sleep and weight updates are not among them
 TRAINER_PHASES = (
+    "reward_model",
     "ref_logprobs",
     "logprobs",
     "values",

@@ -53,6 +53,7 @@ PANELS = (
     Panel(
         "trainer vs engine log-probs, |diff|", ("train_rollout_logprob_abs_diff",), log=True
     ),
+    Panel("score of the reward model", ("reward/model_score",)),
     Panel("reverse KL to the teacher", ("teacher/reverse_kl",)),
     Panel("critic: variance explained", ("critic/explained_variance",)),
     Panel("critic: loss", ("critic/value_loss",)),
@@ -167,6 +168,7 @@ def phase_shares(phases: Mapping[str, float]) -> dict[str, float]:
 # %% ../../nbs/runs/02_plots.ipynb #8e7408a1
 PHASE_COLOURS = {
     "rollout": COLOURS[0],
+    "reward_model": f"{COLOURS[5]}80",
     "ref_logprobs": COLOURS[4],
     "logprobs": COLOURS[3],
     "values": f"{COLOURS[4]}80",

@@ -37,6 +37,7 @@ PHASE_ROLES = {
     "rollout": "rollout",
     "eval": "rollout",
     "wake_up": "trainer",
+    "reward_model": "trainer",
     "ref_logprobs": "trainer",
     "logprobs": "trainer",
     "values": "trainer",

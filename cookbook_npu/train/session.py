@@ -182,11 +182,13 @@ def _warm_start(cluster: Cluster, config: RunConfig, model: str = "") -> None:
 
 # %% ../../nbs/train/15_session.ipynb #a3231f1f
 def prepare_teachers(cluster: Cluster, config: RunConfig, hf_path: str) -> None:
-    "Make the teacher `tiny` if it is missing; raise `ConfigError` for a teacher with other tokens"
+    "Make the teacher `tiny` if it is missing; raise `ConfigError` for a model with other tokens"
     for name in config.teachers:
         if name == "tiny" and needs_warm_start(tiny_teacher(config)):
             _warm_start(cluster, tiny_teacher(config), " of the teacher")
         check_same_tokens(hf_path, teacher_folder(config, name))
+    if config.reward_model.path:
+        check_same_tokens(hf_path, local_model(config.reward_model.path), "reward model")
 
 
 def check_sources(

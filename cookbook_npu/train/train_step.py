@@ -6,7 +6,7 @@
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'NO_LOSS_STEPS', 'TRAIN_TFLOPS', 'LOGPROB_DIFF', 'FIRST_STEPS', 'SMALLEST_ALARM',
            'merge_sequences', 'sum_over_ranks', 'report_no_loss', 'zero_advantage_share', 'ZeroAdvantageAlarm',
            'training_flops', 'value_metrics', 'fresh_logprob_diff', 'split_logprob_diff', 'LogprobDiffAlarm',
-           'TrainStep']
+           'TrainStep', 'turn_end_tokens']
 
 # %% ../../nbs/train/07_train_step.ipynb #0526cf8b
 import math
@@ -19,8 +19,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..config import TrainConfig
+from ..config import DataConfig, TrainConfig
+from ..data.messages import end_token_ids
+from ..data.prompts import chat_format
 from ..data.sample import ImageInput, Prompt, Sample
+from ..data.tokenizer import read_tokenizer
 from ..errors import NumericsError
 from ..plan.dimensions import Dimensions
 from ..plan.memory import model_of
@@ -32,9 +35,11 @@ from ..train.batch import (
     Batch,
     PerSequence,
     RowValues,
+    add_model_scores,
     add_teacher,
     complete_batch,
     make_batch,
+    reward_inputs,
     rollout_metrics,
     rollout_mismatch,
     teacher_of,
@@ -244,6 +249,7 @@ class TrainStep:
         self.no_signal = ZeroAdvantageAlarm()
         self.passes_compared = False  # log-probs before and during training agree: `ppo_kl`
         self.unmeasured: Batch | None = None  # see `late_metrics`
+        self.turn_end: tuple[frozenset[int], list[int]] | None = None  # `turn_end_tokens`
 
     def sample_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         "Return the metrics of graded samples"
@@ -252,7 +258,7 @@ class TrainStep:
     def prepare(self, step: int, samples: list[Sample]) -> Batch:
         "Save the samples and make a batch of them, without the trainer"
         config = self.state.config
-        if config.output.save_samples:
+        if config.output.save_samples and not config.reward_model.path:
             self.state.folder.save_samples(step, [s.record() for s in samples])
         return make_batch(
             samples,
@@ -289,11 +295,12 @@ class TrainStep:
     ) -> dict[str, float]:
         """Train, with the trainer awake; return the metrics except those of `late_metrics`.
 
-        Log-probs under the reference and, where needed, the actor; values of a critic; advantages; then
-        all optimizer steps."""
+        Scores of a reward model; log-probs under the reference and, where needed, the actor; values of a
+        critic; advantages; then all optimizer steps."""
         self.unmeasured = None  # of an unfinished step
         span = self.state.tracker.span
         config = self.state.config
+        scored = self._score(step, batch, samples) if config.reward_model.path else {}
         if config.algorithm.use_reference:
             with span("ref_logprobs"):
                 batch.ref_logprobs = self._sequences(batch, "logprobs", batch, "reference")
@@ -329,7 +336,22 @@ class TrainStep:
             self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
         if NO_LOSS_STEPS in metrics:
             report_no_loss(step, metrics[NO_LOSS_STEPS], batch, self.state.folder)
-        return metrics | mismatch | taught
+        return scored | metrics | mismatch | taught
+
+    def _score(
+        self, step: int, batch: Batch, samples: list[Sample]
+    ) -> dict[str, float]:
+        "Add the scores of the reward model to the rewards, and save the samples"
+        config = self.state.config
+        if self.turn_end is None:
+            self.turn_end = turn_end_tokens(config.data, self.state.workers.hf_path)
+        inputs = reward_inputs(samples, *self.turn_end)
+        with self.state.tracker.span("reward_model"):
+            found = self._sequences(inputs, "reward_model.score", inputs)
+        metrics = add_model_scores(batch, samples, [float(one[0]) for one in found], config)
+        if config.output.save_samples:
+            self.state.folder.save_samples(step, [s.record() for s in samples])
+        return metrics
 
     def _teach(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
         "Add the teachers' part to the advantages; return its metric"
@@ -418,3 +440,15 @@ class TrainStep:
         folder = self.state.folder
         path = folder.save_samples(step, [s.record() for s in samples])
         folder.event("not_finite", step=step, why=why, samples=str(path))
+
+# %% ../../nbs/train/07_train_step.ipynb #112cb7db
+def turn_end_tokens(
+    config: DataConfig,
+    folder: str,  # Hugging Face folder with the tokenizer
+) -> tuple[frozenset[int], list[int]]:
+    "Return the tokens that end a response, and those that the chat template writes after a turn"
+    tokenizer = read_tokenizer(folder)
+    form = chat_format(config, tokenizer)
+    after = form.after_turn() if form.chat else ""
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
+    return end_token_ids(folder, tokenizer), ids

@@ -276,6 +276,11 @@ class ModelPasses(ABC):
         "Return tensors with a value per response token; the log-prob or value first"
 
     @property
+    def sequence_limit(self) -> int:
+        "The maximum length of a sequence, tokens"
+        return self.config.sequence_limit
+
+    @property
     def is_tp_rank_zero(self) -> bool:
         return self.model.layout.tensor_rank == 0
 
@@ -287,7 +292,7 @@ class ModelPasses(ABC):
         all_lengths = batch.lengths
         lengths = [all_lengths[i] for i in rows]
         names = [batch.tokens[i].name for i in rows]
-        check_lengths(lengths, self.config.sequence_limit, names)
+        check_lengths(lengths, self.sequence_limit, names)
         for i in rows:
             ids = batch.tokens[i]
             check_image_runs(ids.name, ids.sequence, ids.images, self.model.hf_config)

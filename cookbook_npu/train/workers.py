@@ -55,6 +55,9 @@ def start_trainer(
             role = "cookbook_npu.train.critic:PPOTrainer"
         if config.teachers:
             role = "cookbook_npu.train.teacher:DistillTrainer"
+        if config.reward_model.path:
+            name = role.partition(":")[2]
+            role = f"cookbook_npu.train.reward_model:Rewarded{name}"
         if config.is_sft:
             role = "cookbook_npu.train.sft_trainer:SftTrainer"
     share = machine_share(cluster, config, 0)

@@ -6,7 +6,8 @@
 __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_module_file', 'TritonModulesShim',
            'without_triton', 'rope_for_transformers_5', 'RopeInitialiserShim', 'delta_nets', 'unsummed_weights',
            'oversummed_weights', 'GatedDeltaSumsShim', 'split_towers', 'SummedFeatures', 'DeepstackSumsShim',
-           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim', 'LoraLayersShim']
+           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim',
+           'McoreValueHeadRowsShim', 'LoraLayersShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
 import importlib
@@ -451,6 +452,41 @@ class McoreValueHeadShim(Shim):
             return original(bridge, *args, **kwargs)
         finally:
             config.untie_embeddings_and_output_weights = untied
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #a8bdd8ba
+@registry.register
+class McoreValueHeadRowsShim(Shim):
+    """The head of a sequence classifier cannot be loaded with tensor parallelism: its one row
+    is padded like a vocabulary"""
+
+    name = "mcore_bridge.value_head_rows"
+    target = "mcore_bridge.bridge.gpt_bridge.GPTBridge._split_tp"
+    parameters = "self hf_weight tp_dim is_expert is_embedding"
+    link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/bridge/gpt_bridge.py"
+    phase = "after_model"
+
+    def missing(self) -> str:
+        built = "mcore_bridge.bridge.gpt_bridge" in sys.modules
+        return "" if built else "no model was built with mcore-bridge"
+
+    def needed(self) -> tuple[bool, str]:
+        two_ranks = SimpleNamespace(tp_size=2, tp_rank=0)
+        rows = len(self.function(two_ranks, torch.zeros(1, 4), None, False, True))
+        return (
+            rows != 1,
+            f"a head of 1 row that is not split has {rows} rows on each of 2 ranks",
+        )
+
+    def around(
+        self,
+        original: Callable,
+        bridge: Any,
+        weight: torch.Tensor,
+        dim: int | None,  # None: not split
+        is_expert: bool,
+        is_embedding: bool,
+    ) -> torch.Tensor:
+        return original(bridge, weight, dim, is_expert, is_embedding and dim is not None)
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #20ff768e
 def _lora_module() -> Any:
