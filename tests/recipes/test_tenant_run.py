@@ -1,6 +1,7 @@
 """A run of several tenants: one that fails does not touch another, and a killed run resumes bit for bit."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,16 +43,17 @@ def adapter(folder: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def disturbed(tmp_path_factory) -> Path:
+def disturbed(tmp_path_factory) -> Iterator[Path]:
     "A run in which the scorer of one tenant raises in its fourth step"
     root = tmp_path_factory.mktemp("tenants")
     with pytest.MonkeyPatch.context() as patch:
+        # for all tests: a server of workers is found again in an equal environment
         patch.setenv("COOKBOOK_NPU_TEST_COUNT", str(root / "count"))
         driver = Driver(configure(root, "a", "b", "broken"))
         assert driver.end() != 0
-    text = "".join(driver.lines)
-    assert "tenant broken failed" in text and "the scorer broke" in text, text[-3000:]
-    return root / "a_b_broken"
+        text = "".join(driver.lines)
+        assert "tenant broken failed" in text and "the scorer broke" in text, text[-3000:]
+        yield root / "a_b_broken"
 
 
 def test_a_tenant_that_fails_is_closed_and_named(disturbed):
