@@ -153,8 +153,10 @@ def known_words() -> frozenset[str]:
     words |= {*_strings(RunConfig.model_json_schema())}
     for recipe in RECIPES.values():
         for scale in SCALES:
-            several = bool(recipe(scale).tenants)
-            for data in (None,) if several else _TASKS:
+            tasks: Sequence[str | None] = _TASKS
+            if recipe().tenants:  # tenants have tasks of their own, and no environment
+                tasks = (None,) if find_target(scale).has_tiny_model else _TASKS[:1]
+            for data in tasks:
                 config = recipe(scale, model="Qwen3-4B", prompt_data=data)
                 words |= {*_strings(config.model_dump())}
     return frozenset(words)

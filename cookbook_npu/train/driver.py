@@ -412,7 +412,7 @@ class Driver:
         text = (
             f"the run ends after {step} of {self.state.config.num_steps} steps: in the last "
             f"{STEPS_TO_STOP} every group had equal rewards, so the tiny model learns nothing. Give a "
-            f"pretrained model (-p model FOLDER) or easier prompts. {resume_hint(self.state.folder.path)}"
+            f"pretrained model (-p model FOLDER) or easier prompts; {resume_hint(self.state.folder.path)}"
         )
         print(text, flush=True)
         self.state.folder.event("stuck", step=step, text=text)
