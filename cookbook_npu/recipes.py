@@ -550,7 +550,8 @@ qwen3_4b_multi_lora_grpo = Recipe(
                 "tenants/counting/eval_accuracy": {0: 0.47, 40: 0.98},
             },
             within=0.06,
-            minutes="0.8 in all, 0.4 in steps; warm start included",
+            minutes="1.3 in all, 0.6 in steps; warm start included",
+            conditions="on a busy machine",
         )
     },
 )
