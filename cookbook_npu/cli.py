@@ -625,7 +625,7 @@ def _shims(
     if check and bad:
         exit_with(f"refused: {', '.join(bad)}", 1)
 
-
+# %% ../nbs/99_cli.ipynb #6599afbb
 def _shim_report(
     role: str, simulate: bool | None, own: Sequence[str] = ()
 ) -> list[dict[str, str]]:

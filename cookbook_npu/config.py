@@ -198,7 +198,7 @@ TASK_NAMES = (
     "triangles",
 )
 
-
+# %% ../nbs/01_config.ipynb #7d6c1684
 class DataConfig(Config):
     "Prompts and their labels"
 
@@ -285,7 +285,7 @@ JUDGE_TEMPLATE = """You grade the response of an assistant.
 
 Is the response correct and clear? Explain in two sentences, then write "Score: N" with N from 0 to 10."""
 
-
+# %% ../nbs/01_config.ipynb #ac315041
 class JudgeConfig(Config):
     """The scorer `judge`: a model behind an OpenAI-compatible endpoint grades the responses
 
@@ -401,8 +401,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 
-
-
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
     "The reward: a weighted sum of scorers"
@@ -455,7 +453,7 @@ class RewardConfig(Config):
             )
         return self
 
-
+# %% ../nbs/01_config.ipynb #1bda5c56
 class SamplingConfig(Config):
     """Sampling in training, always from the full distribution
 
@@ -477,7 +475,7 @@ WeightUpdateMethod = Literal[
     "auto", "reload_weights", "update_weights", "load_weights", "native"
 ]
 
-
+# %% ../nbs/01_config.ipynb #9072490d
 class RolloutConfig(Config):
     "The rollout engines"
 
@@ -581,7 +579,7 @@ LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-mean"
 ]
 
-
+# %% ../nbs/01_config.ipynb #08488c92
 class AlgorithmConfig(Config):
     "The policy-gradient algorithm"
 
@@ -1941,7 +1939,7 @@ def check_experts(
             "same tokens to the experts.",
         )
 
-
+# %% ../nbs/01_config.ipynb #ce6a38e6
 def _check_tiny_experts(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is not None:

@@ -124,7 +124,7 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
     plain = tiny and config.model.path is None and config.model.tiny.family != "qwen3_vl"
     return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
 
-
+# %% ../nbs/02_recipes.ipynb #18c0ff65
 def prompt_settings(prompt_data: str, config: RunConfig) -> Settings:
     "Return what `prompt_data` changes in the configuration of a recipe"
     if prompt_data == config.data.prompt_data:
@@ -284,8 +284,6 @@ def _require(scale: str, **parameters: Any) -> None:
                 f"{name} is not given at scale {scale}",
                 f"Give the path, for example -p {name} /data/....",
             )
-
-
 
 
 

@@ -80,7 +80,7 @@ def _mark_slices(module: Any, name: str) -> None:
                 whole = layer.lora_B if in_a else layer.lora_A
                 whole[name].weight.sequence_parallel = False
 
-
+# %% ../../nbs/model/10_lora.ipynb #4f1a19c7
 def add_adapter(
     module: Any,  # Megatron's, with its weights
     lora: LoraConfig,

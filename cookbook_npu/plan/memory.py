@@ -106,7 +106,7 @@ def slot_bytes(d: Dimensions, config: RunConfig) -> int:
         sizes.append(sum(part.nbytes for part in state))
     return sizes[1] - sizes[0]
 
-
+# %% ../../nbs/plan/01_memory.ipynb #0a5af5b3
 def adapter_parameters(d: Dimensions, lora: LoraConfig, tensor: int) -> int:
     "Return the parameters of a LoRA adapter per rank: a split layer has one whole half"
     full = d.layers - d.linear_layers
@@ -630,7 +630,7 @@ def _awake_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     }
     return [MemoryPhase(name, tuple(parts)) for name, parts in phases.items()]
 
-
+# %% ../../nbs/plan/01_memory.ipynb #f1f59515
 def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPhase]:
     "Return the phases of a run, in the order of the start and of a step"
     d = model_of(config)

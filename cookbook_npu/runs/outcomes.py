@@ -158,7 +158,7 @@ class Outcomes:
                 shown.append(to_svg(figure, f"{metric} of all runs"))
         return shown
 
-
+# %% ../../nbs/runs/15_outcomes.ipynb #d6acd4a5
 def _judged(finals: Sequence[Final]) -> str:
     "Say which runs differ from the first one by more than the noise, and by how much"
     first, *others = finals

@@ -71,7 +71,7 @@ def learned_nothing(metrics: MetricColumns) -> bool:
     empty, known = steps_without_advantage(metrics)
     return known > 0 and empty == known
 
-
+# %% ../../nbs/runs/04_report.ipynb #065ec615
 def result_table(
     metrics: MetricColumns, stack: Mapping[str, Any], steps: int | None = None
 ) -> list[ResultRow]:

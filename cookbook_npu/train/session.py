@@ -257,7 +257,7 @@ def load_data(
     warn_unseen(config, prompts.prompts, tokenizer)
     return prompts, eval_prompts(config.data, tokenizer, processor, length)
 
-
+# %% ../../nbs/train/15_session.ipynb #25bbdd0f
 def start_episodes(config: RunConfig, hf_path: str) -> EpisodeRunner | None:
     "Start the environments of a run, to be closed; None: single-turn"
     rollout = config.rollout

@@ -129,7 +129,7 @@ class AdapterSlot:
     model: MegatronModel
     tenant: SlotTrainer | None = None  # None: free
 
-
+# %% ../../nbs/train/23_tenants.ipynb #2cfb7d73
 class TenantTrainer:
     "One rank of the trainer of all tenants"
 

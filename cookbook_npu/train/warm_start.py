@@ -81,7 +81,7 @@ def demonstrated_tenants(config: RunConfig) -> list[RunConfig]:
     tasks = {json.dumps([demonstrated_task(one), one.data.task]): one for one in own}
     return list(tasks.values())
 
-
+# %% ../../nbs/train/14_warm_start.ipynb #52210f12
 def warm_folder(config: RunConfig) -> Path:
     "Return the folder of the first weights of a run without a model folder; it may not exist yet"
     several = demonstrated_tenants(config)
