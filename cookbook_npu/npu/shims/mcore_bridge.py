@@ -7,7 +7,7 @@ __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_m
            'without_triton', 'rope_for_transformers_5', 'RopeInitialiserShim', 'delta_nets', 'unsummed_weights',
            'oversummed_weights', 'GatedDeltaSumsShim', 'split_towers', 'SummedFeatures', 'DeepstackSumsShim',
            'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim',
-           'McoreValueHeadRowsShim', 'LoraLayersShim']
+           'McoreValueHeadRowsShim', 'LoraLayersShim', 'LoraLinearClassesShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
 import importlib
@@ -513,3 +513,35 @@ class LoraLayersShim(Shim):
 
     def install(self, patch: MonkeyPatch) -> None:
         patch.setattr(_lora_module(), "is_torch_npu_available", lambda: False)
+
+# %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #8b599827
+@registry.register
+class LoraLinearClassesShim(Shim):
+    """A LoRA run ends with "Target module TERowParallelLinear() is not supported": mcore-bridge
+    adapts no column- and row-parallel linear layers of MindSpeed"""
+
+    name = "mcore_bridge.lora_linear_classes"
+    target = "mcore_bridge.tuners.patcher.dispatch_megatron"
+    link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/tuners/patcher.py"
+    phase = "after_model"
+
+    def needed(self) -> tuple[bool, str]:
+        module = _lora_module()
+        if module is None:
+            return False, "no model was built with mcore-bridge"
+        row = module.TERowParallelLinear
+        known = (module.TELinear, module.ColumnParallelLinear, module.RowParallelLinear)
+        if issubclass(row, known):
+            return False, "row-parallel linear layers are adapted"
+        return True, f"{row.__module__}.{row.__name__} is not adapted"
+
+    def install(self, patch: MonkeyPatch) -> None:
+        module = _lora_module()
+        classes = (
+            module.ColumnParallelLinear,
+            module.TEColumnParallelLinear,
+            module.TERowParallelLinear,
+        )
+        for user in (module, sys.modules["mcore_bridge.tuners.patcher"]):
+            # only an argument of isinstance, which takes nested tuples
+            patch.setattr(user, "ColumnParallelLinear", classes)
