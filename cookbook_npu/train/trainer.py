@@ -429,7 +429,7 @@ class ModelTrainer(ModelPasses):
             error = NumericsError(
                 f"{len(bad)} of {len(named)} weight tensors of the {self.name} are not finite after an "
                 f"optimizer step at learning rate {lr:g}; the first is {bad[0]}",
-                f"Lower {self.learning_rate_key}, then resume from the newest checkpoint.",
+                f"Start a new run with a lower {self.learning_rate_key}; a resumed run keeps it.",
             )
         failing = count_failing_ranks(error, self.device)
         if failing:
