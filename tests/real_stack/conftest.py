@@ -72,7 +72,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     "Note what became of each test; under pytest-xdist in the process that starts the others"
     outcomes.setdefault(report.nodeid, "passed")
     if report.outcome != "passed":
-        reason = report.longrepr[2] if report.skipped else "failed"
+        skipped = isinstance(report.longrepr, tuple)  # file, line, reason
+        reason = report.longrepr[2] if skipped else getattr(report, "wasxfail", "failed")
         outcomes[report.nodeid] = str(reason)
 
 
