@@ -163,10 +163,14 @@ def test_rehearsal(tmp_path, recipe):
     if real.is_sft:
         return  # samples nothing
     assert row["train_rollout_logprob_abs_diff"] < 0.02
-    first = json.loads(next(folder.glob("samples/step_*.jsonl")).open().readline())
+    first = json.loads(next(folder.rglob("samples/step_*.jsonl")).open().readline())
     assert bool(first.get("images")) == recipe.startswith("qwen3_vl")
+    if real.rollout.engine == "transformers":
+        assert config.rollout.engine == "transformers"
+        return
     replaces = "the transformers engine replaces engines of" in out.stdout
-    assert replaces == bool(no_vllm_on_cpu())
+    # on a CPU vLLM does not repack experts after a weight update
+    assert replaces == bool(no_vllm_on_cpu() or config.parallel.expert > 1)
     if replaces:
         assert config.rollout.engine == "transformers"
         return
