@@ -209,7 +209,9 @@ def saved_layout(folder: Path | str) -> dict[str, int]:
     from megatron.core.dist_checkpointing.core import CheckpointingException
 
     try:
-        return dist_checkpointing.load_common_state_dict(str(folder))["layout"]
+        layout = dist_checkpointing.load_common_state_dict(str(folder))["layout"]
+        # earlier versions had no expert parallelism
+        return {"expert": 1, "expert_tensor": layout["tensor"], **layout}
     except (CheckpointingException, *_DAMAGED) as error:
         raise DataError(
             f"{folder} is not a trainer checkpoint: {error}", "Resume from another one."

@@ -256,8 +256,8 @@ class Driver:
         state: DriverState,
         stop: StopRequest | None = None,
         threads: Threads | None = None,  # of a split run (None: real ones)
-        placement: Callable[..., ColocatedPlacement]
-        | None = None,  # None: by the configuration
+        # default: by the configuration
+        placement: Callable[..., ColocatedPlacement] | None = None,
     ):
         self.state = state
         self.stop = stop or StopRequest()

@@ -558,9 +558,8 @@ def session(
                 gc.disable()  # the start is mostly imports
                 stack.callback(gc.enable)
                 if config.tenants:
-                    from ..train.tenant_run import (
-                        start_tenant_run,  # imports this
-                    )
+                    # that module imports this one
+                    from ..train.tenant_run import start_tenant_run
 
                     run: Run = start_tenant_run(config, folder, stop, stack)
                 else:

@@ -322,11 +322,12 @@ def test_a_damaged_layout_is_told(tmp_path):
 
     from cookbook_npu.model.checkpoint import saved_layout
 
-    layout = {"tensor": 1, "data": 2}
+    saved = {"tensor": 2, "data": 2}  # as written before expert parallelism
+    layout = {**saved, "expert": 1, "expert_tensor": 2}
     backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
     versions = {f"{name}_version": 1 for name in backends}
     (tmp_path / "metadata.json").write_text(json.dumps(backends | versions))
-    torch.save({"layout": layout}, tmp_path / "common.pt")
+    torch.save({"layout": saved}, tmp_path / "common.pt")
     assert saved_layout(tmp_path) == layout
     choose = random.Random(0)
     told = 0

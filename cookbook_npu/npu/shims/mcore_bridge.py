@@ -6,7 +6,7 @@
 __all__ = ['TRITON_MODULES', 'UnlaunchableKernel', 'placeholder_triton', 'load_module_file', 'TritonModulesShim',
            'without_triton', 'rope_for_transformers_5', 'RopeInitialiserShim', 'delta_nets', 'unsummed_weights',
            'oversummed_weights', 'GatedDeltaSumsShim', 'split_towers', 'SummedFeatures', 'DeepstackSumsShim',
-           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'McoreValueHeadShim',
+           'unmarked_slices', 'VocabularyMarksShim', 'tied_head_sources', 'ValueHeadShim', 'McoreValueHeadShim',
            'McoreValueHeadRowsShim', 'LoraLayersShim', 'LoraLinearClassesShim']
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #4c822c72
@@ -422,20 +422,25 @@ def tied_head_sources(convert: Callable) -> list[str]:
     return asked
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #e748efc0
-@registry.register
-class McoreValueHeadShim(Shim):
-    """A critic cannot start from the checkpoint of an actor with tied embeddings: the
-    embedding is loaded into its head of one row"""
+class ValueHeadShim(Shim):
+    "A repair of the head of one row, in mcore-bridge's conversion of weights"
 
-    name = "mcore_bridge.value_head"
-    target = "mcore_bridge.bridge.gpt_bridge.GPTBridge._convert_post_process"
-    parameters = "self mg_model hf_state_dict hf_prefix to_mcore"
     link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/bridge/gpt_bridge.py"
     phase = "after_model"
 
     def missing(self) -> str:
         built = "mcore_bridge.bridge.gpt_bridge" in sys.modules
         return "" if built else "no model was built with mcore-bridge"
+
+
+@registry.register
+class McoreValueHeadShim(ValueHeadShim):
+    """A critic cannot start from the checkpoint of an actor with tied embeddings: the
+    embedding is loaded into its head of one row"""
+
+    name = "mcore_bridge.value_head"
+    target = "mcore_bridge.bridge.gpt_bridge.GPTBridge._convert_post_process"
+    parameters = "self mg_model hf_state_dict hf_prefix to_mcore"
 
     def needed(self) -> tuple[bool, str]:
         asked = tied_head_sources(self.function)
@@ -453,19 +458,13 @@ class McoreValueHeadShim(Shim):
 
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #a8bdd8ba
 @registry.register
-class McoreValueHeadRowsShim(Shim):
+class McoreValueHeadRowsShim(ValueHeadShim):
     """The head of a sequence classifier cannot be loaded with tensor parallelism: its one row
     is padded like a vocabulary"""
 
     name = "mcore_bridge.value_head_rows"
     target = "mcore_bridge.bridge.gpt_bridge.GPTBridge._split_tp"
     parameters = "self hf_weight tp_dim is_expert is_embedding"
-    link = "https://github.com/modelscope/mcore-bridge/blob/main/src/mcore_bridge/bridge/gpt_bridge.py"
-    phase = "after_model"
-
-    def missing(self) -> str:
-        built = "mcore_bridge.bridge.gpt_bridge" in sys.modules
-        return "" if built else "no model was built with mcore-bridge"
 
     def needed(self) -> tuple[bool, str]:
         two_ranks = SimpleNamespace(tp_size=2, tp_rank=0)
