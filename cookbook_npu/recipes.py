@@ -776,7 +776,7 @@ qwen3_vl_8b_ppo = Recipe(
     reference=_AREAL,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.26, 10: 0.83, 30: 0.85}},
+            metrics={"eval_accuracy": {0: 0.22, 10: 0.80, 30: 0.81}},
             within=0.06,
             minutes="1.7 with warm start, steps alone 0.9",
         )
