@@ -2002,8 +2002,11 @@ def _check_stages(c: RunConfig) -> None:
             f"lora.rank is {c.lora.rank}, parallel.pipeline is {c.parallel.pipeline}",
             "Adapters are not split into pipeline stages: set parallel.pipeline to 1.",
         )
+    t = c.model.tiny
     if c.model.path is None:
-        check_pipeline(c.parallel, c.model.tiny.num_layers, f"a tiny {c.model.tiny.family}")
+        # deepstack's two layers, or a gated delta net in each stage
+        least = 2 if t.family in ("qwen3_vl", "qwen3_5") else 1
+        check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
 def _check_lora(c: RunConfig) -> None:

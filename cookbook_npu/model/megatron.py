@@ -204,6 +204,7 @@ def run_options(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         variable_seq_lengths=parallel.pipeline > 1,  # of packed rows between stages
+        overlap_p2p_comm=False,  # needs interleaved stages
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor_size,
         sequence_parallel=parallel.sequence and parallel.tensor > 1,

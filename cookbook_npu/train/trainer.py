@@ -769,7 +769,7 @@ class Trainer(ModelTrainer):
         batch: Batch,
         policy: str = "actor",  # or "reference"
     ) -> RowValues:
-        "Return the log-prob of every response token; {} unless TP rank 0"
+        "Return the log-prob of every response token; {} unless this rank reports"
         if policy == "actor":
             return self.forward_only(batch)
         if self.config.algorithm.use_reference and self.config.lora.rank:
