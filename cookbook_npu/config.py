@@ -1314,7 +1314,7 @@ def _check_devices(c: RunConfig) -> None:
         raise ConfigError(
             f"parallel.tensor {p.tensor} x parallel.pipeline {p.pipeline} is {p.model_size}, "
             f"but the trainer has {devices} devices",
-            "Make the product a divisor of the trainer's devices.",
+            "Make parallel.tensor x parallel.pipeline a divisor of the trainer's devices.",
         )
     experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
