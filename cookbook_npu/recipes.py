@@ -320,8 +320,6 @@ _REAL_RUN: Settings = {
     "train.save_minutes": 30,
 }
 _DAPO_MATH: Settings = {
-    "data.record_format": "dapo-math-17k",
-    "data.eval_format": "aime-2024",
     "sampling.max_response_tokens": 8192,
     "rollout.eval_every": 20,
     "rollout.eval_max_response_tokens": 16384,
@@ -698,7 +696,7 @@ _GEO3K: Settings = {
     **_REAL_RUN,
     "parallel.tensor": 4,
     "placement.devices": 8,
-    "data.record_format": "geo3k",
+    "data.image_key": "images",
     "data.max_prompt_tokens": 1536,  # text, image and the schema of the tool
     "data.image_max_pixels": 512 * 512,
     "sampling.max_response_tokens": 4096,
