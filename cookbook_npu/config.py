@@ -11,8 +11,9 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
            'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
            'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_experts',
-           'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config',
+           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
+           'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -166,6 +167,9 @@ class ParallelConfig(Config):
         "sequence parallelism of the norms; no effect with tensor = 1; required by "
         "mixture-of-experts models",
     )
+    pipeline: int = setting(
+        1, "pipeline-parallel size (PP): each stage holds 1 / PP of the layers", gt=0
+    )
     expert: int = setting(
         1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
     )
@@ -175,6 +179,11 @@ class ParallelConfig(Config):
         "parallelism, otherwise 1)",
         gt=0,
     )
+
+    @property
+    def model_size(self) -> int:
+        "Ranks of one copy of the model: TP x PP"
+        return self.tensor * self.pipeline
 
     @property
     def expert_tensor_size(self) -> int:
@@ -1285,7 +1294,7 @@ class RunConfig(Config):
     @property
     def data_parallel(self) -> int:
         "Data-parallel size of the trainer (DP)"
-        return self.trainer_devices // self.parallel.tensor
+        return self.trainer_devices // self.parallel.model_size
 
     @property
     def is_sft(self) -> bool:
@@ -1294,7 +1303,7 @@ class RunConfig(Config):
 
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:
-    tensor = c.parallel.tensor
+    p = c.parallel
     devices = c.trainer_devices
     if devices > c.placement.devices:
         raise ConfigError(
@@ -1306,16 +1315,17 @@ def _check_devices(c: RunConfig) -> None:
             f"placement.mode is 'split' with trainer_devices {devices} of {c.placement.devices}",
             "Give trainer and engines at least one device each.",
         )
-    if devices % tensor:
+    if devices % p.model_size:
         raise ConfigError(
-            f"parallel.tensor is {tensor}, but the trainer has {devices} devices",
-            "Make parallel.tensor a divisor of the trainer's devices.",
+            f"parallel.tensor {p.tensor} x parallel.pipeline {p.pipeline} is {p.model_size}, "
+            f"but the trainer has {devices} devices",
+            "Make parallel.tensor x parallel.pipeline a divisor of the trainer's devices.",
         )
-    experts = c.parallel.expert * c.parallel.expert_tensor_size
+    experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
         raise ConfigError(
-            f"parallel.expert {c.parallel.expert} x parallel.expert_tensor "
-            f"{c.parallel.expert_tensor_size} is {experts}, but the trainer has {devices} devices",
+            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} x "
+            f"parallel.pipeline {p.pipeline} is {experts}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
 
@@ -1463,14 +1473,18 @@ MEGATRON_ARGS_OF_THE_RUN = {
     **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
     "tensor_model_parallel_size": "Set parallel.tensor.",
     "sequence_parallel": "Set parallel.sequence.",
+    "pipeline_model_parallel_size": "Set parallel.pipeline.",
     **dict.fromkeys(
         (
-            "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
-            "context_parallel_size",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "pipeline_model_parallel_layout",
         ),
-        "Leave it out: the trainer is split by tensor, expert and data parallelism only.",
+        "Leave it out: the schedule is 1F1B over stages of equally many layers.",
     ),
+    "context_parallel_size": "Leave it out: the trainer is split by tensor, pipeline, expert and "
+    "data parallelism only.",
     "expert_model_parallel_size": "Set parallel.expert.",
     "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
     "moe_enable_routing_replay": "Set rollout.routing_replay.",
@@ -1977,6 +1991,46 @@ def _check_routing_replay(c: RunConfig) -> None:
             f"rollout.routing_replay is true with a tiny {c.model.tiny.family}",
             "Set it to false: only a mixture of experts has something to replay.",
         )
+    if c.parallel.pipeline > 1:
+        raise ConfigError(
+            f"rollout.routing_replay is true, parallel.pipeline is {c.parallel.pipeline}",
+            "A stage would replay the experts of other layers and micro-batches: set one of them "
+            "back.",
+        )
+
+# %% ../nbs/01_config.ipynb #54f01437
+def check_pipeline(
+    parallel: ParallelConfig,
+    layers: int,  # of the model
+    model: str,  # its name in messages
+    least: int = 1,  # layers of a stage
+) -> None:
+    "Raise `ConfigError` if the pipeline stages cannot hold the layers of a model"
+    stages = parallel.pipeline
+    if layers % stages:
+        raise ConfigError(
+            f"parallel.pipeline is {stages}, {model} has {layers} layers",
+            "Make it a divisor of that: stages hold equally many layers.",
+        )
+    if stages > 1 and layers // stages < least:
+        raise ConfigError(
+            f"parallel.pipeline {stages} leaves {layers // stages} layers for a stage, "
+            f"{model} needs {least}",
+            "Choose a smaller parallel.pipeline.",
+        )
+
+
+def _check_stages(c: RunConfig) -> None:
+    if c.parallel.pipeline > 1 and c.lora.rank:
+        raise ConfigError(
+            f"lora.rank is {c.lora.rank}, parallel.pipeline is {c.parallel.pipeline}",
+            "Adapters are not split into pipeline stages: set parallel.pipeline to 1.",
+        )
+    t = c.model.tiny
+    if c.model.path is None:
+        # deepstack's two layers, or a gated delta net in each stage
+        least = 2 if t.family in ("qwen3_vl", "qwen3_5") else 1
+        check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
 def _check_lora(c: RunConfig) -> None:
@@ -2160,6 +2214,7 @@ _CHECKS = (
     _check_tiny,
     _check_tiny_experts,
     _check_routing_replay,
+    _check_stages,
     _check_lora,
     _check_tenants,
     _check_output,

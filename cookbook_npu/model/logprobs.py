@@ -232,13 +232,17 @@ def _replay_experts(model: MegatronModel, packed: TokenBatch) -> None:
 def packed_hidden(
     model: MegatronModel,
     packed: TokenBatch,  # a packed row, on the model's device
-) -> Tensor:  # hidden_RH, whole on every tensor-parallel rank
-    "Return the final hidden states (after the last norm) of rows that predict response tokens"
+) -> Tensor:  # hidden_RH, whole on every tensor-parallel rank; on another stage hidden_TBH
+    """Return the final hidden states (after the last norm) of rows that predict response tokens
+
+    A pipeline stage that is not the last one returns what it sends to the next."""
     from megatron.core.tensor_parallel import mappings
 
     _replay_experts(model, packed)
     with without_head(model.decoder):
         hidden_BTH = model.ddp(**model_inputs(packed))
+    if not model.layout.is_last_stage:
+        return hidden_BTH
     hidden_TBH = hidden_BTH.transpose(0, 1)
     if model.layout.sequence:
         hidden_TBH = mappings.gather_from_sequence_parallel_region(hidden_TBH)
@@ -266,7 +270,9 @@ def packed_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,  # tokens whose logits exist at once
 ) -> tuple[Tensor, Tensor]:  # (logp_R, entropy_R), float32; split with `TokenBatch.split`
-    "Return log-prob and entropy of every response token, differentiable unless under no_grad"
+    """Return log-prob and entropy of every response token, differentiable unless under no_grad
+
+    A pipeline stage that is not the last one returns its hidden states for the next, twice."""
     if packed.ids_BT.shape[1] % model.layout.row_multiple:
         raise ConfigError(
             f"a packed row of {packed.ids_BT.shape[1]} tokens",
@@ -274,6 +280,8 @@ def packed_logprobs(
         )
     packed = packed.to(model.layout.device)
     hidden_RH = packed_hidden(model, packed)
+    if not model.layout.is_last_stage:
+        return hidden_RH, hidden_RH
     return head_logprobs(
         hidden_RH,
         model.head,

@@ -29,6 +29,7 @@ from ..plan.memory import (
     check_fits,
     critic_parameters,
     host_optimizer_bytes,
+    largest_stage,
     memory_phases,
     micro_batch,
     model_of,
@@ -64,6 +65,7 @@ class DeviceRoles:
     trainer: int | None  # trainer rank
     tensor: int  # TP rank
     data: int  # DP rank
+    stage: int  # PP rank
     engine: int | None  # index of the rollout engine
     shard: int  # TP rank in the engine
 
@@ -71,6 +73,7 @@ class DeviceRoles:
 def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[DeviceRoles]:
     "Return the roles on each device"
     tensor = config.parallel.tensor
+    of_stage = tensor * config.data_parallel
     each = config.rollout.devices_per_engine
     engines = config.engine_devices
     return [
@@ -79,7 +82,8 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
             device=i % per_node,
             trainer=i if i < config.trainer_devices else None,
             tensor=i % tensor,
-            data=i // tensor,
+            data=i // tensor % config.data_parallel,
+            stage=i // of_stage,
             engine=(i - engines.start) // each if i in engines else None,
             shard=(i - engines.start) % each,
         )
@@ -89,15 +93,18 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
 # %% ../../nbs/plan/04_plan.ipynb #259f5e99
 def process_groups(
     config: RunConfig,
-) -> dict[str, list[list[int]]]:  # "TP", "DP", "EP": trainer ranks; "engines": devices
-    "Return the trainer ranks of each TP, DP and EP group, and the devices of each engine"
-    groups: dict[str, dict[int, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
+) -> dict[str, list[list[int]]]:  # "TP", "DP", ...: trainer ranks; "engines": devices
+    "Return the trainer ranks of each TP, DP, PP and EP group, and the devices of each engine"
+    groups: dict[str, dict[Any, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
     each = config.parallel.expert_tensor_size
     spread = config.parallel.expert * each
     for rank, place in enumerate(device_roles(config)):
         if place.trainer is not None:
-            groups["TP"].setdefault(place.data, []).append(rank)
-            groups["DP"].setdefault(place.tensor, []).append(rank)
+            groups["TP"].setdefault((place.stage, place.data), []).append(rank)
+            groups["DP"].setdefault((place.stage, place.tensor), []).append(rank)
+            if config.parallel.pipeline > 1:
+                chain = groups.setdefault("PP", {})
+                chain.setdefault((place.data, place.tensor), []).append(rank)
             if config.parallel.expert > 1:
                 block = rank // spread * each + rank % each
                 groups.setdefault("EP", {}).setdefault(block, []).append(rank)
@@ -115,6 +122,8 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
         trainer = ""
         if place.trainer is not None:
             trainer = f"trainer {place.trainer:<3} TP {place.tensor} DP {place.data}"
+            if config.parallel.pipeline > 1:
+                trainer += f" PP {place.stage}"
         engine = ""
         if place.engine is not None:
             engine = f"engine {place.engine} shard {place.shard}"
@@ -365,10 +374,11 @@ class RunPlan:
     def _host_lines(self) -> list[str]:
         "Return the line about the optimizers on the host"
         tensor = self.config.parallel.tensor
-        parameters = trained_parameters(self.model, self.config)
+        stage = largest_stage(self.model, self.config)
+        parameters = trained_parameters(stage, self.config)
         if self.config.has_critic:
-            parameters += critic_parameters(self.model, tensor)
-        share = optimizer_share(self.model, self.config, parameters)
+            parameters += critic_parameters(stage, tensor)
+        share = optimizer_share(stage, self.config, parameters)
         nbytes = host_optimizer_bytes(share, self.config)
         if not nbytes:
             return []
@@ -434,7 +444,7 @@ class RunPlan:
             f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
             *(f"warning: {text}" for text in self.warnings),
             f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-            f"{trainer_parameters(self.model, config):,} on each trainer device "
+            f"{trainer_parameters(largest_stage(self.model, config), config):,} on each trainer device "
             f"({_layout(config, self.model)})",
             *_expert_lines(config, self.model),
             "",
@@ -483,9 +493,12 @@ class RunPlan:
 # %% ../../nbs/plan/04_plan.ipynb #7d101fac
 def _layout(config: RunConfig, d: Dimensions) -> str:
     p = config.parallel
-    if not d.experts:
-        return f"TP {p.tensor}"
-    return f"TP {p.tensor}, EP {p.expert}, expert TP {p.expert_tensor_size}"
+    sizes = [f"TP {p.tensor}"]
+    if p.pipeline > 1:
+        sizes.append(f"PP {p.pipeline}, the largest stage")
+    if d.experts:
+        sizes += [f"EP {p.expert}", f"expert TP {p.expert_tensor_size}"]
+    return ", ".join(sizes)
 
 
 def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:

@@ -97,6 +97,7 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
         family = dimensions_of_folder(config.model.path).family
     model = {
         "model.tiny.family": family,
+        "model.tiny.num_layers": 2 * config.parallel.pipeline,
         "model.tiny.num_kv_heads": kv_heads,
         "model.tiny.num_heads": 2 * kv_heads,
     }
