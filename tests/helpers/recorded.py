@@ -52,7 +52,8 @@ def digest(value: Any) -> str:
 def settings(config: RunConfig) -> dict[str, Any]:
     "The configuration of a run without its place, as in JSON"
     flat = dict(config.flat())
-    found = {key: flat[key] for key in flat if not key.startswith("output.")}
+    places = ("output.", "code_folder")
+    found = {key: flat[key] for key in flat if not key.startswith(places)}
     return json.loads(json.dumps(found))
 
 
