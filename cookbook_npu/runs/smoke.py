@@ -51,9 +51,9 @@ _ON_NPUS: Settings = {"sampling.max_response_tokens": 256, "train.save_minutes":
 _LORA: Settings = {"lora.rank": 8, "lora.alpha": 32, "optim.learning_rate": 1e-4}
 SMOKE_LAYOUTS: dict[str, SmokeLayout] = {
     "tp": SmokeLayout(
-        "tensor parallelism, all weights trained",
+        "tensor parallelism (at 910b pipeline parallelism, too), all weights trained",
         "qwen3_4b_colocate",
-        {"laptop": {}, "910b": {"parallel.tensor": 2}},
+        {"laptop": {}, "910b": {"parallel.tensor": 2, "parallel.pipeline": 2}},
     ),
     "tp_lora": SmokeLayout(
         "tensor parallelism, a LoRA adapter trained",
