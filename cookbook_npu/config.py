@@ -769,7 +769,7 @@ class RewardModelConfig(Config):
 class SftConfig(Config):
     """Supervised fine-tuning on conversations, instead of reinforcement learning
 
-    Such a run has no engines and no rewards; the trainer has all devices. Its batch are
+    Such a run has no engines and no rewards; the trainer has all devices. Its batch consists of
     `rollout.prompts_per_step` conversations, its evaluations have the loss of held-out ones."""
 
     loss_mask: Literal["assistant", "last"] | None = setting(
@@ -1645,7 +1645,7 @@ def _check_distill(c: RunConfig) -> None:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} with "
             "distill.reward_coef 0",
-            "Groups with equal rewards teach, too, where the teacher alone does: set it to 1.",
+            "The teacher also gives groups with equal rewards a gradient: set it to 1.",
         )
 
 # %% ../nbs/01_config.ipynb #a4f2231f
@@ -1721,7 +1721,7 @@ _NOT_WITH_GDPO = {
     "whiten": "it already normalizes over the batch",
     "kl_in_reward": "the penalty is not one of the rewards; kl_loss_coef is possible",
     "overlong_buffer_share": "the penalty is not one of the rewards; the scorer length is",
-    "dynamic_sampling_attempts": "groups with equal sums teach, too, when the parts differ",
+    "dynamic_sampling_attempts": "groups with equal sums have a gradient, too, when the parts differ",
 }
 
 
@@ -1861,7 +1861,7 @@ def _check_rollout_is(c: RunConfig) -> None:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} "
             f"with algorithm.advantage_estimator {a.advantage_estimator!r}",
-            "It does not compare inside groups, so groups with equal rewards teach, too: "
+            "It does not compare inside groups, so groups with equal rewards have a gradient, too: "
             "set dynamic_sampling_attempts 1.",
         )
     colocated = c.placement.mode == "colocate"
