@@ -333,6 +333,8 @@ def communicators(config: RunConfig) -> tuple[int, int]:
         trainer += 2
     if config.data_parallel > 1:
         trainer += 2
+    if config.parallel.pipeline > 1:
+        trainer += 2  # stages; first and last one for a tied head
     engine = 1 if config.rollout.devices_per_engine > 1 else 0
     return trainer, engine
 

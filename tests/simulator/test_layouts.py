@@ -109,6 +109,7 @@ def run_config(row: Row, devices: int):
         "rollout.prompts_per_step": 4,
         "rollout.samples_per_prompt": 2,
         "train.micro_batch_tokens": 32,
+        "placement.destroy_process_groups": True,
         "optim.learning_rate": 1e-2,
         "optim.eps": 1e-4,
         "optim.clip_grad": 0.0,
