@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'AdvantageEstimator',
-           'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'ENGINE_ARGS_OF_THE_LOOP',
+           'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'ENGINE_ARGS_OF_THE_LOOP',
            'MEGATRON_ARGS_OF_THE_RUN', 'SHARED', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path',
            'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
            'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
            'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
            'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
-           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_experts',
-           'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config',
-           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
-           'config_keys']
+           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'check_argument_names',
+           'check_experts', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
+           'build_config', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey',
+           'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -809,10 +809,20 @@ class LoraConfig(Config):
     )
     weight_update: Literal["auto", "adapter", "merged"] = setting(
         "auto",
-        "what a weight update sends: the adapter alone (auto: with the transformers "
-        "engine), or all weights with the adapter merged into them",
+        "what a weight update sends: the adapter alone, or all weights with the adapter merged "
+        "into them (auto: the adapter, unless vLLM cannot take it)",
     )
     slots: int = setting(1, "adapters on the model at once, one for each tenant", ge=1)
+    batch_tenants: bool = setting(
+        False,
+        "sample for all tenants in one batch: faster, but a tenant's log-probs then depend on "
+        "the others in the last bits",
+    )
+    frozen_weights: Literal["auto", "resident", "offload"] = setting(
+        "auto",
+        "where the weights under the adapter are while their role sleeps: on the device, or on "
+        "the host (auto: on the device, if the plan has room for them)",
+    )
 
 # %% ../nbs/01_config.ipynb #51c6b806
 class TrainConfig(Config):
@@ -1227,8 +1237,8 @@ class RunConfig(Config):
     @property
     def sends_adapter(self) -> bool:
         "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
-        alone = self.rollout.engine == "transformers" and self.lora.weight_update != "merged"
-        return self.lora.rank > 0 and alone
+        wanted = self.lora.rank > 0 and self.lora.weight_update != "merged"
+        return wanted and not why_merged(self)
 
     @property
     def critic_learning_rate(self) -> float:
@@ -1300,6 +1310,38 @@ class RunConfig(Config):
     def is_sft(self) -> bool:
         "Whether the run is supervised fine-tuning, without engines"
         return self.sft.loss_mask is not None
+
+# %% ../nbs/01_config.ipynb #9f4a893d
+VLLM_MAX_RANK = 512  # of vLLM's adapters
+
+
+def why_merged(config: "RunConfig") -> str:
+    "Return why an engine cannot take an adapter alone, or an empty string"
+    if config.rollout.engine != "vllm":
+        return ""
+    if "vision" in config.lora.targets:
+        return "vLLM adds no adapter to the vision tower of every model"
+    if config.lora.rank > VLLM_MAX_RANK:
+        return f"vLLM takes adapters up to rank {VLLM_MAX_RANK}"
+    return ""
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
 
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:
@@ -1453,6 +1495,10 @@ ENGINE_ARGS_OF_THE_LOOP = {
     "gpu_memory_utilization": "Set rollout.memory_utilization.",
     "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
     "weight_transfer_config": "Set rollout.weight_update_method.",
+    "enable_lora": "Set lora.rank.",
+    "max_loras": "Set lora.slots.",
+    "max_lora_rank": "Set lora.rank.",
+    "lora_target_modules": "Set lora.targets.",
     "async_scheduling": "Leave it out: a step under way would mix weights of two versions.",
 }
 
@@ -2041,10 +2087,20 @@ def _check_lora(c: RunConfig) -> None:
                 f"{key} is {value!r} with lora.rank 0",
                 "Set lora.rank, for example 16, or leave it out.",
             )
-    if c.lora.weight_update == "adapter" and c.rollout.engine == "vllm":
+    if c.lora.batch_tenants and c.lora.slots == 1:
         raise ConfigError(
-            "lora.weight_update is 'adapter' with rollout.engine 'vllm'",
-            "vLLM gets the merged weights: set it to 'auto' or 'merged'.",
+            "lora.batch_tenants is true with lora.slots 1",
+            "Set lora.slots, or leave it out.",
+        )
+    if c.lora.weight_update == "adapter" and why_merged(c):
+        raise ConfigError(
+            f"lora.weight_update is 'adapter': {why_merged(c)}",
+            "Set it to 'auto' or 'merged'.",
+        )
+    if c.lora.frozen_weights == "resident" and c.placement.sleep != "offload":
+        raise ConfigError(
+            f"lora.frozen_weights is 'resident' with placement.sleep {c.placement.sleep!r}",
+            "The memory saver releases all memory: set one of them to 'offload'.",
         )
     vision = "vision" in c.lora.targets
     if vision and c.model.freeze_vision_tower:
@@ -2121,8 +2177,6 @@ def check_tenants(config: RunConfig) -> None:
     "Raise `ConfigError` for settings that several tenants cannot share"
     values = dict(config.flat())
     for key, wanted in (
-        ("rollout.engine", "transformers"),
-        ("rollout.devices_per_engine", 1),
         ("rollout.environment", None),
         ("placement.mode", "colocate"),
         ("sft.loss_mask", None),
@@ -2135,8 +2189,10 @@ def check_tenants(config: RunConfig) -> None:
                 f"Set it to {json.dumps(wanted)}.",
             )
     if config.lora.rank and not config.sends_adapter:
+        why = why_merged(config) or "lora.weight_update is 'merged'"
         raise ConfigError(
-            "lora.weight_update is 'merged' with tenants", "Set it to 'auto' or 'adapter'."
+            f"{why}, and each tenant needs its own adapter in the engines",
+            "Change it, or use rollout.engine 'transformers'.",
         )
 
 

@@ -380,8 +380,10 @@ def _init_ray(address: str | None, options: dict[str, Any], shims: Sequence[str]
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #44e3fe3b
 def _find_ray() -> dict[str, psutil.Process]:
     "Return raylet and gcs_server by name, which `ray.init` has started below this process"
-    children = psutil.Process().children(recursive=True)
-    named = {process.name(): process for process in children}
+    named = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # ended since it was listed
+            named[process.name()] = process
     return {name: named[name] for name in ("raylet", "gcs_server")}
 
 

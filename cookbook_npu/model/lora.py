@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ADAPTER', 'TOWER', 'PEFT_PREFIX', 'HF_LAYERS', 'target_layers', 'adapter_layers', 'reset_adapter', 'add_adapter',
            'adapter_off', 'without_dropout', 'adapter_name', 'use_adapter', 'adapter_state', 'merge_adapter',
-           'write_adapter', 'add_hf_adapter']
+           'write_adapter', 'hf_layers', 'add_hf_adapter']
 
 # %% ../../nbs/model/10_lora.ipynb #3efdbff7
 from collections.abc import Iterable, Iterator, Mapping
@@ -220,13 +220,18 @@ HF_LAYERS = {  # Megatron's name -> Hugging Face's
 }
 
 
+def hf_layers(lora: LoraConfig) -> set[str]:
+    "Return the last names of the Hugging Face layers outside the vision tower that get an adapter"
+    return {name for target in lora.targets for name in HF_LAYERS.get(target, ())}
+
+
 def add_hf_adapter(net: Any, lora: LoraConfig, adapter: str = ADAPTER) -> None:
     """Put peft's layers on the same layers of a Hugging Face model, with an adapter that adds nothing yet
 
     The layers may have other adapters."""
     import peft
 
-    chosen = {name for target in lora.targets for name in HF_LAYERS.get(target, ())}
+    chosen = hf_layers(lora)
     names = list(adapter_layers(net))
     for name, layer in net.named_modules() if not names else ():
         in_tower = TOWER in name.split(".")

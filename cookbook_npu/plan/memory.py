@@ -10,15 +10,15 @@ __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_B
            'activations', 'logits', 'training', 'critic_training', 'scoring', 'communicators',
            'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work',
            'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'model_of',
-           'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases', 'check_fits',
-           'largest_part', 'tight_phases']
+           'teachers_of', 'sent_bytes', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'keeps_frozen',
+           'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
 from typing import Literal
 
 from ..config import LoraConfig, RunConfig, override
-from ..errors import DeviceError
+from ..errors import ConfigError, DeviceError
 from ..plan.dimensions import (
     Dimensions,
     dimensions_of_folder,
@@ -414,7 +414,10 @@ def _engine_without_cache(d: Dimensions, config: RunConfig) -> list[Component]:
     each = config.rollout.devices_per_engine
     element = ELEMENT_BYTES[config.model.dtype]
     knob = ("rollout.devices_per_engine",)
-    parts = [Component("engine weights", element * parameters_per_rank(d, each), knob)]
+    held = parameters_per_rank(d, each)
+    if config.sends_adapter:
+        held += config.lora.slots * adapter_parameters(d, config.lora, each)
+    parts = [Component("engine weights", element * held, knob)]
     if config.rollout.engine == "vllm" and not config.target.vllm_on_cpu:
         parts.append(Component("engine work", engine_work(d, config), knob))
     return parts
@@ -516,13 +519,21 @@ def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
 _BUCKET = ("placement.bucket_bytes",)
 
 
+def sent_bytes(d: Dimensions, config: RunConfig) -> int:
+    "Return the bytes of a weight update: of all weights, or of an adapter"
+    sent = total_parameters(d)
+    if config.sends_adapter:
+        sent = adapter_parameters(d, config.lora, 1)
+    return ELEMENT_BYTES[config.model.dtype] * sent
+
+
 def _gathered(d: Dimensions, config: RunConfig) -> Component:
     "Return the tensors that the trainer gathers at once when it writes weights"
     element = ELEMENT_BYTES[config.model.dtype]
-    gathered = element * d.vocab * d.hidden
+    whole = sent_bytes(d, config)
+    gathered = min(whole, element * d.vocab * d.hidden)
     if config.parallel.model_size > 1:
-        bucket = config.placement.bucket_bytes
-        gathered = max(gathered, min(bucket, element * total_parameters(d)))
+        gathered = max(gathered, min(config.placement.bucket_bytes, whole))
     return Component("gathered bucket", gathered, _BUCKET)
 
 # %% ../../nbs/plan/01_memory.ipynb #5f3a91c2
@@ -563,10 +574,9 @@ class HandleNeeds:
 # %% ../../nbs/plan/01_memory.ipynb #6b21d0e7
 def _handle_needs(d: Dimensions, config: RunConfig) -> HandleNeeds:
     "Return the memory of device handles"
-    copy = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
     engine, *_ = _engine_without_cache(d, config)
     loading = engine.nbytes + config.placement.bucket_bytes
-    return HandleNeeds(copy, _gathered(d, config).nbytes, loading)
+    return HandleNeeds(sent_bytes(d, config), _gathered(d, config).nbytes, loading)
 
 
 def why_no_handles(config: RunConfig) -> str:
@@ -631,8 +641,7 @@ def _split_phases(
     engine = device_overhead(config, role="rollout")
     engine += engine_components(d, config, capacity)
     # the engine loads one bucket while the next arrives
-    whole = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
-    bucket = min(config.placement.bucket_bytes, whole)
+    bucket = min(config.placement.bucket_bytes, sent_bytes(d, config))
     buckets = Component("buckets", 2 * bucket, _BUCKET)
     held = {
         "start trainer": trainer,
@@ -657,39 +666,38 @@ def _awake_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     }
     return [MemoryPhase(name, tuple(parts)) for name, parts in phases.items()]
 
-# %% ../../nbs/plan/01_memory.ipynb #f1f59515
-def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPhase]:
-    """Return the phases of a run, in the order of the start and of a step
-
-    Each one on the pipeline stage that holds most then."""
-    d = model_of(config)
-    stages = [_stage_phases(d, stage, config, soc) for stage in stages_of(d, config)]
-    return [max(same, key=lambda phase: phase.nbytes) for same in zip(*stages, strict=True)]
+# %% ../../nbs/plan/01_memory.ipynb #3e2d6889
+_FROZEN = ("lora.frozen_weights",)
 
 
-def _stage_phases(
-    d: Dimensions, stage: Dimensions, config: RunConfig, soc: str
+def _colocated_phases(
+    d: Dimensions,
+    stage: Dimensions,  # of the trainer's pipeline
+    config: RunConfig,
+    capacity: int,
+    resident: bool,  # the weights under an adapter stay on the device
 ) -> list[MemoryPhase]:
-    "Return the phases of a run on a pipeline stage of the trainer"
-    if config.is_sft:
-        return _sft_phases(stage, config)
-    if config.placement.mode == "split":
-        return _split_phases(d, stage, config, capacity_of(config, soc))
-    if config.tenants:
-        return _awake_phases(d, config, capacity_of(config, soc))
+    "Return the phases of a trainer and engines that take turns"
     state = trainer_state(stage, config)
     awake = device_overhead(config)
     asleep = device_overhead(config, asleep=True)
-    engine = engine_components(d, config, capacity_of(config, soc))
-    whole = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
-    bucket = Component("bucket", min(config.placement.bucket_bytes, whole), _BUCKET)
+    engine = engine_components(d, config, capacity)
+    starting = [*awake, *state]
+    if resident:
+        nbytes = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(d, config)
+        asleep += [Component("frozen weights", nbytes, _FROZEN)]
+        if config.rollout.engine == "transformers":
+            awake += [engine[0]]
+    sent = min(config.placement.bucket_bytes, sent_bytes(d, config))
+    bucket = Component("bucket", sent, _BUCKET)
     copies = []
-    if planned_backend(config, capacity_of(config, soc))[0] == "ipc":
+    if planned_backend(config, capacity)[0] == "ipc":
         knob = ("placement.transfer_backend",)
         copies = [Component("copy of the weights", _handle_needs(d, config).copy, knob)]
-    start: dict[str, list[Component]] = {"start": [*awake, *state, *engine]}
+    start: dict[str, list[Component]] = {"start": [*starting, *engine]}
     if config.target.engines_start_first:
-        start = {"start engines": [*asleep, *engine], "start trainer": [*awake, *state]}
+        alone = device_overhead(config, asleep=True)
+        start = {"start engines": [*alone, *engine], "start trainer": [*awake, *state]}
     held = start | {
         "rollout": [*asleep, *engine],
         **{
@@ -700,6 +708,62 @@ def _stage_phases(
         "update_weights": [*asleep, engine[0], bucket, *copies],
     }
     return [MemoryPhase(name, tuple(components)) for name, components in held.items()]
+
+# %% ../../nbs/plan/01_memory.ipynb #c7ca6db7
+def keeps_frozen(
+    config: RunConfig,
+    capacity: int,  # device memory, bytes
+) -> bool:
+    "Whether the weights under an adapter stay on the device while the trainer sleeps"
+    wanted = config.lora.frozen_weights
+    takes_turns = config.placement.mode == "colocate" and not config.tenants
+    if not config.lora.rank or config.is_sft or not takes_turns or wanted == "offload":
+        return False
+    if wanted == "resident":
+        return True
+    if config.placement.sleep != "offload":
+        return False
+    try:
+        d = model_of(config)
+        phases = _colocated_phases(d, d, config, capacity, True)
+    except ConfigError:
+        # a model that the plan does not know
+        return False
+    return all(phase.nbytes <= capacity for phase in phases)
+
+
+def engine_keeps_frozen(config: RunConfig, capacity: int) -> bool:
+    "Whether the engine's weights under an adapter stay on the device, too"
+    # vLLM's sleep moves all of its weights
+    own = config.rollout.engine == "transformers" and config.sends_adapter
+    return own and keeps_frozen(config, capacity)
+
+# %% ../../nbs/plan/01_memory.ipynb #f1f59515
+def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPhase]:
+    """Return the phases of a run, in the order of the start and of a step
+
+    Each one on the pipeline stage that holds most then."""
+    d = model_of(config)
+    capacity = capacity_of(config, soc)
+    stages = stages_of(d, config)
+    by_stage = [_stage_phases(d, stage, config, capacity) for stage in stages]
+    return [
+        max(same, key=lambda phase: phase.nbytes) for same in zip(*by_stage, strict=True)
+    ]
+
+
+def _stage_phases(
+    d: Dimensions, stage: Dimensions, config: RunConfig, capacity: int
+) -> list[MemoryPhase]:
+    "Return the phases of a run on a pipeline stage of the trainer"
+    if config.is_sft:
+        return _sft_phases(stage, config)
+    if config.placement.mode == "split":
+        return _split_phases(d, stage, config, capacity)
+    if config.tenants:
+        return _awake_phases(d, config, capacity)
+    resident = keeps_frozen(config, capacity)
+    return _colocated_phases(d, stage, config, capacity, resident)
 
 # %% ../../nbs/plan/01_memory.ipynb #086dc613
 def check_fits(

@@ -28,7 +28,9 @@ from ..plan.memory import (
     capacity_of,
     check_fits,
     critic_parameters,
+    engine_keeps_frozen,
     host_optimizer_bytes,
+    keeps_frozen,
     largest_stage,
     memory_phases,
     micro_batch,
@@ -36,6 +38,7 @@ from ..plan.memory import (
     optimizer_share,
     planned_backend,
     planned_cache,
+    sent_bytes,
     slot_bytes,
     tight_phases,
     trained_parameters,
@@ -166,6 +169,7 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
             f"at most {tokens} tokens: up to {micro_batches} for each rank and optimizer step",
         ),
         *([_tenants(config)] if config.tenants else []),
+        *([_adapter(config, soc)] if config.lora.rank and not config.tenants else []),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
         _weights(config, soc),
@@ -207,13 +211,33 @@ def _passed_on(config: RunConfig) -> list[tuple[str, str]]:
 def _tenants(config: RunConfig) -> tuple[str, str]:
     "Describe the adapters of the tenants"
     d = model_of(config)
+    batch = " after sampling for all in one batch" if config.lora.batch_tenants else ""
     return (
         "tenants",
         f"{', '.join(config.tenants)}: {config.lora.slots} adapters of "
         f"{trained_parameters(d, config):,} parameters, each "
         f"{_bytes(slot_bytes(d, config))} of a device with gradients and optimizer; a step of "
-        "each in turn, nothing sleeps",
+        f"each in turn{batch}, nothing sleeps",
     )
+
+
+def _adapter(config: RunConfig, soc: str) -> tuple[str, str]:
+    "Describe what moves and what stays with an adapter"
+    d = model_of(config)
+    sent = "the adapter" if config.sends_adapter else "all weights, merged,"
+    text = f"a weight update sends {sent} to each engine, {_bytes(sent_bytes(d, config))}"
+    if config.placement.mode == "split":
+        return "lora", text
+    capacity = capacity_of(config, soc)
+    stay = {
+        "trainer": keeps_frozen(config, capacity),
+        "engine": engine_keeps_frozen(config, capacity),
+    }
+    resident = [role for role, stays in stay.items() if stays]
+    where = (
+        f"stay on the device ({' and '.join(resident)})" if resident else "wait on the host"
+    )
+    return "lora", f"{text}; the frozen weights of a role that sleeps {where}"
 
 
 def _turns(config: RunConfig) -> tuple[str, str]:

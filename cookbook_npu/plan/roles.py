@@ -263,4 +263,5 @@ def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any
         max_pixels=config.data.image_max_pixels,
         engine_args=r.engine_args,
         load_weights=False,  # the first update brings them
+        lora=config.lora if config.sends_adapter else None,
     )

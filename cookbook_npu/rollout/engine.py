@@ -241,6 +241,8 @@ class RequestState:
     versions: list[int] = field(init=False)
     image_keys: tuple[str, ...] = field(init=False)
     reason: FinishReason | None = None  # None: still running
+    adapter: str = ""  # of the engine that it belongs to, in a batch of several
+    version: int | None = None  # of that adapter's weights (None: those of the engine)
     limit: int = field(init=False)  # maximum number of response tokens
     # expert ids of the computed tokens, in pieces of [tokens, layers, top-k]; empty: not recorded
     routed_experts: list[np.ndarray] = field(default_factory=list)
@@ -265,7 +267,7 @@ class RequestState:
     @property
     def content(self) -> tuple[Any, ...]:
         "Input of the model; requests with equal content can share a prefill"
-        return (*self.image_keys, tuple(self.sequence))
+        return (self.adapter, *self.image_keys, tuple(self.sequence))
 
     @property
     def remaining(self) -> int:
@@ -282,7 +284,7 @@ class RequestState:
         "Record one token and the version of the weights that sampled it"
         self.ids.append(token)
         self.logprobs.append(logprob)
-        self.versions.append(version)
+        self.versions.append(version if self.version is None else self.version)
 
 # %% ../../nbs/rollout/00_engine.ipynb #c5f6711e
 def make_sample(state: RequestState, tokenizer: Any = None) -> Sample:

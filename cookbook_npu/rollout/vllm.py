@@ -9,7 +9,7 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPA
            'choose_weight_update_method', 'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'register_unloaded',
            'media_limits', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
            'remove_shared_memory', 'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm',
-           'read_folder', 'VllmEngine']
+           'read_folder', 'VllmEngine', 'VllmAdapterEngine']
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
@@ -36,12 +36,13 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
-from ..config import WeightUpdateMethod, check_argument_names
+from ..config import LoraConfig, WeightUpdateMethod, check_argument_names
 from ..data.images import ImageProcessor, collapse_placeholders
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError, WeightUpdateError
 from ..heartbeat import report_progress
+from ..model.lora import adapter_name
 from ..npu.device import probe
 from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims import vllm_weights
@@ -60,6 +61,8 @@ from ..rollout.engine import (
     RequestState,
     derive_seed,
 )
+from .mixed_batch import SharedDecoder
+from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
 from ..weights.checksum import checksums
 
 # %% ../../nbs/rollout/03_vllm.ipynb #e0386859
@@ -358,6 +361,7 @@ def llm_arguments(
     engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
     load_weights: bool = True,  # False: random until the first weight update
     routing_replay: bool = False,  # record the experts of each token
+    lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
 ) -> dict[str, Any]:
     "Return the keywords of vllm.LLM for a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
@@ -365,7 +369,7 @@ def llm_arguments(
         "model": model,
         "trust_remote_code": False,
         "dtype": dtype,
-        "load_format": "auto" if load_weights else UNLOADED,
+        "load_format": "auto" if load_weights or lora else UNLOADED,
         "max_model_len": max_tokens,
         "max_num_seqs": max_sequences,
         "enforce_eager": enforce_eager,
@@ -383,11 +387,13 @@ def llm_arguments(
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
         **({"enable_return_routed_experts": True} if routing_replay else {}),
+        **(lora_arguments(lora) if lora else {}),
         **(engine_args or {}),
     }
 
 # %% ../../nbs/rollout/03_vllm.ipynb #1495adef
 OPTIONAL_SETTINGS = {"async_scheduling", "use_tqdm_on_load", "weight_transfer_config"}
+OPTIONAL_SETTINGS |= {"lora_target_modules"}
 
 
 def engine_settings(wanted: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
@@ -477,6 +483,8 @@ class VllmRequests:
         self.states: dict[str, RequestState] = {}  # by vLLM's id
         self.expected: dict[str, list[int]] = {}  # id -> prompt ids that vLLM must report
         self._next_id = 0  # never reused
+        # vllm.lora.request.LoRARequest by `RequestState.adapter`
+        self.adapters: dict[str, Any] = {}
 
     def add(self, states: list[RequestState], version: int) -> None:
         "Queue requests; without request seeds they share one generator, equal on all ranks"
@@ -489,7 +497,9 @@ class VllmRequests:
             prompt: dict[str, Any] = {"prompt_token_ids": state.sequence}
             if self.images and state.request.images:
                 prompt = self.images.prompt(state)
-            if self.salted:
+            if state.version is not None:  # of one adapter of several
+                prompt["cache_salt"] = f"{state.adapter} version {state.version}"
+            elif self.salted:
                 prompt["cache_salt"] = f"version {version}"
             key = str(self._next_id)
             self._next_id += 1
@@ -497,7 +507,9 @@ class VllmRequests:
             if "multi_modal_data" in prompt:
                 self.expected[key] = state.sequence
             params = vllm_sampling(state, self.stop_token_ids, self.request_seeds)
-            self.llm_engine.add_request(key, prompt, params)
+            adapter = self.adapters.get(state.adapter)
+            more = {} if adapter is None else {"lora_request": adapter}
+            self.llm_engine.add_request(key, prompt, params, **more)
 
     def restart_unsampled(self, version: int) -> None:
         "Submit requests without any token again, under the salt of `version`"
@@ -664,6 +676,7 @@ class VllmEngine(Engine):
         engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
         load_weights: bool = True,  # False: random until the first weight update
         routing_replay: bool = False,  # record the experts of each token
+        lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
     ):
         build = prepare_process(Path(hf_path))
         config, tokenizer = read_folder(Path(hf_path))
@@ -671,6 +684,7 @@ class VllmEngine(Engine):
         super().__init__(str(hf_path), tokenizer, limit, kept_cache, simulated_latency)
         self.dtype = getattr(torch, dtype)
         self._weights_valid = load_weights
+        self.lora = lora
         vllm = import_vllm(build)
         check_argument_names("rollout.engine_args", engine_args or {}, vllm.known)
         arguments = llm_arguments(
@@ -689,6 +703,7 @@ class VllmEngine(Engine):
             engine_args=engine_args,
             load_weights=load_weights,
             routing_replay=routing_replay,
+            lora=lora,
         )
         self._start(vllm, arguments)
         ends = sorted(end_token_ids(hf_path, tokenizer, stop_token_ids))
@@ -740,9 +755,13 @@ class VllmEngine(Engine):
         )
         shapes = folder_shapes(self.model)
         tied = tied_names(shapes, config.tie_word_embeddings)
-        self.weights: VllmWeights = VllmWeights(
-            self.llm, shapes, tied, self.dtype, method, self.graphs
-        )
+        if self.lora is None:
+            self.weights: VllmWeights | VllmAdapter = VllmWeights(
+                self.llm, shapes, tied, self.dtype, method, self.graphs
+            )
+        else:
+            self.weights = VllmAdapter(self.llm, shapes, self.lora)
+            self.decoder.adapters[""] = self.weights.request()
 
     def _weights_changed(self) -> None:
         if self.kept_cache == "keep":
@@ -755,7 +774,7 @@ class VllmEngine(Engine):
     def _find_mismatch(
         self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
     ) -> str | None:
-        if self.platform != "cpu" and self.tensor_parallel == 1:
+        if self.platform != "cpu" and self.tensor_parallel == 1 and self.lora is None:
             return super(VllmEngine, self)._find_mismatch(version, tensors, expected)
         compared = {name: tensors[name] for name in expected}
         arrived = checksums(compared.items())
@@ -768,7 +787,8 @@ class VllmEngine(Engine):
     def _sleep(self, level: int) -> None:
         self.llm.reset_prefix_cache()
         if self.can_sleep:
-            self.llm.sleep(level=level)
+            # no update brings the weights under an adapter again
+            self.llm.sleep(level=level if self.lora is None else 1)
 
     def _wake(self, tags: set[str]) -> None:
         if self.can_sleep:  # WAKE_TAGS has the weights first
@@ -797,3 +817,51 @@ class VllmEngine(Engine):
             "weight_update_method": self.weights.method,
             "weight_update_methods": self.weights.methods,
         }
+
+# %% ../../nbs/rollout/03_vllm.ipynb #9bb89414
+class VllmAdapterEngine(VllmEngine):
+    "An adapter on the vLLM of another engine; only the adapter belongs to this one"
+
+    def __init__(
+        self,
+        shared: VllmEngine,  # built with `lora`
+        slot: int,  # from 0
+        together: SharedDecoder,  # of the engine's decoder
+    ):
+        assert shared.lora is not None
+        Engine.__init__(
+            self,
+            shared.model,
+            shared.tokenizer,
+            shared.max_tokens,
+            shared.kept_cache,
+            shared.simulated_latency,
+        )
+        self._weights_valid = False
+        self.takes_images = shared.takes_images
+        self.image_token_id = shared.image_token_id
+        self.merge_size = shared.merge_size
+        self.dtype = shared.dtype
+        self.platform = shared.platform
+        self.can_sleep = shared.can_sleep
+        self.tensor_parallel = shared.tensor_parallel
+        self.holder = shared.holder
+        self.lora = shared.lora
+        shapes = folder_shapes(shared.model)
+        self.adapter = VllmAdapter(shared.llm, shapes, shared.lora, slot + 1)
+        self.weights = self.adapter
+        adapter = adapter_name(slot)
+        shared.decoder.adapters[adapter] = self.adapter.request()
+        self.decoder: Any = together.part(adapter)
+
+    def _weights_changed(self) -> None:
+        "No-op: the prefix cache is split by version"
+
+    def _sleep(self, level: int) -> None:
+        raise EngineError("sleep of one adapter", "Let the engine with the model sleep.")
+
+    def _wake(self, tags: set[str]) -> None:
+        raise EngineError("wake of one adapter", "Wake the engine with the model.")
+
+    def _close(self) -> None:
+        self.adapter.call(remove_adapter, self.adapter.number)

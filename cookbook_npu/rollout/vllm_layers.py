@@ -104,6 +104,12 @@ def _expert_parameter(model: Any, name: str) -> LayerParameter | None:
     return LayerParameter(path, view, "weight", names)
 
 
+def _plain_layer(model: Any, path: str) -> Any:
+    "Return a layer, without vLLM's wrapper for LoRA adapters"
+    layer = model.get_submodule(path)
+    return getattr(layer, "base_layer", layer)
+
+
 def find_parameter(model: Any, name: str) -> LayerParameter:
     "Return the vLLM parameter that holds a weight, by Hugging Face name"
     expert = _expert_parameter(model, name)
@@ -116,8 +122,8 @@ def find_parameter(model: Any, name: str) -> LayerParameter:
         if last in parts and len(parts) > 1:
             path = f"{parent}.{merged}"
             names = [name.replace(f".{last}.", f".{part}.") for part in parts]
-            return LayerParameter(path, model.get_submodule(path), leaf, names)
-    return LayerParameter(path, model.get_submodule(path), leaf, [name])
+            return LayerParameter(path, _plain_layer(model, path), leaf, names)
+    return LayerParameter(path, _plain_layer(model, path), leaf, [name])
 
 # %% ../../nbs/rollout/02_vllm_layers.ipynb #d3a9fd46
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ __all__ = ['MEANS', 'Rows', 'AwakeWeightUpdate', 'TenantPlacement', 'merge_rows'
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -41,6 +42,12 @@ from ..train.session import (
     start_devices,
 )
 from .state import DriverState
+from ..train.tenant_batch import (
+    BatchedEngines,
+    TenantBatch,
+    TenantClock,
+    sample_tenants,
+)
 from .tenants import Tenant, Tenants, start_tenant_groups
 from .weight_update import WeightUpdate
 from .workers import Workers
@@ -139,7 +146,12 @@ class TenantRecord:
         return self.checkpoint.step if self.checkpoint else -1
 
     def start(
-        self, name: str, tenants: Tenants, cluster: Cluster, stop: StopRequest
+        self,
+        name: str,
+        tenants: Tenants,
+        cluster: Cluster,
+        stop: StopRequest,
+        together: TenantBatch | None = None,
     ) -> None:
         "Lease a slot, restore the checkpoint, and send the weights to the engines"
         tracker = Tracker.for_run(
@@ -150,12 +162,16 @@ class TenantRecord:
         )
         self.stack.enter_context(tracker)
         self.tenant = tenants.lease(name, self.config)
+        engines = self.tenant.engines
+        if together is not None:
+            engines = BatchedEngines(engines.groups, name, together)
+            together.clocks[name] = tracker.spans.clock = TenantClock()
         workers = Workers(
             cluster,
             self.config,
             tenants.hf_path,
             self.tenant.trainer,
-            self.tenant.engines,
+            engines,
         )
         state = DriverState(
             self.config, workers, folder=self.folder, tracker=tracker, **self.data
@@ -182,6 +198,7 @@ class TenantRun(Run):
     tenants: Tenants
     records: dict[str, TenantRecord]  # by name
     stop: StopRequest
+    together: TenantBatch | None = None  # None: tenants sample in turns
 
     @property
     def folder(self) -> Path:
@@ -214,8 +231,9 @@ class TenantRun(Run):
         devices = self.tenants.config.placement.devices
         try:
             while active or waiting:
-                for name in [name for name in active if name not in waiting]:
-                    if (row := self._next(name, active[name])) is not None:
+                due = {n: rows for n, rows in active.items() if n not in waiting}
+                for name, row in self._round(due).items():
+                    if row is not None:
                         waiting[name] = row
                     else:
                         del active[name]
@@ -229,6 +247,13 @@ class TenantRun(Run):
         finally:
             for rows_left in active.values():
                 rows_left.close()
+
+    def _round(self, due: Mapping[str, Rows]) -> dict[str, dict[str, Any] | None]:
+        "Return the next row of some tenants, see `_next`"
+        if self.together is None:
+            return {name: self._next(name, rows) for name, rows in due.items()}
+        works = {name: partial(self._next, name, rows) for name, rows in due.items()}
+        return self.together.run(works)
 
     def _next(self, name: str, rows: Rows) -> dict[str, Any] | None:
         "Return the next row of a tenant; None if it has ended, failed or stopped"
@@ -323,11 +348,17 @@ def start_tenant_run(
     for group in (trainer, *engines):
         stack.callback(group.kill)
     tenants = Tenants(config, trainer, Engines(engines), hf_path, folder)
+    together = None
+    if config.lora.batch_tenants:
+        together = TenantBatch(lambda asked: sample_tenants(tenants.engines, slots, asked))
+    slots: dict[str, int] = {}
     for name, one in records.items():
-        one.start(name, tenants, cluster, stop)
+        one.start(name, tenants, cluster, stop, together)
+        assert one.tenant is not None
+        slots[name] = one.tenant.slot
     first = next(iter(records.values()))
     assert first.driver is not None
     record_trainer(first.driver.state.trainer, config, folder)
     if not isinstance(view, NotebookView):
         cluster.on_wait = None  # the steps print lines
-    return TenantRun(first.driver, folder, tracker, tenants, records, stop)
+    return TenantRun(first.driver, folder, tracker, tenants, records, stop, together)

@@ -29,7 +29,13 @@ from ..config import (
 )
 from ..data.sample import Prompt, Sample
 from ..data.tokenizer import read_tokenizer
-from ..errors import ConfigError, DataError, NumericsError, nearest
+from ..errors import (
+    ConfigError,
+    CookbookError,
+    DataError,
+    NumericsError,
+    nearest,
+)
 from ..model.checkpoint import random_state, set_random_state
 from ..model.lora import adapter_name, reset_adapter, use_adapter
 from ..model.megatron import (
@@ -39,7 +45,9 @@ from ..model.megatron import (
     load_model,
 )
 from ..npu.device import Accelerator, accelerator
-from ..rollout.transformers import AdapterEngine, TransformersEngine
+from ..rollout.engine import Engine, Request, SamplingParams
+from ..rollout.mixed_batch import SharedDecoder, generate_together
+from ..rollout.transformers import AdapterEngine, share_decoder
 from ..runs.folder import RunFolder
 from .batch import Batch, PerSequence, complete_batch, make_batch
 from .rollout_worker import Engines, RolloutWorker, make_engine
@@ -210,17 +218,34 @@ class TenantEngine:
         load_weights: bool = True,
     ):
         self.config = config
-        engine = make_engine(config, hf_path)
-        assert isinstance(engine, TransformersEngine), "checked by `check_tenants`"
-        self.engine = engine
+        on_vllm = config.rollout.engine == "vllm"
+        self.rank = rank
+        # vLLM is built for adapters; transformers' layers are added with each of them
+        self.engine: Any = make_engine(config, hf_path, not (on_vllm and config.lora.rank))
+        self.together: SharedDecoder | None = None  # None: each tenant has its own batch
+        if on_vllm:
+            self.together = SharedDecoder(self.engine.decoder)
+        elif config.lora.batch_tenants:
+            self.together = share_decoder(self.engine)
         self.slots: dict[int, RolloutWorker] = {}
 
     def lease(self, slot: int) -> None:
         "Give a slot to a tenant; its engine waits for the first weight update"
-        engine = self.engine
-        if self.config.lora.rank:
-            engine = AdapterEngine(self.engine, self.config.lora, adapter_name(slot))
-        self.slots[slot] = RolloutWorker(0, 1, self.config, engine.model, engine=engine)
+        engine = self._adapter_engine(slot) if self.config.lora.rank else self.engine
+        size = self.config.rollout.devices_per_engine
+        self.slots[slot] = RolloutWorker(
+            self.rank, size, self.config, engine.model, engine=engine
+        )
+
+    def _adapter_engine(self, slot: int) -> Engine:
+        "Return the engine of one adapter on the model"
+        if self.config.rollout.engine == "vllm":
+            from ..rollout.vllm import VllmAdapterEngine
+
+            assert self.together is not None
+            return VllmAdapterEngine(self.engine, slot, self.together)
+        name = adapter_name(slot)
+        return AdapterEngine(self.engine, self.config.lora, name, self.together)
 
     def release(self, slot: int) -> None:
         "Take a slot back"
@@ -234,9 +259,21 @@ class TenantEngine:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
         return attrgetter(method)(self.slots[slot])(*args, **kwargs)
 
+    def generate_together(
+        self,
+        asked: Mapping[int, tuple[list[Request], SamplingConfig]],  # by slot
+    ) -> dict[int, list[Sample] | CookbookError]:
+        "Sample for several tenants in one batch; return the samples of each, or its error"
+        return generate_together(
+            {
+                slot: (self.slots[slot].engine, requests, SamplingParams.of(sampling))
+                for slot, (requests, sampling) in asked.items()
+            }
+        )
+
     def health(self) -> dict[str, Any]:
         "Return the state of the engine and its tenants"
-        return {"rank": 0, **self.engine.health(), "slots": sorted(self.slots)}
+        return {"rank": self.rank, **self.engine.health(), "slots": sorted(self.slots)}
 
     def close(self) -> None:
         "Free all memory"

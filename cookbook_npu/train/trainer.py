@@ -62,7 +62,9 @@ from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
 from ..plan.memory import (
     HandleNeeds,
+    engine_keeps_frozen,
     host_optimizer_bytes,
+    keeps_frozen,
     planned_backend,
 )
 from .batch import Batch, RowValues, compute_loss, make_micro_batch
@@ -110,8 +112,15 @@ class TrainerMemory:
         self.config = config
         self.acc = acc
         self.optimizers: list[Optimizer] = []  # with their models; the policy first
+        self.capacity = config.target.engine_capacity(acc.mem_get_info(0)[1])
+        self.resident = keeps_frozen(config, self.capacity)
         self.offloader = make_offloader(
-            config.placement.sleep, acc, self.kept, self.gradients
+            config.placement.sleep,
+            acc,
+            self.kept,
+            self.gradients,
+            self.frozen,
+            self.resident,
         )
         self.free_asleep = 0  # bytes free while trainer and engine slept last
         # bytes that the engine takes to load weights, and to sample; None until computed
@@ -137,13 +146,23 @@ class TrainerMemory:
         "Return optimizer states"
         return [t for one in self.optimizers for t in one.state_tensors()]
 
+    def frozen(self) -> list[Tensor]:
+        "Return the weights under an adapter"
+        if not self.config.lora.rank:
+            return []
+        parameters = self.optimizers[0].model.module.parameters()
+        return [p for p in parameters if not p.requires_grad]
+
     def kept(self) -> list[Tensor]:
-        "Return the tensors whose values survive a sleep"
-        return [*self.weights(), *self.moments()]
+        "Return the other tensors whose values survive a sleep"
+        frozen = {id(t) for t in self.frozen()}
+        weights = [t for t in self.weights() if id(t) not in frozen]
+        return [*weights, *self.moments()]
 
     def nbytes(self) -> int:
         "Return the device memory that a sleep gives back"
         held = [*self.kept(), *self.gradients()]
+        held += [] if self.resident else self.frozen()
         return sum(s.nbytes() for s in device_storages(held, self.acc.type.name))
 
     def table(self) -> dict[str, int]:  # component -> bytes
@@ -191,6 +210,8 @@ class TrainerMemory:
             process_groups.destroy_process_groups()
         self.free_asleep, _ = self.acc.mem_get_info(0)
         self.check_engine_room(copy_bytes)
+        if self.config.lora.rank:
+            metrics["memory/sleep_moved"] = self.offloader.moved
         return metrics | {"memory/free_after_sleep": self.free_asleep}
 
     def onload(self) -> None:
@@ -220,6 +241,8 @@ class TrainerMemory:
         taken = max(0, self.free_asleep - free)
         shards = self.config.rollout.devices_per_engine
         weights = min(taken, self.optimizers[0].model.weight_bytes // shards)
+        if engine_keeps_frozen(self.config, self.capacity):
+            weights = 0  # never freed
         return {
             "memory/engine_weights": weights,
             "memory/kv_cache": taken - weights,

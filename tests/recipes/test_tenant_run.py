@@ -94,3 +94,16 @@ def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tm
         for row in learned(disturbed)
     ]
     assert of_both == of_three
+
+
+def test_tenants_sample_in_one_batch(disturbed, tmp_path):
+    "The tokens and rewards of each tenant are those of turns; log-probs up to rounding"
+    more = {"reward.correct_threshold": {}, "lora.batch_tenants": True}
+    driver = Driver(configure(tmp_path, "a", "b", **more))
+    assert driver.end() == 0, driver.text()
+    for name in ("a", "b"):
+        rows, turns = (learned(f / "tenants" / name) for f in (tmp_path / "a_b", disturbed))
+        for metric in ("raw_reward", "response_length_mean", "tokens"):
+            assert [row.get(metric) for row in rows] == [row.get(metric) for row in turns]
+        gaps = [row["train_rollout_logprob_abs_diff"] for row in rows[1:]]
+        assert max(gaps) < 1e-5

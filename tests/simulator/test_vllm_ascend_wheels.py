@@ -4,6 +4,7 @@ The files are read once, into the user's cache; nothing of CANN is needed. A lat
 there so that a change is seen before a stack moves to it.
 """
 
+import ast
 import functools
 from pathlib import Path
 
@@ -75,3 +76,51 @@ def test_native_is_what_vllm_ascend_registers(registered, version):
     assert found == {"name": "ipc", "chosen": "ipc", "opened": True}
     found = registered[version, "patch and plugin"]
     assert found == {"name": "npu_ipc", "chosen": "npu_ipc", "opened": True}
+
+
+def signatures(file: Path) -> dict[str, list[list[str]]]:
+    "Parameters of each function of a source file by name, without self and cls"
+    found: dict[str, list[list[str]]] = {}
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            own = [a.arg for a in node.args.args if a.arg not in ("self", "cls")]
+            found.setdefault(node.name, []).append(own)
+    return found
+
+
+# the vLLM of each stack, and its vllm-ascend
+@pytest.mark.parametrize(
+    ("vllm", "ascend"),
+    [("0.13.0", "0.13.0"), ("0.18.0", "0.18.0"), ("0.20.2", "0.20.2rc1"), ("0.23.0",) * 2],
+)
+def test_the_vllm_of_each_stack_takes_an_adapter_as_tensors(vllm, ascend):
+    "What `rollout.vllm_lora` calls in vLLM's worker, and that vllm-ascend has LoRA layers and kernels"
+    files = (
+        "vllm/lora/lora_model.py",
+        "vllm/lora/model_manager.py",
+        "vllm/lora/peft_helper.py",
+    )
+    root = unpacked("vllm", vllm, *files)
+    model, manager, helper = (signatures(root / file) for file in files)
+    (load,) = model["from_lora_tensors"]
+    wanted = {
+        "lora_model_id",
+        "tensors",
+        "peft_helper",
+        "device",
+        "dtype",
+        "weights_mapper",
+    }
+    assert wanted <= set(load)
+    assert manager["remove_adapter"] == [["adapter_id"]]
+    assert {len(own) for own in manager["add_adapter"]} == {1}
+    assert {len(own) for own in manager["activate_adapter"]} == {1}
+    assert "lora_index_to_id" in (root / files[1]).read_text()
+    assert helper["from_dict"] == [["config_dict"]]
+    files = ("vllm_ascend/lora/punica_npu.py", "vllm_ascend/lora/lora_ops.py")
+    files += ("vllm_ascend/worker/model_runner_v1.py",)
+    root = unpacked("vllm-ascend", ascend, *files)
+    assert {"add_lora_linear"} <= signatures(root / files[0]).keys()
+    assert {"sgmv_shrink", "sgmv_expand"} <= signatures(root / files[1]).keys()
+    runner = (root / files[2]).read_text()
+    assert "self.load_lora_model(" in runner and "self.set_active_loras(" in runner
