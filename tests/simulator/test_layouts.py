@@ -1,8 +1,8 @@
 """Trainers in several layouts of four simulated NPUs against one device.
 
-The rows cover every pair of sizes and families that can occur together. One job of four processes runs
-them one after another: log-probs, gradients, two optimizer steps, a sleep, a weight update, and the second
-step again from the checkpoint of another layout.
+The rows cover every pair of sizes and families that can occur together with pipeline stages. One job of
+four processes runs them one after another: log-probs, gradients, two optimizer steps, a sleep, a weight
+update, and the second step again from the checkpoint of another layout.
 """
 
 import functools
@@ -67,27 +67,25 @@ class Row:
         return set(combinations(vars(self).items(), 2))
 
 
-# a row resumes from the checkpoint of the row above it that has the same family and EP, or its own
+# A row resumes from the checkpoint of the row above it that has the same family and EP, the first
+# from its own. PP 1 of the other families: test_model_equality.py, test_vision_equality.py
 ROWS = [
     Row("qwen3", tensor=2, pipeline=2),
-    Row("qwen3", pipeline=2, data=2),
     Row("qwen3", tensor=2, data=2),
-    Row("qwen3_moe", tensor=2, data=2),
+    Row("qwen3", pipeline=2, data=2),
+    Row("qwen3_moe", pipeline=2, data=2),
     Row("qwen3_moe", tensor=2, pipeline=2, expert=2),
     Row("qwen3_moe", pipeline=2, data=2, expert=2),
-    Row("qwen3_moe", tensor=2, data=2, expert=2),
-    Row("qwen3_vl", tensor=2, data=2),
     Row("qwen3_vl", pipeline=2, data=2),
     Row("qwen3_vl", tensor=2, pipeline=2),
-    Row("qwen3_5", tensor=2, data=2),
     Row("qwen3_5", tensor=2, pipeline=2),
     Row("qwen3_5", pipeline=2, data=2),
 ]
 
 
-def test_the_rows_cover_every_pair():
+def test_the_rows_cover_every_pair_with_pipeline_stages():
     sizes = (1, 2)
-    every = [Row(*values) for values in product(FAMILIES, sizes, sizes, sizes, sizes)]
+    every = [Row(*values) for values in product(FAMILIES, sizes, [2], sizes, sizes)]
     possible = set().union(*(row.pairs() for row in every if row.can_run))
     assert all(row.can_run for row in ROWS)
     assert possible - set().union(*(row.pairs() for row in ROWS)) == set()
@@ -243,13 +241,14 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     result["metrics"].append(trainer.train(batch))
     result["weights"] = whole(export_weights(trainer.model))
     result["bytes"] = trainer.model.weight_bytes
-    trainer.load_state(str(root / f"state-{previous or row}"))
-    trainer.train(batch)
-    result["resumed"] = whole(export_weights(trainer.model))
-    if previous is None:
+    if previous or row == ROWS[0]:
+        trainer.load_state(str(root / f"state-{previous or row}"))
+        trainer.train(batch)
+        result["resumed"] = whole(export_weights(trainer.model))
+    if row == ROWS[0]:
         again = result["resumed"].items()
         result["exact"] = all(torch.equal(result["weights"][n], t) for n, t in again)
-    result["heard"] = not_finite(trainer, batch)
+        result["heard"] = not_finite(trainer, batch)
     destroy_parallel()
     return result
 
@@ -273,8 +272,9 @@ def all_rows(rank: int, world_size: int, root: str) -> dict:
         previous = latest.get((row.family, row.expert))
         found = train_row(row, world_size, Path(root), previous)
         for name in ("gradients", "weights", "resumed"):
-            of = "weights" if name == "resumed" else name
-            found[name] = farthest(found[name], want[of])
+            if name in found:
+                of = "weights" if name == "resumed" else name
+                found[name] = farthest(found[name], want[of])
         found["bytes"] -= want["bytes"]
         results[str(row)] = found
         latest[row.family, row.expert] = row
@@ -327,7 +327,7 @@ def test_gradients_and_weights_equal_one_device(found, row):
         result = rank[str(row)]
         assert result["gradients"] <= TOLERANCE
         assert result["weights"] <= TOLERANCE
-        assert result["resumed"] <= TOLERANCE
+        assert result.get("resumed", 0.0) <= TOLERANCE
         assert result.get("exact", True)
         assert result["wrong"] == []
         # at TP a norm counts once for each rank
@@ -346,11 +346,10 @@ def test_the_plan_knows_the_largest_stage(found, row):
     assert held == pytest.approx(4 * max(planned), rel=0.02)
 
 
-@rows
-def test_every_rank_hears_of_a_value_that_is_not_finite(found, row):
+def test_every_rank_hears_of_a_value_that_is_not_finite(found):
     "Only ranks of the last stage meet it; the others wait for their gradients"
     for rank in found.ranks:
-        assert "finite" in rank[str(row)]["heard"]
+        assert "finite" in rank[str(ROWS[0])]["heard"]
 
 
 @rows
