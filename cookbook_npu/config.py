@@ -11,8 +11,9 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
            'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
            'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_experts',
-           'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
+           'check_context', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config',
+           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
+           'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -175,6 +176,22 @@ class ParallelConfig(Config):
         "parallelism, otherwise 1)",
         gt=0,
     )
+    context: int = setting(
+        1,
+        "context-parallel size (CP): each rank holds 1 / CP of every packed row of tokens, for "
+        "long responses",
+        gt=0,
+    )
+    context_algorithm: Literal["ring", "ulysses"] = setting(
+        "ring",
+        "attention under context parallelism: ring passes keys and values on, ulysses exchanges "
+        "heads (tensor x context must divide the key/value heads); no effect with context = 1",
+    )
+
+    @property
+    def model_size(self) -> int:
+        "Devices of one copy of the model: TP x CP"
+        return self.tensor * self.context
 
     @property
     def expert_tensor_size(self) -> int:
@@ -1280,7 +1297,7 @@ class RunConfig(Config):
     @property
     def data_parallel(self) -> int:
         "Data-parallel size of the trainer (DP)"
-        return self.trainer_devices // self.parallel.tensor
+        return self.trainer_devices // self.parallel.model_size
 
     @property
     def is_sft(self) -> bool:
@@ -1289,7 +1306,7 @@ class RunConfig(Config):
 
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:
-    tensor = c.parallel.tensor
+    p = c.parallel
     devices = c.trainer_devices
     if devices > c.placement.devices:
         raise ConfigError(
@@ -1301,16 +1318,22 @@ def _check_devices(c: RunConfig) -> None:
             f"placement.mode is 'split' with trainer_devices {devices} of {c.placement.devices}",
             "Give trainer and engines at least one device each.",
         )
-    if devices % tensor:
+    if devices % p.tensor:
         raise ConfigError(
-            f"parallel.tensor is {tensor}, but the trainer has {devices} devices",
+            f"parallel.tensor is {p.tensor}, but the trainer has {devices} devices",
             "Make parallel.tensor a divisor of the trainer's devices.",
         )
-    experts = c.parallel.expert * c.parallel.expert_tensor_size
+    if devices % p.model_size:
+        raise ConfigError(
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {p.model_size}, but the "
+            f"trainer has {devices} devices",
+            "Make the product a divisor of the trainer's devices.",
+        )
+    experts = p.expert * p.expert_tensor_size
     if devices % experts:
         raise ConfigError(
-            f"parallel.expert {c.parallel.expert} x parallel.expert_tensor "
-            f"{c.parallel.expert_tensor_size} is {experts}, but the trainer has {devices} devices",
+            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} is "
+            f"{experts}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
 
@@ -1461,10 +1484,11 @@ MEGATRON_ARGS_OF_THE_RUN = {
         (
             "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
-            "context_parallel_size",
         ),
-        "Leave it out: the trainer is split by tensor, expert and data parallelism only.",
+        "Leave it out: the trainer is split by tensor, context, expert and data parallelism only.",
     ),
+    "context_parallel_size": "Set parallel.context.",
+    "cp_comm_type": "Set parallel.context_algorithm.",
     "expert_model_parallel_size": "Set parallel.expert.",
     "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
     "recompute_granularity": "Set model.recompute.",
@@ -1960,6 +1984,52 @@ def _check_tiny_experts(c: RunConfig) -> None:
             "Choose at most all experts.",
         )
 
+# %% ../nbs/01_config.ipynb #529a0b85
+def check_context(
+    parallel: ParallelConfig,
+    kv_heads: int,  # key/value heads of a layer
+    recurrent: bool,  # some layers are gated delta nets
+    sees: bool,  # has a vision tower
+    model: str,  # its name in messages
+) -> None:
+    "Raise `ConfigError` if a model does not support context parallelism"
+    p = parallel
+    if p.context == 1:
+        return
+    if recurrent:
+        raise ConfigError(
+            f"parallel.context is {p.context}, {model} has gated delta nets",
+            "Their state passes from token to token, and the installed layers keep it on one device: "
+            "set parallel.context to 1 and raise parallel.tensor.",
+        )
+    if p.context_algorithm != "ulysses":
+        return
+    if kv_heads % p.model_size:
+        raise ConfigError(
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {p.model_size}, {model} "
+            f"has {kv_heads} key/value heads",
+            "Make the product a divisor of them, or set parallel.context_algorithm to ring.",
+        )
+    if sees:
+        raise ConfigError(
+            f"parallel.context_algorithm is 'ulysses', {model} has a vision tower",
+            "mcore-bridge splits the features of images in the order of ring attention only: set it "
+            "to ring.",
+        )
+
+
+def _check_context(c: RunConfig) -> None:
+    t = c.model.tiny
+    if c.model.path is None:
+        sees = t.family in ("qwen3_vl", "qwen3_5")
+        recurrent = t.family == "qwen3_5"
+        check_context(c.parallel, t.num_kv_heads, recurrent, sees, f"a tiny {t.family}")
+    if c.parallel.context > 1 and c.train.layout == "bshd":
+        raise ConfigError(
+            f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
+            "Context parallelism splits packed rows: set it to auto or thd.",
+        )
+
 # %% ../nbs/01_config.ipynb #4d594da4
 def _check_lora(c: RunConfig) -> None:
     unset = dict(LoraConfig().flat("lora."))
@@ -2141,6 +2211,7 @@ _CHECKS = (
     _check_sleep,
     _check_tiny,
     _check_tiny_experts,
+    _check_context,
     _check_lora,
     _check_tenants,
     _check_output,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-from ..config import RunConfig
+from ..config import RunConfig, check_context
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
 from ..plan.dimensions import (
@@ -63,6 +63,7 @@ class DeviceRoles:
     device: int  # on the node
     trainer: int | None  # trainer rank
     tensor: int  # TP rank
+    context: int  # CP rank
     data: int  # DP rank
     engine: int | None  # index of the rollout engine
     shard: int  # TP rank in the engine
@@ -70,7 +71,7 @@ class DeviceRoles:
 
 def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[DeviceRoles]:
     "Return the roles on each device"
-    tensor = config.parallel.tensor
+    parallel = config.parallel
     each = config.rollout.devices_per_engine
     engines = config.engine_devices
     return [
@@ -78,8 +79,9 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
             node=i // per_node,
             device=i % per_node,
             trainer=i if i < config.trainer_devices else None,
-            tensor=i % tensor,
-            data=i // tensor,
+            tensor=i % parallel.tensor,
+            context=i // parallel.tensor % parallel.context,
+            data=i // parallel.model_size,
             engine=(i - engines.start) // each if i in engines else None,
             shard=(i - engines.start) % each,
         )
@@ -89,15 +91,20 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
 # %% ../../nbs/plan/04_plan.ipynb #259f5e99
 def process_groups(
     config: RunConfig,
-) -> dict[str, list[list[int]]]:  # "TP", "DP", "EP": trainer ranks; "engines": devices
-    "Return the trainer ranks of each TP, DP and EP group, and the devices of each engine"
-    groups: dict[str, dict[int, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
+) -> dict[
+    str, list[list[int]]
+]:  # "TP", "CP", "DP", "EP": trainer ranks; "engines": devices
+    "Return the trainer ranks of each TP, CP, DP and EP group, and the devices of each engine"
+    groups: dict[str, dict[Any, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
     each = config.parallel.expert_tensor_size
     spread = config.parallel.expert * each
     for rank, place in enumerate(device_roles(config)):
         if place.trainer is not None:
-            groups["TP"].setdefault(place.data, []).append(rank)
-            groups["DP"].setdefault(place.tensor, []).append(rank)
+            groups["TP"].setdefault((place.context, place.data), []).append(rank)
+            groups["DP"].setdefault((place.tensor, place.context), []).append(rank)
+            if config.parallel.context > 1:
+                own = (place.tensor, place.data)
+                groups.setdefault("CP", {}).setdefault(own, []).append(rank)
             if config.parallel.expert > 1:
                 block = rank // spread * each + rank % each
                 groups.setdefault("EP", {}).setdefault(block, []).append(rank)
@@ -114,7 +121,10 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
             lines.append(f"node {place.node}")
         trainer = ""
         if place.trainer is not None:
-            trainer = f"trainer {place.trainer:<3} TP {place.tensor} DP {place.data}"
+            context = f" CP {place.context}" if config.parallel.context > 1 else ""
+            trainer = (
+                f"trainer {place.trainer:<3} TP {place.tensor}{context} DP {place.data}"
+            )
         engine = ""
         if place.engine is not None:
             engine = f"engine {place.engine} shard {place.shard}"
@@ -483,9 +493,10 @@ class RunPlan:
 # %% ../../nbs/plan/04_plan.ipynb #7d101fac
 def _layout(config: RunConfig, d: Dimensions) -> str:
     p = config.parallel
+    context = f", CP {p.context} ({p.context_algorithm})" if p.context > 1 else ""
     if not d.experts:
-        return f"TP {p.tensor}"
-    return f"TP {p.tensor}, EP {p.expert}, expert TP {p.expert_tensor_size}"
+        return f"TP {p.tensor}{context}"
+    return f"TP {p.tensor}{context}, EP {p.expert}, expert TP {p.expert_tensor_size}"
 
 
 def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:
@@ -509,7 +520,18 @@ def make_plan(
     check: bool = True,
     mean_response: float | None = None,  # tokens, for the schedule (None: assumed)
 ) -> RunPlan:
-    "Plan a run; raises `DeviceError` when it does not fit at the lower end of its memory"
+    """Plan a run.
+
+    Raises `ConfigError` when the model does not support its layout, `DeviceError` when it does not
+    fit at the lower end of its memory."""
+    model = model_of(config)
+    check_context(
+        config.parallel,
+        model.kv_heads,
+        model.linear_layers > 0,
+        model.vision > 0,
+        model.name,
+    )
     if check and config.target.checks_memory:
         phases = check_fits(config, soc, at_least=True)
     else:
@@ -518,7 +540,6 @@ def make_plan(
     times = []
     if config.target.has_soc:
         times = estimate(config, speeds_of(soc), capacity=capacity)
-    model = model_of(config)
     return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69

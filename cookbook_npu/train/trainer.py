@@ -277,10 +277,6 @@ class ModelPasses(ABC):
         "The maximum length of a sequence, tokens"
         return self.config.sequence_limit
 
-    @property
-    def is_tp_rank_zero(self) -> bool:
-        return self.model.layout.tensor_rank == 0
-
     def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
         "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
         layout = self.model.layout
@@ -315,7 +311,8 @@ class ModelPasses(ABC):
                 positions = vision_positions(ids.sequence, ids.images, hf_config)
                 ids = ids._replace(positions=positions)
             samples.append(ids)
-        packed = LAYOUTS[self.layout](samples, self.model.layout.row_multiple)
+        place = self.model.layout
+        packed = LAYOUTS[self.layout](samples, place.row_multiple, place.sequence_multiple)
         what = f"a forward pass of the {self.name}"
         dropout = nullcontext() if grad else without_dropout(self.model.module)
         with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:
@@ -324,8 +321,8 @@ class ModelPasses(ABC):
     def by_row(
         self, batch: Batch, rows: Sequence[int], value_T: Tensor
     ) -> RowValues:
-        "Return the values of a micro-batch on the host; {} unless TP rank 0"
-        if not rows or not self.is_tp_rank_zero:
+        "Return the values of a micro-batch on the host; {} unless TP and CP rank 0"
+        if not rows or not self.model.layout.is_first_of_replica:
             return {}
         lengths = batch.response_lengths
         parts = value_T.float().cpu().split([lengths[i] for i in rows])
@@ -334,7 +331,7 @@ class ModelPasses(ABC):
     def forward_only(
         self, batch: Batch, rows: Sequence[int] | None = None
     ) -> RowValues:
-        "Return the log-prob or value of every response token of some rows; {} unless TP rank 0"
+        "Return the log-prob or value of every response token of some rows; {} unless TP and CP rank 0"
         found: RowValues = {}
         chosen = range(len(batch)) if rows is None else rows
         for members in self.micro_batches(batch, chosen):
@@ -366,7 +363,9 @@ class ModelTrainer(ModelPasses):
         batch: Batch,
         rows: Sequence[int],  # of one optimizer step
         accumulate: bool = False,  # add to the gradient that is there
-    ) -> dict[str, float]:  # weighted metric sums of this rank's rows; {} unless TP rank 0
+    ) -> dict[
+        str, float
+    ]:  # weighted metric sums of this rank's rows; {} unless TP and CP rank 0
         """Compute the gradient of one optimizer step.
 
         Without old log-probs, `trained` has those of these passes afterwards."""
@@ -397,7 +396,7 @@ class ModelTrainer(ModelPasses):
             # after all passes, for which the host does not wait
             for members, value_T in passes:
                 self.trained |= self.by_row(batch, members, value_T)
-        if not self.is_tp_rank_zero:
+        if not self.model.layout.is_first_of_replica:
             return {}
         return {name: float(value) for name, value in sums.items()}
 
@@ -719,7 +718,7 @@ class Trainer(ModelTrainer):
         batch: Batch,
         policy: str = "actor",  # or "reference"
     ) -> RowValues:
-        "Return the log-prob of every response token; {} unless TP rank 0"
+        "Return the log-prob of every response token; {} unless TP and CP rank 0"
         if policy == "actor":
             return self.forward_only(batch)
         if self.config.algorithm.use_reference and self.config.lora.rank:
