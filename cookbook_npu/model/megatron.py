@@ -423,8 +423,12 @@ def megatron_config(
         )
     values |= run_options(model, parallel, given)
     # MindSpeed modifies configurations in their constructor
-    parallel_ready(values | mindspeed_options(model, parallel))
-    return BridgeConfig(**values)
+    own = mindspeed_options(model, parallel)
+    parallel_ready(values | own)
+    config = BridgeConfig(**values)
+    if hasattr(config, "context_parallel_algo"):  # mcore-bridge sets MindSpeed's default
+        config.context_parallel_algo = own["context_parallel_algo"]
+    return config
 
 # %% ../../nbs/model/03_megatron.ipynb #91e7c725
 def _rotate(layer: Any, t: Tensor, freqs: Tensor, interleaved: bool = False) -> Tensor:
