@@ -157,13 +157,23 @@ def flat_overrides(
 
 
 def line_of(text: str, key: str) -> int | None:
-    "Return the line that sets a key, from 1; None for an unusual notation"
-    for name in (key, key.rpartition(".")[2]):
-        pattern = rf"""(^|[\s{{,])["']?{re.escape(name)}["']?\s*:"""
-        for number, line in enumerate(text.splitlines(), 1):
-            if re.search(pattern, line.partition(" #")[0]) and not line.startswith("#"):
-                return number
-    return None
+    "Return the line that sets a key, at the top or in `overrides`; None if there is none"
+    import yaml
+
+    lines: dict[str, int] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for name, value in node.value:
+                dotted = f"{prefix}{name.value}"
+                lines.setdefault(dotted, name.start_mark.line + 1)
+                walk(value, f"{dotted}.")
+
+    try:
+        walk(yaml.compose(text), "")
+    except yaml.YAMLError:  # JSON that is indented with tabs
+        return None
+    return lines.get(key) or lines.get(f"overrides.{key}")
 
 # %% ../nbs/06_parameters.ipynb #242fff08
 def read_parameter_file(file: Path) -> tuple[dict[str, Any], Callable[[str], str]]:

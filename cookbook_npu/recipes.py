@@ -320,8 +320,6 @@ _REAL_RUN: Settings = {
     "train.save_minutes": 30,
 }
 _DAPO_MATH: Settings = {
-    "data.record_format": "dapo-math-17k",
-    "data.eval_format": "aime-2024",
     "sampling.max_response_tokens": 8192,
     "rollout.eval_every": 20,
     "rollout.eval_max_response_tokens": 16384,
@@ -698,7 +696,7 @@ _GEO3K: Settings = {
     **_REAL_RUN,
     "parallel.tensor": 4,
     "placement.devices": 8,
-    "data.record_format": "geo3k",
+    "data.image_key": "images",
     "data.max_prompt_tokens": 1536,  # text, image and the schema of the tool
     "data.image_max_pixels": 512 * 512,
     "sampling.max_response_tokens": 4096,
@@ -776,7 +774,7 @@ qwen3_vl_8b_ppo = Recipe(
     reference=_AREAL,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.26, 10: 0.83, 30: 0.85}},
+            metrics={"eval_accuracy": {0: 0.22, 10: 0.80, 30: 0.81}},
             within=0.06,
             minutes="1.7 with warm start, steps alone 0.9",
         )

@@ -130,24 +130,6 @@ class WorkerGroup(AbstractContextManager):
         "Call rank 0 only; return its result"
         return self.start_rank_zero(method, *args, timeout=timeout, **kwargs).result()[0]
 
-    def start_each(
-        self, method: str, args: Sequence[Any], timeout: float | None = None
-    ) -> Future:
-        "Start a call with different arguments for each rank: a tuple, or one argument"
-        if len(args) != len(self):
-            raise ConfigError(
-                f"{len(args)} arguments for {len(self)} ranks of {self.name!r}",
-                "Give one for each rank.",
-            )
-        own = {rank: a if isinstance(a, tuple) else (a,) for rank, a in enumerate(args)}
-        return self._start_on(method, own, {}, timeout)
-
-    def call_each(
-        self, method: str, args: Sequence[Any], timeout: float | None = None
-    ) -> list[Any]:
-        "Call each rank with its own arguments; return the results in rank order"
-        return self.start_each(method, args, timeout).result()
-
 # %% ../../nbs/cluster/02_worker_group.ipynb #2f06126d
 def _find_method(role: Any, name: str) -> Any:
     "Return a method of a role object, or of a part (`part.method`); raises `RoleError` with the nearest name"

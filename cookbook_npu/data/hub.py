@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import MissingError, parse_json
+from ..errors import ConfigError, MissingError, parse_json
 
 # %% ../../nbs/data/21_hub.ipynb #2afe6014
 class HubModel(NamedTuple):
@@ -158,12 +158,27 @@ def _explained(
     )
 
 # %% ../../nbs/data/21_hub.ipynb #0047c73c
+def _check_no_run(folder: Path) -> None:
+    "Raise `ConfigError` for a run folder, whose models are in its checkpoints"
+    if not (folder / "checkpoints").is_dir():
+        return
+    models = sorted(folder.glob("checkpoints/step_*/hf"))
+    raise ConfigError(
+        f"model {folder} is a run folder",
+        f"Give the model of a checkpoint: {models[-1]}"
+        if models
+        else f"Export its policy (cookbook-npu export {folder}) and give that folder.",
+    )
+
+
 def local_model(name: str, weights: bool = True) -> str:
     """Return the folder of a model; one of a hub is downloaded unless the cache has it
 
-    Raises `MissingError` within seconds when the hub does not answer or does not have the model."""
+    Raises `MissingError` within seconds when the hub does not answer or does not have the model,
+    and `ConfigError` for a run folder."""
     model = hub_model(name)
     if model is None:
+        _check_no_run(Path(name))
         return name
     if folder := _cached(model, weights):
         return str(folder)

@@ -162,7 +162,9 @@ def server():
         thread.join()
 
 
-@pytest.mark.parametrize(("code", "kind"), [(0, "success"), (75, "failure")])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(0, "success"), (75, "warning"), (1, "failure")]
+)
 def test_apprise_tells_how_the_run_ended(home, server, code, kind):
     found = importlib.util.find_spec("apprise")
     if not found:

@@ -492,7 +492,9 @@ def test_the_table_of_support_names_what_exists():
     for *_, claims in rows:
         simulated, wheel, source, user = (text.strip() for text in claims.split("|"))
         for claim in (simulated, wheel, source):
-            assert re.search(r"\]\(\.\./\.\./tests/[\w/]+\.py\)", claim), claim
+            assert re.search(
+                r"\]\(\.\./(\.\./tests/[\w/]+\.py|npu/[\w/]+\.ipynb)\)", claim
+            ), claim
         assert user == "none" or "https://" in user
 
 

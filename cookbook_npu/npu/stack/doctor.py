@@ -72,8 +72,7 @@ class Report:
 def examine(machine: Machine, need: Need | None = None) -> Report:
     "Compare a machine with the known stacks and run every check"
     findings = tuple(diagnose(name, machine, need) for name in CHECKS)
-    found = (machine.devices, machine.nodes, machine.cann, machine.version("torch_npu"))
-    if machine.simulated or not any(found):
+    if machine.simulated or not machine.is_for_npus:
         return Report(machine, None, (), findings)
     stack, differs = stacks.nearest_stack(machine.versions, machine.commits, runnable=True)
     like, _ = stacks.nearest_stack(machine.versions, machine.commits)

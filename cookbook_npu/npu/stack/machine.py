@@ -271,6 +271,11 @@ class Machine:
         return {part: p.commit for part, p in packages.items() if p and p.commit}
 
     @property
+    def is_for_npus(self) -> bool:
+        "Whether there is an NPU, CANN or torch_npu"
+        return bool(self.devices or self.nodes or self.cann or self.version("torch_npu"))
+
+    @property
     def visible(self) -> tuple[Device, ...]:
         "The devices that the environment selects, in order"
         text = self.env.get(device.NPU.visible_env)
