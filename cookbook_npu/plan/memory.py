@@ -688,10 +688,13 @@ def check_fits(
         if (phase.low if at_least else phase.nbytes) <= capacity:
             continue
         largest = largest_part(phase)
+        knobs = list(largest.knobs)
+        if config.target.simulated:
+            knobs.append("placement.simulated_memory_bytes (of this machine's memory)")
         raise DeviceError(
             f"phase {phase.name!r} needs {_needed(phase)} on {phase.where} and has {_size(capacity)}; "
             f"its largest part is {largest.name} with {_size(largest.nbytes)}",
-            f"Change {', '.join(largest.knobs)}.",
+            f"Change {', '.join(knobs)}.",
         )
     _check_cache(config, capacity)
     return phases

@@ -90,8 +90,11 @@ def plain_samples() -> list[SimpleNamespace]:
 
 def check_trainer(rank: int, world_size: int, folder: Path, state: Path) -> dict:
     "The trainer role at CP 2 and DP 2: an update, a checkpoint, a resume in this layout and without CP"
+    from megatron.core import parallel_state
+
     from cookbook_npu.model.checkpoint import load_policy_weights
     from cookbook_npu.model.megatron import destroy_parallel, init_parallel, load_model
+    from cookbook_npu.plan.plan import process_groups
     from cookbook_npu.recipes import qwen3_4b_colocate
     from cookbook_npu.train.trainer import Trainer
 
@@ -123,7 +126,17 @@ def check_trainer(rank: int, world_size: int, folder: Path, state: Path) -> dict
     restored = trainer.load_state(str(state))
     back = digest(trainer.model)
     again = trainer.train(batch)
+    groups = {
+        "TP": parallel_state.get_tensor_model_parallel_group(),
+        "CP": parallel_state.get_context_parallel_group(),
+        "DP": parallel_state.get_data_parallel_group(),
+    }
+    planned = process_groups(config)
     found = {
+        "groups": {
+            name: torch.distributed.get_process_group_ranks(group) in planned[name]
+            for name, group in groups.items()
+        },
         "rows": sorted(logps),
         "metrics": (first, second, again),
         "restored": restored,
@@ -211,6 +224,11 @@ def test_pictures_equal_hugging_face(results, layout):
         found = rank["pictures", layout]
         assert found["logps"] <= text.TOLERANCE
         assert {n: d for n, d in found["weights"].items() if d > text.TOLERANCE} == {}
+
+
+def test_groups_are_those_of_the_plan(results):
+    for rank in results:
+        assert rank["trainer"]["groups"] == {"TP": True, "CP": True, "DP": True}
 
 
 def test_a_trainer_resumes_bit_for_bit_and_without_context_parallelism(results):
