@@ -426,8 +426,9 @@ def megatron_config(
     own = mindspeed_options(model, parallel)
     parallel_ready(values | own)
     config = BridgeConfig(**values)
-    if hasattr(config, "context_parallel_algo"):  # mcore-bridge sets MindSpeed's default
-        config.context_parallel_algo = own["context_parallel_algo"]
+    name = "context_parallel_algo"
+    if hasattr(config, name):  # mcore-bridge sets MindSpeed's default
+        setattr(config, name, own[name])
     return config
 
 # %% ../../nbs/model/03_megatron.ipynb #91e7c725

@@ -10,7 +10,6 @@ __all__ = ['MASK_TYPES', 'CONTEXT_ATTENTION', 'allowed_SK', 'given_mask', 'atten
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -194,19 +193,23 @@ def _attend_ring(
     kv = torch.stack((k_TGD, v_TGD), 1)
     kv = gather_from_sequence_parallel_region(kv, group=group).unflatten(0, (ranks, -1))
     assert borders[0] is not None
+    border_N = borders[0].long().to(kv.device) // ranks
+    chunk_N = border_N.diff() // 2
     outs = []
-    for start, end in pairwise(border // ranks for border in borders[0].tolist()):
-        chunk = (end - start) // 2
-        chunks = kv[:, start:end].unflatten(1, (2, chunk))
+    rows = []
+    for chunk in chunk_N.unique().tolist():  # sequences of equal length together
+        start_N = border_N[:-1][chunk_N == chunk]
+        early_NS = start_N[:, None] + torch.arange(chunk, device=kv.device)
+        late_NS = early_NS + chunk
         # the late chunks of all ranks follow the early ones, in reverse
-        whole = torch.cat((*chunks[:, 0], *chunks[:, 1].flip(0)))
-        early, late = q_THD[start:end].split(chunk)
-        for q_SHD, visible in ((early, rank + 1), (late, 2 * ranks - rank)):
-            k_KGD, v_KGD = whole[: visible * chunk].unbind(1)
-            q, k, v = (t.transpose(0, 1)[None] for t in (q_SHD, k_KGD, v_KGD))
+        whole = torch.cat((*kv[:, early_NS], *kv[:, late_NS].flip(0)), 1)
+        for row_NS, visible in ((early_NS, rank + 1), (late_NS, 2 * ranks - rank)):
+            k_NKGD, v_NKGD = whole[:, : visible * chunk].unbind(2)
+            q, k, v = (t.transpose(1, 2) for t in (q_THD[row_NS], k_NKGD, v_NKGD))
             out = attend(q, k, v, "causal_bottom_right", **options)
-            outs.append(out[0].transpose(0, 1))
-    return torch.cat(outs)
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+            rows.append(row_NS.flatten())
+    return torch.cat(outs)[torch.cat(rows).argsort()]
 
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #a8932160
 def _attend_ulysses(
