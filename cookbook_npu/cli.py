@@ -393,7 +393,7 @@ _Restart = Annotated[
         help="With --resume: start over when there is no valid checkpoint; results move to truncated/.",
     ),
 ]
-_RUNS_DEFAULT = "$COOKBOOK_RUNS or runs/ of the project"
+_RUNS_DEFAULT = "$COOKBOOK_RUNS, else runs/ beside recipes/, else ./runs"
 _Runs = Annotated[
     Path,
     Option(
@@ -929,7 +929,7 @@ def _schedule(
         ),
     ] = None,
 ) -> None:
-    "Predict the throughput of a run with other depths, staleness bounds and engine counts."
+    "Predict the throughput of a split run with other depths, staleness bounds and engine counts."
     from .plan import schedule
 
     if hours is None and (slow_engines or loss_hours or timeout_hours):

@@ -11,9 +11,9 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
            'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
            'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'check_argument_names', 'check_experts',
-           'check_context', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config',
-           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices',
-           'config_keys']
+           'check_context', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
+           'build_config', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey',
+           'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -167,6 +167,9 @@ class ParallelConfig(Config):
         "sequence parallelism of the norms; no effect with tensor = 1; required by "
         "mixture-of-experts models",
     )
+    pipeline: int = setting(
+        1, "pipeline-parallel size (PP): each stage holds 1 / PP of the layers", gt=0
+    )
     expert: int = setting(
         1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
     )
@@ -190,8 +193,8 @@ class ParallelConfig(Config):
 
     @property
     def model_size(self) -> int:
-        "Devices of one copy of the model: TP x CP"
-        return self.tensor * self.context
+        "Ranks of one copy of the model: TP x CP x PP"
+        return self.tensor * self.context * self.pipeline
 
     @property
     def expert_tensor_size(self) -> int:
@@ -777,7 +780,7 @@ class RewardModelConfig(Config):
 class SftConfig(Config):
     """Supervised fine-tuning on conversations, instead of reinforcement learning
 
-    Such a run has no engines and no rewards; the trainer has all devices. Its batch are
+    Such a run has no engines and no rewards; the trainer has all devices. Its batch consists of
     `rollout.prompts_per_step` conversations, its evaluations have the loss of held-out ones."""
 
     loss_mask: Literal["assistant", "last"] | None = setting(
@@ -1318,22 +1321,17 @@ def _check_devices(c: RunConfig) -> None:
             f"placement.mode is 'split' with trainer_devices {devices} of {c.placement.devices}",
             "Give trainer and engines at least one device each.",
         )
-    if devices % p.tensor:
-        raise ConfigError(
-            f"parallel.tensor is {p.tensor}, but the trainer has {devices} devices",
-            "Make parallel.tensor a divisor of the trainer's devices.",
-        )
     if devices % p.model_size:
         raise ConfigError(
-            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {p.model_size}, but the "
-            f"trainer has {devices} devices",
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} x parallel.pipeline "
+            f"{p.pipeline} is {p.model_size}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
-    experts = p.expert * p.expert_tensor_size
+    experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
         raise ConfigError(
-            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} is "
-            f"{experts}, but the trainer has {devices} devices",
+            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} x "
+            f"parallel.pipeline {p.pipeline} is {experts}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
 
@@ -1480,12 +1478,15 @@ MEGATRON_ARGS_OF_THE_RUN = {
     **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
     "tensor_model_parallel_size": "Set parallel.tensor.",
     "sequence_parallel": "Set parallel.sequence.",
+    "pipeline_model_parallel_size": "Set parallel.pipeline.",
     **dict.fromkeys(
         (
-            "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "pipeline_model_parallel_layout",
         ),
-        "Leave it out: the trainer is split by tensor, context, expert and data parallelism only.",
+        "Leave it out: the schedule is 1F1B over stages of equally many layers.",
     ),
     "context_parallel_size": "Set parallel.context.",
     "cp_comm_type": "Set parallel.context_algorithm.",
@@ -1655,7 +1656,7 @@ def _check_distill(c: RunConfig) -> None:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} with "
             "distill.reward_coef 0",
-            "Groups with equal rewards teach, too, where the teacher alone does: set it to 1.",
+            "The teacher also gives groups with equal rewards a gradient: set it to 1.",
         )
 
 # %% ../nbs/01_config.ipynb #a4f2231f
@@ -1731,7 +1732,7 @@ _NOT_WITH_GDPO = {
     "whiten": "it already normalizes over the batch",
     "kl_in_reward": "the penalty is not one of the rewards; kl_loss_coef is possible",
     "overlong_buffer_share": "the penalty is not one of the rewards; the scorer length is",
-    "dynamic_sampling_attempts": "groups with equal sums teach, too, when the parts differ",
+    "dynamic_sampling_attempts": "groups with equal sums have a gradient, too, when the parts differ",
 }
 
 
@@ -1871,7 +1872,7 @@ def _check_rollout_is(c: RunConfig) -> None:
         raise ConfigError(
             f"algorithm.dynamic_sampling_attempts is {a.dynamic_sampling_attempts} "
             f"with algorithm.advantage_estimator {a.advantage_estimator!r}",
-            "It does not compare inside groups, so groups with equal rewards teach, too: "
+            "It does not compare inside groups, so groups with equal rewards have a gradient, too: "
             "set dynamic_sampling_attempts 1.",
         )
     colocated = c.placement.mode == "colocate"
@@ -1984,7 +1985,7 @@ def _check_tiny_experts(c: RunConfig) -> None:
             "Choose at most all experts.",
         )
 
-# %% ../nbs/01_config.ipynb #529a0b85
+# %% ../nbs/01_config.ipynb #dac62b7e
 def check_context(
     parallel: ParallelConfig,
     kv_heads: int,  # key/value heads of a layer
@@ -2004,10 +2005,11 @@ def check_context(
         )
     if p.context_algorithm != "ulysses":
         return
-    if kv_heads % p.model_size:
+    size = p.tensor * p.context
+    if kv_heads % size:
         raise ConfigError(
-            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {p.model_size}, {model} "
-            f"has {kv_heads} key/value heads",
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {size}, {model} has "
+            f"{kv_heads} key/value heads",
             "Make the product a divisor of them, or set parallel.context_algorithm to ring.",
         )
     if sees:
@@ -2029,6 +2031,40 @@ def _check_context(c: RunConfig) -> None:
             f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
             "Context parallelism splits packed rows: set it to auto or thd.",
         )
+
+# %% ../nbs/01_config.ipynb #54f01437
+def check_pipeline(
+    parallel: ParallelConfig,
+    layers: int,  # of the model
+    model: str,  # its name in messages
+    least: int = 1,  # layers of a stage
+) -> None:
+    "Raise `ConfigError` if the pipeline stages cannot hold the layers of a model"
+    stages = parallel.pipeline
+    if layers % stages:
+        raise ConfigError(
+            f"parallel.pipeline is {stages}, {model} has {layers} layers",
+            "Make it a divisor of that: stages hold equally many layers.",
+        )
+    if stages > 1 and layers // stages < least:
+        raise ConfigError(
+            f"parallel.pipeline {stages} leaves {layers // stages} layers for a stage, "
+            f"{model} needs {least}",
+            "Choose a smaller parallel.pipeline.",
+        )
+
+
+def _check_stages(c: RunConfig) -> None:
+    if c.parallel.pipeline > 1 and c.lora.rank:
+        raise ConfigError(
+            f"lora.rank is {c.lora.rank}, parallel.pipeline is {c.parallel.pipeline}",
+            "Adapters are not split into pipeline stages: set parallel.pipeline to 1.",
+        )
+    t = c.model.tiny
+    if c.model.path is None:
+        # deepstack's two layers, or a gated delta net in each stage
+        least = 2 if t.family in ("qwen3_vl", "qwen3_5") else 1
+        check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
 def _check_lora(c: RunConfig) -> None:
@@ -2212,6 +2248,7 @@ _CHECKS = (
     _check_tiny,
     _check_tiny_experts,
     _check_context,
+    _check_stages,
     _check_lora,
     _check_tenants,
     _check_output,

@@ -59,6 +59,7 @@ def _sizes(optimizer: Optimizer) -> dict[str, int]:
     return {
         "tensor": layout.tensor_size,
         "context": layout.context_size,
+        "pipeline": layout.pipeline_size,
         "data": layout.data_size,
         "expert": layout.expert_size,
         "expert_tensor": layout.expert_tensor_size,
@@ -93,11 +94,9 @@ def sharded_state(
         state["random"] = ShardedObject(
             "random",
             random_state(),
-            global_shape=(layout.tensor_size, layout.data_size * layout.context_size),
-            global_offset=(
-                layout.tensor_rank,
-                layout.data_rank * layout.context_size + layout.context_rank,
-            ),
+            global_shape=(layout.tensor_size, layout.world_size // layout.tensor_size),
+            # Megatron's order of ranks: TP, CP, DP, PP
+            global_offset=(layout.tensor_rank, layout.rank // layout.tensor_size),
             replica_id=0,
         )
     return state
@@ -214,8 +213,9 @@ def saved_layout(folder: Path | str) -> dict[str, int]:
 
     try:
         layout = dist_checkpointing.load_common_state_dict(str(folder))["layout"]
-        # earlier versions had neither expert nor context parallelism
-        return {"expert": 1, "expert_tensor": layout["tensor"], "context": 1, **layout}
+        # earlier versions had no expert, pipeline and context parallelism
+        earlier = dict(pipeline=1, context=1, expert=1, expert_tensor=layout["tensor"])
+        return earlier | layout
     except (CheckpointingException, *_DAMAGED) as error:
         raise DataError(
             f"{folder} is not a trainer checkpoint: {error}", "Resume from another one."
@@ -256,7 +256,7 @@ def load_state(
     optimizer: Optimizer,  # of a new model
     folder: Path | str,
 ) -> bool:
-    """Resume from a checkpoint of any TP, CP and DP; return whether random states were restored.
+    """Resume from a checkpoint of any TP, CP, PP and DP; return whether random states were restored.
 
     Collective. Raises `ConfigError` if only one of run and checkpoint has expert parallelism."""
     saved = saved_layout(folder)

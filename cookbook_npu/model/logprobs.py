@@ -219,12 +219,16 @@ def without_head(
 def packed_hidden(
     model: MegatronModel,
     packed: TokenBatch,  # a packed row, on the model's device
-) -> Tensor:  # hidden_RH, whole on every tensor-parallel rank
-    "Return the final hidden states (after the last norm) of rows that predict response tokens"
+) -> Tensor:  # hidden_RH, whole on every tensor-parallel rank; on another stage hidden_TBH
+    """Return the final hidden states (after the last norm) of rows that predict response tokens
+
+    A pipeline stage that is not the last one returns what it sends to the next."""
     from megatron.core.tensor_parallel import mappings
 
     with without_head(model.decoder):
         hidden_BTH = model.ddp(**model_inputs(packed))
+    if not model.layout.is_last_stage:
+        return hidden_BTH
     hidden_TBH = hidden_BTH.transpose(0, 1)
     if model.layout.sequence:
         hidden_TBH = mappings.gather_from_sequence_parallel_region(hidden_TBH)
@@ -278,6 +282,8 @@ def over_context(
         whole_ids=model.decoder is not model.module,
     )
     own = compute(part.batch.to(layout.device))
+    if not layout.is_last_stage:
+        return own
     return _join_ranks(torch.stack(own, 1), part, layout.context_rank).unbind(1)
 
 # %% ../../nbs/model/04_logprobs.ipynb #fec1f3bf
@@ -300,11 +306,16 @@ def packed_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,  # tokens whose logits exist at once
 ) -> tuple[Tensor, Tensor]:  # (logp_R, entropy_R), float32; split with `TokenBatch.split`
-    "Return log-prob and entropy of every response token, differentiable unless under no_grad"
+    """Return log-prob and entropy of every response token, differentiable unless under no_grad
+
+    A pipeline stage that is not the last one returns its hidden states for the next, twice."""
 
     def compute(own: TokenBatch) -> tuple[Tensor, ...]:
+        hidden_RH = packed_hidden(model, own)
+        if not model.layout.is_last_stage:
+            return hidden_RH, hidden_RH
         return head_logprobs(
-            packed_hidden(model, own),
+            hidden_RH,
             model.head,
             own.targets_R,
             vocabulary_slice(model),

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONTEXT_ALGORITHMS', 'RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'check_parallel', 'local_device', 'current_layout',
            'init_parallel', 'destroy_parallel', 'ContextNames', 'run_options', 'mindspeed_options', 'check_split',
-           'MegatronModel', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'export_adapter',
-           'export_weights']
+           'least_layers', 'MegatronModel', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters',
+           'export_adapter', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -32,6 +32,7 @@ from ..config import (
     check_argument_names,
     check_context,
     check_experts,
+    check_pipeline,
 )
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
@@ -59,6 +60,8 @@ class Layout:
     context_rank: int
     context_size: int  # CP
     ring: bool  # attention of context parallelism: ring, otherwise ulysses
+    pipeline_rank: int
+    pipeline_size: int  # PP
     data_rank: int
     data_size: int  # DP, replicas of the model
     expert_size: int  # EP
@@ -67,9 +70,9 @@ class Layout:
     sequence: bool  # sequence parallelism is on
 
     @property
-    def is_first_of_replica(self) -> bool:
-        "Whether this is TP and CP rank 0, which returns the results of a replica of the model"
-        return self.tensor_rank == self.context_rank == 0
+    def is_last_stage(self) -> bool:
+        "Whether this rank computes log-probs (or values) and the loss"
+        return self.pipeline_rank == self.pipeline_size - 1
 
     @property
     def sequence_multiple(self) -> int:
@@ -85,25 +88,21 @@ class Layout:
 # %% ../../nbs/model/03_megatron.ipynb #7d002544
 def check_parallel(parallel: ParallelConfig, world_size: int) -> int:
     "Return the data-parallel size; raise `ConfigError` for an impossible layout"
-    if world_size % parallel.tensor:
+    p = parallel
+    if world_size % p.model_size:
         raise ConfigError(
-            f"parallel.tensor is {parallel.tensor}, the trainer has {world_size} processes",
-            "Give the trainer a multiple of parallel.tensor devices.",
-        )
-    if world_size % parallel.model_size:
-        raise ConfigError(
-            f"parallel.tensor {parallel.tensor} x parallel.context {parallel.context} is "
-            f"{parallel.model_size}, the trainer has {world_size} processes",
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} x parallel.pipeline "
+            f"{p.pipeline} is {p.model_size}, the trainer has {world_size} processes",
             "Give the trainer a multiple of that.",
         )
-    experts = parallel.expert * parallel.expert_tensor_size
+    experts = p.expert * p.expert_tensor_size * p.pipeline
     if world_size % experts:
         raise ConfigError(
-            f"parallel.expert {parallel.expert} x parallel.expert_tensor {parallel.expert_tensor_size} "
-            f"is {experts}, the trainer has {world_size} processes",
+            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} x "
+            f"parallel.pipeline {p.pipeline} is {experts}, the trainer has {world_size} processes",
             "Give the trainer a multiple of that.",
         )
-    return world_size // parallel.model_size
+    return world_size // p.model_size
 
 # %% ../../nbs/model/03_megatron.ipynb #65f3344c
 def local_device() -> torch.device:
@@ -119,11 +118,13 @@ def current_layout(parallel: ParallelConfig) -> Layout:
     from megatron.core import parallel_state
 
     size = parallel_state.get_tensor_model_parallel_world_size()
+    stages = parallel_state.get_pipeline_model_parallel_world_size()
     experts = parallel_state.get_expert_model_parallel_world_size()
     context = parallel_state.get_context_parallel_world_size()
     for name, wanted, found in (
         ("tensor", parallel.tensor, size),
         ("context", parallel.context, context),
+        ("pipeline", parallel.pipeline, stages),
         ("expert", parallel.expert, experts),
     ):
         if wanted != found:
@@ -139,6 +140,8 @@ def current_layout(parallel: ParallelConfig) -> Layout:
         context_rank=parallel_state.get_context_parallel_rank(),
         context_size=context,
         ring=parallel.context_algorithm == "ring",
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pipeline_size=stages,
         data_rank=parallel_state.get_data_parallel_rank(),
         data_size=parallel_state.get_data_parallel_world_size(),
         expert_size=experts,
@@ -170,6 +173,7 @@ def init_parallel(
     join_world(backends, timedelta(seconds=timeout_s))
     parallel_state.initialize_model_parallel(
         parallel.tensor,
+        parallel.pipeline,
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor_size,
@@ -228,6 +232,9 @@ def run_options(
         tensor_model_parallel_size=parallel.tensor,
         context_parallel_size=parallel.context,
         cp_comm_type=CONTEXT_ALGORITHMS[parallel.context_algorithm].megatron,
+        pipeline_model_parallel_size=parallel.pipeline,
+        variable_seq_lengths=parallel.pipeline > 1,  # of packed rows between stages
+        overlap_p2p_comm=False,  # needs interleaved stages
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor_size,
         sequence_parallel=parallel.sequence and parallel.tensor > 1,
@@ -283,6 +290,18 @@ def check_split(
             "Choose a smaller parallel.tensor.",
         )
 
+# %% ../../nbs/model/03_megatron.ipynb #15294dee
+def least_layers(
+    hf: Any,  # transformers configuration
+) -> int:
+    "Return the fewest layers of a pipeline stage that mcore-bridge and the probe of kernels support"
+    vision = getattr(hf, "vision_config", None)
+    # image features are added to the first layers, and do not travel to another stage
+    deepstack = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    # each stage probes a gated delta net of its own: of two layers one is
+    kinds = getattr(hf.get_text_config(), "layer_types", None) or ()
+    return max(2 if "linear_attention" in kinds else 1, deepstack)
+
 # %% ../../nbs/model/03_megatron.ipynb #6c6babc2
 @dataclass
 class MegatronModel:
@@ -297,6 +316,7 @@ class MegatronModel:
     adapter_scale: float | None = None  # alpha / rank; None: all weights are trained
     adapter: str = ADAPTER  # peft's name of the trained adapter
     summed: bool = False  # this step's gradients have been summed over ranks
+    other_stages: tuple[int, int] = (0, 0)  # bytes of their weights, and of the largest one
 
     @property
     def decoder(self) -> Any:
@@ -314,13 +334,13 @@ class MegatronModel:
 
     @property
     def head(self) -> torch.nn.Parameter:
-        "This rank's rows of the output projection, V/TP x H; of the embedding if tied"
+        "This rank's rows of the output projection, V/TP x H; of the embedding if tied; on the last stage"
         if self.decoder.share_embeddings_and_output_weights:
             return self.decoder.shared_embedding_or_output_weight()
         return self.decoder.output_layer.weight
 
     def logits(self, ids_BT: Tensor) -> Tensor:  # logits_BTV, float32, on every rank
-        "Return all logits of sequences without padding; sequence parallelism: T % TP == 0"
+        "Return all logits of sequences without padding, at PP 1; sequence parallelism: T % TP == 0"
         from megatron.core.tensor_parallel import mappings
 
         ids_BT = ids_BT.to(self.layout.device)
@@ -336,7 +356,7 @@ class MegatronModel:
         self.summed = False
 
     def finish_gradients(self) -> None:
-        "Sum the gradients over data- and tensor-parallel ranks, once per step"
+        "Sum the gradients over data- and tensor-parallel ranks and tied weights, once per step"
         from megatron.core.distributed import finalize_model_grads
 
         if not self.summed:
@@ -364,7 +384,17 @@ class MegatronModel:
     @property
     def weight_bytes(self) -> int:
         "Bytes of the whole model's weights: those of one copy, all its ranks together"
-        return sum(p.nbytes * self.shards(p) for p in self.module.parameters())
+        return sum(self.stage_bytes()) + self.other_stages[0]
+
+    @property
+    def largest_weight(self) -> int:
+        "Bytes of the largest weight of the whole model"
+        return max(*self.stage_bytes(), self.other_stages[1])
+
+    def stage_bytes(self) -> list[int]:
+        "Return the bytes of each weight of this stage; not of a tied head on another one"
+        weights = [p for p in self.module.parameters() if not getattr(p, "shared", False)]
+        return [p.nbytes * self.shards(p) for p in weights]
 
     def shards(self, parameter: torch.nn.Parameter) -> int:
         "Return over how many ranks a parameter is spread, had it been split"
@@ -401,6 +431,7 @@ def megatron_config(
         )
     values = hf_to_mcore_config(hf)
     check_split(values, parallel.tensor)
+    check_pipeline(parallel, values["num_layers"], str(path), least_layers(hf))
     check_experts(
         parallel,
         values.get("num_moe_experts") or 0,
@@ -486,7 +517,7 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     model_ready(module)
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))
-    if model.freeze_vision_tower:
+    if model.freeze_vision_tower and module.pre_process:
         if getattr(module, "visual", None) is None:
             raise ConfigError(
                 "model.freeze_vision_tower is true, the model has no vision tower",
@@ -515,6 +546,21 @@ def _wrap(config: Any, module: Any) -> Any:
     ddp = DistributedDataParallel(config, flat, module)
     ddp.broadcast_params()
     return ddp
+
+
+def _other_stages(model: MegatronModel) -> tuple[int, int]:
+    "Return the bytes of the weights of other stages, and of their largest; collective"
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    own = model.stage_bytes()
+    total, largest = (
+        torch.tensor(n, device=model.layout.device) for n in (sum(own), max(own))
+    )
+    group = parallel_state.get_pipeline_model_parallel_group()
+    dist.all_reduce(total, group=group)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    return int(total) - sum(own), int(largest)
 
 # %% ../../nbs/model/03_megatron.ipynb #4450f527
 def load_model(
@@ -547,7 +593,7 @@ def load_model(
     if lora is not None and lora.rank:
         add_adapter(module, lora, seed)
         scale = lora.alpha / lora.rank
-    return MegatronModel(
+    loaded = MegatronModel(
         ddp=_wrap(config, module),
         module=module,
         config=config,
@@ -556,6 +602,9 @@ def load_model(
         vocab_size=config.padded_vocab_size,
         adapter_scale=scale,
     )
+    if layout.pipeline_size > 1:
+        loaded.other_stages = _other_stages(loaded)
+    return loaded
 
 # %% ../../nbs/model/03_megatron.ipynb #c4cd0576
 def load_adapters(

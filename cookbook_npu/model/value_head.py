@@ -33,6 +33,8 @@ def load_critic(
     critic = load_model(
         hf_path, model, parallel, value_head=True, megatron_args=megatron_args
     )
+    if not critic.layout.is_last_stage:
+        return critic
     head_1H = critic.head
     generator = torch.Generator().manual_seed(seed)
     new_1H = HEAD_STD * torch.randn(head_1H.shape, generator=generator)
@@ -47,12 +49,16 @@ def packed_values(
     critic: MegatronModel,
     packed: TokenBatch,  # on the host or on the device
 ) -> Tensor:  # value_R, float32; split with `TokenBatch.split`
-    "Return the value before each response token, differentiable unless under no_grad"
+    """Return the value before each response token, differentiable unless under no_grad
+
+    A pipeline stage that is not the last one returns its hidden states for the next."""
 
     def compute(own: TokenBatch) -> tuple[Tensor]:
         with without_head(critic.decoder):
             # on every rank: a model with a value head gathers its hidden states
             hidden_BTH = critic.ddp(**model_inputs(own))
+        if not critic.layout.is_last_stage:
+            return (hidden_BTH,)
         hidden_RH = hidden_BTH.transpose(0, 1).flatten(0, 1).index_select(0, own.rows_R)
         return ((hidden_RH.float() @ critic.head.float().t())[:, 0],)
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PUBLISHED', 'PUBLISHED_COUNTS', 'Dimensions', 'vision_parameters', 'vision_widths', 'image_token_flops',
            'dimensions_of', 'published_dimensions', 'dimensions_of_folder', 'dimensions_of_tiny', 'Count',
-           'parameter_counts', 'total_parameters', 'active_parameters', 'parameters_per_rank']
+           'parameter_counts', 'total_parameters', 'active_parameters', 'parameters_per_rank', 'pipeline_stages']
 
 # %% ../../nbs/plan/00_dimensions.ipynb #767d6eb4
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from ..config import Family, TinyConfig
+from ..config import Family, ParallelConfig, TinyConfig, check_pipeline
 from ..data.hub import hub_model, local_model
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 from ..model.tiny import head_width
@@ -157,6 +157,9 @@ class Dimensions:
     vision: int = 0  # parameters of the vision tower
     vision_flops: int = 0  # of its forward pass per image token, without attention
     vision_widths: int = 0  # inputs and outputs of all its linear layers, added up
+    embedding: bool = True  # false: of a later pipeline stage
+    head: bool = True  # final norm and head; false: of an earlier pipeline stage
+    in_flight: int = 1  # micro-batches whose activations a pipeline stage keeps
 
     @property
     def q(self) -> int:
@@ -167,6 +170,11 @@ class Dimensions:
     def k(self) -> int:
         "Total width of the key (or value) heads"
         return self.kv_heads * self.head_dim
+
+    @property
+    def own_head(self) -> bool:
+        "Whether the head is not the embedding of the same rank"
+        return self.head and not (self.tied and self.embedding)
 
     @property
     def active_ffn(self) -> int:
@@ -381,12 +389,12 @@ def parameter_counts(d: Dimensions) -> list[Count]:
         return Count(c.part, n * c.split, n * c.whole, n * c.experts)
 
     return [
-        Count("embedding", d.vocab * d.hidden, 0),
+        Count("embedding", d.vocab * d.hidden if d.embedding else 0, 0),
         times(full, _attention(d)),
         times(d.linear_layers, _delta_net(d)),
         times(d.layers, _feed_forward(d)),
-        Count("final norm", 0, d.hidden),
-        Count("head", 0 if d.tied else d.vocab * d.hidden, 0),
+        Count("final norm", 0, d.hidden if d.head else 0),
+        Count("head", d.vocab * d.hidden if d.own_head else 0, 0),
         Count("vision tower", 0, d.vision),
     ]
 
@@ -408,10 +416,40 @@ def parameters_per_rank(
     experts: int | None = None,  # EP x expert TP (None: `tensor`, as in an engine)
 ) -> int:
     "Return the parameters on one of `tensor` devices, with the padding of the vocabulary"
-    matrices = 1 if d.tied else 2  # embedding and head
+    matrices = d.embedding + d.own_head
     padding = (-d.vocab % tensor) * d.hidden * matrices
     held = sum(
         c.split // tensor + c.whole + c.experts // (experts or tensor)
         for c in parameter_counts(d)
     )
     return held + padding // tensor
+
+# %% ../../nbs/plan/00_dimensions.ipynb #ab9499c9
+def pipeline_stages(
+    d: Dimensions,
+    pipeline: int,  # PP
+) -> list[Dimensions]:
+    "Return the first and the last pipeline stage of a model, or the model of PP 1"
+    check_pipeline(ParallelConfig(pipeline=pipeline), d.layers, d.name)
+    if pipeline == 1:
+        return [d]
+    layers = d.layers // pipeline
+    # attention follows several gated delta nets: the first stage has fewer of it
+    full = layers * (d.layers - d.linear_layers)
+    first = replace(
+        d,
+        layers=layers,
+        linear_layers=layers - full // d.layers,
+        head=False,
+        in_flight=pipeline,
+    )
+    last = replace(
+        d,
+        layers=layers,
+        linear_layers=layers - -(-full // d.layers),
+        embedding=False,
+        vision=0,
+        vision_flops=0,
+        vision_widths=0,
+    )
+    return [first, last]

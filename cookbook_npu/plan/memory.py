@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_BYTES', 'OTHER_BYTES', 'ALLOCATOR_BYTES',
-           'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'trainer_parameters',
-           'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes', 'adapter_parameters',
-           'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch', 'rank_share', 'activations',
-           'logits', 'training', 'critic_training', 'scoring', 'communicators', 'planned_communicator_bytes',
-           'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work', 'kv_cache_bytes', 'engine_components',
-           'cache_tokens', 'capacity_of', 'planned_cache', 'model_of', 'teachers_of', 'HandleNeeds', 'why_no_handles',
-           'planned_backend', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases']
+           'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'stages_of', 'largest_stage',
+           'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes',
+           'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch',
+           'rank_share', 'activations', 'logits', 'training', 'critic_training', 'scoring', 'communicators',
+           'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work',
+           'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'model_of',
+           'teachers_of', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'memory_phases', 'check_fits',
+           'largest_part', 'tight_phases']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ..plan.dimensions import (
     dimensions_of_tiny,
     parameter_counts,
     parameters_per_rank,
+    pipeline_stages,
     total_parameters,
 )
 
@@ -65,8 +67,22 @@ class MemoryPhase:
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
+def stages_of(d: Dimensions, config: RunConfig) -> list[Dimensions]:
+    "Return the first and the last pipeline stage of the trainer's model, or the model of PP 1"
+    return pipeline_stages(d, config.parallel.pipeline)
+
+
+def largest_stage(d: Dimensions, config: RunConfig) -> Dimensions:
+    "Return the pipeline stage that holds most on a rank of the trainer"
+
+    def held(stage: Dimensions) -> int:
+        return sum(part.nbytes for part in trainer_state(stage, config))
+
+    return max(stages_of(d, config), key=held)
+
+
 def trainer_parameters(d: Dimensions, config: RunConfig) -> int:
-    "Return the parameters of a model on a rank of the trainer"
+    "Return the parameters of a model, or of a pipeline stage, on a rank of the trainer"
     p = config.parallel
     return parameters_per_rank(d, p.tensor, p.expert * p.expert_tensor_size)
 
@@ -78,10 +94,9 @@ def optimizer_share(d: Dimensions, config: RunConfig, parameters: int) -> int:
     experts = (
         0 if config.lora.rank else sum(c.experts for c in parameter_counts(d)) // spread
     )
-    copies = config.trainer_devices // spread  # of the experts
-    return (parameters - experts) // (
-        config.trainer_devices // p.tensor
-    ) + experts // copies
+    copies = config.trainer_devices // (spread * p.pipeline)  # of the experts
+    replicas = config.data_parallel * p.context  # that share the state of the others
+    return (parameters - experts) // replicas + experts // copies
 
 
 def trainer_state(d: Dimensions, config: RunConfig) -> list[Component]:
@@ -95,8 +110,8 @@ def trainer_state(d: Dimensions, config: RunConfig) -> list[Component]:
 
 def critic_parameters(d: Dimensions, tensor: int) -> int:
     "Return the parameters of a critic per rank: a policy with a value head as its output"
-    output = 0 if d.tied else -(-d.vocab // tensor) * d.hidden
-    return parameters_per_rank(d, tensor) - output + d.hidden
+    policy = -(-d.vocab // tensor) * d.hidden if d.own_head else 0
+    return parameters_per_rank(d, tensor) - policy + (d.hidden if d.head else 0)
 
 
 def slot_bytes(d: Dimensions, config: RunConfig) -> int:
@@ -222,9 +237,11 @@ def activations(
         backward += d.hidden * tokens
     if config.model.recompute == "full":
         kept = d.layers * h * tokens + ends
-        return element * kept, element * (layer * tokens + backward - ends)
-    kept = d.layers * layer * tokens + ends
-    return element * kept, element * (backward - ends)
+        more = layer * tokens + backward - ends
+    else:
+        kept = d.layers * layer * tokens + ends
+        more = backward - ends
+    return element * d.in_flight * kept, element * more
 
 # %% ../../nbs/plan/01_memory.ipynb #f4a2db26
 def logits(d: Dimensions, config: RunConfig, response: int) -> int:
@@ -249,7 +266,7 @@ def training(
     tokens = tokens or largest
     response = response or responses
     kept, more = activations(d, config, tokens, response)
-    head = logits(d, config, response)
+    head = logits(d, config, response) if d.head else 0
     knobs = (*_TOKENS, "sampling.max_response_tokens", "parallel.tensor")
     if head >= more:
         return [
@@ -263,7 +280,9 @@ def critic_training(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return the peak of forward and backward pass of the critic, besides the state"
     tokens, response = rank_share(config)
     kept, more = activations(d, config, tokens, response)
-    gathered = ELEMENT_BYTES[config.model.dtype] * tokens + 2 * 4 * response
+    gathered = (
+        ELEMENT_BYTES[config.model.dtype] * tokens + 2 * 4 * response if d.head else 0
+    )
     knobs = (*_TOKENS, "sampling.max_response_tokens", "parallel.tensor")
     nbytes = kept + max(more, gathered * d.hidden)
     return [Component("activations", nbytes, ("model.recompute", *knobs))]
@@ -274,7 +293,7 @@ def _valuing(d: Dimensions, config: RunConfig) -> list[Component]:
     tokens, response = rank_share(config)
     element = ELEMENT_BYTES[config.model.dtype]
     block = element * tokens * (5 * d.active_ffn // config.parallel.tensor + 3 * d.hidden)
-    head = (element * tokens + 4 * response) * d.hidden
+    head = (element * tokens + 4 * response) * d.hidden if d.head else 0
     knobs = (*_TOKENS, "parallel.tensor")
     return [Component("forward pass", max(block, head), knobs)]
 
@@ -301,7 +320,7 @@ def scoring(
     return [
         Component(
             "forward pass",
-            max(block, head),
+            max(block, head if d.head else 0),
             (*_TOKENS, "parallel.tensor", "train.logprob_chunk_tokens"),
         )
     ]
@@ -322,7 +341,7 @@ def communicators(config: RunConfig) -> tuple[int, int]:
         trainer += 2
     if config.parallel.context > 1:
         trainer += 1
-    if config.trainer_devices > config.parallel.tensor:
+    if config.data_parallel * config.parallel.context > 1:
         trainer += 2
     engine = 1 if config.rollout.devices_per_engine > 1 else 0
     return trainer, engine
@@ -476,23 +495,20 @@ def _reward_model_phases(config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the reward model's pass, besides the policy's state"
     if not config.reward_model.path:
         return {}
-    d = dimensions_of_folder(config.reward_model.path)
-    nbytes = ELEMENT_BYTES[config.model.dtype] * critic_parameters(
-        d, config.parallel.tensor
-    )
+    element = ELEMENT_BYTES[config.model.dtype]
     keys = ("reward_model.path", "parallel.tensor")
-    return {
-        "reward_model": [
-            Component("reward model weights", nbytes, keys),
-            *_valuing(d, config),
-        ]
-    }
+    found = []
+    for d in stages_of(dimensions_of_folder(config.reward_model.path), config):
+        nbytes = element * critic_parameters(d, config.parallel.tensor)
+        weights = Component("reward model weights", nbytes, keys)
+        found.append([weights, *_valuing(d, config)])
+    return {"reward_model": max(found, key=lambda p: sum(c.nbytes for c in p))}
 
 
 def _teacher_phases(config: RunConfig) -> dict[str, list[Component]]:
     "Return the components of the largest teacher's pass, besides the policy's state"
     found = []
-    for d in teachers_of(config):
+    for d in (s for teacher in teachers_of(config) for s in stages_of(teacher, config)):
         nbytes = ELEMENT_BYTES[config.model.dtype] * parameters_per_rank(
             d, config.parallel.tensor
         )
@@ -512,7 +528,7 @@ def _gathered(d: Dimensions, config: RunConfig) -> Component:
     "Return the tensors that the trainer gathers at once when it writes weights"
     element = ELEMENT_BYTES[config.model.dtype]
     gathered = element * d.vocab * d.hidden
-    if config.parallel.tensor > 1:
+    if config.parallel.model_size > 1:
         bucket = config.placement.bucket_bytes
         gathered = max(gathered, min(bucket, element * total_parameters(d)))
     return Component("gathered bucket", gathered, _BUCKET)
@@ -584,7 +600,7 @@ def planned_backend(
     if config.placement.transfer_backend == "ipc":
         return "ipc", ""
     d = model_of(config)
-    held = [*device_overhead(config), *trainer_state(d, config)]
+    held = [*device_overhead(config), *trainer_state(largest_stage(d, config), config)]
     awake = capacity - sum(part.nbytes for part in held)
     asleep = capacity - sum(part.nbytes for part in device_overhead(config, asleep=True))
     why = _handle_needs(d, config).lacks_room(awake, asleep)
@@ -612,9 +628,14 @@ def _computing(d: Dimensions, config: RunConfig) -> dict[str, list[Component]]:
     return {name: [*parts, *cache] for name, parts in phases.items()}
 
 
-def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[MemoryPhase]:
+def _split_phases(
+    d: Dimensions,
+    stage: Dimensions,  # of the trainer
+    config: RunConfig,
+    capacity: int,
+) -> list[MemoryPhase]:
     "Return the phases of both sides of a split run"
-    trainer = [*device_overhead(config, role="trainer"), *trainer_state(d, config)]
+    trainer = [*device_overhead(config, role="trainer"), *trainer_state(stage, config)]
     engine = device_overhead(config, role="rollout")
     engine += engine_components(d, config, capacity)
     # the engine loads one bucket while the next arrives
@@ -623,7 +644,7 @@ def _split_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
     buckets = Component("buckets", 2 * bucket, _BUCKET)
     held = {
         "start trainer": trainer,
-        **{name: [*trainer, *parts] for name, parts in _computing(d, config).items()},
+        **{name: [*trainer, *parts] for name, parts in _computing(stage, config).items()},
         "write weights": [*trainer, _gathered(d, config)],
     }
     side = "a trainer device"
@@ -646,15 +667,25 @@ def _awake_phases(d: Dimensions, config: RunConfig, capacity: int) -> list[Memor
 
 # %% ../../nbs/plan/01_memory.ipynb #f1f59515
 def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPhase]:
-    "Return the phases of a run, in the order of the start and of a step"
+    """Return the phases of a run, in the order of the start and of a step
+
+    Each one on the pipeline stage that holds most then."""
     d = model_of(config)
+    stages = [_stage_phases(d, stage, config, soc) for stage in stages_of(d, config)]
+    return [max(same, key=lambda phase: phase.nbytes) for same in zip(*stages, strict=True)]
+
+
+def _stage_phases(
+    d: Dimensions, stage: Dimensions, config: RunConfig, soc: str
+) -> list[MemoryPhase]:
+    "Return the phases of a run on a pipeline stage of the trainer"
     if config.is_sft:
-        return _sft_phases(d, config)
+        return _sft_phases(stage, config)
     if config.placement.mode == "split":
-        return _split_phases(d, config, capacity_of(config, soc))
+        return _split_phases(d, stage, config, capacity_of(config, soc))
     if config.tenants:
         return _awake_phases(d, config, capacity_of(config, soc))
-    state = trainer_state(d, config)
+    state = trainer_state(stage, config)
     awake = device_overhead(config)
     asleep = device_overhead(config, asleep=True)
     engine = engine_components(d, config, capacity_of(config, soc))
@@ -669,7 +700,10 @@ def memory_phases(config: RunConfig, soc: str = "Ascend910B1") -> list[MemoryPha
         start = {"start engines": [*asleep, *engine], "start trainer": [*awake, *state]}
     held = start | {
         "rollout": [*asleep, *engine],
-        **{name: [*awake, *state, *parts] for name, parts in _computing(d, config).items()},
+        **{
+            name: [*awake, *state, *parts]
+            for name, parts in _computing(stage, config).items()
+        },
         "write weights": [*awake, *state, _gathered(d, config), *copies],
         "update_weights": [*asleep, engine[0], bucket, *copies],
     }

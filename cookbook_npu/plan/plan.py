@@ -29,6 +29,7 @@ from ..plan.memory import (
     check_fits,
     critic_parameters,
     host_optimizer_bytes,
+    largest_stage,
     memory_phases,
     micro_batch,
     model_of,
@@ -65,13 +66,16 @@ class DeviceRoles:
     tensor: int  # TP rank
     context: int  # CP rank
     data: int  # DP rank
+    stage: int  # PP rank
     engine: int | None  # index of the rollout engine
     shard: int  # TP rank in the engine
 
 
 def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[DeviceRoles]:
     "Return the roles on each device"
-    parallel = config.parallel
+    tensor = config.parallel.tensor
+    replica = tensor * config.parallel.context  # of a stage
+    of_stage = replica * config.data_parallel
     each = config.rollout.devices_per_engine
     engines = config.engine_devices
     return [
@@ -79,9 +83,10 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
             node=i // per_node,
             device=i % per_node,
             trainer=i if i < config.trainer_devices else None,
-            tensor=i % parallel.tensor,
-            context=i // parallel.tensor % parallel.context,
-            data=i // parallel.model_size,
+            tensor=i % tensor,
+            context=i // tensor % config.parallel.context,
+            data=i // replica % config.data_parallel,
+            stage=i // of_stage,
             engine=(i - engines.start) // each if i in engines else None,
             shard=(i - engines.start) % each,
         )
@@ -91,20 +96,21 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
 # %% ../../nbs/plan/04_plan.ipynb #259f5e99
 def process_groups(
     config: RunConfig,
-) -> dict[
-    str, list[list[int]]
-]:  # "TP", "CP", "DP", "EP": trainer ranks; "engines": devices
-    "Return the trainer ranks of each TP, CP, DP and EP group, and the devices of each engine"
+) -> dict[str, list[list[int]]]:  # "TP", "DP", ...: trainer ranks; "engines": devices
+    "Return the trainer ranks of each TP, CP, DP, PP and EP group, and the devices of each engine"
     groups: dict[str, dict[Any, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
     each = config.parallel.expert_tensor_size
     spread = config.parallel.expert * each
     for rank, place in enumerate(device_roles(config)):
         if place.trainer is not None:
-            groups["TP"].setdefault((place.context, place.data), []).append(rank)
-            groups["DP"].setdefault((place.tensor, place.context), []).append(rank)
+            at = (place.stage, place.data, place.context, place.tensor)
+            kinds = {"TP": at[:3], "DP": (at[0], *at[2:])}
             if config.parallel.context > 1:
-                own = (place.tensor, place.data)
-                groups.setdefault("CP", {}).setdefault(own, []).append(rank)
+                kinds["CP"] = (*at[:2], at[3])
+            if config.parallel.pipeline > 1:
+                kinds["PP"] = at[1:]
+            for kind, own in kinds.items():
+                groups.setdefault(kind, {}).setdefault(own, []).append(rank)
             if config.parallel.expert > 1:
                 block = rank // spread * each + rank % each
                 groups.setdefault("EP", {}).setdefault(block, []).append(rank)
@@ -125,6 +131,8 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
             trainer = (
                 f"trainer {place.trainer:<3} TP {place.tensor}{context} DP {place.data}"
             )
+            if config.parallel.pipeline > 1:
+                trainer += f" PP {place.stage}"
         engine = ""
         if place.engine is not None:
             engine = f"engine {place.engine} shard {place.shard}"
@@ -375,10 +383,11 @@ class RunPlan:
     def _host_lines(self) -> list[str]:
         "Return the line about the optimizers on the host"
         tensor = self.config.parallel.tensor
-        parameters = trained_parameters(self.model, self.config)
+        stage = largest_stage(self.model, self.config)
+        parameters = trained_parameters(stage, self.config)
         if self.config.has_critic:
-            parameters += critic_parameters(self.model, tensor)
-        share = optimizer_share(self.model, self.config, parameters)
+            parameters += critic_parameters(stage, tensor)
+        share = optimizer_share(stage, self.config, parameters)
         nbytes = host_optimizer_bytes(share, self.config)
         if not nbytes:
             return []
@@ -444,7 +453,7 @@ class RunPlan:
             f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
             *(f"warning: {text}" for text in self.warnings),
             f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-            f"{trainer_parameters(self.model, config):,} on each trainer device "
+            f"{trainer_parameters(largest_stage(self.model, config), config):,} on each trainer device "
             f"({_layout(config, self.model)})",
             *_expert_lines(config, self.model),
             "",
@@ -493,10 +502,14 @@ class RunPlan:
 # %% ../../nbs/plan/04_plan.ipynb #7d101fac
 def _layout(config: RunConfig, d: Dimensions) -> str:
     p = config.parallel
-    context = f", CP {p.context} ({p.context_algorithm})" if p.context > 1 else ""
-    if not d.experts:
-        return f"TP {p.tensor}{context}"
-    return f"TP {p.tensor}{context}, EP {p.expert}, expert TP {p.expert_tensor_size}"
+    sizes = [f"TP {p.tensor}"]
+    if p.context > 1:
+        sizes.append(f"CP {p.context} ({p.context_algorithm})")
+    if p.pipeline > 1:
+        sizes.append(f"PP {p.pipeline}, the largest stage")
+    if d.experts:
+        sizes += [f"EP {p.expert}", f"expert TP {p.expert_tensor_size}"]
+    return ", ".join(sizes)
 
 
 def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:

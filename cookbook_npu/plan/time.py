@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'TRAIN_PASSES', 'PATCHES_PER_TOKEN', 'PIXELS_PER_TOKEN', 'UPDATE_BYTES', 'Speeds',
-           'speeds_of', 'forward_flops', 'Estimate', 'most_image_tokens', 'token_seconds', 'decode_seconds',
-           'later_turns', 'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds', 'phase_estimates',
-           'estimate']
+           'speeds_of', 'forward_flops', 'Estimate', 'pipeline_slowdown', 'most_image_tokens', 'token_seconds',
+           'decode_seconds', 'later_turns', 'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds',
+           'phase_estimates', 'estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ from ..plan.memory import (
     cache_tokens,
     capacity_of,
     kv_bytes,
+    largest_stage,
+    micro_batch,
     model_of,
     optimizer_share,
     teachers_of,
@@ -82,10 +84,20 @@ class Estimate:
     bound: str  # bottleneck
 
 
+def pipeline_slowdown(config: RunConfig, length: float) -> float:
+    """Return the time of a pass relative to one without idle stages: (m + PP - 1) / m
+
+    m micro-batches of an optimizer step on a rank; Narayanan et al., arXiv:2104.04473, section 2.2."""
+    share = config.global_batch_size // config.data_parallel
+    m = max(1, round(share * length / micro_batch(config)[0]))
+    return (m + config.parallel.pipeline - 1) / m
+
+
 def _pass(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> float:
     "Return the seconds of a forward pass over the whole rollout"
     operations = config.rollout_batch * length * forward_flops(d, length)
-    return operations / (config.trainer_devices * speeds.peak * speeds.utilization)
+    seconds = operations / (config.trainer_devices * speeds.peak * speeds.utilization)
+    return seconds * pipeline_slowdown(config, length)
 
 
 PATCHES_PER_TOKEN = 4  # 2 x 2
@@ -182,7 +194,8 @@ def host_update_seconds(d: Dimensions, config: RunConfig, speeds: Speeds) -> flo
     "Return the seconds of the optimizer steps on the host (0 without offload)"
     if not config.optim.cpu_offload:
         return 0.0
-    share = optimizer_share(d, config, trainer_parameters(d, config))
+    stage = largest_stage(d, config)
+    share = optimizer_share(stage, config, trainer_parameters(stage, config))
     moved = 8 * share / speeds.host_link
     updated = UPDATE_BYTES * share / speeds.host_memory
     steps = config.rollout_batch // config.global_batch_size
@@ -226,9 +239,8 @@ def phase_estimates(
     if config.is_sft:
         length = min(length, config.sequence_limit)
     # gradients are not copied
-    kept = sum(
-        c.nbytes for c in trainer_state(d, config) if not c.name.endswith("gradients")
-    )
+    state = trainer_state(largest_stage(d, config), config)
+    kept = sum(c.nbytes for c in state if not c.name.endswith("gradients"))
     switch = kept / speeds.host_link
     weights = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
     text = _pass(d, config, speeds, length)

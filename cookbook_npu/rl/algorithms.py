@@ -89,14 +89,14 @@ def _pad(rows: Sequence[Tensor]) -> Tensor:
 
 def _token_returns(
     config: AlgorithmConfig,
-    worth_B: Tensor,
+    score_B: Tensor,
     masks: Sequence[Tensor],
     kl: Sequence[Tensor] | None,
 ) -> list[Tensor]:
     "Returns of each token"
     mask_BT = _pad(masks)
     kl_BT = None if kl is None else _pad(kl)
-    reward_BT = token_rewards(worth_B, mask_BT, kl_BT, config.kl_in_reward)
+    reward_BT = token_rewards(score_B, mask_BT, kl_BT, config.kl_in_reward)
     return_BT = discounted_returns(reward_BT, mask_BT, config.gamma)
     return [return_BT[i, : len(m)] for i, m in enumerate(masks)]
 
@@ -124,13 +124,13 @@ def compute_advantages(
     if kl is not None and not per_token:
         rewards_B = rewards_B - config.kl_in_reward * _response_kl(kl, masks)
     if config.advantage_estimator == "gdpo":
-        worth_B = gdpo(*_score_matrix(scores, group_ids), group_ids, group_size)
+        score_B = gdpo(*_score_matrix(scores, group_ids), group_ids, group_size)
     else:
-        worth_B = _response_advantages(config, rewards_B, group_ids, group_size)
+        score_B = _response_advantages(config, rewards_B, group_ids, group_size)
     if per_token:
-        rows = _token_returns(config, worth_B, masks, kl)
+        rows = _token_returns(config, score_B, masks, kl)
     else:
-        rows = [w.expand(len(m)) for w, m in zip(worth_B, masks, strict=True)]
+        rows = [w.expand(len(m)) for w, m in zip(score_B, masks, strict=True)]
     return _whitened(rows, masks) if config.whiten else rows
 
 

@@ -52,7 +52,7 @@ class FrozenModel(ModelPasses):
         run_on_all_ranks(self.offloader.sleep)
 
     def score(self, batch: Batch, rows: Sequence[int] | None = None) -> RowValues:
-        "Return one value per response token of some rows (None: all); {} unless TP and CP rank 0"
+        "Return one value per response token of some rows (None: all); {} unless this rank reports"
         run_on_all_ranks(self.offloader.wake, undo=self.offloader.sleep)
         try:
             return self.forward_only(batch, rows)
@@ -82,7 +82,7 @@ class DistillTrainer(Trainer):
         }
 
     def teacher_logprobs(self, batch: Batch, teachers: Sequence[str | None]) -> RowValues:
-        """Return the teacher's log-prob of every response token; {} unless TP and CP rank 0
+        """Return the teacher's log-prob of every response token; {} unless this rank reports
 
         A row without a teacher has no entry."""
         found: RowValues = {}

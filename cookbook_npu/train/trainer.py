@@ -96,7 +96,8 @@ def check_optimizer_room(model: MegatronModel, config: RunConfig) -> None:
     "Raise `DeviceError` if an optimizer on the host (`optim.cpu_offload`) does not fit there"
     trained = [p for p in model.module.parameters() if p.requires_grad]
     whole = sum(p.numel() * model.shards(p) for p in trained)
-    need = host_optimizer_bytes(whole // model.layout.world_size, config)
+    ranks = model.layout.world_size // model.layout.pipeline_size  # of a stage
+    need = host_optimizer_bytes(whole // ranks, config)
     if need:
         check_host_room(need, "the optimizer on the host (optim.cpu_offload)")
 
@@ -270,12 +271,20 @@ class ModelPasses(ABC):
 
     @abstractmethod
     def compute(self, packed: TokenBatch) -> tuple[Tensor, ...]:  # each of T values
-        "Return tensors with a value per response token; the log-prob or value first"
+        """Return tensors with a value per response token; the log-prob or value first
+
+        On a pipeline stage that is not the last one, the hidden states for the next."""
 
     @property
     def sequence_limit(self) -> int:
         "The maximum length of a sequence, tokens"
         return self.config.sequence_limit
+
+    @property
+    def is_reporting(self) -> bool:
+        "Whether this rank returns log-probs and metrics: TP and CP rank 0 of the last stage"
+        place = self.model.layout
+        return place.tensor_rank == place.context_rank == 0 and place.is_last_stage
 
     def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
         "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
@@ -321,22 +330,61 @@ class ModelPasses(ABC):
     def by_row(
         self, batch: Batch, rows: Sequence[int], value_T: Tensor
     ) -> RowValues:
-        "Return the values of a micro-batch on the host; {} unless TP and CP rank 0"
-        if not rows or not self.model.layout.is_first_of_replica:
+        "Return the values of a micro-batch on the host; {} unless this rank reports"
+        if not rows or not self.is_reporting:
             return {}
         lengths = batch.response_lengths
         parts = value_T.float().cpu().split([lengths[i] for i in rows])
         return {i: part.numpy() for i, part in zip(rows, parts, strict=True)}
 
+    def run_schedule(
+        self,
+        batch: Batch,
+        rows: Sequence[int],
+        loss: Callable[[list[int], tuple[Tensor, ...]], Tensor] | None = None,
+    ) -> list[tuple[list[int], Tensor]]:  # rows and values of each micro-batch
+        """Run Megatron's schedule (1F1B) over this rank's micro-batches; return values on the last stage
+
+        With a loss, from the rows of a micro-batch and what `compute` returned, backward passes follow."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        passes: list[tuple[list[int], Tensor]] = []
+        micro_batches = self.micro_batches(batch, rows)
+
+        def forward_step(
+            members_of: Iterator[list[int]], model: Any
+        ) -> tuple[Tensor, Callable]:
+            # a rank without rows takes part in the pass, too
+            members = next(members_of)
+            outputs = self.forward(batch, members, grad=loss is not None)
+
+            def finish(output: Tensor, non_loss_data: bool = False) -> Any:  # on the last stage
+                passes.append((members, output.detach()))
+                # the number of tokens is unused: losses are divided already
+                return loss and (loss(members, outputs), torch.tensor(0, dtype=torch.int), None)
+
+            return outputs[0], finish
+
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micro_batches),
+            model=self.model.ddp,
+            num_microbatches=len(micro_batches),
+            seq_length=1,  # unused: the stages tell each other the shapes
+            micro_batch_size=1,
+            forward_only=loss is None,
+            collect_non_loss_data=loss is None,
+        )
+        return passes
+
     def forward_only(
         self, batch: Batch, rows: Sequence[int] | None = None
     ) -> RowValues:
-        "Return the log-prob or value of every response token of some rows; {} unless TP and CP rank 0"
+        "Return the log-prob or value of every response token of some rows; {} unless this rank reports"
         found: RowValues = {}
         chosen = range(len(batch)) if rows is None else rows
-        for members in self.micro_batches(batch, chosen):
-            # a rank without rows takes part in the pass, too
-            found |= self.by_row(batch, members, self.forward(batch, members, grad=False)[0])
+        for members, value_T in self.run_schedule(batch, chosen):
+            found |= self.by_row(batch, members, value_T)
         return found
 
 
@@ -365,7 +413,7 @@ class ModelTrainer(ModelPasses):
         accumulate: bool = False,  # add to the gradient that is there
     ) -> dict[
         str, float
-    ]:  # weighted metric sums of this rank's rows; {} unless TP and CP rank 0
+    ]:  # weighted metric sums of this rank's rows; {} unless this rank reports
         """Compute the gradient of one optimizer step.
 
         Without old log-probs, `trained` has those of these passes afterwards."""
@@ -377,26 +425,31 @@ class ModelTrainer(ModelPasses):
         if not accumulate:
             self.optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
-        passes = []
-        for members in self.micro_batches(batch, rows):
-            outputs = self.forward(batch, members, grad=True)
-            if members:
-                loss, metrics = self.loss(batch, members, outputs)
-            else:
-                # for the collectives of the backward pass
-                loss = outputs[0].sum() * 0
-                metrics = {}
-            with self.memory.explaining(f"a backward pass of the {self.name}"):
-                loss.backward()
-            for name, value in metrics.items():
-                sums[name] = sums.get(name, 0) + value
-            passes.append((members, outputs[0].detach()))
+        errors = []
+
+        def loss(members: list[int], outputs: tuple[Tensor, ...]) -> Tensor:
+            if members and not errors:
+                try:
+                    value, metrics = self.loss(batch, members, outputs)
+                except NumericsError as error:
+                    errors.append(error)
+                else:
+                    for name, metric in metrics.items():
+                        sums[name] = sums.get(name, 0) + metric
+                    return value
+            # without rows, or after an error: other ranks wait for the backward pass
+            return outputs[0].sum() * 0
+
+        with self.memory.explaining(f"a backward pass of the {self.name}"):
+            passes = self.run_schedule(batch, rows, loss)
+        if errors:
+            raise errors[0]
         self.trained = {}
         if not batch.old_logprobs:
             # after all passes, for which the host does not wait
             for members, value_T in passes:
                 self.trained |= self.by_row(batch, members, value_T)
-        if not self.model.layout.is_first_of_replica:
+        if not self.is_reporting:
             return {}
         return {name: float(value) for name, value in sums.items()}
 
@@ -604,10 +657,10 @@ class WeightWriter:
         layout = self.model.layout
         total = self.nbytes
         model = self.model
-        largest = max(p.nbytes * model.shards(p) for p in model.module.parameters())
-        at_once = min(bucket, total) if layout.tensor_size > 1 or layout.expert_size > 1 else 0
+        several = max(layout.tensor_size, layout.expert_size, layout.pipeline_size) > 1
+        at_once = min(bucket, total) if several else 0
         engine = total // self.config.rollout.devices_per_engine
-        return HandleNeeds(total, max(largest, at_once), engine + bucket)
+        return HandleNeeds(total, max(model.largest_weight, at_once), engine + bucket)
 
     def missing_room(self) -> NoDeviceRoom | None:
         "Return why a copy of the weights does not fit on this device, now or in the sleep that follows"
@@ -718,7 +771,7 @@ class Trainer(ModelTrainer):
         batch: Batch,
         policy: str = "actor",  # or "reference"
     ) -> RowValues:
-        "Return the log-prob of every response token; {} unless TP and CP rank 0"
+        "Return the log-prob of every response token; {} unless this rank reports"
         if policy == "actor":
             return self.forward_only(batch)
         if self.config.algorithm.use_reference and self.config.lora.rank:

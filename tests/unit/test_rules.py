@@ -158,7 +158,7 @@ def exported(path: Path) -> list[str]:
     return []
 
 
-# The simulator wears the names of torch.npu and of what it stands for.
+# The simulator has the names of torch.npu and of Transformer Engine.
 IMITATIONS = (
     "npu.simulator.runtime",
     "npu.simulator.fused",
@@ -238,77 +238,6 @@ def test_what_is_public_is_annotated(path):
         assert node.returns is not None, f"{name} does not say what it returns"
 
 
-@ids
-def test_one_statement_a_line(path):
-    for node in ast.walk(tree(path)):
-        bodies = [getattr(node, field, None) for field in ("body", "orelse", "finalbody")]
-        for body in bodies:
-            if not isinstance(body, list):
-                continue
-            starts = [s.lineno for s in body]
-            assert len(starts) == len(set(starts)), f"line {starts[0]} holds two statements"
-            if isinstance(node, ast.stmt) and body:
-                assert body[0].lineno > node.lineno, (
-                    f"line {node.lineno} holds two statements"
-                )
-
-
-def shape(value: ast.expr) -> str:
-    "An expression without the names of its data and without its constants"
-    copy = ast.parse(ast.unparse(value), mode="eval").body
-    called = {id(n.func) for n in ast.walk(copy) if isinstance(n, ast.Call)}
-    for node in ast.walk(copy):
-        if isinstance(node, ast.Name) and id(node) not in called:
-            node.id = "data"
-        if isinstance(node, ast.Constant):
-            node.value = 0
-    return ast.unparse(copy)
-
-
-def assigns_different_things(node: ast.AST) -> bool:
-    "`a, b = f(x), y`; neither `a, b = f(x), f(y)` nor the exchange `a, b = b, []`"
-    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
-        return False
-    targets = node.targets[0]
-    if not isinstance(targets, ast.Tuple):
-        return False
-    values = node.value.elts
-    names = [ast.unparse(target) for target in targets.elts]
-    exchanged = any(
-        name in {ast.unparse(node) for node in ast.walk(value)}
-        for name, own in zip(names, values, strict=True)
-        for value in values
-        if value is not own
-    )
-    return not exchanged and len({shape(value) for value in values}) > 1
-
-
-@ids
-def test_different_things_are_assigned_on_lines_of_their_own(path):
-    found = [n for n in ast.walk(tree(path)) if assigns_different_things(n)]
-    assert not found, f"line {found[0].lineno}: {ast.unparse(found[0])}"
-
-
-@ids
-def test_no_golf(path):
-    for node in ast.walk(tree(path)):
-        line = getattr(node, "lineno", 0)
-        if isinstance(node, ast.Expr):
-            assert not isinstance(node.value, ast.Tuple), (
-                f"line {line}: a tuple as a statement"
-            )
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(
-            node.value, ast.Lambda
-        ):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            named = any(isinstance(t, ast.Name) for t in targets)
-            assert not named, f"line {line}: a lambda with a name"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Call):
-            inner = node.func.func
-            called = isinstance(inner, ast.Name) and inner.id == "getattr"
-            assert not (called and len(node.func.args) == 3), f"line {line}: getattr(...)()"
-
-
 def broad(handler: ast.ExceptHandler) -> bool:
     "Catches everything and does not hand it on"
     names = {"Exception"}
@@ -328,30 +257,9 @@ def test_nothing_is_swallowed():
     assert not [f"{name_of(p)}:{n.lineno}" for p, n in handlers if broad(n)]
 
 
-def second_argument(call: ast.Call) -> ast.expr | None:
-    "Of `test_fail`: a message, which a class of errors is not"
-    if isinstance(call.func, ast.Name) and call.func.id == "test_fail" and call.args[1:]:
-        return call.args[1]
-    return None
-
-
-def test_the_class_of_an_expected_error_has_its_name():
+def test_expected_errors_have_a_class_or_a_message():
     "`test_fail(f, SomeError)` takes any error: the class is `exc`"
-    for path in (p for p in NOTEBOOKS if "npu" not in p.relative_to(ROOT).parts):
-        for cell in json.loads(path.read_text())["cells"]:
-            source = "".join(cell["source"])
-            if cell["cell_type"] != "code" or "test_fail(" not in source:
-                continue
-            for node in ast.walk(ast.parse(source)):
-                given = second_argument(node) if isinstance(node, ast.Call) else None
-                assert given is None or isinstance(given, ast.Constant), (
-                    f"{path}: {ast.unparse(node)}: give exc={ast.unparse(given)}"
-                )
-
-
-def test_expected_errors_have_a_class():
-    "In the basement, where a mistyped name would else pass for the error that was meant"
-    for path in (p for p in NOTEBOOKS if "npu" in p.relative_to(ROOT).parts):
+    for path in NOTEBOOKS:
         for cell in json.loads(path.read_text())["cells"]:
             source = "".join(cell["source"])
             if cell["cell_type"] != "code" or "test_fail(" not in source:
@@ -359,7 +267,10 @@ def test_expected_errors_have_a_class():
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "test_fail":
                     given = {keyword.arg for keyword in node.keywords}
-                    assert "exc" in given, f"{path}: {ast.unparse(node)}: give exc="
+                    constant = node.args[1:] and isinstance(node.args[1], ast.Constant)
+                    assert constant or given & {"exc", "contains", None}, (
+                        f"{path}: {ast.unparse(node)}: give exc= or contains="
+                    )
 
 
 # ---- what importing costs

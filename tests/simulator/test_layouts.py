@@ -1,0 +1,355 @@
+"""Trainers in several layouts of four simulated NPUs against one device.
+
+The rows cover every pair of sizes and families that can occur together. One job of four processes runs
+them one after another: log-probs, gradients, two optimizer steps, a sleep, a weight update, and the second
+step again from the checkpoint of another layout.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from preloaded_jobs import TRAINER_RANK
+
+from cookbook_npu.config import TinyConfig, override
+from cookbook_npu.data.sample import ImageInput, Sample
+from cookbook_npu.data.tokenizer import build_tokenizer
+from cookbook_npu.plan.memory import (
+    critic_parameters,
+    model_of,
+    stages_of,
+    trainer_parameters,
+)
+from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.testing.ranks import run_ranks
+from cookbook_npu.train.batch import make_batch
+
+pytestmark = pytest.mark.slow
+
+DEVICES = 4
+TOLERANCE = 1e-5
+FAMILIES = {
+    "qwen3": TinyConfig(num_layers=2),
+    "qwen3_moe": TinyConfig(num_layers=2, num_experts=4),
+    "qwen3_vl": TinyConfig(num_layers=4),  # image features are added to the first two
+    "qwen3_5": TinyConfig(num_layers=4),  # three gated delta nets and one attention layer
+}
+SMALL = dict(hidden_size=32, ffn_size=64)
+COUNTED = ("qwen3", "qwen3_moe")  # whose tiny models the plan counts whole
+
+
+@dataclass(frozen=True)
+class Row:
+    family: str
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    data: int = 1
+    context: int = 1
+
+    def __str__(self):
+        sizes = {
+            "TP": self.tensor,
+            "CP": self.context,
+            "PP": self.pipeline,
+            "EP": self.expert,
+            "DP": self.data,
+        }
+        split = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+        return "-".join([self.family, *split])
+
+    @property
+    def can_run(self) -> bool:
+        "On all devices, with experts in a mixture only, and no gated delta net split"
+        experts = self.expert == 1 or self.family == "qwen3_moe"
+        split = self.context == 1 or self.family != "qwen3_5"
+        size = self.tensor * self.context * self.pipeline * self.data
+        return size == DEVICES and experts and split
+
+    def pairs(self) -> set:
+        return set(combinations(vars(self).items(), 2))
+
+
+# a row resumes from the checkpoint of the row above it that has the same family and kind of experts
+ROWS = [
+    Row("qwen3", tensor=2, pipeline=2),
+    Row("qwen3", pipeline=2, data=2),
+    Row("qwen3", tensor=2, data=2),
+    Row("qwen3", tensor=2, context=2),
+    Row("qwen3", pipeline=2, context=2),
+    Row("qwen3_moe", tensor=2, data=2),
+    Row("qwen3_moe", tensor=2, pipeline=2, expert=2),
+    Row("qwen3_moe", pipeline=2, data=2, expert=2),
+    Row("qwen3_moe", tensor=2, data=2, expert=2),
+    Row("qwen3_moe", context=2, data=2, expert=2),
+    Row("qwen3_vl", tensor=2, data=2),
+    Row("qwen3_vl", pipeline=2, data=2),
+    Row("qwen3_vl", tensor=2, pipeline=2),
+    Row("qwen3_vl", pipeline=2, context=2),
+    Row("qwen3_5", tensor=2, data=2),
+    Row("qwen3_5", tensor=2, pipeline=2),
+    Row("qwen3_5", pipeline=2, data=2),
+]
+
+
+def test_the_rows_cover_every_pair():
+    sizes = (1, 2)
+    every = [Row(*values) for values in product(FAMILIES, *[sizes] * 5)]
+    possible = set().union(*(row.pairs() for row in every if row.can_run))
+    assert all(row.can_run for row in ROWS)
+    assert possible - set().union(*(row.pairs() for row in ROWS)) == set()
+
+
+# ---------------------------------------------------------------- what the processes do
+
+
+def run_config(row: Row, devices: int):
+    tiny = {f"model.tiny.{name}": value for name, value in FAMILIES[row.family]}
+    own = {
+        **tiny,
+        **{f"model.tiny.{name}": value for name, value in SMALL.items()},
+        "model.tiny.family": row.family,
+        "placement.devices": devices,
+        "parallel.tensor": row.tensor,
+        "parallel.context": row.context,
+        "parallel.pipeline": row.pipeline,
+        "parallel.expert": row.expert,
+        "rollout.prompts_per_step": 4,
+        "rollout.samples_per_prompt": 2,
+        "train.micro_batch_tokens": 32,
+        "optim.learning_rate": 1e-2,
+        "optim.eps": 1e-4,
+        "optim.clip_grad": 0.0,
+    }
+    return override(qwen3_4b_colocate(overrides={"placement.devices": 4}), own)
+
+
+def make_inputs(config, hf):
+    "Eight graded responses of different lengths; a model with a vision tower also sees an image"
+    images = {}
+    prompts = [[50, 43, 50, 61], [51, 43], [52, 45, 50, 43, 53], [54]]
+    if hf.model_type == "qwen3_vl":
+        noise = torch.Generator().manual_seed(0)
+        pixels = torch.randn(4 * 6, 3 * 2 * 16 * 16, generator=noise).numpy()
+        images["picture"] = ImageInput(
+            reference="picture", pixel_values=pixels, grid_thw=(1, 4, 6)
+        )
+        shown = [hf.image_token_id] * 6
+        prompts[2] = [50, hf.vision_start_token_id, *shown, hf.vision_end_token_id, 43]
+    samples = []
+    for number, (group, index) in enumerate(product(range(4), range(2))):
+        response = [48 + (number + i) % 10 for i in range(1 + number % 5)]
+        seen = ["picture"] if images and group == 2 else []
+        samples.append(
+            Sample(
+                group_id=str(group),
+                index=index,
+                prompt_ids=prompts[group],
+                response_ids=response,
+                logprobs=[-5.5] * len(response),
+                loss_mask=[1] * len(response),
+                versions=[0] * len(response),
+                finish_reason="stop",
+                reward=float(index == group % 2),
+                images=seen,
+            )
+        )
+    size = config.global_batch_size
+    return make_batch(samples, 2, config.algorithm, size, 8, images)
+
+
+def whole(tensors) -> dict[str, torch.Tensor]:
+    return {name: t.detach().cpu().clone() for name, t in tensors}
+
+
+def whole_gradients(model) -> dict[str, torch.Tensor]:
+    "The summed gradients under Hugging Face names: exported as if they were the weights"
+    import torch.distributed as dist
+    from megatron.core.distributed.param_and_grad_buffer import shard_buffer
+
+    from cookbook_npu.model.megatron import export_weights
+
+    model.finish_gradients()
+    for group in (*model.ddp.bucket_groups, *model.ddp.expert_parallel_bucket_groups):
+        ranks = group.intra_distributed_optimizer_instance_group
+        for bucket in group.buckets:  # each rank has summed its own slice
+            own = shard_buffer(bucket.grad_data, ranks.size())[ranks.rank()]
+            dist.all_gather_into_tensor(bucket.grad_data, own.clone(), group=ranks)
+    params = list(model.module.parameters())
+    weights = [p.data for p in params]
+    for p in params:
+        p.data = p.main_grad.clone()
+    found = whole(export_weights(model))
+    for p, w in zip(params, weights, strict=True):
+        p.data = w
+    return found
+
+
+def check_update(trainer) -> list[str]:
+    "Names of an update that differ from the exported weights"
+    from cookbook_npu.model.megatron import export_weights
+    from cookbook_npu.weights.transport import read_buckets
+
+    manifest = trainer.weights.write(1)
+    want = whole(export_weights(trainer.model))
+    if manifest is None:
+        return []
+    found = whole(read_buckets(manifest))
+    trainer.weights.release()
+    return [n for n in want | found if not torch.equal(want.get(n), found.get(n))]
+
+
+def with_critic(critic, batch, metrics: list[dict]) -> dict:
+    "Train a critic; return its values before and after, keyed apart from log-probs"
+    returns = [np.linspace(0, 1, n, dtype=np.float32) for n in batch.response_lengths]
+    old = [np.zeros_like(one) for one in returns]
+    before = critic.forward_only(batch)
+    metrics[0] |= critic.train(replace(batch, values=old, returns=returns))
+    after = critic.forward_only(batch)
+    return {("before", i): v for i, v in before.items()} | {
+        ("after", i): v for i, v in after.items()
+    }
+
+
+def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
+    from cookbook_npu.model.megatron import destroy_parallel, export_weights
+    from cookbook_npu.train.critic import PPOTrainer
+    from cookbook_npu.train.trainer import Trainer
+
+    config = run_config(row, devices)
+    kind = PPOTrainer if row.family == "qwen3" else Trainer
+    trainer = kind(0, devices, config, str(root / row.family))
+    batch = make_inputs(config, trainer.model.hf_config)
+    result = {"logprobs": trainer.logprobs(batch)}
+    (rows,) = batch.optimizer_steps
+    trainer.forward_backward(batch, rows)
+    result["gradients"] = whole_gradients(trainer.model)
+    result["metrics"] = [trainer.train(batch)]
+    if row.family == "qwen3":
+        result["logprobs"] |= with_critic(trainer.critic, batch, result["metrics"])
+    folder = root / f"state-{row}"
+    if trainer.rank == 0:
+        folder.mkdir()
+    torch.distributed.barrier()
+    trainer.save_state(str(folder))
+    trainer.finish_state()
+    result["wrong"] = check_update(trainer)
+    result["held"] = trainer.sleep()["memory/weights"]
+    trainer.wake()
+    result["metrics"].append(trainer.train(batch))
+    result["weights"] = whole(export_weights(trainer.model))
+    result["bytes"] = trainer.model.weight_bytes
+    if previous is not None:
+        trainer.load_state(str(root / f"state-{previous}"))
+        trainer.train(batch)
+        result["resumed"] = whole(export_weights(trainer.model))
+    destroy_parallel()
+    return result
+
+
+def references(rank: int, world_size: int, root: str) -> None:
+    for family in FAMILIES:
+        found = train_row(Row(family), 1, Path(root), None)
+        torch.save(found, Path(root, f"{family}.pt"))
+
+
+def farthest(found: dict, want: dict) -> float:
+    assert found.keys() == want.keys()
+    return max((found[n] - want[n]).abs().max().item() for n in want)
+
+
+def all_rows(rank: int, world_size: int, root: str) -> dict:
+    results = {}
+    latest: dict[tuple[str, int], Row] = {}
+    for row in ROWS:
+        want = torch.load(Path(root, f"{row.family}.pt"), weights_only=False)
+        previous = latest.get((row.family, row.expert))
+        found = train_row(row, world_size, Path(root), previous)
+        for name in ("gradients", "weights", "resumed"):
+            if name in found:
+                of = "weights" if name == "resumed" else name
+                found[name] = farthest(found[name], want[of])
+        found["bytes"] -= want["bytes"]
+        results[str(row)] = found
+        latest[row.family, row.expert] = row
+    return results
+
+
+# ---------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> SimpleNamespace:
+    from cookbook_npu.model.tiny import build_tiny
+
+    root = tmp_path_factory.mktemp("layouts")
+    for family, shape in FAMILIES.items():
+        tiny = shape.model_copy(update={"family": family, **SMALL})
+        build_tiny(tiny, build_tokenizer(), root / family, seed=0)
+    run = functools.partial(
+        run_ranks,
+        kwargs={"root": str(root)},
+        timeout=300,
+        bootstrap="trainer",
+        preload=TRAINER_RANK,
+    )
+    run(f"{__file__}:references", 1)
+    want = {
+        family: torch.load(root / f"{family}.pt", weights_only=False) for family in FAMILIES
+    }
+    return SimpleNamespace(ranks=run(f"{__file__}:all_rows", DEVICES), want=want)
+
+
+rows = pytest.mark.parametrize("row", ROWS, ids=str)
+
+
+@rows
+def test_logprobs_equal_one_device(found, row):
+    "And the values of a critic, before and after its optimizer step"
+    merged = {}
+    for rank in found.ranks:
+        merged |= rank[str(row)]["logprobs"]
+    want = found.want[row.family]["logprobs"]
+    assert merged.keys() == want.keys()
+    assert max(np.abs(merged[i] - want[i]).max() for i in want) <= TOLERANCE
+
+
+@rows
+def test_gradients_and_weights_equal_one_device(found, row):
+    "After two optimizer steps; with a sleep, and resumed from another layout, in between"
+    for rank in found.ranks:
+        result = rank[str(row)]
+        assert result["gradients"] <= TOLERANCE
+        assert result["weights"] <= TOLERANCE
+        assert result.get("resumed", 0.0) <= TOLERANCE
+        assert result["wrong"] == []
+        # at TP a norm counts once for each rank
+        assert row.tensor > 1 or result["bytes"] == 0
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.family in COUNTED], ids=str)
+def test_the_plan_knows_the_largest_stage(found, row):
+    config = run_config(row, DEVICES)
+    stages = stages_of(model_of(config, len(build_tokenizer())), config)
+    planned = [trainer_parameters(stage, config) for stage in stages]
+    if row.family == "qwen3":
+        critic = [critic_parameters(stage, row.tensor) for stage in stages]
+        planned = [sum(both) for both in zip(planned, critic, strict=True)]
+    held = max(rank[str(row)]["held"] for rank in found.ranks)
+    assert held == pytest.approx(4 * max(planned), rel=0.02)
+
+
+@rows
+def test_metrics_equal_one_device(found, row):
+    "The sum over the ranks, as the driver adds them"
+    for step, want in enumerate(found.want[row.family]["metrics"]):
+        for name, value in want.items():
+            if name == "critic/grad_norm" and row.tensor > 1:
+                continue  # the value head counts once for each rank of a TP group
+            ours = sum(r[str(row)]["metrics"][step].get(name, 0.0) for r in found.ranks)
+            assert ours == pytest.approx(value, abs=TOLERANCE), name
