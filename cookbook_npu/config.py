@@ -1325,7 +1325,8 @@ def _check_devices(c: RunConfig) -> None:
         raise ConfigError(
             f"parallel.tensor {p.tensor} x parallel.context {p.context} x parallel.pipeline "
             f"{p.pipeline} is {p.model_size}, but the trainer has {devices} devices",
-            "Make the product a divisor of the trainer's devices.",
+            "Make parallel.tensor x parallel.context x parallel.pipeline a divisor of the trainer's "
+            "devices.",
         )
     experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
