@@ -377,6 +377,17 @@ def test_fused_kernels_and_nothing_that_comes_back(tmp_path):
 SIZES = {"context": 2}, {"tensor": 2, "context": 2}
 
 
+def test_mindspeed_has_the_algorithms():
+    "By the names that the trainer passes"
+    from cookbook_npu.model.megatron import CONTEXT_ALGORITHMS
+
+    features = checkout("MindSpeed@core_r0.16.0") / "mindspeed" / "features_manager"
+    pages = (features / "context_parallel").glob("*.py")
+    source = "".join(page.read_text(encoding="utf-8") for page in pages)
+    for names in CONTEXT_ALGORITHMS.values():
+        assert f"'{names.mindspeed}'" in source
+
+
 def context_model(rank: int, world_size: int, root: str, algorithm: str, **sizes) -> dict:
     "The checks of test_context_parallel, in a process that has MindSpeed"
     import test_context_parallel as checks
