@@ -563,6 +563,11 @@ class RolloutConfig(Config):
         "responses are then under-represented (None: never)",
         gt=0,
     )
+    routing_replay: bool = setting(
+        False,
+        "mixture of experts: compute log-probs and training with the experts that the engine "
+        "selected (routing replay, R3)",
+    )
     kept_cache: Literal["recompute", "keep"] = setting(
         "recompute",
         "split: key/value cache of responses that continue after a weight update",
@@ -1455,6 +1460,7 @@ ENGINE_ARGS_OF_THE_LOOP = {
     "pipeline_parallel_size": "Set rollout.devices_per_engine: an engine is split by tensor parallelism.",
     "data_parallel_size": "Leave it out: each engine is one replica.",
     "enable_expert_parallel": "Leave it out: an engine splits its experts by tensor parallelism.",
+    "enable_return_routed_experts": "Set rollout.routing_replay.",
     "distributed_executor_backend": "Leave it out: the ranks of an engine are processes of the run.",
     "gpu_memory_utilization": "Set rollout.memory_utilization.",
     "kv_cache_memory_bytes": "Set rollout.memory_utilization: the plan derives the cache from it.",
@@ -1493,6 +1499,7 @@ MEGATRON_ARGS_OF_THE_RUN = {
     "cp_comm_type": "Set parallel.context_algorithm.",
     "expert_model_parallel_size": "Set parallel.expert.",
     "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
+    "moe_enable_routing_replay": "Set rollout.routing_replay.",
     "recompute_granularity": "Set model.recompute.",
     "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
     **dict.fromkeys(
@@ -1700,6 +1707,7 @@ _OF_SFT: dict[str, Any] = {
     "data.apply_chat_template": True,
     "data.image_key": None,
     "rollout.environment": None,
+    "rollout.routing_replay": False,
     "rollout.samples_per_prompt": RolloutConfig().samples_per_prompt,
     "sampling.temperature": 1.0,
     "algorithm.use_reference": False,
@@ -1986,6 +1994,22 @@ def _check_tiny_experts(c: RunConfig) -> None:
             "Choose at most all experts.",
         )
 
+
+def _check_routing_replay(c: RunConfig) -> None:
+    if not c.rollout.routing_replay:
+        return
+    if c.model.path is None and c.model.tiny.family != "qwen3_moe":
+        raise ConfigError(
+            f"rollout.routing_replay is true with a tiny {c.model.tiny.family}",
+            "Set it to false: only a mixture of experts has something to replay.",
+        )
+    if c.parallel.pipeline > 1:
+        raise ConfigError(
+            f"rollout.routing_replay is true, parallel.pipeline is {c.parallel.pipeline}",
+            "A stage would replay the experts of other layers and micro-batches: set one of them "
+            "back.",
+        )
+
 # %% ../nbs/01_config.ipynb #dac62b7e
 def check_context(
     parallel: ParallelConfig,
@@ -2031,6 +2055,12 @@ def _check_context(c: RunConfig) -> None:
         raise ConfigError(
             f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
             "Context parallelism splits packed rows: set it to auto or thd.",
+        )
+    if c.parallel.context > 1 and c.rollout.routing_replay:
+        raise ConfigError(
+            f"rollout.routing_replay is {c.rollout.routing_replay} with parallel.context "
+            f"{c.parallel.context}",
+            "The recorded experts are not split over context-parallel ranks: leave one of them out.",
         )
 
 # %% ../nbs/01_config.ipynb #54f01437
@@ -2249,6 +2279,7 @@ _CHECKS = (
     _check_tiny,
     _check_tiny_experts,
     _check_context,
+    _check_routing_replay,
     _check_stages,
     _check_lora,
     _check_tenants,

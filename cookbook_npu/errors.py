@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'BudgetSpent',
-           'EnvironmentFault', 'StorageError', 'NumericsError', 'TenantFailed', 'NothingLearned', 'nearest',
-           'decode_text', 'parse_json']
+           'EnvironmentFault', 'StorageError', 'NumericsError', 'TenantFailed', 'NothingLearned', 'SmokeFailed',
+           'nearest', 'decode_text', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
@@ -111,6 +111,10 @@ class TenantFailed(CookbookError, RuntimeError):
 
 class NothingLearned(CookbookError, RuntimeError):
     "A complete run whose weights did not move, or whose reward did not rise"
+
+
+class SmokeFailed(CookbookError, RuntimeError):
+    "A smoke run failed a check; names each with its number"
 
 # %% ../nbs/00_errors.ipynb #d41e4cde
 _NAMED = 12  # names in an error

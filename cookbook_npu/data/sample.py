@@ -134,13 +134,17 @@ class Sample:
     images: list[str] = field(default_factory=list)  # references, in order of placeholders
     # scorer -> weight and score, kept for algorithm.advantage_estimator gdpo
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # expert ids of the first tokens of prompt and response, [tokens, MoE layers, top-k]; those of
+    # the last token are missing: it was sampled, but never computed. None: not recorded
+    routed_experts: "np.ndarray | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_sample(self)
 
     def record(self) -> dict[str, Any]:
-        "The sample as JSON-able values, without empty turns, images and scores"
+        "The sample as JSON-able values, without expert ids and empty turns, images and scores"
         values = vars(self) | {"turns": [vars(turn) for turn in self.turns]}
+        del values["routed_experts"]  # hundreds of bytes per token
         return {k: v for k, v in values.items() if v or k not in _OFTEN_EMPTY}
 
     def to_json(self) -> str:  # one line
@@ -190,6 +194,7 @@ def check_sample(sample: Sample) -> None:
             "Weights belong to the loss aggregation.",
         )
     _check_turns(sample, name)
+    _check_routed_experts(sample, name)
 
 # %% ../../nbs/data/00_sample.ipynb #e7c1b651
 def _check_turns(sample: Sample, name: str) -> None:
@@ -218,4 +223,19 @@ def _check_turns(sample: Sample, name: str) -> None:
         raise DataError(
             f"{name}: its turns end at token {end} of {len(sample.response_ids)}",
             "Give every response token a turn.",
+        )
+
+# %% ../../nbs/data/00_sample.ipynb #eb648ed9
+def _check_routed_experts(sample: Sample, name: str) -> None:
+    "Raise `DataError` unless every token that predicts one with loss has its experts"
+    if sample.routed_experts is None:
+        return
+    shape = sample.routed_experts.shape
+    last = max((i for i, m in enumerate(sample.loss_mask) if m), default=-1)
+    least = len(sample.prompt_ids) + last
+    most = len(sample.prompt_ids) + len(sample.response_ids)
+    if len(shape) != 3 or not least <= shape[0] <= most:
+        raise DataError(
+            f"{name}: routed_experts has shape {shape}, its tokens are {least} to {most}",
+            "Give the expert ids of each token and layer that the engine has computed.",
         )

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError, ShimError
+from ..errors import ConfigError, DataError, ShimError
 from .megatron import MegatronModel
 from ..model.packing import (
     ContextPart,
@@ -25,6 +25,7 @@ from ..model.packing import (
     model_inputs,
     split_context,
 )
+from .routing_replay import replay_experts, stop_replay
 
 # %% ../../nbs/model/04_logprobs.ipynb #c0df4016
 NO_LOGIT = -1e30  # finite, so that 0 * NO_LOGIT is 0
@@ -216,6 +217,24 @@ def without_head(
         del decoder._forward_output_layer
 
 # %% ../../nbs/model/04_logprobs.ipynb #cde9245f
+def _replay_experts(model: MegatronModel, packed: TokenBatch) -> None:
+    "Let the routers of a model with routing replay select the experts of the rollout"
+    if not model.routers:
+        return
+    experts_NLK = packed.routed_experts
+    if experts_NLK is not None:
+        layout = model.layout
+        part = layout.tensor_rank if layout.sequence else 0
+        replay_experts(model.routers, experts_NLK.chunk(layout.row_multiple)[part])
+    elif packed.tokens:
+        raise DataError(
+            "a micro-batch without routed_experts for a model with routing replay",
+            "Sample with rollout.routing_replay, or set it to false.",
+        )
+    else:  # padding only
+        stop_replay(model.routers)
+
+
 def packed_hidden(
     model: MegatronModel,
     packed: TokenBatch,  # a packed row, on the model's device
@@ -225,6 +244,7 @@ def packed_hidden(
     A pipeline stage that is not the last one returns what it sends to the next."""
     from megatron.core.tensor_parallel import mappings
 
+    _replay_experts(model, packed)
     with without_head(model.decoder):
         hidden_BTH = model.ddp(**model_inputs(packed))
     if not model.layout.is_last_stage:

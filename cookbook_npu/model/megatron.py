@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from ..model.lora import (
     merge_adapter,
     use_adapter,
 )
+from .routing_replay import prepare_routers, routers, stop_replay
 from .vision import fuse_tower
 from ..npu.device import accelerator
 from ..npu.shims.bootstrap import model_ready, parallel_ready
@@ -316,6 +317,8 @@ class MegatronModel:
     adapter_scale: float | None = None  # alpha / rank; None: all weights are trained
     adapter: str = ADAPTER  # peft's name of the trained adapter
     summed: bool = False  # this step's gradients have been summed over ranks
+    # that replay the experts of the rollout; empty without routing replay
+    routers: list[Any] = field(default_factory=list)
     other_stages: tuple[int, int] = (0, 0)  # bytes of their weights, and of the largest one
 
     @property
@@ -346,6 +349,7 @@ class MegatronModel:
         ids_BT = ids_BT.to(self.layout.device)
         positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
         inputs = dict(input_ids=ids_BT, position_ids=positions_BT, attention_mask=None)
+        stop_replay(self.routers)
         local_BTV = self.ddp(**inputs)
         logits_BTV = mappings.gather_from_tensor_model_parallel_region(local_BTV)
         return logits_BTV[..., : self.vocab_size].float()
@@ -412,6 +416,7 @@ def megatron_config(
     model: ModelConfig,
     parallel: ParallelConfig,
     megatron_args: Mapping[str, Any] | None = None,
+    routing_replay: bool = False,
 ) -> Any:
     "Return mcore-bridge's configuration of a folder; raise `MissingError` or `ConfigError`"
     from mcore_bridge import ModelConfig as BridgeConfig
@@ -452,7 +457,12 @@ def megatron_config(
             f"train.megatron_args.{name} is {given[name]!r}, {path} has {values[name]!r}",
             "Leave it out: the architecture is read from the model folder.",
         )
+    if routing_replay and not values.get("num_moe_experts"):
+        raise ConfigError(
+            f"rollout.routing_replay is true, {path} has no experts", "Set it to false."
+        )
     values |= run_options(model, parallel, given)
+    values |= dict(moe_enable_routing_replay=True) if routing_replay else {}
     # MindSpeed modifies configurations in their constructor
     own = mindspeed_options(model, parallel)
     parallel_ready(values | own)
@@ -572,11 +582,12 @@ def load_model(
     frozen: bool = False,  # no gradients: a teacher
     lora: LoraConfig | None = None,  # of a new adapter; None or rank 0: no adapter
     seed: int = 0,  # of its first values
+    routing_replay: bool = False,  # log-probs need samples with `routed_experts`
 ) -> MegatronModel:
     "Return the Megatron model of a Hugging Face folder with its weights, on this process's device"
     path = Path(hf_path)
     layout = current_layout(parallel)
-    config = megatron_config(path, model, parallel, megatron_args)
+    config = megatron_config(path, model, parallel, megatron_args, routing_replay)
     if config.num_moe_experts and lora is not None and lora.rank:
         raise ConfigError(
             f"lora.rank is {lora.rank}, {path} is a mixture of experts",
@@ -587,6 +598,8 @@ def load_model(
         config.num_labels = 1
         config.untie_embeddings_and_output_weights = True
     module = _build(config, path, model)
+    if routing_replay:
+        prepare_routers(module, layout.device)
     if frozen:
         module.requires_grad_(False)
     scale = None
@@ -601,6 +614,7 @@ def load_model(
         hf_path=path,
         vocab_size=config.padded_vocab_size,
         adapter_scale=scale,
+        routers=routers(module),
     )
     if layout.pipeline_size > 1:
         loaded.other_stages = _other_stages(loaded)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,6 +51,8 @@ class TokenBatch:
     tokens: int  # without padding
     pixel_values: Tensor | None = None  # patches of all images, in sample order
     image_grid_thw: Tensor | None = None  # [images, 3] patches in time, height, width
+    # expert ids in the flat (T, B) view, [tokens, MoE layers, top-k]; None: not recorded
+    routed_experts: Tensor | None = None
 
     def split(self, values_R: Tensor) -> list[Tensor]:
         "Split one value per response token into samples"
@@ -74,6 +77,8 @@ class TokenBatch:
         names = ["ids_BT", "positions_BT", "rows_R", "targets_R"]
         if self.pixel_values is not None:
             names += ["pixel_values", "image_grid_thw"]
+        if self.routed_experts is not None:
+            names.append("routed_experts")
         if self.cu_seqlens is not None and torch.device(device).type == "cuda":
             names.append("cu_seqlens")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
@@ -150,6 +155,34 @@ def _own_positions(
         found.append(F.pad(positions, (0, len(sequence) - length)))
     return found
 
+
+def _own_experts(
+    samples: Sequence[Any],
+    lengths: Sequence[
+        int
+    ],  # tokens of the samples, padding included, then perhaps of padding
+) -> (
+    list[Tensor] | None
+):  # [tokens, layers, top-k] of each; None if no sample has expert ids
+    """Return the expert ids of every token.
+
+    Tokens without ids carry no loss: the last one of a sample, and padding. They get those of the
+    first tokens, so that the load of the experts stays as it is."""
+    own = [getattr(sample, "routed_experts", None) for sample in samples]
+    recorded = [experts for experts in own if experts is not None]
+    if not recorded:
+        return None
+    if len(recorded) < len(own):
+        raise DataError(
+            f"{len(recorded)} of {len(own)} samples of a micro-batch have routed_experts",
+            "Sample all of them with the same rollout.routing_replay.",
+        )
+    recorded += recorded[:1] * (len(lengths) - len(own))
+    return [
+        torch.from_numpy(np.resize(experts, (n, *experts.shape[1:])))
+        for experts, n in zip(recorded, lengths, strict=True)
+    ]
+
 # %% ../../nbs/model/01_packing.ipynb #c75cebc0
 def _shared_fields(samples: Sequence[Any]) -> dict[str, Any]:
     "Return the fields of `TokenBatch` that both layouts share"
@@ -193,6 +226,7 @@ def pack(
     own = _own_positions(samples, sequences)
     if own is not None:
         positions_BT = torch.cat(own, 1)[:, None]
+    experts = _own_experts(samples, [len(s) for s in sequences])
     ids = list(chain.from_iterable(sequences))
     return TokenBatch(
         ids_BT=torch.tensor([ids], dtype=torch.long),
@@ -200,6 +234,7 @@ def pack(
         cu_seqlens=torch.tensor(starts, dtype=torch.int32),
         max_seqlen=max(len(s) for s in sequences),
         rows_R=torch.tensor(rows, dtype=torch.long),
+        routed_experts=None if experts is None else torch.cat(experts),
         **_shared_fields(samples),
     )
 
@@ -227,12 +262,14 @@ def pad(
         positions_BT = positions_BT.repeat(3, 1, 1)
         for row, positions in enumerate(own):
             positions_BT[:, row, : positions.shape[1]] = positions
+    experts = _own_experts(samples, [width] * len(samples))
     return TokenBatch(
         ids_BT=ids_BT,
         positions_BT=positions_BT,
         cu_seqlens=None,
         max_seqlen=width,
         rows_R=torch.tensor(rows, dtype=torch.long),
+        routed_experts=None if experts is None else torch.stack(experts, 1).flatten(0, 1),
         **_shared_fields(samples),
     )
 

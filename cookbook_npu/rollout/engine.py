@@ -242,6 +242,8 @@ class RequestState:
     image_keys: tuple[str, ...] = field(init=False)
     reason: FinishReason | None = None  # None: still running
     limit: int = field(init=False)  # maximum number of response tokens
+    # expert ids of the computed tokens, in pieces of [tokens, layers, top-k]; empty: not recorded
+    routed_experts: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         partial = self.request.partial
@@ -300,6 +302,9 @@ def make_sample(state: RequestState, tokenizer: Any = None) -> Sample:
         text=text,
         turns=continued_turns(partial.turns, len(state.ids)) if partial else [],
         images=partial.images if partial else [i.reference for i in request.images],
+        routed_experts=np.concatenate(state.routed_experts)
+        if state.routed_experts
+        else None,
     )
 
 # %% ../../nbs/rollout/00_engine.ipynb #fb501ecd

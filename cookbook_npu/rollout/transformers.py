@@ -28,6 +28,7 @@ from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
 from ..heartbeat import report_progress
 from ..model.lora import ADAPTER, PEFT_PREFIX, adapter_layers, add_hf_adapter
+from ..model.routing_replay import RoutedExpertsRecorder
 from ..model.tiny import use_plain_experts
 from ..model.vision import vision_positions
 from ..npu.device import accelerator
@@ -494,9 +495,15 @@ def _image_inputs(
 class ModelRunner:
     "Prefills sequences and decodes rows of a model, by `Qwen3TextForward` where possible"
 
-    def __init__(self, net: Any, device: torch.device):  # a transformers model
+    def __init__(
+        self,
+        net: Any,  # a transformers model
+        device: torch.device,
+        recorder: RoutedExpertsRecorder | None = None,  # of its experts
+    ):
         self.net = net
         self.device = device
+        self.recorder = recorder
         self.text_forward = Qwen3TextForward(net) if can_run_qwen3(net) else None
         self.adapter = ADAPTER
         self.adapted: list[Any] = []  # layers whose adapter is chosen in each pass
@@ -534,6 +541,8 @@ class ModelRunner:
             return self.text_forward(cache, ids_BT, position_BT, longest, mask)
         for layer in self.adapted:
             layer._active_adapter = self.adapter
+        if self.recorder is not None:
+            self.recorder.clear()
         out = self.net(
             input_ids=ids_BT,
             attention_mask=mask,
@@ -572,6 +581,10 @@ class ModelRunner:
         where = {content: k for k, content in enumerate(owners)}
         which = [where[content] for content in contents]
         pads = [width - len(different[k]) for k in which]
+        if self.recorder is not None:
+            experts_PTLK = self.recorder.take(len(different))
+            for state, k, pad in zip(states, which, pads, strict=True):
+                state.routed_experts = [experts_PTLK[k, pad:]]
         rope_deltas = [deltas[k] for k in which]
         if len(different) < len(states):
             which_B = torch.tensor(which, device=self.device)
@@ -592,6 +605,11 @@ class ModelRunner:
             rows.cache, token_B[:, None], mask, longest, position_ids=positions_B1
         )
         rows.width += 1
+        if self.recorder is not None:
+            experts_B1LK = self.recorder.take(len(rows.states))
+            for state, experts_1LK in zip(rows.states, experts_B1LK, strict=True):
+                if state.reason is None:
+                    state.routed_experts.append(experts_1LK)
         return logits_BV
 
 # %% ../../nbs/rollout/01_transformers.ipynb #3372b4b0
@@ -990,6 +1008,7 @@ class TransformersEngine(Engine):
         kept_cache: KeptCache = "recompute",  # key/value cache of running rows at an update
         simulated_latency: float = 0.0,  # sleep of each decode step, s
         lora: LoraConfig | None = None,  # weight updates bring an adapter, not the weights
+        routing_replay: bool = False,  # record the experts of each token
     ):
         self.device = accelerator().device(0) if device is None else torch.device(device)
         self.dtype = getattr(torch, dtype)
@@ -998,7 +1017,8 @@ class TransformersEngine(Engine):
         text = net.config.get_text_config()
         longest = text.max_position_embeddings
         super().__init__(str(hf_path), tokenizer, longest, kept_cache, simulated_latency)
-        runner = ModelRunner(net, self.device)
+        recorder = RoutedExpertsRecorder(net) if routing_replay else None
+        runner = ModelRunner(net, self.device, recorder)
         shared = runner.text_forward.shared if runner.text_forward else []
         self.weights: DeviceWeights = DeviceWeights(net, self.device, shared)
         if getattr(net.config, "vision_config", None) is not None:

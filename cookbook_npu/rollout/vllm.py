@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -356,6 +357,7 @@ def llm_arguments(
     max_pixels: int | None = None,  # of an image; default: the model's own limit
     engine_args: Mapping[str, Any] | None = None,  # rollout.engine_args
     load_weights: bool = True,  # False: random until the first weight update
+    routing_replay: bool = False,  # record the experts of each token
 ) -> dict[str, Any]:
     "Return the keywords of vllm.LLM for a rollout engine"
     executor = "uni" if tensor_parallel == 1 else "external_launcher"
@@ -380,6 +382,7 @@ def llm_arguments(
         "async_scheduling": False,
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
+        **({"enable_return_routed_experts": True} if routing_replay else {}),
         **(engine_args or {}),
     }
 
@@ -392,10 +395,10 @@ def engine_settings(wanted: Mapping[str, Any], known: Iterable[str]) -> dict[str
     known = set(known)
     missing = [k for k in wanted if k not in known | OPTIONAL_SETTINGS]
     if missing:
-        raise EngineError(
-            f"this vLLM has no setting {', '.join(missing)}",
-            "Use a vLLM that has it (0.13 and later do).",
-        )
+        remedy = "Use a vLLM that has it (0.13 and later do)."
+        if missing == ["enable_return_routed_experts"]:
+            remedy = "Set rollout.routing_replay to false, or use a newer vLLM."
+        raise EngineError(f"this vLLM has no setting {', '.join(missing)}", remedy)
     return {k: v for k, v in wanted.items() if k in known and v is not None}
 
 # %% ../../nbs/rollout/03_vllm.ipynb #28250ead
@@ -442,6 +445,16 @@ def vllm_sampling(
         output_kind=RequestOutputKind.DELTA,
     )
 
+# %% ../../nbs/rollout/03_vllm.ipynb #747e0d63
+def _routed_experts(output: Any) -> np.ndarray:  # [tokens, layers, top-k]
+    "Return the expert ids of a finished vllm.CompletionOutput: all tokens but the last"
+    if output.routed_experts is None:
+        raise EngineError(
+            "rollout.routing_replay is true, vLLM returned a response without routed_experts",
+            "Set it to false: this build of vLLM does not record the experts of the model.",
+        )
+    return output.routed_experts
+
 # %% ../../nbs/rollout/03_vllm.ipynb #b8bbfddc
 class VllmRequests:
     "The requests in flight in vLLM"
@@ -453,12 +466,14 @@ class VllmRequests:
         images: VllmImages | None = None,
         request_seeds: bool = True,
         salted: bool = False,
+        routing_replay: bool = False,
     ):
         self.llm_engine = llm_engine
         self.stop_token_ids = list(stop_token_ids)
         self.images = images
         self.request_seeds = request_seeds
         self.salted = salted
+        self.routing_replay = routing_replay
         self.states: dict[str, RequestState] = {}  # by vLLM's id
         self.expected: dict[str, list[int]] = {}  # id -> prompt ids that vLLM must report
         self._next_id = 0  # never reused
@@ -508,6 +523,8 @@ class VllmRequests:
                 state.add(token, entry[token].logprob, version)
             if new.finish_reason is not None:
                 state.reason = new.finish_reason
+                if self.routing_replay:
+                    state.routed_experts = [_routed_experts(new)]
                 ended.append(self.states.pop(output.request_id))
         return ended
 
@@ -646,6 +663,7 @@ class VllmEngine(Engine):
         max_pixels: int | None = None,  # of an image; default: the model's own limit
         engine_args: Mapping[str, Any] | None = None,  # further arguments of vllm.LLM
         load_weights: bool = True,  # False: random until the first weight update
+        routing_replay: bool = False,  # record the experts of each token
     ):
         build = prepare_process(Path(hf_path))
         config, tokenizer = read_folder(Path(hf_path))
@@ -670,10 +688,11 @@ class VllmEngine(Engine):
             max_pixels=max_pixels,
             engine_args=engine_args,
             load_weights=load_weights,
+            routing_replay=routing_replay,
         )
         self._start(vllm, arguments)
         ends = sorted(end_token_ids(hf_path, tokenizer, stop_token_ids))
-        self._build_parts(config, weight_update_method, ends, request_seeds)
+        self._build_parts(config, weight_update_method, ends, request_seeds, routing_replay)
 
     def _start(self, vllm: ImportedVllm, arguments: Mapping[str, Any]) -> None:
         "Start vLLM; raise `EngineError` for a sampler with raw log-probs"
@@ -702,6 +721,7 @@ class VllmEngine(Engine):
         method: WeightUpdateMethod,
         stop_token_ids: Sequence[int],
         request_seeds: bool,
+        routing_replay: bool,
     ) -> None:
         images = None
         if hasattr(config, "vision_config"):
@@ -712,7 +732,7 @@ class VllmEngine(Engine):
                 images = VllmImages(self.model, config.image_token_id)
         salted = self.kept_cache == "keep"
         self.decoder: VllmRequests = VllmRequests(
-            self.llm.llm_engine, stop_token_ids, images, request_seeds, salted
+            self.llm.llm_engine, stop_token_ids, images, request_seeds, salted, routing_replay
         )
         unsampled = unsampled_token_ids(config, self.tokenizer)
         self.llm.collective_rpc(

@@ -64,6 +64,7 @@ def make_engine(
             max_tokens=config.data.max_prompt_tokens + config.longest_response,
             max_pixels=config.data.image_max_pixels,
             engine_args=rollout.engine_args,
+            routing_replay=rollout.routing_replay,
         )
     from ..rollout.transformers import TransformersEngine
 
@@ -75,6 +76,7 @@ def make_engine(
         kept_cache=rollout.kept_cache,
         simulated_latency=rollout.simulated_latency,
         lora=config.lora if config.sends_adapter and not load_weights else None,
+        routing_replay=rollout.routing_replay,
     )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #668ac1cd

@@ -49,6 +49,7 @@ from ..model.micro_batching import (
 )
 from ..model.optimizer import Optimizer, build_optimizer
 from ..model.packing import LAYOUTS, TokenBatch
+from ..model.routing_replay import stop_replay
 from ..model.vision import (
     check_image_runs,
     check_vision_layout,
@@ -735,6 +736,7 @@ class Trainer(ModelTrainer):
             megatron_args=config.train.megatron_args,
             lora=config.lora,
             seed=config.seed,
+            routing_replay=config.rollout.routing_replay,
         )
         memory.build(load, config.optim, config.optimizer_steps)
         self.take_policy(config, memory)
@@ -799,6 +801,7 @@ class Trainer(ModelTrainer):
 
     def sleep(self) -> dict[str, float]:  # bytes
         "Give the device memory back, on all ranks or on none; return memory metrics"
+        stop_replay(self.model.routers)
         return self.memory.offload(self.weights.copy_bytes)
 
     def wake(self) -> None:

@@ -21,7 +21,11 @@ def prepare(root: Path, name: str, family: str, resume: bool = False) -> Path:
     tiny = {f"model.tiny.{key}": value for key, value in SHAPE.items()}
     more = {"rollout.eval_every": 0, "model.tiny.family": family, **tiny}
     if family == "qwen3_moe":
-        more |= {"parallel.expert": 2, "placement.destroy_process_groups": True}
+        more |= {
+            "parallel.expert": 2,
+            "placement.destroy_process_groups": True,
+            "rollout.routing_replay": True,
+        }
     given = parameters(root, name, resume, **more) | {"num_steps": STEPS}
     save_config(qwen3_4b_colocate(**given), root / f"{name}.json")
     return root / f"{name}.json"
@@ -50,6 +54,8 @@ def test_a_family_trains_exports_and_resumes(tmp_path, family):
     trained = rows(whole)[1:]
     assert all(row["grad_norm"] > 0 for row in trained)
     assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in trained)
+    if family == "qwen3_moe":  # 2 layers, 2 experts for each token but the last
+        assert all(3 < row["routing_replay/bytes_per_token"] < 4 for row in trained)
     assert read_export(export_of(whole)) == (set(), build_tokenizer()("12+34=").input_ids)
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut, symlinks=True)

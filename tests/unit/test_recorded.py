@@ -14,7 +14,17 @@ def test_the_outputs_belong_to_the_recipe(path):
     assert faults(path) == []
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_smoke_notebook_shows_a_table_that_passed():
+    cells = json.loads((ROOT / "recipes" / "smoke.ipynb").read_text())["cells"]
+    outputs = [o for c in cells for o in c.get("outputs", [])]
+    (table,) = [t for o in outputs if (t := o.get("data", {}).get("text/markdown"))]
+    assert "".join(table).count("| pass |") == 7
+    assert "all 7 checks passed" in "".join(outputs[-1]["text"])
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in RECIPES if p.stem != "smoke"], ids=lambda path: path.stem
+)
 def test_a_reader_sees_curves_answers_and_the_result(path):
     "Without running anything: a picture, a table of answers, the verdict"
     cells = json.loads(path.read_text())["cells"]
