@@ -241,7 +241,10 @@ def activations(
     else:
         kept = d.layers * layer * tokens + ends
         more = backward - ends
-    return element * d.in_flight * kept, element * more
+    longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
+    share = config.global_batch_size // config.data_parallel * longest  # tokens of a step
+    in_flight = min(d.in_flight, -(-share // tokens))
+    return element * in_flight * kept, element * more
 
 # %% ../../nbs/plan/01_memory.ipynb #f4a2db26
 def logits(d: Dimensions, config: RunConfig, response: int) -> int:
@@ -343,6 +346,8 @@ def communicators(config: RunConfig) -> tuple[int, int]:
         trainer += 1
     if config.data_parallel * config.parallel.context > 1:
         trainer += 2
+    if config.parallel.pipeline > 1:
+        trainer += 2  # stages; first and last one for a tied head
     engine = 1 if config.rollout.devices_per_engine > 1 else 0
     return trainer, engine
 

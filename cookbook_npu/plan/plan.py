@@ -136,7 +136,8 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
         engine = ""
         if place.engine is not None:
             engine = f"engine {place.engine} shard {place.shard}"
-        lines.append(f"  [{place.device}]  {trainer:24}{engine}".rstrip())
+        width = 29 if config.parallel.pipeline > 1 else 24
+        lines.append(f"  [{place.device}]  {trainer:{width}}{engine}".rstrip())
     return "\n".join(lines)
 
 # %% ../../nbs/plan/04_plan.ipynb #75ea79c1

@@ -376,6 +376,8 @@ class ModelPasses(ABC):
             forward_only=loss is None,
             collect_non_loss_data=loss is None,
         )
+        # the hidden states that a stage received last, which would stay on the device in a sleep
+        self.model.module.set_input_tensor(None)
         return passes
 
     def forward_only(
