@@ -11,9 +11,9 @@ __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'W
            'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
            'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
            'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'check_argument_names',
-           'check_experts', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
-           'build_config', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey',
-           'with_choices', 'config_keys']
+           'check_experts', 'check_context', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants',
+           'check_run_name', 'build_config', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config',
+           'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -179,11 +179,22 @@ class ParallelConfig(Config):
         "parallelism, otherwise 1)",
         gt=0,
     )
+    context: int = setting(
+        1,
+        "context-parallel size (CP): each rank holds 1 / CP of every packed row of tokens, for "
+        "long responses",
+        gt=0,
+    )
+    context_algorithm: Literal["ring", "ulysses"] = setting(
+        "ring",
+        "attention under context parallelism: ring passes keys and values on, ulysses exchanges "
+        "heads (tensor x context must divide the key/value heads); no effect with context = 1",
+    )
 
     @property
     def model_size(self) -> int:
-        "Ranks of one copy of the model: TP x PP"
-        return self.tensor * self.pipeline
+        "Ranks of one copy of the model: TP x CP x PP"
+        return self.tensor * self.context * self.pipeline
 
     @property
     def expert_tensor_size(self) -> int:
@@ -1359,9 +1370,10 @@ def _check_devices(c: RunConfig) -> None:
         )
     if devices % p.model_size:
         raise ConfigError(
-            f"parallel.tensor {p.tensor} x parallel.pipeline {p.pipeline} is {p.model_size}, "
-            f"but the trainer has {devices} devices",
-            "Make parallel.tensor x parallel.pipeline a divisor of the trainer's devices.",
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} x parallel.pipeline "
+            f"{p.pipeline} is {p.model_size}, but the trainer has {devices} devices",
+            "Make parallel.tensor x parallel.context x parallel.pipeline a divisor of the trainer's "
+            "devices.",
         )
     experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
@@ -1529,8 +1541,8 @@ MEGATRON_ARGS_OF_THE_RUN = {
         ),
         "Leave it out: the schedule is 1F1B over stages of equally many layers.",
     ),
-    "context_parallel_size": "Leave it out: the trainer is split by tensor, pipeline, expert and "
-    "data parallelism only.",
+    "context_parallel_size": "Set parallel.context.",
+    "cp_comm_type": "Set parallel.context_algorithm.",
     "expert_model_parallel_size": "Set parallel.expert.",
     "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
     "moe_enable_routing_replay": "Set rollout.routing_replay.",
@@ -2044,6 +2056,59 @@ def _check_routing_replay(c: RunConfig) -> None:
             "back.",
         )
 
+# %% ../nbs/01_config.ipynb #dac62b7e
+def check_context(
+    parallel: ParallelConfig,
+    kv_heads: int,  # key/value heads of a layer
+    recurrent: bool,  # some layers are gated delta nets
+    sees: bool,  # has a vision tower
+    model: str,  # its name in messages
+) -> None:
+    "Raise `ConfigError` if a model does not support context parallelism"
+    p = parallel
+    if p.context == 1:
+        return
+    if recurrent:
+        raise ConfigError(
+            f"parallel.context is {p.context}, {model} has gated delta nets",
+            "Their state passes from token to token, and the installed layers keep it on one device: "
+            "set parallel.context to 1 and raise parallel.tensor.",
+        )
+    if p.context_algorithm != "ulysses":
+        return
+    size = p.tensor * p.context
+    if kv_heads % size:
+        raise ConfigError(
+            f"parallel.tensor {p.tensor} x parallel.context {p.context} is {size}, {model} has "
+            f"{kv_heads} key/value heads",
+            "Make the product a divisor of them, or set parallel.context_algorithm to ring.",
+        )
+    if sees:
+        raise ConfigError(
+            f"parallel.context_algorithm is 'ulysses', {model} has a vision tower",
+            "mcore-bridge splits the features of images in the order of ring attention only: set it "
+            "to ring.",
+        )
+
+
+def _check_context(c: RunConfig) -> None:
+    t = c.model.tiny
+    if c.model.path is None:
+        sees = t.family in ("qwen3_vl", "qwen3_5")
+        recurrent = t.family == "qwen3_5"
+        check_context(c.parallel, t.num_kv_heads, recurrent, sees, f"a tiny {t.family}")
+    if c.parallel.context > 1 and c.train.layout == "bshd":
+        raise ConfigError(
+            f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
+            "Context parallelism splits packed rows: set it to auto or thd.",
+        )
+    if c.parallel.context > 1 and c.rollout.routing_replay:
+        raise ConfigError(
+            f"rollout.routing_replay is {c.rollout.routing_replay} with parallel.context "
+            f"{c.parallel.context}",
+            "The recorded experts are not split over context-parallel ranks: leave one of them out.",
+        )
+
 # %% ../nbs/01_config.ipynb #54f01437
 def check_pipeline(
     parallel: ParallelConfig,
@@ -2269,6 +2334,7 @@ _CHECKS = (
     _check_sleep,
     _check_tiny,
     _check_tiny_experts,
+    _check_context,
     _check_routing_replay,
     _check_stages,
     _check_lora,

@@ -58,6 +58,7 @@ def _sizes(optimizer: Optimizer) -> dict[str, int]:
     layout = optimizer.model.layout
     return {
         "tensor": layout.tensor_size,
+        "context": layout.context_size,
         "pipeline": layout.pipeline_size,
         "data": layout.data_size,
         "expert": layout.expert_size,
@@ -93,11 +94,9 @@ def sharded_state(
         state["random"] = ShardedObject(
             "random",
             random_state(),
-            global_shape=(layout.tensor_size, layout.pipeline_size * layout.data_size),
-            global_offset=(
-                layout.tensor_rank,
-                layout.pipeline_rank * layout.data_size + layout.data_rank,
-            ),
+            global_shape=(layout.tensor_size, layout.world_size // layout.tensor_size),
+            # Megatron's order of ranks: TP, CP, DP, PP
+            global_offset=(layout.tensor_rank, layout.rank // layout.tensor_size),
             replica_id=0,
         )
     return state
@@ -214,8 +213,8 @@ def saved_layout(folder: Path | str) -> dict[str, int]:
 
     try:
         layout = dist_checkpointing.load_common_state_dict(str(folder))["layout"]
-        # earlier versions had no expert and no pipeline parallelism
-        earlier = {"pipeline": 1, "expert": 1, "expert_tensor": layout["tensor"]}
+        # earlier versions had no expert, pipeline and context parallelism
+        earlier = dict(pipeline=1, context=1, expert=1, expert_tensor=layout["tensor"])
         return earlier | layout
     except (CheckpointingException, *_DAMAGED) as error:
         raise DataError(
@@ -257,7 +256,7 @@ def load_state(
     optimizer: Optimizer,  # of a new model
     folder: Path | str,
 ) -> bool:
-    """Resume from a checkpoint of any TP, PP and DP; return whether random states were restored.
+    """Resume from a checkpoint of any TP, CP, PP and DP; return whether random states were restored.
 
     Collective. Raises `ConfigError` if only one of run and checkpoint has expert parallelism."""
     saved = saved_layout(folder)

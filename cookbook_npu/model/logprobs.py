@@ -4,21 +4,27 @@
 
 # %% auto #0
 __all__ = ['NO_LOGIT', 'VocabSlice', 'combine_statistics', 'HeadLogProbs', 'head_logprobs', 'without_head', 'packed_hidden',
-           'vocabulary_slice', 'packed_logprobs']
+           'over_context', 'vocabulary_slice', 'packed_logprobs']
 
 # %% ../../nbs/model/04_logprobs.ipynb #72c5a195
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, ShimError
 from .megatron import MegatronModel
-from .packing import TokenBatch, model_inputs
+from ..model.packing import (
+    ContextPart,
+    TokenBatch,
+    model_inputs,
+    split_context,
+)
 from .routing_replay import replay_experts, stop_replay
 
 # %% ../../nbs/model/04_logprobs.ipynb #c0df4016
@@ -250,6 +256,56 @@ def packed_hidden(
         hidden_TBH = mappings.copy_to_tensor_model_parallel_region(hidden_TBH)
     return hidden_TBH.flatten(0, 1).index_select(0, packed.rows_R)
 
+# %% ../../nbs/model/04_logprobs.ipynb #65d6c371
+def _join_ranks(
+    own_RK: Tensor,  # the values of this rank's response tokens
+    part: ContextPart,
+    rank: int,
+) -> Tensor:  # of all ranks' response tokens, in order; gradients reach this rank's only
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    most = max(part.counts)
+    if not most:
+        return own_RK
+    padded_RK = F.pad(own_RK.detach(), (0, 0, 0, most - len(own_RK)))
+    all_RK = padded_RK.new_empty(len(part.counts) * most, own_RK.shape[1])
+    group = parallel_state.get_context_parallel_group()
+    dist.all_gather_into_tensor(all_RK, padded_RK, group=group)
+    values = zip(all_RK.split(most), part.counts, strict=True)
+    joined = [of_rank[:count] for of_rank, count in values]
+    joined[rank] = own_RK
+    return torch.cat(joined).index_select(0, part.places_R.to(own_RK.device))
+
+
+def over_context(
+    model: MegatronModel,
+    packed: TokenBatch,  # on the host, or without context parallelism on the device
+    compute: Callable[
+        [TokenBatch], tuple[Tensor, ...]
+    ],  # values of a batch's response tokens
+) -> tuple[Tensor, ...]:
+    "Return what `compute` returns for a batch, of which each context-parallel rank computes a part"
+    layout = model.layout
+    if packed.ids_BT.shape[1] % layout.row_multiple:
+        raise ConfigError(
+            f"a packed row of {packed.ids_BT.shape[1]} tokens",
+            f"Pack with multiple={layout.row_multiple}.",
+        )
+    if layout.context_size == 1:
+        return compute(packed.to(layout.device))
+    part = split_context(
+        packed,
+        layout.context_rank,
+        layout.context_size,
+        layout.ring,
+        whole_ids=model.decoder is not model.module,
+    )
+    own = compute(part.batch.to(layout.device))
+    if not layout.is_last_stage:
+        return own
+    return _join_ranks(torch.stack(own, 1), part, layout.context_rank).unbind(1)
+
 # %% ../../nbs/model/04_logprobs.ipynb #fec1f3bf
 def vocabulary_slice(model: MegatronModel) -> VocabSlice:
     "Return the slice of the vocabulary whose output rows this rank holds, without padding"
@@ -273,20 +329,19 @@ def packed_logprobs(
     """Return log-prob and entropy of every response token, differentiable unless under no_grad
 
     A pipeline stage that is not the last one returns its hidden states for the next, twice."""
-    if packed.ids_BT.shape[1] % model.layout.row_multiple:
-        raise ConfigError(
-            f"a packed row of {packed.ids_BT.shape[1]} tokens",
-            f"Pack with multiple={model.layout.row_multiple}.",
+
+    def compute(own: TokenBatch) -> tuple[Tensor, ...]:
+        hidden_RH = packed_hidden(model, own)
+        if not model.layout.is_last_stage:
+            return hidden_RH, hidden_RH
+        return head_logprobs(
+            hidden_RH,
+            model.head,
+            own.targets_R,
+            vocabulary_slice(model),
+            temperature,
+            chunk_tokens,
         )
-    packed = packed.to(model.layout.device)
-    hidden_RH = packed_hidden(model, packed)
-    if not model.layout.is_last_stage:
-        return hidden_RH, hidden_RH
-    return head_logprobs(
-        hidden_RH,
-        model.head,
-        packed.targets_R,
-        vocabulary_slice(model),
-        temperature,
-        chunk_tokens,
-    )
+
+    logp_R, entropy_R = over_context(model, packed, compute)
+    return logp_R, entropy_R

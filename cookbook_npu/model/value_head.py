@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ParallelConfig
-from ..errors import ConfigError
-from .logprobs import without_head
+from .logprobs import over_context, without_head
 from .megatron import MegatronModel, load_model
 from .packing import TokenBatch, model_inputs
 
@@ -53,16 +52,14 @@ def packed_values(
     """Return the value before each response token, differentiable unless under no_grad
 
     A pipeline stage that is not the last one returns its hidden states for the next."""
-    if packed.ids_BT.shape[1] % critic.layout.row_multiple:
-        raise ConfigError(
-            f"a packed row of {packed.ids_BT.shape[1]} tokens",
-            f"Pack with multiple={critic.layout.row_multiple}.",
-        )
-    packed = packed.to(critic.layout.device)
-    with without_head(critic.decoder):
-        # on every rank: a model with a value head gathers its hidden states
-        hidden_BTH = critic.ddp(**model_inputs(packed))
-    if not critic.layout.is_last_stage:
-        return hidden_BTH
-    hidden_RH = hidden_BTH.transpose(0, 1).flatten(0, 1).index_select(0, packed.rows_R)
-    return (hidden_RH.float() @ critic.head.float().t())[:, 0]
+
+    def compute(own: TokenBatch) -> tuple[Tensor]:
+        with without_head(critic.decoder):
+            # on every rank: a model with a value head gathers its hidden states
+            hidden_BTH = critic.ddp(**model_inputs(own))
+        if not critic.layout.is_last_stage:
+            return (hidden_BTH,)
+        hidden_RH = hidden_BTH.transpose(0, 1).flatten(0, 1).index_select(0, own.rows_R)
+        return ((hidden_RH.float() @ critic.head.float().t())[:, 0],)
+
+    return over_context(critic, packed, compute)[0]

@@ -7,7 +7,7 @@ __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_B
            'PREFILL_TOKENS', 'SAMPLED_ROWS', 'HANDLE_RESERVE', 'Component', 'MemoryPhase', 'stages_of', 'largest_stage',
            'trainer_parameters', 'optimizer_share', 'trainer_state', 'critic_parameters', 'slot_bytes',
            'adapter_parameters', 'trained_parameters', 'host_optimizer_bytes', 'layer_elements', 'micro_batch',
-           'activations', 'logits', 'training', 'critic_training', 'scoring', 'communicators',
+           'rank_share', 'activations', 'logits', 'training', 'critic_training', 'scoring', 'communicators',
            'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work',
            'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'model_of',
            'teachers_of', 'sent_bytes', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'keeps_frozen',
@@ -95,7 +95,8 @@ def optimizer_share(d: Dimensions, config: RunConfig, parameters: int) -> int:
         0 if config.lora.rank else sum(c.experts for c in parameter_counts(d)) // spread
     )
     copies = config.trainer_devices // (spread * p.pipeline)  # of the experts
-    return (parameters - experts) // config.data_parallel + experts // copies
+    replicas = config.data_parallel * p.context  # that share the state of the others
+    return (parameters - experts) // replicas + experts // copies
 
 
 def trainer_state(d: Dimensions, config: RunConfig) -> list[Component]:
@@ -204,7 +205,7 @@ def layer_elements(d: Dimensions, tensor: int = 1, sequence: bool = True) -> int
 
 
 def micro_batch(config: RunConfig) -> tuple[int, int]:
-    "Return T and R of the largest micro-batch of a rank"
+    "Return T and R of the largest micro-batch of a data-parallel rank"
     response = config.sampling.max_response_tokens
     longest = config.data.max_prompt_tokens + response
     if config.is_sft:
@@ -213,6 +214,13 @@ def micro_batch(config: RunConfig) -> tuple[int, int]:
     everything = config.global_batch_size // config.data_parallel * longest
     tokens = max(longest, min(config.train.micro_batch_tokens, everything))
     return tokens, max(response, tokens * response // longest)
+
+
+def rank_share(config: RunConfig) -> tuple[int, int]:
+    "Return T and R of what one rank computes of the largest micro-batch: 1 / CP of its tokens"
+    tokens, response = micro_batch(config)
+    own = -(-tokens // config.parallel.context)
+    return own, min(response, own)
 
 # %% ../../nbs/plan/01_memory.ipynb #2686e339
 def activations(
@@ -247,19 +255,22 @@ def logits(d: Dimensions, config: RunConfig, response: int) -> int:
     return 5 * 4 * chunk * vocab + hidden_gradient
 
 # %% ../../nbs/plan/01_memory.ipynb #81fd7545
+_TOKENS = ("train.micro_batch_tokens", "parallel.context")
+
+
 def training(
     d: Dimensions,
     config: RunConfig,
-    tokens: int | None = None,  # T (None: of the largest micro-batch)
+    tokens: int | None = None,  # T on a rank (None: of the largest micro-batch)
     response: int | None = None,
 ) -> list[Component]:
     "Return the peak of forward and backward pass of a micro-batch, besides the state"
-    largest, responses = micro_batch(config)
+    largest, responses = rank_share(config)
     tokens = tokens or largest
     response = response or responses
     kept, more = activations(d, config, tokens, response)
     head = logits(d, config, response) if d.head else 0
-    knobs = ("train.micro_batch_tokens", "sampling.max_response_tokens", "parallel.tensor")
+    knobs = (*_TOKENS, "sampling.max_response_tokens", "parallel.tensor")
     if head >= more:
         return [
             Component("activations", kept, ("model.recompute", *knobs)),
@@ -270,23 +281,23 @@ def training(
 
 def critic_training(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return the peak of forward and backward pass of the critic, besides the state"
-    tokens, response = micro_batch(config)
+    tokens, response = rank_share(config)
     kept, more = activations(d, config, tokens, response)
     gathered = (
         ELEMENT_BYTES[config.model.dtype] * tokens + 2 * 4 * response if d.head else 0
     )
-    knobs = ("train.micro_batch_tokens", "sampling.max_response_tokens", "parallel.tensor")
+    knobs = (*_TOKENS, "sampling.max_response_tokens", "parallel.tensor")
     nbytes = kept + max(more, gathered * d.hidden)
     return [Component("activations", nbytes, ("model.recompute", *knobs))]
 
 # %% ../../nbs/plan/01_memory.ipynb #a269f31d
 def _valuing(d: Dimensions, config: RunConfig) -> list[Component]:
     "Return the peak of a forward pass of the critic"
-    tokens, response = micro_batch(config)
+    tokens, response = rank_share(config)
     element = ELEMENT_BYTES[config.model.dtype]
     block = element * tokens * (5 * d.active_ffn // config.parallel.tensor + 3 * d.hidden)
     head = (element * tokens + 4 * response) * d.hidden if d.head else 0
-    knobs = ("train.micro_batch_tokens", "parallel.tensor")
+    knobs = (*_TOKENS, "parallel.tensor")
     return [Component("forward pass", max(block, head), knobs)]
 
 
@@ -300,10 +311,10 @@ def _critic_phases(d: Dimensions, config: RunConfig) -> dict[str, list[Component
 def scoring(
     d: Dimensions,
     config: RunConfig,
-    tokens: int | None = None,  # T (None: of the largest micro-batch)
+    tokens: int | None = None,  # T on a rank (None: of the largest micro-batch)
 ) -> list[Component]:
     "A forward pass without gradients at its peak: one layer's feed-forward block, or a chunk of logits"
-    tokens = tokens or micro_batch(config)[0]
+    tokens = tokens or rank_share(config)[0]
     tensor = config.parallel.tensor
     element = ELEMENT_BYTES[config.model.dtype]
     block = element * tokens * (5 * d.active_ffn // tensor + 3 * d.hidden)
@@ -313,7 +324,7 @@ def scoring(
         Component(
             "forward pass",
             max(block, head if d.head else 0),
-            ("train.micro_batch_tokens", "parallel.tensor", "train.logprob_chunk_tokens"),
+            (*_TOKENS, "parallel.tensor", "train.logprob_chunk_tokens"),
         )
     ]
 
@@ -331,7 +342,9 @@ def communicators(config: RunConfig) -> tuple[int, int]:
         trainer += 1
     if config.parallel.tensor > 1:
         trainer += 2
-    if config.data_parallel > 1:
+    if config.parallel.context > 1:
+        trainer += 1
+    if config.data_parallel * config.parallel.context > 1:
         trainer += 2
     if config.parallel.pipeline > 1:
         trainer += 2  # stages; first and last one for a tied head

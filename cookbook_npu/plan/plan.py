@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-from ..config import RunConfig
+from ..config import RunConfig, check_context
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
 from ..plan.dimensions import (
@@ -67,6 +67,7 @@ class DeviceRoles:
     device: int  # on the node
     trainer: int | None  # trainer rank
     tensor: int  # TP rank
+    context: int  # CP rank
     data: int  # DP rank
     stage: int  # PP rank
     engine: int | None  # index of the rollout engine
@@ -76,7 +77,8 @@ class DeviceRoles:
 def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[DeviceRoles]:
     "Return the roles on each device"
     tensor = config.parallel.tensor
-    of_stage = tensor * config.data_parallel
+    replica = tensor * config.parallel.context  # of a stage
+    of_stage = replica * config.data_parallel
     each = config.rollout.devices_per_engine
     engines = config.engine_devices
     return [
@@ -85,7 +87,8 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
             device=i % per_node,
             trainer=i if i < config.trainer_devices else None,
             tensor=i % tensor,
-            data=i // tensor % config.data_parallel,
+            context=i // tensor % config.parallel.context,
+            data=i // replica % config.data_parallel,
             stage=i // of_stage,
             engine=(i - engines.start) // each if i in engines else None,
             shard=(i - engines.start) % each,
@@ -97,17 +100,20 @@ def device_roles(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> list[De
 def process_groups(
     config: RunConfig,
 ) -> dict[str, list[list[int]]]:  # "TP", "DP", ...: trainer ranks; "engines": devices
-    "Return the trainer ranks of each TP, DP, PP and EP group, and the devices of each engine"
+    "Return the trainer ranks of each TP, CP, DP, PP and EP group, and the devices of each engine"
     groups: dict[str, dict[Any, list[int]]] = {"TP": {}, "DP": {}, "engines": {}}
     each = config.parallel.expert_tensor_size
     spread = config.parallel.expert * each
     for rank, place in enumerate(device_roles(config)):
         if place.trainer is not None:
-            groups["TP"].setdefault((place.stage, place.data), []).append(rank)
-            groups["DP"].setdefault((place.stage, place.tensor), []).append(rank)
+            at = (place.stage, place.data, place.context, place.tensor)
+            kinds = {"TP": at[:3], "DP": (at[0], *at[2:])}
+            if config.parallel.context > 1:
+                kinds["CP"] = (*at[:2], at[3])
             if config.parallel.pipeline > 1:
-                chain = groups.setdefault("PP", {})
-                chain.setdefault((place.data, place.tensor), []).append(rank)
+                kinds["PP"] = at[1:]
+            for kind, own in kinds.items():
+                groups.setdefault(kind, {}).setdefault(own, []).append(rank)
             if config.parallel.expert > 1:
                 block = rank // spread * each + rank % each
                 groups.setdefault("EP", {}).setdefault(block, []).append(rank)
@@ -124,7 +130,10 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
             lines.append(f"node {place.node}")
         trainer = ""
         if place.trainer is not None:
-            trainer = f"trainer {place.trainer:<3} TP {place.tensor} DP {place.data}"
+            context = f" CP {place.context}" if config.parallel.context > 1 else ""
+            trainer = (
+                f"trainer {place.trainer:<3} TP {place.tensor}{context} DP {place.data}"
+            )
             if config.parallel.pipeline > 1:
                 trainer += f" PP {place.stage}"
         engine = ""
@@ -519,6 +528,8 @@ class RunPlan:
 def _layout(config: RunConfig, d: Dimensions) -> str:
     p = config.parallel
     sizes = [f"TP {p.tensor}"]
+    if p.context > 1:
+        sizes.append(f"CP {p.context} ({p.context_algorithm})")
     if p.pipeline > 1:
         sizes.append(f"PP {p.pipeline}, the largest stage")
     if d.experts:
@@ -547,7 +558,18 @@ def make_plan(
     check: bool = True,
     mean_response: float | None = None,  # tokens, for the schedule (None: assumed)
 ) -> RunPlan:
-    "Plan a run; raises `DeviceError` when it does not fit at the lower end of its memory"
+    """Plan a run.
+
+    Raises `ConfigError` when the model does not support its layout, `DeviceError` when it does not
+    fit at the lower end of its memory."""
+    model = model_of(config)
+    check_context(
+        config.parallel,
+        model.kv_heads,
+        model.linear_layers > 0,
+        model.vision > 0,
+        model.name,
+    )
     if check and config.target.checks_memory:
         phases = check_fits(config, soc, at_least=True)
     else:
@@ -556,7 +578,6 @@ def make_plan(
     times = []
     if config.target.has_soc:
         times = estimate(config, speeds_of(soc), capacity=capacity)
-    model = model_of(config)
     return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69

@@ -108,13 +108,15 @@ def engine_halves(config: RunConfig, devices: int) -> Iterator[DeviceLayout]:
     "Return layouts that differ in the engines' half, with the trainer's half of the recipe"
     d = model_of(config)
     own = replace(layout_of(config), devices=devices)
+    context = config.parallel.context
     shares = sorted({config.rollout.memory_utilization, *SHARES})
     depths = range(1, config.rollout.max_staleness + 1) or (0,)
     trainers = [
         trainer
         for trainer in range(1, devices)
         if any(
-            trainer % tensor == 0 and config.global_batch_size % (trainer // tensor) == 0
+            trainer % (tensor * context) == 0
+            and config.global_batch_size % (trainer // (tensor * context)) == 0
             for tensor in _sizes(trainer, d.kv_heads)
         )
     ]

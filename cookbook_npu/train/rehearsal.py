@@ -91,7 +91,7 @@ STAND_IN = {"rollout.engine": "transformers", "rollout.devices_per_engine": 1}
 
 def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
     "Return the configuration of a rehearsal: the same layout and batch arithmetic with a tiny model"
-    kv_heads = max(2, config.parallel.tensor)
+    kv_heads = max(2, config.parallel.tensor * config.parallel.context)
     family = config.model.tiny.family
     if config.model.path:
         family = dimensions_of_folder(config.model.path).family

@@ -85,7 +85,7 @@ class SlotTrainer(Trainer):
         self.random: dict[str, Any] = {}  # between two calls
 
     def add_gradient(self, batch: Batch) -> dict[str, float]:
-        """Add the gradient of a batch to that of the next step; return weighted metric sums, {} unless TP rank 0
+        """Add a batch's gradient to the next step's; return weighted metric sums, {} unless TP and CP rank 0
 
         An error discards the whole gradient, on all ranks."""
         units = loss_units(batch, self.config.algorithm)

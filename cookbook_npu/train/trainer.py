@@ -306,8 +306,9 @@ class ModelPasses(ABC):
 
     @property
     def is_reporting(self) -> bool:
-        "Whether this rank returns log-probs and metrics: TP rank 0 of the last pipeline stage"
-        return self.model.layout.tensor_rank == 0 and self.model.layout.is_last_stage
+        "Whether this rank returns log-probs and metrics: TP and CP rank 0 of the last stage"
+        place = self.model.layout
+        return place.tensor_rank == place.context_rank == 0 and place.is_last_stage
 
     def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
         "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
@@ -343,7 +344,8 @@ class ModelPasses(ABC):
                 positions = vision_positions(ids.sequence, ids.images, hf_config)
                 ids = ids._replace(positions=positions)
             samples.append(ids)
-        packed = LAYOUTS[self.layout](samples, self.model.layout.row_multiple)
+        place = self.model.layout
+        packed = LAYOUTS[self.layout](samples, place.row_multiple, place.sequence_multiple)
         what = f"a forward pass of the {self.name}"
         dropout = nullcontext() if grad else without_dropout(self.model.module)
         with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:

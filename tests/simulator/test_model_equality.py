@@ -269,7 +269,9 @@ def check_training(model, want: dict) -> dict[str, float]:
     for _ in range(STEPS):
         optimizer.zero_grad()
         for numbers in mine:
-            batch = pack([SAMPLES[i] for i in numbers], model.layout.row_multiple)
+            place = model.layout
+            mine_now = [SAMPLES[i] for i in numbers]
+            batch = pack(mine_now, place.row_multiple, place.sequence_multiple)
             logp, _ = packed_logprobs(model, batch, TEMPERATURE, 5)
             objective(batch.split(logp), numbers).backward()
         norms.append(optimizer.step()[1])

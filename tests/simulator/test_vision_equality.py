@@ -156,7 +156,7 @@ def lay_out(model, samples):
         ids = [*s.prompt_ids, *s.response_ids]
         positions = vision_positions(ids, s.images, model.hf_config) if s.images else None
         placed.append(SimpleNamespace(**vars(s), positions=positions))
-    return pack(placed, model.layout.row_multiple)
+    return pack(placed, model.layout.row_multiple, model.layout.sequence_multiple)
 
 
 def backward(model, samples) -> list[torch.Tensor]:

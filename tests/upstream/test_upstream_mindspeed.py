@@ -370,3 +370,62 @@ def test_fused_kernels_and_nothing_that_comes_back(tmp_path):
     kwargs = {"folder": str(folder)}
     (found,) = run_ranks(target, 1, kwargs, env=env, timeout=400, bootstrap="trainer")
     check_kernels(found)
+
+
+# ---------------------------------------------------------------- context parallelism
+
+SIZES = {"context": 2}, {"tensor": 2, "context": 2}
+
+
+def test_mindspeed_has_the_algorithms():
+    "By the names that the trainer passes"
+    from cookbook_npu.model.megatron import CONTEXT_ALGORITHMS
+
+    features = checkout("MindSpeed@core_r0.16.0") / "mindspeed" / "features_manager"
+    pages = (features / "context_parallel").glob("*.py")
+    source = "".join(page.read_text(encoding="utf-8") for page in pages)
+    for names in CONTEXT_ALGORITHMS.values():
+        assert f"'{names.mindspeed}'" in source
+
+
+def context_model(rank: int, world_size: int, root: str, algorithm: str, **sizes) -> dict:
+    "The checks of test_context_parallel, in a process that has MindSpeed"
+    import test_context_parallel as checks
+
+    from cookbook_npu.model.megatron import init_parallel
+    from cookbook_npu.npu.shims.registry import registry
+
+    parallel = ParallelConfig(context_algorithm=algorithm, **sizes)
+    init_parallel(parallel, seed=0, timeout_s=60)
+    want = torch.load(Path(root, "qwen3.pt"), weights_only=False)
+    found = checks.check_text(Path(root, "qwen3"), parallel, want)
+    return found | {"shim": registry["mindspeed.packed_context"].state.state}
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{sum(sizes.values())}")
+@pytest.mark.parametrize("algorithm", ["ring", "ulysses"])
+def test_context_parallelism_equals_hugging_face(context_folder, algorithm, sizes):
+    "MindSpeed's own attention, in rows that mcore-bridge has packed"
+    env = environment("mindspeed", "core_r0.16.0", None)
+    kwargs = {"root": str(context_folder), "algorithm": algorithm, **sizes}
+    n = ParallelConfig(**sizes).model_size
+    target = f"{__file__}:context_model"
+    for rank in run_ranks(target, n, kwargs, env=env, timeout=400, bootstrap="trainer"):
+        assert rank["shim"] == "applied"
+        assert rank["logps"] <= TOLERANCE
+        assert max(rank["trained"]["norm"], rank["trained"]["weights"]) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def context_folder(tmp_path_factory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SIMULATOR)
+        from test_model_equality import reference, tokenizer
+
+    from cookbook_npu.model.tiny import build_tiny
+
+    root = tmp_path_factory.mktemp("context")
+    shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128, num_kv_heads=4)
+    folder = build_tiny(shape, tokenizer(), root / "qwen3", seed=0)
+    torch.save(reference(folder), root / "qwen3.pt")
+    return root

@@ -123,6 +123,7 @@ RECORDS = (
     "megatron_core.dist_checkpointing",
     "mindspeed.features",
     "mindspeed.flash_attention",
+    "mindspeed.context_parallel",
     "mcore_bridge",
     "memory_saver",
 )

@@ -30,12 +30,12 @@ _MASKS = "core.transformer.flash_attention.generate_mask.generate_mask"
 
 
 def attention_class() -> Any:
-    "Return MindSpeed's attention class, if it is in use"
+    "Return MindSpeed's attention class without context parallelism, if it is in use"
     if mindspeed_module(_DOT_PRODUCT) is None:
         return None
     layers = importlib.import_module(_TE_EXTENSION)
     kind = getattr(layers, "TEDotProductAttention", None)
-    return kind if getattr(kind, "__module__", "").startswith("mindspeed.") else None
+    return kind if getattr(kind, "__module__", "") == f"mindspeed.{_DOT_PRODUCT}" else None
 
 
 def _without_attention(self: Shim) -> str:
