@@ -40,8 +40,10 @@ def load_critic(
     new_1H = HEAD_STD * torch.randn(head_1H.shape, generator=generator)
     with torch.no_grad():
         head_1H.copy_(new_1H)
-    # each rank computes all tokens: its gradient must not be summed over ranks
+    # each rank has the whole head and computes all tokens: its gradient must not be summed over
+    # ranks, and counts once in the norm
     head_1H.sequence_parallel = False  # type: ignore[attr-defined]
+    head_1H.tensor_model_parallel = False  # type: ignore[attr-defined]
     return critic
 
 # %% ../../nbs/model/09_value_head.ipynb #51fcd7d7

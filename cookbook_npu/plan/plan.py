@@ -139,7 +139,8 @@ def device_map(config: RunConfig, per_node: int = DEVICES_PER_NODE) -> str:
         engine = ""
         if place.engine is not None:
             engine = f"engine {place.engine} shard {place.shard}"
-        width = 29 if config.parallel.pipeline > 1 else 24
+        axes = (config.parallel.pipeline > 1) + (config.parallel.context > 1)
+        width = 24 + 5 * axes
         lines.append(f"  [{place.device}]  {trainer:{width}}{engine}".rstrip())
     return "\n".join(lines)
 

@@ -68,6 +68,18 @@ SMOKE_LAYOUTS: dict[str, SmokeLayout] = {
             "910b": {"rollout.routing_replay": True, "train.save_every": 0},
         },
     ),
+    "moe_cp": SmokeLayout(
+        "mixture of experts: context and expert parallelism",
+        "qwen3_30b_a3b_grpo",
+        {
+            "laptop": {"parallel.tensor": 1, "parallel.context": 2},
+            "910b": {
+                "parallel.tensor": 2,
+                "parallel.context": 4,
+                "train.save_every": 0,
+            },
+        },
+    ),
 }
 
 # %% ../../nbs/runs/16_smoke.ipynb #5dd936d2
