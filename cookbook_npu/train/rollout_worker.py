@@ -84,7 +84,8 @@ def make_engine(
         simulated_latency=rollout.simulated_latency,
         routing_replay=rollout.routing_replay,
         lora=lora,
-        resident=engine_keeps_frozen(config, engine_capacity(config)),
+        resident=config.sends_adapter
+        and engine_keeps_frozen(config, engine_capacity(config)),
     )
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #668ac1cd

@@ -36,32 +36,69 @@ OVERRIDES = {
     "train.save_every": 1,
     "output.tensorboard": False,
 }
-# recipe -> family, prompts, changes, largest |train - rollout log-prob|
-RECIPES = {
-    "qwen3_4b_colocate": ("qwen3", "arithmetic", {}, 0.02),
+TWO = {"placement.devices": 2}
+# run -> recipe, family, prompts, changes, largest |train - rollout log-prob|
+RUNS = {
+    "qwen3_4b_colocate": ("qwen3_4b_colocate", "qwen3", "arithmetic", {}, 0.02),
+    "tp2": (
+        "qwen3_4b_colocate",
+        "qwen3",
+        "arithmetic",
+        {**TWO, "parallel.tensor": 2},
+        0.02,
+    ),
+    "pp2": (
+        "qwen3_4b_colocate",
+        "qwen3",
+        "arithmetic",
+        {**TWO, "parallel.pipeline": 2},
+        0.02,
+    ),
+    "cp2": (
+        "qwen3_4b_colocate",
+        "qwen3",
+        "arithmetic",
+        {**TWO, "parallel.context": 2},
+        0.02,
+    ),
+    "qwen3_30b_a3b_grpo": (
+        "qwen3_30b_a3b_grpo",
+        "qwen3_moe",
+        "arithmetic",
+        {**TWO, "parallel.expert": 2, "rollout.engine": "transformers"},
+        0.02,
+    ),
     "qwen3_4b_multi_lora_grpo": (
+        "qwen3_4b_multi_lora_grpo",
         "qwen3",
         "arithmetic",
         {"tenants": {"a": {}, "b": {"seed": 1}}, "rollout.engine_args": {}},
         0.02,
     ),
-    "qwen3_4b_opd": ("qwen3", "arithmetic", {}, 0.02),
-    "qwen3_4b_sft": ("qwen3", "arithmetic", {"data.apply_chat_template": True}, 0.0),
-    "qwen3_5_9b_colocate": ("qwen3_5", "arithmetic", {}, 0.05),
+    "qwen3_4b_opd": ("qwen3_4b_opd", "qwen3", "arithmetic", {}, 0.02),
+    "qwen3_4b_sft": (
+        "qwen3_4b_sft",
+        "qwen3",
+        "arithmetic",
+        {"data.apply_chat_template": True},
+        0.0,
+    ),
+    "qwen3_5_9b_colocate": ("qwen3_5_9b_colocate", "qwen3_5", "arithmetic", {}, 0.05),
     "qwen3_5_9b_async": (
+        "qwen3_5_9b_async",
         "qwen3_5",
         "arithmetic",
-        {"placement.devices": 2, "placement.trainer_devices": 1},
+        {**TWO, "placement.trainer_devices": 1},
         0.05,
     ),
-    "qwen3_vl_8b_grpo": ("qwen3_vl", "geometry", {}, 0.02),
-    "qwen3_vl_8b_ppo": ("qwen3_vl", "geometry", {}, 0.02),
+    "qwen3_vl_8b_grpo": ("qwen3_vl_8b_grpo", "qwen3_vl", "geometry", {}, 0.02),
+    "qwen3_vl_8b_ppo": ("qwen3_vl_8b_ppo", "qwen3_vl", "geometry", {}, 0.02),
 }
 
 
-def parameters(folder: Path, models: Path, recipe: str, name: str = "run", **changes):
+def parameters(folder: Path, models: Path, run: str, name: str = "run", **changes):
     "A parameter file for papermill"
-    family, prompts, own, _ = RECIPES[recipe]
+    recipe, family, prompts, own, _ = RUNS[run]
     where = {"output.root": str(folder), "output.name": name}
     if recipe == "qwen3_4b_opd":
         own = {**own, "distill.teacher": f"{models}/{family}1"}
@@ -91,9 +128,10 @@ def rows(folder: Path) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, recipe):
-    file = parameters(tmp_path, models, recipe)
+@pytest.mark.parametrize("run", RUNS)
+def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, run):
+    file = parameters(tmp_path, models, run)
+    recipe = RUNS[run][0]
     notebook = ROOT / "recipes" / f"{recipe}.ipynb"
     command = (
         "papermill",
@@ -114,7 +152,7 @@ def test_recipe_trains_saves_and_resumes(with_mindspeed, models, tmp_path, recip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     history = rows(folder)
     assert [row["step"] for row in history] == [1, 2, 3]
-    largest = RECIPES[recipe][-1]
+    largest = RUNS[run][-1]
     for row in history:
         assert math.isfinite(row["sft_loss" if recipe == "qwen3_4b_sft" else "raw_reward"])
         if recipe == "qwen3_4b_opd":

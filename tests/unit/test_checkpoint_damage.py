@@ -323,7 +323,7 @@ def test_a_damaged_layout_is_told(tmp_path):
     from cookbook_npu.model.checkpoint import saved_layout
 
     saved = {"tensor": 2, "data": 2}  # as written before expert and pipeline parallelism
-    layout = {**saved, "pipeline": 1, "expert": 1, "expert_tensor": 2}
+    layout = {**saved, "context": 1, "pipeline": 1, "expert": 1, "expert_tensor": 2}
     backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
     versions = {f"{name}_version": 1 for name in backends}
     (tmp_path / "metadata.json").write_text(json.dumps(backends | versions))

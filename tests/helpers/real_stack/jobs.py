@@ -43,7 +43,7 @@ def tiny(folder: str, family: str = "qwen3", seeds: int = 2) -> list[str]:
 
     sizes = dict(hidden_size=64, num_layers=2, ffn_size=128, num_heads=4, num_kv_heads=2)
     config = TinyConfig(family=family, **sizes)
-    tokenizer = build_tokenizer(vision=family != "qwen3")
+    tokenizer = build_tokenizer(vision=family in ("qwen3_5", "qwen3_vl"))
     made = []
     for seed in range(seeds):
         path = build_tiny(config, tokenizer, f"{folder}/{family}{seed}", seed)
