@@ -61,13 +61,6 @@ RUNS = {
         {**TWO, "parallel.context": 2},
         0.02,
     ),
-    "qwen3_30b_a3b_grpo": (
-        "qwen3_30b_a3b_grpo",
-        "qwen3_moe",
-        "arithmetic",
-        {**TWO, "parallel.expert": 2, "rollout.engine": "transformers"},
-        0.02,
-    ),
     "qwen3_4b_multi_lora_grpo": (
         "qwen3_4b_multi_lora_grpo",
         "qwen3",

@@ -355,12 +355,14 @@ def npu_fusion_attention_grad(
     softmax_sum: Tensor,
     attention_in: Tensor,  # the output
     scale_value: float = 1.0,
+    pre_tockens: int = 2147483647,  # band, as in the forward pass
+    next_tockens: int = 2147483647,
     sparse_mode: int = 0,  # 3 with a mask
     actual_seq_qlen: Sequence[int] | None = None,
     actual_seq_kvlen: Sequence[int] | None = None,
-    **others: Any,  # ignored: dropout, bands and hints
-) -> tuple[Tensor, Tensor, Tensor]:
-    "Return the gradients of query, key and value"
+    **others: Any,  # ignored: dropout and hints
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    "Return the gradients of query, key and value, and an empty one of `pse`"
     if input_layout.upper() != "TND" or sparse_mode not in (0, 3):
         raise ConfigError(
             f"the gradient of input_layout {input_layout!r} in sparse_mode {sparse_mode}",
@@ -383,7 +385,7 @@ def npu_fusion_attention_grad(
         )
         scores = q @ k.transpose(-1, -2) * scale_value
         shape = (scores.shape[-2], scores.shape[-1])
-        band = (2147483647, 2147483647)
+        band = (pre_tockens, next_tockens)
         hidden = _hidden_positions(atten_mask, sparse_mode, *shape, q.device, band)
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
@@ -397,7 +399,7 @@ def npu_fusion_attention_grad(
         torch.cat([t.transpose(0, 1) for t in part]).to(query.dtype)
         for part in zip(*found, strict=True)
     )
-    return dq, dk, dv
+    return dq, dk, dv, query.new_empty(0)
 
 # %% ../../../nbs/npu/simulator/04_fused.ipynb #87370b95
 def npu_format_cast(input: Tensor, acl_format: int) -> Tensor:

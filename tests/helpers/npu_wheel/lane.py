@@ -20,6 +20,7 @@ FUSED = (
     "npu_rotary_mul",
     "npu_apply_rotary_pos_emb",
     "npu_fusion_attention",
+    "npu_fusion_attention_grad",
 )
 _npu = torch.library.Library("npu", "IMPL")
 
