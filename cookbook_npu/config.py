@@ -1348,12 +1348,6 @@ def why_merged(config: "RunConfig") -> str:
 
 
 
-
-
-
-
-
-
 # %% ../nbs/01_config.ipynb #dbcfbe8d
 def _check_devices(c: RunConfig) -> None:
     p = c.parallel

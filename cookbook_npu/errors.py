@@ -112,7 +112,7 @@ class TenantFailed(CookbookError, RuntimeError):
 class NothingLearned(CookbookError, RuntimeError):
     "A complete run whose weights did not move, or whose reward did not rise"
 
-
+# %% ../nbs/00_errors.ipynb #2bf1aa06
 class SmokeFailed(CookbookError, RuntimeError):
     "A smoke run failed a check; names each with its number"
 

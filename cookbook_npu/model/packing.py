@@ -34,7 +34,7 @@ class Tokens(Protocol):
         "Token ids"
         ...
 
-
+# %% ../../nbs/model/01_packing.ipynb #9b49d9af
 @dataclass(frozen=True)
 class TokenBatch:
     "Samples in one row (thd), or one sample per row (bshd)"
@@ -155,7 +155,7 @@ def _own_positions(
         found.append(F.pad(positions, (0, len(sequence) - length)))
     return found
 
-
+# %% ../../nbs/model/01_packing.ipynb #384be0c9
 def _own_experts(
     samples: Sequence[Any],
     lengths: Sequence[

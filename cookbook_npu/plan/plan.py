@@ -262,7 +262,7 @@ def _turns(config: RunConfig) -> tuple[str, str]:
         f"{later_turns(config)} begin with what was said before",
     )
 
-
+# %% ../../nbs/plan/04_plan.ipynb #d30adffe
 def _ahead(config: RunConfig) -> tuple[str, str]:
     "Describe depth and staleness of a split run"
     r = config.rollout

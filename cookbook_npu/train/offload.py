@@ -132,7 +132,7 @@ class HostBlocks:
 # %% ../../nbs/train/01_offload.ipynb #86978832
 Tensors = Callable[[], Iterable[torch.Tensor]]  # called at each sleep
 
-
+# %% ../../nbs/train/01_offload.ipynb #f9633d69
 class MemoryOffloader:
     "Sleep and wake of everything a role holds on its device; a subclass implements `_sleep` and `_wake`"
 
@@ -224,7 +224,7 @@ def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:  # uint8
 # %% ../../nbs/train/01_offload.ipynb #c0879f36
 Storages = list[torch.UntypedStorage]
 
-
+# %% ../../nbs/train/01_offload.ipynb #6f0d5dde
 class HostOffloader(MemoryOffloader):
     "Sleeps in pinned host memory; frozen tensors are copied there once, or stay on the device"
 

@@ -40,7 +40,7 @@ Sampling = Callable[
     [dict[str, Any]], Mapping[str, Any]
 ]  # what tenants asked for -> answers
 
-
+# %% ../../nbs/train/26_tenant_batch.ipynb #46ffdce2
 class TenantBatch:
     "Runs tenants one at a time; those that wait for samples get them from one batch"
 

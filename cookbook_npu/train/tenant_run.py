@@ -125,7 +125,7 @@ def merge_rows(
 # %% ../../nbs/train/24_tenant_run.ipynb #0752ed96
 Rows = Generator[dict[str, Any], None, None]
 
-
+# %% ../../nbs/train/24_tenant_run.ipynb #d7032f35
 @dataclass
 class TenantRecord:
     "A tenant of a run: its settings, its folder, and its driver once it is started"
@@ -319,7 +319,7 @@ def open_tenants(
         records[name] = TenantRecord(own, opened, checkpoint, inner)
     return records
 
-
+# %% ../../nbs/train/24_tenant_run.ipynb #835827ba
 def start_tenant_run(
     config: RunConfig,
     folder: RunFolder,

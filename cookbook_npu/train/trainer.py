@@ -104,7 +104,7 @@ def check_optimizer_room(model: MegatronModel, config: RunConfig) -> None:
     if need:
         check_host_room(need, "the optimizer on the host (optim.cpu_offload)")
 
-
+# %% ../../nbs/train/02_trainer.ipynb #5d4226a8
 class TrainerMemory:
     "The device memory of one trainer rank: what it holds, and how it sleeps"
 
