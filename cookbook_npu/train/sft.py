@@ -16,7 +16,7 @@ from ..data.conversations import Conversation
 from ..data.sample import ImageInput, Sample
 from ..rl.loss_aggregation import token_weights, weighted_sum
 from ..rl.sequences import TokenName, check_finite
-from .batch import Batch, model_inputs
+from .batch import Batch, sample_inputs
 
 # %% ../../nbs/train/21_sft.ipynb #e6e296fd
 def conversation_sample(one: Conversation, step: int, number: int, version: int) -> Sample:
@@ -45,7 +45,7 @@ def make_sft_batch(
     "Return the batch of one optimizer step on conversations, with weights of a mean over learned tokens"
     masks = [torch.tensor(sample.loss_mask, dtype=torch.float32) for sample in samples]
     return Batch(
-        tokens=[model_inputs(s, images) for s in samples],
+        tokens=[sample_inputs(s, images) for s in samples],
         rollout_logprobs=[],
         loss_weights=[weight_T.numpy() for weight_T in token_weights(masks, "token-mean")],
         advantages=[],
