@@ -17,7 +17,7 @@ from places import ROOT
 from whole_runs import more_vllm, preloaded, run
 
 from cookbook_npu.config import save_config
-from cookbook_npu.recipes import RECIPES, qwen3_5_9b_async
+from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.report import write_report
 from cookbook_npu.runs.result import RESULT_TYPE
 
@@ -182,14 +182,20 @@ def test_a_rerun_repeats_bitwise_and_says_so(folder):
         ).read_bytes()
 
 
+def run_without_notebook(root: Path, recipe: str, **overrides: object) -> Path:
+    "A run of a recipe with tiny settings; its folder"
+    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
+    place = {"output.root": str(root), "output.name": "run"}
+    sizes = dict(num_steps=2, prompts_per_step=4, samples_per_prompt=4)
+    config = RECIPES[recipe](overrides={**TINY, **small, **place, **overrides}, **sizes)
+    save_config(config, root / "run.json")
+    run(root / "run.json")
+    return root / "run"
+
+
 def test_the_asynchronous_recipe_runs_beside_its_trainer(tmp_path):
     "Samples of the second step are one update old; every role is in the timeline"
-    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
-    values = {**TINY, **small, "output.root": str(tmp_path), "output.name": "run"}
-    sizes = dict(num_steps=2, prompts_per_step=4, samples_per_prompt=4)
-    save_config(qwen3_5_9b_async(overrides=values, **sizes), tmp_path / "run.json")
-    run(tmp_path / "run.json")
-    folder = tmp_path / "run"
+    folder = run_without_notebook(tmp_path, "qwen3_5_9b_async")
     rows = records(folder)
     assert [row.get("staleness/age_max") for row in rows] == [None, 0, 1]
     assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
@@ -218,12 +224,10 @@ def test_recipes_differ_in_their_settings_alone(recipe):
 
 def test_the_recipe_with_pictures_looks_at_them(tmp_path):
     "Every sample names its picture; engine and trainer agree; the last export keeps tower and processor"
-    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
-    small |= {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
+    few = {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
     # it guesses after so few steps: a reward that differs keeps the gradient from being 0
-    small["reward.scorers"] = {"exact": 1.0, "run_driver:spread": 1.0}
-    root = tmp_path / "runs"
-    folder = tiny_run(root, env=preloaded(), recipe="qwen3_vl_8b_grpo", **small)
+    few["reward.scorers"] = {"exact": 1.0, "run_driver:spread": 1.0}
+    folder = run_without_notebook(tmp_path, "qwen3_vl_8b_grpo", **few)
     rows = records(folder)
     assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["eval_accuracy"] >= 0
     assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in rows[1:])
