@@ -177,9 +177,8 @@ MAY_CHANGE = (
     "reward.judge.max_cost",
     "reward.judge.input_price",
     "reward.judge.output_price",
-    "train.logprob_diff_",
+    "train.logprob_diff_alarm",
     "reward.retries",
-    "reward.failure_alarm",
 )
 
 # %% ../../nbs/train/06_checkpointing.ipynb #7770780e
