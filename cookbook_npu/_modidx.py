@@ -7881,8 +7881,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'cookbook_npu/train/train_step.py'),
                                                'cookbook_npu.train.train_step.LogprobDiffAlarm.limit': ( 'train/train_step.html#logprobdiffalarm.limit',
                                                                                                          'cookbook_npu/train/train_step.py'),
-                                               'cookbook_npu.train.train_step.LogprobDiffAlarm.of': ( 'train/train_step.html#logprobdiffalarm.of',
-                                                                                                      'cookbook_npu/train/train_step.py'),
                                                'cookbook_npu.train.train_step.LogprobDiffAlarm.recall': ( 'train/train_step.html#logprobdiffalarm.recall',
                                                                                                           'cookbook_npu/train/train_step.py'),
                                                'cookbook_npu.train.train_step.LogprobDiffAlarm.watch': ( 'train/train_step.html#logprobdiffalarm.watch',

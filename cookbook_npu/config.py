@@ -493,14 +493,6 @@ class RewardConfig(Config):
         "the label is skipped",
         gt=0,
     )
-    failure_alarm: float = setting(
-        0.05,
-        "write an alarm event when more than this share of a step's graded responses "
-        "time out, crash or run out of memory",
-        ge=0,
-        le=1,
-        effect="later",
-    )
     judge: JudgeConfig = JudgeConfig()
 
     @property
@@ -921,12 +913,6 @@ class TrainConfig(Config):
         shared=True,
     )
     logprob_chunk_tokens: int = setting(1024, "tokens per chunk of logits", gt=0)
-    logprob_diff_factor: float = setting(
-        4.0,
-        "alarm above this multiple of the median log-prob difference of the first 5 steps",
-        gt=1,
-        effect="later",
-    )
     logprob_diff_alarm: float = setting(
         0.2,
         "alarm above this log-prob difference (train_rollout_logprob_abs_diff), nats",
@@ -965,9 +951,6 @@ class WarmStartConfig(Config):
     learning_rate: float = setting(5e-3, "peak learning rate, decaying to zero", gt=0)
     noisy_steps: int = setting(
         30, "subsequent steps on demonstrations of mixed quality", ge=0
-    )
-    noisy_learning_rate: float = setting(
-        3e-4, "learning rate of the mixed-quality steps", gt=0
     )
     corrupt: float = setting(
         0.7, "share of mixed-quality demonstrations with a random answer", ge=0, lt=1

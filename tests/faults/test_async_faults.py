@@ -205,18 +205,3 @@ def test_whoever_is_killed_at_whatever_moment(undisturbed, tmp_path, number):
     if synchronous:
         check_equal(folder, undisturbed, apart_from=ROUNDING)
     check_ledger(folder, max_staleness=0 if synchronous else 2)
-
-
-def test_a_run_that_was_stopped_goes_on(tmp_path):
-    "At a moment that nobody chose; a stop writes a checkpoint"
-    chance = random.Random(0)
-    driver = Driver(configure(tmp_path, "run", **SPLIT))
-    done = f'{{"step": {chance.randrange(1, STEPS - 1)},'
-    wait_for(lambda: any(line.startswith(done) for line in driver.lines), driver)
-    os.kill(driver.pids["driver"][0], signal.SIGTERM)
-    assert driver.end() != 0, driver.text()
-    folder = tmp_path / "run"
-    (stopped,) = events(folder, "stopped")
-    assert (folder / f"checkpoints/step_{stopped['step']:06d}").is_dir()
-    run(configure(tmp_path, "run", resume=True, **SPLIT))
-    check_ledger(folder, max_staleness=2)

@@ -30,7 +30,7 @@ from cookbook_npu.runs.report import run_result
 from cookbook_npu.runs.spans import load_spans
 
 # random moments; test_recovery.py has the chosen ones
-POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "1"))
+POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "0"))
 VICTIMS = ("engine", "raylet", "driver", "trainer")
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,8 @@ def anywhere(driver: Driver, chance: random.Random) -> None:
     time.sleep(chance.uniform(0.0, 0.5))
 
 
-@pytest.mark.parametrize("number", range(POINTS))
+@pytest.mark.skipif(not POINTS, reason="COOKBOOK_KILL_POINTS=20")
+@pytest.mark.parametrize("number", range(POINTS or 1))
 def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     victim = VICTIMS[number % len(VICTIMS)]
     folder = tmp_path / "run"

@@ -299,7 +299,7 @@ SILENT_RAYLET = """
 import signal
 from cookbook_npu.cluster import ray_cluster
 import ray._private.worker as worker  # outside the deadline
-ray_cluster.START_TIMEOUT_S = 15.0
+ray_cluster.START_TIMEOUT_S = 10.0
 
 connect = worker.connect
 def stop_raylet_first(*args, **kwargs):
@@ -320,7 +320,7 @@ def test_a_raylet_that_never_answers_ends_the_start_with_a_traceback():
     assert raylet.name() == "raylet"
     raylet.kill()
     assert done.returncode == 1
-    assert "Timeout (0:00:15)!" in done.stderr and "in _init_ray" in done.stderr
+    assert "Timeout (0:00:10)!" in done.stderr and "in _init_ray" in done.stderr
 
 
 def test_ray_counts_simulated_npus_by_itself():
