@@ -567,6 +567,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'cookbook_npu.config.own_modules': ('config.html#own_modules', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.own_part': ('config.html#own_part', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.place_own_files': ('config.html#place_own_files', 'cookbook_npu/config.py'),
+                                     'cookbook_npu.config.same_setting': ('config.html#same_setting', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.save_config': ('config.html#save_config', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.setting': ('config.html#setting', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.shims_environment': ('config.html#shims_environment', 'cookbook_npu/config.py'),

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['BASIC', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'AdvantageEstimator',
            'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'SHARED', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path',
-           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
-           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
-           'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
-           'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
-           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'check_argument_names',
-           'check_experts', 'check_context', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants',
-           'check_run_name', 'build_config', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config',
-           'ConfigKey', 'with_choices', 'config_keys']
+           'MEGATRON_ARGS_OF_THE_RUN', 'SHARED', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number',
+           'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig',
+           'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
+           'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
+           'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig',
+           'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged',
+           'check_argument_names', 'check_experts', 'check_context', 'check_pipeline', 'tenant_config',
+           'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config', 'ConfigKey', 'with_choices', 'config_keys']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -2387,6 +2387,62 @@ def _set(tree: dict, key: str, value: Any) -> None:
         tree = tree[part]
     tree[last] = value
 
+# %% ../nbs/01_config.ipynb #04b279a3
+# key -> its other names in TRL, verl, slime and ms-swift; the how-to page *Migrate* has all of them
+OTHER_NAMES = {
+    "model.path": "hf_checkpoint",
+    "data.prompt_data": "train_dataset train_files dataset",
+    "data.eval_data": "eval_dataset val_files eval_prompt_data val_dataset",
+    "data.max_prompt_tokens": "max_prompt_length rollout_max_prompt_len max_length",
+    "rollout.prompts_per_step": "train_batch_size rollout_batch_size generation_batch_size",
+    "rollout.samples_per_prompt": "num_generations n n_samples_per_prompt",
+    "rollout.eval_every": "eval_steps test_freq eval_interval",
+    "rollout.engine": "use_vllm",
+    "rollout.devices_per_engine": "vllm_tensor_parallel_size rollout_num_gpus_per_engine "
+    "rollout.tensor_model_parallel_size",
+    "rollout.memory_utilization": "vllm_gpu_memory_utilization gpu_memory_utilization "
+    "sglang_mem_fraction_static",
+    "rollout.max_staleness": "staleness_threshold",
+    "sampling.temperature": "rollout_temperature",
+    "sampling.max_response_tokens": "max_completion_length max_response_length "
+    "rollout_max_response_len",
+    "train.global_batch_size": "per_device_train_batch_size gradient_accumulation_steps "
+    "ppo_mini_batch_size",
+    "train.micro_batch_tokens": "ppo_max_token_len_per_gpu max_tokens_per_gpu",
+    "train.save_every": "save_steps save_freq save_interval",
+    "train.keep_last": "save_total_limit max_actor_ckpt_to_keep",
+    "num_steps": "max_steps total_training_steps num_rollout",
+    "seed": "data_loader_seed rollout_seed",
+    "reward.scorers": "reward_funcs reward_weights rm_type custom_rm_path external_plugins",
+    "algorithm.advantage_estimator": "adv_estimator",
+    "algorithm.normalize_std": "scale_rewards norm_adv_by_std_in_grpo "
+    "disable_grpo_std_normalization",
+    "algorithm.dynamic_sampling_attempts": "dynamic_sample dynamic_sampling_filter_path",
+    "algorithm.clip_ratio_low": "epsilon eps_clip",
+    "algorithm.clip_ratio_high": "epsilon_high eps_clip_high",
+    "algorithm.clip_ratio_c": "delta eps_clip_c",
+    "algorithm.use_reference": "use_kl_loss",
+    "algorithm.kl_loss_coef": "beta",
+    "algorithm.kl_in_reward": "use_kl_in_reward kl_coef",
+    "algorithm.loss_agg_mode": "loss_type calculate_per_token_loss",
+    "algorithm.loss": "importance_sampling_level loss_type loss_mode",
+    "algorithm.entropy_coef": "entropy_coeff",
+    "algorithm.mask_truncated": "mask_truncated_completions overlong_filter",
+    "algorithm.rollout_is": "vllm_importance_sampling_correction use_tis "
+    "rollout_importance_sampling_mode",
+    "algorithm.rollout_is_threshold": "vllm_importance_sampling_clip_max tis_clip "
+    "rollout_importance_sampling_threshold",
+    "optim.learning_rate": "lr",
+    "optim.clip_grad": "max_grad_norm",
+    "lora.rank": "peft_config lora_rank",
+    "parallel.tensor": "tensor_model_parallel_size",
+    "parallel.context": "context_parallel_size",
+    "parallel.pipeline": "pipeline_model_parallel_size",
+    "placement.mode": "vllm_mode colocate async_generate",
+    "output.trackers": "report_to logger use_wandb",
+    "output.project": "project_name wandb_project",
+}
+
 # %% ../nbs/01_config.ipynb #1ba07d9d
 _OPEN = (
     "data.task.",
@@ -2402,13 +2458,27 @@ _OPEN = (
 RENAMED = {"reward.right_from": "reward.correct_threshold"}  # since the last release
 
 
+def same_setting(key: str, names: Iterable[str]) -> list[str]:
+    """Return the keys among `names` that may be meant by a key of another section or framework
+
+    Only its end counts: `optim.lr`, `actor_rollout_ref.actor.optim.lr` and `--lr` are equal."""
+    written = "." + key.lstrip("-").replace("-", "_")
+    known = list(names)
+    other = [
+        name
+        for name in known
+        if written.endswith(tuple(f".{one}" for one in OTHER_NAMES.get(name, "").split()))
+    ]
+    last = written.rpartition(".")[2]
+    return other or [name for name in known if name.rpartition(".")[2] == last]
+
+
 def nearest_key(key: str, names: Iterable[str]) -> str:
     "Return 'Did you mean ...?' for an unknown key, with or without its section"
     if key in RENAMED:
         return f"It is now {RENAMED[key]!r}."
     known = list(names)
-    last = key.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == last]
+    same = same_setting(key, known)
     if same:
         return f"Did you mean {' or '.join(map(repr, same))}?"
     if "." in key:
