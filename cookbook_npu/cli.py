@@ -914,7 +914,8 @@ def _plan(
 @app.command(
     "schedule",
     rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu schedule runs/NAME; "
+    epilog="It starts no run: for cron and systemd see the how-to page *Run every night*. "
+    "Examples: cookbook-npu schedule runs/NAME; "
     "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
 )
 def _schedule(
