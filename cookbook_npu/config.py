@@ -104,7 +104,7 @@ def setting(default: Any, description: str, *, basic: bool = False, **bounds: An
     )
 
 # %% ../nbs/01_config.ipynb #f99d19a5
-Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5"]
+Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 
 
 class TinyConfig(Config):
@@ -116,13 +116,28 @@ class TinyConfig(Config):
     num_heads: int = setting(4, "query heads", gt=0)
     num_kv_heads: int = setting(2, "key/value heads (grouped-query attention)", gt=0)
     ffn_size: int = setting(
-        288, "inner width of the SwiGLU block; qwen3_moe: of each expert", gt=0
+        288, "inner width of the SwiGLU block; in a mixture: of each expert", gt=0
     )
-    num_experts: int = setting(8, "experts of a layer; qwen3_moe only", gt=0)
+    num_experts: int = setting(8, "experts of a layer; qwen3_moe and qwen3_5_moe", gt=0)
     experts_per_token: int = setting(
-        2, "experts that compute each token; qwen3_moe only", gt=0
+        2, "experts that compute each token; qwen3_moe and qwen3_5_moe", gt=0
     )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
+
+    @property
+    def is_mixture(self) -> bool:
+        "Whether its feed-forward blocks are mixtures of experts"
+        return self.family in ("qwen3_moe", "qwen3_5_moe")
+
+    @property
+    def is_hybrid(self) -> bool:
+        "Whether most layers are gated delta nets"
+        return self.family in ("qwen3_5", "qwen3_5_moe")
+
+    @property
+    def sees(self) -> bool:
+        "Whether it has a vision tower"
+        return self.family not in ("qwen3", "qwen3_moe")
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
 class ModelConfig(Config):
@@ -1391,18 +1406,18 @@ def _check_engines(c: RunConfig) -> None:
             f"rollout.devices_per_engine is {each} with rollout.engine 'transformers'",
             "The transformers engine runs on one device: set 1, or use the vllm engine.",
         )
-    hybrid = c.model.path is None and c.model.tiny.family == "qwen3_5"
-    on_cpu = c.target.vllm_on_cpu and c.rollout.engine == "vllm"
-    if on_cpu and hybrid and c.model.dtype == "float32":
+    t = c.model.tiny
+    on_cpu = c.target.vllm_on_cpu and c.rollout.engine == "vllm" and c.model.path is None
+    if on_cpu and t.is_mixture:
         raise ConfigError(
-            "model.dtype is 'float32' with rollout.engine 'vllm' and a tiny qwen3_5",
-            "On a CPU vLLM computes gated delta nets in bfloat16 only: set model.dtype to 'bfloat16'.",
-        )
-    if on_cpu and c.model.path is None and c.model.tiny.family == "qwen3_moe":
-        raise ConfigError(
-            "rollout.engine is 'vllm' with a tiny qwen3_moe",
+            f"rollout.engine is 'vllm' with a tiny {t.family}",
             "On a CPU vLLM does not repack its experts after a weight update, and computes wrong "
             "responses: use rollout.engine 'transformers'.",
+        )
+    if on_cpu and t.is_hybrid and c.model.dtype == "float32":
+        raise ConfigError(
+            f"model.dtype is 'float32' with rollout.engine 'vllm' and a tiny {t.family}",
+            "On a CPU vLLM computes gated delta nets in bfloat16 only: set model.dtype to 'bfloat16'.",
         )
 
 # %% ../nbs/01_config.ipynb #5ef70253
@@ -2018,7 +2033,7 @@ def _check_tiny_experts(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is not None:
         return
-    experts = t.num_experts if t.family == "qwen3_moe" else 0
+    experts = t.num_experts if t.is_mixture else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
     if c.parallel.expert > 1 and c.parallel.expert_tensor_size > 1 and c.target.simulated:
         raise ConfigError(
@@ -2036,18 +2051,11 @@ def _check_tiny_experts(c: RunConfig) -> None:
 
 
 def _check_routing_replay(c: RunConfig) -> None:
-    if not c.rollout.routing_replay:
-        return
-    if c.model.path is None and c.model.tiny.family != "qwen3_moe":
+    tiny = c.model.path is None and not c.model.tiny.is_mixture
+    if c.rollout.routing_replay and tiny:
         raise ConfigError(
             f"rollout.routing_replay is true with a tiny {c.model.tiny.family}",
             "Set it to false: only a mixture of experts has something to replay.",
-        )
-    if c.parallel.pipeline > 1:
-        raise ConfigError(
-            f"rollout.routing_replay is true, parallel.pipeline is {c.parallel.pipeline}",
-            "A stage would replay the experts of other layers and micro-batches: set one of them "
-            "back.",
         )
 
 # %% ../nbs/01_config.ipynb #dac62b7e
@@ -2088,19 +2096,12 @@ def check_context(
 def _check_context(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
-        sees = t.family in ("qwen3_vl", "qwen3_5")
-        recurrent = t.family == "qwen3_5"
-        check_context(c.parallel, t.num_kv_heads, recurrent, sees, f"a tiny {t.family}")
+        name = f"a tiny {t.family}"
+        check_context(c.parallel, t.num_kv_heads, t.is_hybrid, t.sees, name)
     if c.parallel.context > 1 and c.train.layout == "bshd":
         raise ConfigError(
             f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
             "Context parallelism splits packed rows: set it to auto or thd.",
-        )
-    if c.parallel.context > 1 and c.rollout.routing_replay:
-        raise ConfigError(
-            f"rollout.routing_replay is {c.rollout.routing_replay} with parallel.context "
-            f"{c.parallel.context}",
-            "The recorded experts are not split over context-parallel ranks: leave one of them out.",
         )
 
 # %% ../nbs/01_config.ipynb #54f01437
@@ -2134,7 +2135,7 @@ def _check_stages(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
         # deepstack's two layers, or a gated delta net in each stage
-        least = 2 if t.family in ("qwen3_vl", "qwen3_5") else 1
+        least = 2 if t.sees else 1
         check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
@@ -2167,20 +2168,19 @@ def _check_lora(c: RunConfig) -> None:
             "lora.targets has 'vision' with model.freeze_vision_tower true",
             "Leave one of them out.",
         )
-    family = c.model.tiny.family
+    t = c.model.tiny
     if c.model.path is not None or not c.lora.rank:
         return
-    if family == "qwen3_moe":
+    if t.is_mixture:
         raise ConfigError(
-            f"lora.rank is {c.lora.rank}, model.tiny is a qwen3_moe",
+            f"lora.rank is {c.lora.rank}, model.tiny is a {t.family}",
             "Adapters of a mixture of experts are unsupported: set lora.rank to 0.",
         )
-    hybrid = ("qwen3_5",)
-    only = {"vision": ("qwen3_vl", "qwen3_5"), "in_proj": hybrid, "out_proj": hybrid}
+    has = {"vision": t.sees, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
     for target in c.lora.targets:
-        if family not in only.get(target, (family,)):
+        if not has.get(target, True):
             raise ConfigError(
-                f"lora.targets has {target!r}, model.tiny is a {family}",
+                f"lora.targets has {target!r}, model.tiny is a {t.family}",
                 "The model has no such layer: leave it out.",
             )
 
