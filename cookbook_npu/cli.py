@@ -40,6 +40,7 @@ from .config import (
     RunConfig,
     config_keys,
     default_runs_folder,
+    same_setting,
     shims_environment,
 )
 from .errors import (
@@ -110,9 +111,16 @@ def find_notebook(name: str) -> Path:
 
 def no_parameter(recipe: str, name: str, known: Iterable[str]) -> ConfigError:
     "Return the error for a parameter that a recipe does not have"
+    keys = [key.name for key in config_keys()]
+    found = [name] if name in keys else same_setting(name, keys)
+    parameters = [one for one in known if PARAMETERS.get(one) in found]
     remedy = nearest(name, known)
-    if name in {key.name for key in config_keys()}:
-        remedy = f"It is a key of the configuration: -p overrides '{{\"{name}\": VALUE}}'."
+    if parameters:
+        remedy = f"Did you mean {' or '.join(map(repr, parameters))}?"
+    elif found:
+        remedy = (
+            f"It is a key of the configuration: -p overrides '{{\"{found[0]}\": VALUE}}'."
+        )
     return ConfigError(f"{recipe} has no parameter {name!r}", remedy)
 
 
@@ -919,7 +927,8 @@ def _plan(
 @app.command(
     "schedule",
     rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu schedule runs/NAME; "
+    epilog="It starts no run: for cron and systemd see the how-to page *Run every night*. "
+    "Examples: cookbook-npu schedule runs/NAME; "
     "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
 )
 def _schedule(

@@ -54,6 +54,7 @@ PROCEDURE_VERSION = {
     "qwen3_moe": 1,
     "qwen3_vl": 8,
     "qwen3_5": 6,
+    "qwen3_5_moe": 1,
 }  # by family of the model
 
 

@@ -21,7 +21,7 @@ def prepare(root: Path, name: str, family: str, resume: bool = False) -> Path:
     "The configuration file of a run with a tiny model of a family"
     tiny = {f"model.tiny.{key}": value for key, value in SHAPE.items()}
     more = {"rollout.eval_every": 0, "model.tiny.family": family, **tiny}
-    if family == "qwen3_moe":
+    if family == "qwen3_5_moe":
         more |= {
             "parallel.expert": 2,
             "placement.destroy_process_groups": True,
@@ -49,14 +49,14 @@ def read_export(folder: Path) -> tuple[set[str], list[int]]:
     return info["missing_keys"] | info["unexpected_keys"], tokenizer("12+34=").input_ids
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl", "qwen3_5_moe"])
 def test_a_family_trains_exports_and_resumes(tmp_path, family):
     run(prepare(tmp_path, "whole", family))
     whole = tmp_path / "whole"
     trained = rows(whole)[1:]
     assert all(row["grad_norm"] > 0 for row in trained)
     assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in trained)
-    if family == "qwen3_moe":  # 2 layers, 2 experts for each token but the last
+    if family == "qwen3_5_moe":  # 2 layers, 2 experts for each token but the last
         assert all(3 < row["routing_replay/bytes_per_token"] < 4 for row in trained)
     if (
         family == "qwen3_5"
