@@ -131,7 +131,7 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
         if name not in known:
             raise no_parameter(notebook.stem, name, known)
 
-
+# %% ../nbs/99_cli.ipynb #f1f90b23
 def add_defaults(notebook: Path, given: Given) -> Given:
     "Return the given settings on top of the defaults of the notebook's own parameters cell"
     defaults = {
