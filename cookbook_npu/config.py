@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'AdvantageEstimator',
            'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number', 'absolute_path',
-           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
-           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
-           'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
-           'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
-           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
+           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'REMOVED', 'nonfinite_number',
+           'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig',
+           'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
+           'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
+           'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig',
+           'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
            'with_choices', 'config_keys', 'key_table', 'Unused', 'check_argument_names', 'check_experts',
            'check_context', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
            'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
@@ -2581,7 +2581,13 @@ _OPEN = (
     "placement.rollout_env.",
     "tenants.",
 )  # prefixes of mappings whose entries are keys of their own
-RENAMED = {"reward.right_from": "reward.correct_threshold"}  # since the last release
+# since the last release
+RENAMED = {"reward.right_from": "reward.correct_threshold"}
+REMOVED = (  # constants now
+    "reward.failure_alarm",
+    "train.logprob_diff_factor",
+    "warm_start.noisy_learning_rate",
+)
 
 
 def same_setting(key: str, names: Iterable[str]) -> list[str]:
@@ -2603,6 +2609,8 @@ def nearest_key(key: str, names: Iterable[str]) -> str:
     "Return 'Did you mean ...?' for an unknown key, with or without its section"
     if key in RENAMED:
         return f"It is now {RENAMED[key]!r}."
+    if key in REMOVED:
+        return "It is a constant now."
     known = list(names)
     same = same_setting(key, known)
     if same:
@@ -2674,7 +2682,7 @@ def save_config(config: RunConfig, path: Path | str) -> None:
 
 
 def stored_config(values: Any) -> RunConfig:
-    "Build the configuration of a config.json; keys may have their names of the last release"
+    "Build the configuration of a config.json; keys may be those of the last release"
     if isinstance(values, dict):
         values = copy.deepcopy(values)
         for old, new in RENAMED.items():
@@ -2682,6 +2690,9 @@ def stored_config(values: Any) -> RunConfig:
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
+        for section, _, name in (key.partition(".") for key in REMOVED):
+            if isinstance(part := values.get(section), dict):
+                part.pop(name, None)
     return build_config(RunConfig, values)
 
 
