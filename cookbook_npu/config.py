@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'AdvantageEstimator',
            'LossAggMode', 'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'RENAMED', 'nonfinite_number', 'absolute_path', 'Config',
-           'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig',
-           'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
-           'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig',
-           'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files',
-           'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
-           'key_table', 'Unused', 'check_argument_names', 'check_experts', 'check_context', 'check_pipeline',
-           'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'nearest_key',
-           'override', 'save_config', 'stored_config', 'load_config']
+           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'REMOVED', 'nonfinite_number',
+           'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig',
+           'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
+           'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
+           'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig',
+           'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
+           'with_choices', 'config_keys', 'key_table', 'Unused', 'check_argument_names', 'check_experts',
+           'check_context', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
+           'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -122,7 +122,7 @@ def setting(
     )
 
 # %% ../nbs/01_config.ipynb #f99d19a5
-Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5"]
+Family = Literal["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 
 
 class TinyConfig(Config):
@@ -134,13 +134,28 @@ class TinyConfig(Config):
     num_heads: int = setting(4, "query heads", gt=0)
     num_kv_heads: int = setting(2, "key/value heads (grouped-query attention)", gt=0)
     ffn_size: int = setting(
-        288, "inner width of the SwiGLU block; qwen3_moe: of each expert", gt=0
+        288, "inner width of the SwiGLU block; in a mixture: of each expert", gt=0
     )
-    num_experts: int = setting(8, "experts of a layer; qwen3_moe only", gt=0)
+    num_experts: int = setting(8, "experts of a layer; qwen3_moe and qwen3_5_moe", gt=0)
     experts_per_token: int = setting(
-        2, "experts that compute each token; qwen3_moe only", gt=0
+        2, "experts that compute each token; qwen3_moe and qwen3_5_moe", gt=0
     )
     init_std: float = setting(0.02, "standard deviation of the random first weights", gt=0)
+
+    @property
+    def is_mixture(self) -> bool:
+        "Whether its feed-forward blocks are mixtures of experts"
+        return self.family in ("qwen3_moe", "qwen3_5_moe")
+
+    @property
+    def is_hybrid(self) -> bool:
+        "Whether most layers are gated delta nets"
+        return self.family in ("qwen3_5", "qwen3_5_moe")
+
+    @property
+    def sees(self) -> bool:
+        "Whether it has a vision tower"
+        return self.family not in ("qwen3", "qwen3_moe")
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
 class ModelConfig(Config):
@@ -492,14 +507,6 @@ class RewardConfig(Config):
         "consecutive crashes on a label before it is graded alone; if that fails too, "
         "the label is skipped",
         gt=0,
-    )
-    failure_alarm: float = setting(
-        0.05,
-        "write an alarm event when more than this share of a step's graded responses "
-        "time out, crash or run out of memory",
-        ge=0,
-        le=1,
-        effect="later",
     )
     judge: JudgeConfig = JudgeConfig()
 
@@ -921,12 +928,6 @@ class TrainConfig(Config):
         shared=True,
     )
     logprob_chunk_tokens: int = setting(1024, "tokens per chunk of logits", gt=0)
-    logprob_diff_factor: float = setting(
-        4.0,
-        "alarm above this multiple of the median log-prob difference of the first 5 steps",
-        gt=1,
-        effect="later",
-    )
     logprob_diff_alarm: float = setting(
         0.2,
         "alarm above this log-prob difference (train_rollout_logprob_abs_diff), nats",
@@ -965,9 +966,6 @@ class WarmStartConfig(Config):
     learning_rate: float = setting(5e-3, "peak learning rate, decaying to zero", gt=0)
     noisy_steps: int = setting(
         30, "subsequent steps on demonstrations of mixed quality", ge=0
-    )
-    noisy_learning_rate: float = setting(
-        3e-4, "learning rate of the mixed-quality steps", gt=0
     )
     corrupt: float = setting(
         0.7, "share of mixed-quality demonstrations with a random answer", ge=0, lt=1
@@ -1684,18 +1682,18 @@ def _check_engines(c: RunConfig) -> None:
             f"rollout.devices_per_engine is {each} with rollout.engine 'transformers'",
             "The transformers engine runs on one device: set 1, or use the vllm engine.",
         )
-    hybrid = c.model.path is None and c.model.tiny.family == "qwen3_5"
-    on_cpu = c.target.vllm_on_cpu and c.rollout.engine == "vllm"
-    if on_cpu and hybrid and c.model.dtype == "float32":
+    t = c.model.tiny
+    on_cpu = c.target.vllm_on_cpu and c.rollout.engine == "vllm" and c.model.path is None
+    if on_cpu and t.is_mixture:
         raise ConfigError(
-            "model.dtype is 'float32' with rollout.engine 'vllm' and a tiny qwen3_5",
-            "On a CPU vLLM computes gated delta nets in bfloat16 only: set model.dtype to 'bfloat16'.",
-        )
-    if on_cpu and c.model.path is None and c.model.tiny.family == "qwen3_moe":
-        raise ConfigError(
-            "rollout.engine is 'vllm' with a tiny qwen3_moe",
+            f"rollout.engine is 'vllm' with a tiny {t.family}",
             "On a CPU vLLM does not repack its experts after a weight update, and computes wrong "
             "responses: use rollout.engine 'transformers'.",
+        )
+    if on_cpu and t.is_hybrid and c.model.dtype == "float32":
+        raise ConfigError(
+            f"model.dtype is 'float32' with rollout.engine 'vllm' and a tiny {t.family}",
+            "On a CPU vLLM computes gated delta nets in bfloat16 only: set model.dtype to 'bfloat16'.",
         )
 
 # %% ../nbs/01_config.ipynb #5ef70253
@@ -2177,7 +2175,7 @@ def _check_tiny_experts(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is not None:
         return
-    experts = t.num_experts if t.family == "qwen3_moe" else 0
+    experts = t.num_experts if t.is_mixture else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
     if c.parallel.expert > 1 and c.parallel.expert_tensor_size > 1 and c.target.simulated:
         raise ConfigError(
@@ -2195,18 +2193,11 @@ def _check_tiny_experts(c: RunConfig) -> None:
 
 
 def _check_routing_replay(c: RunConfig) -> None:
-    if not c.rollout.routing_replay:
-        return
-    if c.model.path is None and c.model.tiny.family != "qwen3_moe":
+    tiny = c.model.path is None and not c.model.tiny.is_mixture
+    if c.rollout.routing_replay and tiny:
         raise ConfigError(
             f"rollout.routing_replay is true with a tiny {c.model.tiny.family}",
             "Set it to false: only a mixture of experts has something to replay.",
-        )
-    if c.parallel.pipeline > 1:
-        raise ConfigError(
-            f"rollout.routing_replay is true, parallel.pipeline is {c.parallel.pipeline}",
-            "A stage would replay the experts of other layers and micro-batches: set one of them "
-            "back.",
         )
 
 # %% ../nbs/01_config.ipynb #dac62b7e
@@ -2247,19 +2238,12 @@ def check_context(
 def _check_context(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
-        sees = t.family in ("qwen3_vl", "qwen3_5")
-        recurrent = t.family == "qwen3_5"
-        check_context(c.parallel, t.num_kv_heads, recurrent, sees, f"a tiny {t.family}")
+        name = f"a tiny {t.family}"
+        check_context(c.parallel, t.num_kv_heads, t.is_hybrid, t.sees, name)
     if c.parallel.context > 1 and c.train.layout == "bshd":
         raise ConfigError(
             f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
             "Context parallelism splits packed rows: set it to auto or thd.",
-        )
-    if c.parallel.context > 1 and c.rollout.routing_replay:
-        raise ConfigError(
-            f"rollout.routing_replay is {c.rollout.routing_replay} with parallel.context "
-            f"{c.parallel.context}",
-            "The recorded experts are not split over context-parallel ranks: leave one of them out.",
         )
 
 # %% ../nbs/01_config.ipynb #54f01437
@@ -2293,7 +2277,7 @@ def _check_stages(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
         # deepstack's two layers, or a gated delta net in each stage
-        least = 2 if t.family in ("qwen3_vl", "qwen3_5") else 1
+        least = 2 if t.sees else 1
         check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
@@ -2319,20 +2303,19 @@ def _check_lora(c: RunConfig) -> None:
             "lora.targets has 'vision' with model.freeze_vision_tower true",
             "Leave one of them out.",
         )
-    family = c.model.tiny.family
+    t = c.model.tiny
     if c.model.path is not None or not c.lora.rank:
         return
-    if family == "qwen3_moe":
+    if t.is_mixture:
         raise ConfigError(
-            f"lora.rank is {c.lora.rank}, model.tiny is a qwen3_moe",
+            f"lora.rank is {c.lora.rank}, model.tiny is a {t.family}",
             "Adapters of a mixture of experts are unsupported: set lora.rank to 0.",
         )
-    hybrid = ("qwen3_5",)
-    only = {"vision": ("qwen3_vl", "qwen3_5"), "in_proj": hybrid, "out_proj": hybrid}
+    has = {"vision": t.sees, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
     for target in c.lora.targets:
-        if family not in only.get(target, (family,)):
+        if not has.get(target, True):
             raise ConfigError(
-                f"lora.targets has {target!r}, model.tiny is a {family}",
+                f"lora.targets has {target!r}, model.tiny is a {t.family}",
                 "The model has no such layer: leave it out.",
             )
 
@@ -2530,6 +2513,62 @@ def _set(tree: dict, key: str, value: Any) -> None:
         tree = tree[part]
     tree[last] = value
 
+# %% ../nbs/01_config.ipynb #04b279a3
+# key -> its other names in TRL, verl, slime and ms-swift; the how-to page *Migrate* has all of them
+OTHER_NAMES = {
+    "model.path": "hf_checkpoint",
+    "data.prompt_data": "train_dataset train_files dataset",
+    "data.eval_data": "eval_dataset val_files eval_prompt_data val_dataset",
+    "data.max_prompt_tokens": "max_prompt_length rollout_max_prompt_len max_length",
+    "rollout.prompts_per_step": "train_batch_size rollout_batch_size generation_batch_size",
+    "rollout.samples_per_prompt": "num_generations n n_samples_per_prompt",
+    "rollout.eval_every": "eval_steps test_freq eval_interval",
+    "rollout.engine": "use_vllm",
+    "rollout.devices_per_engine": "vllm_tensor_parallel_size rollout_num_gpus_per_engine "
+    "rollout.tensor_model_parallel_size",
+    "rollout.memory_utilization": "vllm_gpu_memory_utilization gpu_memory_utilization "
+    "sglang_mem_fraction_static",
+    "rollout.max_staleness": "staleness_threshold",
+    "sampling.temperature": "rollout_temperature",
+    "sampling.max_response_tokens": "max_completion_length max_response_length "
+    "rollout_max_response_len",
+    "train.global_batch_size": "per_device_train_batch_size gradient_accumulation_steps "
+    "ppo_mini_batch_size",
+    "train.micro_batch_tokens": "ppo_max_token_len_per_gpu max_tokens_per_gpu",
+    "train.save_every": "save_steps save_freq save_interval",
+    "train.keep_last": "save_total_limit max_actor_ckpt_to_keep",
+    "num_steps": "max_steps total_training_steps num_rollout",
+    "seed": "data_loader_seed rollout_seed",
+    "reward.scorers": "reward_funcs reward_weights rm_type custom_rm_path external_plugins",
+    "algorithm.advantage_estimator": "adv_estimator",
+    "algorithm.normalize_std": "scale_rewards norm_adv_by_std_in_grpo "
+    "disable_grpo_std_normalization",
+    "algorithm.dynamic_sampling_attempts": "dynamic_sample dynamic_sampling_filter_path",
+    "algorithm.clip_ratio_low": "epsilon eps_clip",
+    "algorithm.clip_ratio_high": "epsilon_high eps_clip_high",
+    "algorithm.clip_ratio_c": "delta eps_clip_c",
+    "algorithm.use_reference": "use_kl_loss",
+    "algorithm.kl_loss_coef": "beta",
+    "algorithm.kl_in_reward": "use_kl_in_reward kl_coef",
+    "algorithm.loss_agg_mode": "loss_type calculate_per_token_loss",
+    "algorithm.loss": "importance_sampling_level loss_type loss_mode",
+    "algorithm.entropy_coef": "entropy_coeff",
+    "algorithm.mask_truncated": "mask_truncated_completions overlong_filter",
+    "algorithm.rollout_is": "vllm_importance_sampling_correction use_tis "
+    "rollout_importance_sampling_mode",
+    "algorithm.rollout_is_threshold": "vllm_importance_sampling_clip_max tis_clip "
+    "rollout_importance_sampling_threshold",
+    "optim.learning_rate": "lr",
+    "optim.clip_grad": "max_grad_norm",
+    "lora.rank": "peft_config lora_rank",
+    "parallel.tensor": "tensor_model_parallel_size",
+    "parallel.context": "context_parallel_size",
+    "parallel.pipeline": "pipeline_model_parallel_size",
+    "placement.mode": "vllm_mode colocate async_generate",
+    "output.trackers": "report_to logger use_wandb",
+    "output.project": "project_name wandb_project",
+}
+
 # %% ../nbs/01_config.ipynb #1ba07d9d
 _OPEN = (
     "data.task.",
@@ -2542,16 +2581,38 @@ _OPEN = (
     "placement.rollout_env.",
     "tenants.",
 )  # prefixes of mappings whose entries are keys of their own
-RENAMED = {"reward.right_from": "reward.correct_threshold"}  # since the last release
+# since the last release
+RENAMED = {"reward.right_from": "reward.correct_threshold"}
+REMOVED = (  # constants now
+    "reward.failure_alarm",
+    "train.logprob_diff_factor",
+    "warm_start.noisy_learning_rate",
+)
+
+
+def same_setting(key: str, names: Iterable[str]) -> list[str]:
+    """Return the keys among `names` that may be meant by a key of another section or framework
+
+    Only its end counts: `optim.lr`, `actor_rollout_ref.actor.optim.lr` and `--lr` are equal."""
+    written = "." + key.lstrip("-").replace("-", "_")
+    known = list(names)
+    other = [
+        name
+        for name in known
+        if written.endswith(tuple(f".{one}" for one in OTHER_NAMES.get(name, "").split()))
+    ]
+    last = written.rpartition(".")[2]
+    return other or [name for name in known if name.rpartition(".")[2] == last]
 
 
 def nearest_key(key: str, names: Iterable[str]) -> str:
     "Return 'Did you mean ...?' for an unknown key, with or without its section"
     if key in RENAMED:
         return f"It is now {RENAMED[key]!r}."
+    if key in REMOVED:
+        return "It is a constant now."
     known = list(names)
-    last = key.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == last]
+    same = same_setting(key, known)
     if same:
         return f"Did you mean {' or '.join(map(repr, same))}?"
     if "." in key:
@@ -2621,7 +2682,7 @@ def save_config(config: RunConfig, path: Path | str) -> None:
 
 
 def stored_config(values: Any) -> RunConfig:
-    "Build the configuration of a config.json; keys may have their names of the last release"
+    "Build the configuration of a config.json; keys may be those of the last release"
     if isinstance(values, dict):
         values = copy.deepcopy(values)
         for old, new in RENAMED.items():
@@ -2629,6 +2690,9 @@ def stored_config(values: Any) -> RunConfig:
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
+        for section, _, name in (key.partition(".") for key in REMOVED):
+            if isinstance(part := values.get(section), dict):
+                part.pop(name, None)
     return build_config(RunConfig, values)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+
 from ..config import RunConfig, key_table
 from ..errors import DataError
 from .folder import RunFolder, write_output

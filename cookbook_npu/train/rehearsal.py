@@ -102,7 +102,7 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
         "model.tiny.num_heads": 2 * kv_heads,
     }
     # vLLM's CPU build does not repack experts after a weight update
-    unable = no_vllm or family == "qwen3_moe"
+    unable = no_vllm or family in ("qwen3_moe", "qwen3_5_moe")
     engines = STAND_IN if unable and config.rollout.engine == "vllm" else {}
     # random weights of another seed
     teacher = {

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'STEPS_TO_STOP', 'NO_LOSS_STEPS', 'TRAIN_TFLOPS', 'LOGPROB_DIFF', 'FIRST_STEPS',
-           'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'report_no_loss', 'zero_advantage_share',
-           'ZeroAdvantageAlarm', 'training_flops', 'value_metrics', 'fresh_logprob_diff', 'split_logprob_diff',
-           'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep', 'held_out_loss']
+           'ALARM_FACTOR', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'report_no_loss',
+           'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops', 'value_metrics', 'fresh_logprob_diff',
+           'split_logprob_diff', 'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep', 'held_out_loss']
 
 # %% ../../nbs/train/07_train_step.ipynb #0526cf8b
 import math
@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..config import DataConfig, TrainConfig
+from ..config import DataConfig
 from ..data.conversations import Conversation
 from ..data.messages import end_token_ids
 from ..data.prompts import chat_format
@@ -176,32 +176,23 @@ def split_logprob_diff(
 
 # %% ../../nbs/train/07_train_step.ipynb #c014f48d
 FIRST_STEPS = 5  # define the normal difference
+ALARM_FACTOR = 4.0  # of their median
 SMALLEST_ALARM = 1e-3  # nats; a smaller difference does not affect the policy loss
 
 
 class LogprobDiffAlarm:
     "Watches `train_rollout_logprob_abs_diff` against the first steps of the run and a ceiling"
 
-    def __init__(
-        self,
-        factor: float,  # alarm above this multiple of the median of the first steps
-        ceiling: float,  # alarm above this difference, nats
-    ):
-        self.factor = factor
-        self.ceiling = ceiling
+    def __init__(self, ceiling: float):
+        self.ceiling = ceiling  # alarm above this difference, nats
         self.first: list[float] = []  # differences of the first steps
-
-    @classmethod
-    def of(cls, train: TrainConfig) -> Self:
-        "Return the alarm of a run"
-        return cls(train.logprob_diff_factor, train.logprob_diff_alarm)
 
     @property
     def limit(self) -> float:
         "The largest difference without an alarm, nats"
         if len(self.first) < FIRST_STEPS:
             return self.ceiling
-        normal = self.factor * median(self.first)
+        normal = ALARM_FACTOR * median(self.first)
         return min(self.ceiling, max(normal, SMALLEST_ALARM))
 
     def exceeded(self, diff: float) -> bool:
