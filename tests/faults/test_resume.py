@@ -93,7 +93,10 @@ def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
     assert found["slots"] == [[node, n] for node in (first, second) for n in range(2)]
     assert found["ranks"] == [[rank, *slot] for rank, slot in enumerate(found["slots"])]
     assert found["code"] != 0, found["text"]
-    assert "the process died with its machine" in found["text"], found["text"]
+    assert "the process died" in found["text"], found["text"]
+    rank = 0 if found["killed"] == first else 2
+    failure = f"teller rank {rank} of 4: where(): the process died with its machine"
+    assert failure in found["failure"], found["failure"]
     assert f"(Ray node {found['killed'][:8]})" in found["text"], found["text"]
     folder = tmp_path / "run"
     for event in events(folder, "broadcast_group"):

@@ -16,7 +16,7 @@ from whole_runs import Driver, configure, run, wait_for
 
 from cookbook_npu.cluster import launch
 from cookbook_npu.cluster.ray_cluster import Cluster
-from cookbook_npu.cluster.worker_group import RayWorkerGroup
+from cookbook_npu.cluster.worker_group import RayWorkerGroup, WorkerHandle, death_error
 
 
 class Teller:
@@ -35,12 +35,11 @@ class Teller:
         )
 
 
-def places(address: str) -> dict:
+def places(address: str):
     "The devices of both nodes in order, and where the ranks of a group are"
     with Cluster.start(4, "NPU", simulated=True, address=address, timeout=200) as cluster:
         with RayWorkerGroup.create("teller", Teller, cluster, timeout=200) as group:
-            slots = [(slot.node_id, slot.device) for slot in cluster.slots]
-            return {"slots": slots, "ranks": group.call("where")}
+            return cluster.slots, group.call("where")
 
 
 def play(head, folder, running) -> dict:
@@ -48,7 +47,7 @@ def play(head, folder, running) -> dict:
     root = Path(sys.argv[1])
     begin(head, folder, running)
     address = launch.host_port(head.host, head.port)
-    found = places(address)
+    slots, ranks = places(address)
     os.environ["RAY_ADDRESS"] = address
     split = json.loads(sys.argv[2])
     driver = Driver(configure(root, "run", **split, **{"faults.on_failure": "fail"}))
@@ -56,9 +55,18 @@ def play(head, folder, running) -> dict:
     killed = lose_node(running)
     code = driver.end()
     text = driver.text()
+    rank = next(i for i, slot in enumerate(slots) if slot.node_id == killed)
+    failure = death_error(WorkerHandle("teller", rank, 4, [slots[rank]], None), "where")
     running.append(join_node(head, folder))
     run(configure(root, "run", resume=True, **split))
-    return found | {"killed": killed, "code": code, "text": text}
+    return {
+        "slots": [(slot.node_id, slot.device) for slot in slots],
+        "ranks": ranks,
+        "killed": killed,
+        "failure": str(failure),
+        "code": code,
+        "text": text,
+    }
 
 
 if __name__ == "__main__":
