@@ -137,7 +137,7 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
         if name not in known:
             raise no_parameter(notebook.stem, name, known)
 
-
+# %% ../nbs/99_cli.ipynb #f1f90b23
 def add_defaults(notebook: Path, given: Given) -> Given:
     "Return the given settings on top of the defaults of the notebook's own parameters cell"
     defaults = {
@@ -442,6 +442,23 @@ def _prepare(
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # its errors are raised, too
     warnings.filterwarnings("ignore", module="papermill")
 
+# %% ../nbs/99_cli.ipynb #6a7b5d54
+_ResumeRun = Annotated[
+    Path | None,
+    Option(
+        help="Resume this run folder from its newest valid checkpoint.",
+        **_OF_RUN,
+    ),
+]
+_RunScale = Annotated[
+    str | None,
+    Option(
+        show_default="laptop",
+        help="laptop (simulated NPUs), cuda, or 910b.",
+        autocompletion=complete_scales,
+    ),
+]
+
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command(
     "run",
@@ -460,22 +477,9 @@ def _run(
     ] = "",
     parameter: _Parameters = None,
     file: _ParameterFiles = None,
-    resume: Annotated[
-        Path | None,
-        Option(
-            help="Resume this run folder from its newest valid checkpoint.",
-            **_OF_RUN,
-        ),
-    ] = None,
+    resume: _ResumeRun = None,
     restart: _Restart = False,
-    scale: Annotated[
-        str | None,
-        Option(
-            show_default="laptop",
-            help="laptop (simulated NPUs), cuda, or 910b.",
-            autocompletion=complete_scales,
-        ),
-    ] = None,
+    scale: _RunScale = None,
 ) -> None:
     "Run a recipe notebook on this machine (default scale: laptop); prints the result."
     resumed: dict[str, Any] = {}
@@ -737,6 +741,26 @@ NO_NPU_SOFTWARE = (
     "(for an NPU machine: --scale 910b)"
 )
 
+# %% ../nbs/99_cli.ipynb #5d0348a1
+_DoctorScale = Annotated[
+    str | None,
+    Option(
+        show_default="910b; laptop where nothing of an NPU is installed",
+        help="laptop (simulated NPUs), cuda, or 910b.",
+        autocompletion=complete_scales,
+    ),
+]
+_Lock = Annotated[
+    Path | None, Option(help="Also write all installed versions to this file.")
+]
+_LockBefore = Annotated[Path | None, Option(help="Print the changes since this lock file.")]
+_Bundle = Annotated[
+    Path | None,
+    Option(
+        help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
+    ),
+]
+
 # %% ../nbs/99_cli.ipynb #bc054941
 @app.command(
     "doctor",
@@ -749,28 +773,12 @@ def _doctor(
     recipe: Annotated[
         str, Argument(help="Recipe to check for.", autocompletion=complete_recipes)
     ] = "qwen3_4b_colocate",
-    scale: Annotated[
-        str | None,
-        Option(
-            show_default="910b; laptop where nothing of an NPU is installed",
-            help="laptop (simulated NPUs), cuda, or 910b.",
-            autocompletion=complete_scales,
-        ),
-    ] = None,
+    scale: _DoctorScale = None,
     parameter: _Parameters = None,
     as_json: _AsJson = False,
-    lock: Annotated[
-        Path | None, Option(help="Also write all installed versions to this file.")
-    ] = None,
-    compare: Annotated[
-        Path | None, Option(help="Print the changes since this lock file.")
-    ] = None,
-    bundle: Annotated[
-        Path | None,
-        Option(
-            help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
-        ),
-    ] = None,
+    lock: _Lock = None,
+    compare: _LockBefore = None,
+    bundle: _Bundle = None,
     run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
@@ -805,8 +813,7 @@ def _doctor(
     if lock:
         write_output(lock, json.dumps(machine_lock(machine), indent=1))
     if before is not None:
-        changes = show_changes(before, machine_lock(machine))
-        typer.echo(fit(f"\n{changes}"))
+        typer.echo(fit("\n" + show_changes(before, machine_lock(machine))))
     if bundle:
         from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
@@ -849,6 +856,24 @@ def show_search(
         json.dumps(found.as_json(), indent=1) if as_json else fit(search_text(found))
     )
 
+# %% ../nbs/99_cli.ipynb #2827d01f
+_MeanResponse = Annotated[
+    float | None,
+    Option(
+        min=1,
+        help="Mean tokens of a response, for the schedule of a split run and for --search.",
+    ),
+]
+_Search = Annotated[
+    bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
+]
+_SearchDevices = Annotated[
+    str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
+]
+_EpochPrompts = Annotated[
+    int | None, Option(min=1, help="Prompts of an epoch, for --search.")
+]
+
 # %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
@@ -874,22 +899,10 @@ def _plan(
     roles: Annotated[
         bool, Option(help="Also print arguments and environment variables of each role.")
     ] = False,
-    mean_response: Annotated[
-        float | None,
-        Option(
-            min=1,
-            help="Mean tokens of a response, for the schedule of a split run and for --search.",
-        ),
-    ] = None,
-    search: Annotated[
-        bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
-    ] = False,
-    devices: Annotated[
-        str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
-    ] = "",
-    prompts: Annotated[
-        int | None, Option(min=1, help="Prompts of an epoch, for --search.")
-    ] = None,
+    mean_response: _MeanResponse = None,
+    search: _Search = False,
+    devices: _SearchDevices = "",
+    prompts: _EpochPrompts = None,
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, memory and time of a run; fails when memory is insufficient."

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 
-from .config import ModelConfig, RunConfig, Scale, override
+from .config import ModelConfig, RunConfig, Scale, key_table, override
 from .errors import ConfigError, nearest
 from .targets.target import SCALES, find_target
 
@@ -854,10 +854,6 @@ def prompt_changes(config: RunConfig) -> list[PromptChange]:
     ]
 
 # %% ../nbs/02_recipes.ipynb #d6a1250e
-# of one run only
-_NOT_SHOWN = ("output.name", "output.root", "output.resume", "output.restart")
-
-
 def parameters_of(config: RunConfig) -> dict[str, Any]:
     "Return the parameters that give a configuration, `overrides` included, without the recipe's own values"
     recipe = RECIPES.get(config.recipe) or Recipe(config.recipe)
@@ -893,7 +889,11 @@ def changed_settings(config: RunConfig) -> dict[str, Any]:
         name: value
         for name, value in parameters.items()
         if name != "scale" and value is not None and value != usual.get(name)
-    } | {key: value for key, value in overrides.items() if key not in _NOT_SHOWN}
+    } | {
+        key: value
+        for key, value in overrides.items()
+        if key_table()[key].effect != "folder"
+    }
 
 
 def run_command(config: RunConfig) -> str:

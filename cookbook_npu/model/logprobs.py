@@ -10,7 +10,7 @@ __all__ = ['NO_LOGIT', 'VocabSlice', 'combine_statistics', 'HeadLogProbs', 'head
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -217,22 +217,20 @@ def without_head(
         del decoder._forward_output_layer
 
 # %% ../../nbs/model/04_logprobs.ipynb #cde9245f
-def _replay_experts(model: MegatronModel, packed: TokenBatch) -> None:
-    "Let the routers of a model with routing replay select the experts of the rollout"
-    if not model.routers:
-        return
+def _replay(model: MegatronModel, packed: TokenBatch) -> Callable[[], None]:
+    "Return what makes the routers of a model select the experts of the rollout for a micro-batch"
     experts_NLK = packed.routed_experts
-    if experts_NLK is not None:
+    if model.routers and experts_NLK is not None:
         layout = model.layout
-        part = layout.tensor_rank if layout.sequence else 0
-        replay_experts(model.routers, experts_NLK.chunk(layout.row_multiple)[part])
-    elif packed.tokens:
+        if layout.sequence:
+            experts_NLK = experts_NLK.chunk(layout.tensor_size)[layout.tensor_rank]
+        return partial(replay_experts, model.routers, experts_NLK)
+    if model.routers and packed.tokens:
         raise DataError(
             "a micro-batch without routed_experts for a model with routing replay",
             "Sample with rollout.routing_replay, or set it to false.",
         )
-    else:  # padding only
-        stop_replay(model.routers)
+    return partial(stop_replay, model.routers)  # of padding only
 
 
 def packed_hidden(
@@ -244,9 +242,13 @@ def packed_hidden(
     A pipeline stage that is not the last one returns what it sends to the next."""
     from megatron.core.tensor_parallel import mappings
 
-    _replay_experts(model, packed)
+    replay = _replay(model, packed)
+    replay()
     with without_head(model.decoder):
         hidden_BTH = model.ddp(**model_inputs(packed))
+    if model.layout.pipeline_size > 1 and hidden_BTH.requires_grad:
+        # other micro-batches pass before this one's backward pass, which may recompute its layers
+        hidden_BTH.register_hook(lambda gradient: replay())
     if not model.layout.is_last_stage:
         return hidden_BTH
     hidden_TBH = hidden_BTH.transpose(0, 1)

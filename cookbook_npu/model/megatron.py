@@ -267,6 +267,7 @@ DIVIDED_BY_TP = {
     "num_attention_heads": "num_attention_heads",
     "num_query_groups": "num_key_value_heads",
     "ffn_hidden_size": "intermediate_size",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
     "linear_num_key_heads": "linear_num_key_heads",
     "linear_num_value_heads": "linear_num_value_heads",
 }

@@ -319,12 +319,14 @@ def split_context(
     rank_R = rank_T[batch.rows_R]
     own_R = rank_R == rank
     own_T = parts_CT[rank]
+    experts = batch.routed_experts
     local = replace(
         batch,
         ids_BT=batch.ids_BT if whole_ids else batch.ids_BT[:, own_T],
         positions_BT=batch.positions_BT[..., own_T],
         rows_R=place_T[batch.rows_R[own_R]],
         targets_R=batch.targets_R[own_R],
+        routed_experts=None if experts is None else experts[own_T],
     )
     counts = torch.bincount(rank_R, minlength=ranks).tolist()
     return ContextPart(local, counts, rank_R.argsort(stable=True).argsort())

@@ -110,16 +110,22 @@ def _qwen3(tiny: TinyConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
+def _experts(tiny: TinyConfig) -> dict[str, Any]:
+    return dict(
+        num_experts=tiny.num_experts,
+        num_experts_per_tok=tiny.experts_per_token,
+        moe_intermediate_size=tiny.ffn_size,
+        router_aux_loss_coef=0.0,
+    )
+
+
 def _qwen3_moe(tiny: TinyConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:
     return "Qwen3Moe", dict(
         _decoder(tiny, tokenizer, tied=False),
         vocab_size=len(tokenizer),
         rope_parameters=_rope(ROPE_BASE),
-        num_experts=tiny.num_experts,
-        num_experts_per_tok=tiny.experts_per_token,
-        moe_intermediate_size=tiny.ffn_size,
         norm_topk_prob=True,
-        router_aux_loss_coef=0.0,
+        **_experts(tiny),
     )
 
 
@@ -170,6 +176,14 @@ def _qwen3_5(tiny: TinyConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:
         text_config=text, vision_config=_vision(tiny), tie_word_embeddings=False, **ids
     )
 
+
+def _qwen3_5_moe(tiny: TinyConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:
+    _, values = _qwen3_5(tiny, tokenizer)
+    shared = dict(shared_expert_intermediate_size=tiny.ffn_size)
+    return "Qwen3_5Moe", values | dict(
+        text_config=values["text_config"] | _experts(tiny) | shared
+    )
+
 # %% ../../nbs/model/00_tiny.ipynb #95a5898a
 def rope_of_4(values: Mapping[str, Any]) -> dict[str, Any]:
     "Rename `rope_parameters` to `rope_theta` and `rope_scaling`, in nested configurations too"
@@ -189,6 +203,7 @@ _FAMILIES = {
     "qwen3_moe": _qwen3_moe,
     "qwen3_vl": _qwen3_vl,
     "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
 }
 
 

@@ -121,6 +121,25 @@ PUBLISHED["Qwen3.5-9B"] = dict(
     ),
 )
 
+# %% ../../nbs/plan/00_dimensions.ipynb #3fb0c601
+_HYBRID = PUBLISHED["Qwen3.5-9B"]
+_TEXT = {k: v for k, v in _HYBRID["text_config"].items() if k != "intermediate_size"}
+PUBLISHED["Qwen3.5-35B-A3B"] = _HYBRID | dict(
+    model_type="qwen3_5_moe",
+    vision_config=_VISION | dict(out_hidden_size=2048),
+    text_config=_TEXT
+    | dict(
+        hidden_size=2048,
+        num_hidden_layers=40,
+        num_key_value_heads=2,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 10,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
+)
+
 # %% ../../nbs/plan/00_dimensions.ipynb #33186fa2
 PUBLISHED_COUNTS = {
     "Qwen3-4B": 4_022_468_096,
@@ -128,6 +147,7 @@ PUBLISHED_COUNTS = {
     "Qwen3-30B-A3B": 30_532_122_624,
     "Qwen3-VL-8B": 8_767_123_696,
     "Qwen3.5-9B": 9_653_104_368,
+    "Qwen3.5-35B-A3B": 35_951_822_704,
 }
 
 # %% ../../nbs/plan/00_dimensions.ipynb #16e13ccc
@@ -136,7 +156,7 @@ class Dimensions:
     "The dimensions that determine memory and time of a model"
 
     name: str  # for messages
-    family: str  # qwen3, qwen3_moe, qwen3_vl, qwen3_5
+    family: str  # see `config.Family`
     layers: int  # L
     hidden: int  # H
     ffn: int  # F; of one expert
@@ -147,6 +167,7 @@ class Dimensions:
     tied: bool  # head and embedding share their weights
     experts: int = 0  # of a layer; 0: a dense model
     experts_per_token: int = 1
+    shared_ffn: int = 0  # inner width of the expert that computes every token
     gate: bool = False  # output gate of attention, which doubles the query projection
     linear_layers: int = 0  # layers with a gated delta net instead of attention
     linear_keys: int = 0  # width of all their keys
@@ -179,7 +200,7 @@ class Dimensions:
     @property
     def active_ffn(self) -> int:
         "Inner width that each token passes in a layer"
-        return self.ffn * self.experts_per_token
+        return self.ffn * self.experts_per_token + self.shared_ffn
 
 # %% ../../nbs/plan/00_dimensions.ipynb #7e3e93ec
 def vision_parameters(vision: Mapping[str, Any]) -> int:
@@ -255,7 +276,8 @@ def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
         tied=bool(tied),
         experts=experts,
         experts_per_token=text.get("num_experts_per_tok", 1) if experts else 1,
-        gate=family == "qwen3_5",
+        shared_ffn=text.get("shared_expert_intermediate_size", 0) if experts else 0,
+        gate=family in ("qwen3_5", "qwen3_5_moe"),
         linear_layers=(text.get("layer_types") or []).count("linear_attention"),
         linear_keys=text.get("linear_num_key_heads", 0)
         * text.get("linear_key_head_dim", 0),
@@ -326,11 +348,14 @@ def dimensions_of_tiny(
         vocab=vocab,
         tied=tiny.family == "qwen3",
     )
-    if tiny.family == "qwen3_moe":
-        return replace(
-            dimensions, experts=tiny.num_experts, experts_per_token=tiny.experts_per_token
+    if tiny.is_mixture:
+        dimensions = replace(
+            dimensions,
+            experts=tiny.num_experts,
+            experts_per_token=tiny.experts_per_token,
+            shared_ffn=tiny.ffn_size if tiny.is_hybrid else 0,
         )
-    if tiny.family != "qwen3_5":
+    if not tiny.is_hybrid:
         return dimensions
     full_every = min(4, tiny.num_layers)  # the last of so many layers has full attention
     return replace(
@@ -366,7 +391,9 @@ def _feed_forward(d: Dimensions) -> Count:
     block = 3 * d.hidden * d.ffn
     if not d.experts:
         return Count("feed-forward", block, d.hidden)
-    return Count("experts", 0, d.hidden + d.experts * d.hidden, d.experts * block)
+    rows = 1 + d.experts + bool(d.shared_ffn)  # norm, router, gate of the shared expert
+    shared = 3 * d.hidden * d.shared_ffn
+    return Count("experts", shared, rows * d.hidden, d.experts * block)
 
 
 def _delta_net(d: Dimensions) -> Count:

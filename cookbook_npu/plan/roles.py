@@ -223,6 +223,8 @@ def architecture(d: Dimensions) -> dict[str, Any]:
             moe_router_topk=d.experts_per_token,
             moe_ffn_hidden_size=d.ffn,
         )
+        if d.shared_ffn:
+            feed_forward["moe_shared_expert_intermediate_size"] = d.shared_ffn
     else:
         feed_forward = dict(ffn_hidden_size=d.ffn)
     return dict(

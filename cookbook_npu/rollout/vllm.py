@@ -60,6 +60,7 @@ from ..rollout.engine import (
     KeptCache,
     RequestState,
     derive_seed,
+    expert_shapes,
 )
 from .mixed_batch import SharedDecoder
 from .vllm_lora import VllmAdapter, lora_arguments, remove_adapter
@@ -158,7 +159,8 @@ def check_torchvision(config: Any, find: Callable[[str], Any] = find_spec) -> No
 
 def check_experts_on_cpu(config: Any, build: VllmBuild) -> None:
     "Raise `EngineError` for a mixture of experts on a CPU, which weight updates would spoil"
-    if build == "cpu" and getattr(config, "num_experts", None):
+    text = getattr(config, "text_config", config)
+    if build == "cpu" and getattr(text, "num_experts", None):
         raise EngineError(
             f"{config.model_type} on vLLM's CPU build: it packs the experts when they are first "
             "loaded and not after a weight update, and then computes wrong responses",
@@ -167,7 +169,7 @@ def check_experts_on_cpu(config: Any, build: VllmBuild) -> None:
 
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
 def folder_shapes(folder: Path | str) -> dict[str, torch.Size]:
-    "Return the shape of every weight of a Hugging Face folder by name, in file order"
+    "Return the shape of every weight of a folder by name, in file order: experts one by one"
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise MissingError(
@@ -179,7 +181,11 @@ def folder_shapes(folder: Path | str) -> dict[str, torch.Size]:
         with file.open("rb") as f:
             header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
         header.pop("__metadata__", None)
-        shapes |= {name: torch.Size(entry["shape"]) for name, entry in header.items()}
+        for name, entry in header.items():
+            if name.startswith("mtp."):
+                continue  # multi-token prediction, which no policy has
+            shape = torch.Size(entry["shape"])
+            shapes |= expert_shapes(name, shape) or {name: shape}
     return shapes
 
 # %% ../../nbs/rollout/03_vllm.ipynb #40a502ca

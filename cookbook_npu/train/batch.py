@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PerSequence', 'RowValues', 'REVERSE_KL', 'MODEL_SCORE', 'ROUTING_BYTES', 'TokenIds', 'Batch', 'loss_masks',
-           'compute_loss_weights', 'rewards_of', 'batch_advantages', 'make_batch', 'complete_batch', 'rollout_mismatch',
-           'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores', 'rollout_metrics', 'MicroBatch',
-           'make_micro_batch', 'compute_loss']
+           'compute_loss_weights', 'rewards_of', 'batch_advantages', 'model_inputs', 'make_batch', 'complete_batch',
+           'rollout_mismatch', 'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores', 'rollout_metrics',
+           'MicroBatch', 'make_micro_batch', 'compute_loss']
 
 # %% ../../nbs/train/00_batch.ipynb #6b2bd669
 import math
@@ -188,13 +188,14 @@ def batch_advantages(
     return [adv_T.float().numpy() for adv_T in advantages]
 
 # %% ../../nbs/train/00_batch.ipynb #ad30bf2d
-def _model_inputs(sample: Sample, images: Mapping[str, ImageInput]) -> TokenIds:
+def model_inputs(sample: Sample, images: Mapping[str, ImageInput]) -> TokenIds:
+    "Return the token ids and images of a sample; raises `DataError` for an image that is not given"
     name = f"{sample.group_id}/{sample.index}"
     for reference in sample.images:
         if reference not in images:
             raise DataError(
                 f"sample {name} has the image {reference}, whose pixels were not given",
-                "Give make_batch the images of all samples by reference.",
+                "Give the images of all samples by reference.",
             )
     return TokenIds(
         name,
@@ -222,7 +223,7 @@ def make_batch(
         rows[i : i + global_batch_size] for i in range(0, len(rows), global_batch_size)
     ]
     return Batch(
-        tokens=[_model_inputs(s, images) for s in samples],
+        tokens=[model_inputs(s, images) for s in samples],
         rollout_logprobs=[np.asarray(s.logprobs, np.float32) for s in samples],
         advantages=advantages,
         loss_weights=compute_loss_weights(samples, steps, algorithm, max_tokens),

@@ -102,7 +102,7 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
         "model.tiny.num_heads": 2 * kv_heads,
     }
     # vLLM's CPU build does not repack experts after a weight update
-    unable = no_vllm or family == "qwen3_moe"
+    unable = no_vllm or family in ("qwen3_moe", "qwen3_5_moe")
     engines = STAND_IN if unable and config.rollout.engine == "vllm" else {}
     # random weights of another seed
     teacher = {
@@ -165,9 +165,9 @@ def read_own_data(config: RunConfig) -> str | None:
     from ..data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    if config.is_sft:
-        return load_conversations(conversation_reader(config, tokenizer)).source
     processor = image_processor(model, config.data)
+    if config.is_sft:
+        return load_conversations(conversation_reader(config, tokenizer, processor)).source
     prompts = load_prompts(config.data, tokenizer, config.seed, processor)
     # not opened: labels are checked without its processes
     RewardPool(config.reward).check_labels(prompts.prompts)

@@ -16,6 +16,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from places import ROOT
 
+from cookbook_npu.npu.simulator.fork_server import SERVERS_ENV
+
 BLOCK = re.compile(r"^```(?P<head>.*?)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n\n")
 
@@ -101,6 +103,8 @@ class Reader:
             "PATH": f"{environment}/bin:/usr/bin:/bin",
             "VIRTUAL_ENV": str(environment),
             "COLUMNS": "100",
+            # the runs of a session fork their workers from one server
+            SERVERS_ENV: os.environ[SERVERS_ENV],
         }
 
     def type(self, line: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 The rows cover every pair of sizes and families that can occur together with pipeline stages. One job of
 four processes runs them one after another: log-probs, gradients, two optimizer steps, a sleep, a weight
-update, and the second step again from the checkpoint of another layout.
+update, and the second step again from the checkpoint of another layout. Qwen3-MoE replays random experts.
 """
 
 import functools
@@ -39,7 +39,9 @@ FAMILIES = {
     "qwen3_moe": TinyConfig(num_layers=2, num_experts=4),
     "qwen3_vl": TinyConfig(num_layers=4),  # image features are added to the first two
     "qwen3_5": TinyConfig(num_layers=4),  # three gated delta nets and one attention layer
+    "qwen3_5_moe": TinyConfig(num_layers=4, num_experts=4),
 }
+REPLAYED = ("qwen3_moe",)  # trained with the experts of the rollout
 SMALL = dict(hidden_size=32, ffn_size=64)
 COUNTED = ("qwen3", "qwen3_moe")  # whose tiny models the plan counts whole
 
@@ -67,8 +69,9 @@ class Row:
     @property
     def can_run(self) -> bool:
         "On all devices, with experts in a mixture only, and no gated delta net split"
-        experts = self.expert == 1 or self.family == "qwen3_moe"
-        split = self.context == 1 or self.family != "qwen3_5"
+        tiny = TinyConfig(family=self.family)
+        experts = self.expert == 1 or tiny.is_mixture
+        split = self.context == 1 or not tiny.is_hybrid
         size = self.tensor * self.context * self.pipeline * self.data
         return size == DEVICES and experts and split
 
@@ -91,6 +94,9 @@ ROWS = [
     Row("qwen3_5", tensor=2, data=2),
     Row("qwen3_5", tensor=2, pipeline=2),
     Row("qwen3_5", pipeline=2, data=2),
+    Row("qwen3_5_moe", tensor=2, data=2),
+    Row("qwen3_5_moe", tensor=2, pipeline=2, expert=2),
+    Row("qwen3_5_moe", pipeline=2, data=2, expert=2),
 ]
 
 
@@ -124,7 +130,17 @@ def run_config(row: Row, devices: int):
         "optim.eps": 1e-4,
         "optim.clip_grad": 0.0,
     }
+    if row.family in REPLAYED:  # and layers are computed again in the backward pass
+        own |= {"rollout.routing_replay": True, "model.recompute": "full"}
     return override(qwen3_4b_colocate(overrides={"placement.devices": 4}), own)
+
+
+def chosen_experts(tokens: int, hf) -> np.ndarray:
+    "Random experts, which the routers would not select: [tokens, layers, top-k]"
+    shape = (tokens, hf.num_hidden_layers, 1)
+    every = np.tile(np.arange(hf.num_experts, dtype=np.uint8), shape)
+    chosen = np.random.default_rng(tokens).permuted(every, axis=-1)
+    return chosen[..., : hf.num_experts_per_tok]
 
 
 def make_inputs(config, hf):
@@ -143,6 +159,8 @@ def make_inputs(config, hf):
     for number, (group, index) in enumerate(product(range(4), range(2))):
         response = [48 + (number + i) % 10 for i in range(1 + number % 5)]
         seen = ["picture"] if images and group == 2 else []
+        tokens = len(prompts[group]) + len(response) - 1
+        experts = chosen_experts(tokens, hf) if config.rollout.routing_replay else None
         samples.append(
             Sample(
                 group_id=str(group),
@@ -155,6 +173,7 @@ def make_inputs(config, hf):
                 finish_reason="stop",
                 reward=float(index == group % 2),
                 images=seen,
+                routed_experts=experts,
             )
         )
     size = config.global_batch_size
@@ -227,11 +246,11 @@ def not_finite(trainer, batch) -> str:
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel, export_weights
-    from cookbook_npu.train.critic import PPOTrainer
+    from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
     config = run_config(row, devices)
-    kind = PPOTrainer if row.family == "qwen3" else Trainer
+    kind = RunTrainer if row.family == "qwen3" else Trainer
     trainer = kind(0, devices, config, str(root / row.family))
     batch = make_inputs(config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}

@@ -336,9 +336,10 @@ class FusedRMSNormGated(torch.nn.Module):
         return (normed * activate(gate.float())).to(x.dtype)
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #9f5c5210
-_QWEN3_5 = "transformers.models.qwen3_5.modeling_qwen3_5"
-
-
+_LAYERS = {  # model_type -> module with its gated delta net
+    "qwen3_5": "transformers.models.qwen3_5.modeling_qwen3_5",
+    "qwen3_5_moe": "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
+}
 _OPTIONS = tuple(inspect.signature(chunk_gated_delta_rule).parameters)
 
 
@@ -352,16 +353,16 @@ def rule_for_transformers(
 
 def use_in_transformers(model_type: str) -> bool:
     "Let transformers' Qwen3.5 use this rule where fla is missing; return whether it does"
-    if model_type != "qwen3_5" or importable("fla"):
+    if model_type not in _LAYERS or importable("fla"):
         return False
-    layer = importlib.import_module(_QWEN3_5)
+    layer = importlib.import_module(_LAYERS[model_type])
     vars(layer)["torch_chunk_gated_delta_rule"] = rule_for_transformers
     return True
 
 # %% ../../../nbs/npu/shims/03_fla.ipynb #e3cdd29b
 _CONSUMERS = (
     "megatron.core.ssm.gated_delta_net",
-    "transformers.models.qwen3_5.modeling_qwen3_5",
+    *_LAYERS.values(),
 )
 
 

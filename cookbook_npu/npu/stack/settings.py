@@ -460,7 +460,7 @@ def _gated_delta_net(m: Machine, need: Need) -> CheckResult:
     transformers = m.version("transformers")
     if not need.family:
         return unknown("the model's folder was not found")
-    if need.family != "qwen3_5":
+    if need.family not in ("qwen3_5", "qwen3_5_moe"):
         return ok(f"{need.family} has no such layers")
     if megatron is None:
         return unknown("megatron-core is not installed")

@@ -18,7 +18,7 @@ from cookbook_npu.config import ModelConfig, ParallelConfig
 from cookbook_npu.model.megatron import megatron_config
 from cookbook_npu.model.tiny import TEXT_ONLY
 from cookbook_npu.plan.dimensions import PUBLISHED
-from cookbook_npu.rollout.transformers import STACKED_EXPERTS
+from cookbook_npu.rollout.engine import STACKED_EXPERTS
 
 FACTORIES = {"empty", "zeros", "ones", "rand", "randn", "full"}
 
