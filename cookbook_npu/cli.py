@@ -579,7 +579,11 @@ def _config(
     every: Annotated[bool, Option("--all", help="Also show the advanced keys.")] = False,
 ) -> None:
     "List the configuration keys, for use in `overrides`, with default and meaning."
-    keys = [key for key in config_keys() if contains in key.name]
+    every_key = list(config_keys())
+    keys = [key for key in every_key if contains in key.name]
+    if not keys:
+        meant = same_setting(contains, [key.name for key in every_key])
+        keys = [key for key in every_key if key.name in meant]
     if not keys:
         raise ConfigError(
             f"no configuration key contains {contains!r}",

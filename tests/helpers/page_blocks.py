@@ -45,8 +45,12 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "make test ": "is the tests",
         "from cookbook_npu": "unit/test_readme.py::test_its_python_runs_as_typed",
     },
+    "lora": {
+        "cookbook-npu run qwen3_4b_multi_lora_grpo": "recipes/test_tenant_run.py::"
+        "test_a_tenant_that_fails_is_closed_and_named",
+    },
     "migrate": {
-        "cookbook-npu run qwen3_4b_colocate -p learning_rate": WHOLE_RUN,
+        "cookbook-npu run qwen3_4b_colocate -p num_steps 10": WHOLE_RUN,
         "cookbook-npu run qwen3_4b_colocate -p prompt_data train.parquet": IN_PROCESS,
     },
     "own_data": {

@@ -145,7 +145,7 @@ def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_page_of_models_as_typed(hub, files, tmp_path):
-    """plan reads the small files, the run trains, its record has the id and a checksum
+    """The runs train and record the id of the hub
 
     A tiny model stands for the one that the page names. It never answers correctly, so a run ends early."""
     hub.files["Qwen/Qwen3-0.6B"] = files
@@ -162,7 +162,6 @@ def test_the_page_of_models_as_typed(hub, files, tmp_path):
     ended_early = [line for line in lines if " run " in line and "num_steps" not in line]
     assert len(ended_early) == 2
     shown = reader.follow(page, dict.fromkeys(ended_early, 1))
-    plan, *_ = hub.calls
     runs = [run / "config.json" for run in (tmp_path / "folder" / "runs").iterdir()]
     models = {json.loads(file.read_text())["model"]["path"] for file in runs}
     assert {"Qwen/Qwen3-0.6B", "modelscope://Qwen/Qwen3-0.6B"} < models
