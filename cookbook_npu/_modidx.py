@@ -558,6 +558,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'cookbook_npu.config.check_argument_names': ( 'config.html#check_argument_names',
                                                                                    'cookbook_npu/config.py'),
                                      'cookbook_npu.config.check_context': ('config.html#check_context', 'cookbook_npu/config.py'),
+                                     'cookbook_npu.config.check_expert_adapters': ( 'config.html#check_expert_adapters',
+                                                                                    'cookbook_npu/config.py'),
                                      'cookbook_npu.config.check_experts': ('config.html#check_experts', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.check_pipeline': ('config.html#check_pipeline', 'cookbook_npu/config.py'),
                                      'cookbook_npu.config.check_run_name': ('config.html#check_run_name', 'cookbook_npu/config.py'),
