@@ -269,9 +269,12 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     from cookbook_npu.train.trainer import Trainer
 
     config = run_config(row, devices)
-    kind = RunTrainer if row.reference == "qwen3" else Trainer
+    batch_config, kind = config, Trainer
+    if row.reference == "qwen3":  # with a critic, which gets its own values and returns
+        config = override(config, {"algorithm.advantage_estimator": "gae"})
+        kind = RunTrainer
     trainer = kind(0, devices, config, str(root / row.family))
-    batch = make_inputs(config, trainer.model.hf_config)
+    batch = make_inputs(batch_config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}
     (rows,) = batch.optimizer_steps
     trainer.forward_backward(batch, rows)
