@@ -64,7 +64,13 @@ from .parameters import (
     settings_text,
 )
 from .plan.preflight import check_files, check_machine
-from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
+from .recipes import (
+    PARAMETERS,
+    RECIPES,
+    find_recipe,
+    parameters_of,
+    tenants_have_prompts,
+)
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
 from .terminal import counted, fit, terminal_columns
@@ -573,7 +579,11 @@ def _config(
     every: Annotated[bool, Option("--all", help="Also show the advanced keys.")] = False,
 ) -> None:
     "List the configuration keys, for use in `overrides`, with default and meaning."
-    keys = [key for key in config_keys() if contains in key.name]
+    every_key = list(config_keys())
+    keys = [key for key in every_key if contains in key.name]
+    if not keys:
+        meant = same_setting(contains, [key.name for key in every_key])
+        keys = [key for key in every_key if key.name in meant]
     if not keys:
         raise ConfigError(
             f"no configuration key contains {contains!r}",
@@ -675,7 +685,8 @@ def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> Ru
             raise no_parameter(recipe, name, known)
     given: dict[str, Any] = {}
     if not find_target(scale).has_tiny_model:
-        given["prompt_data"] = "(prompts)"
+        if not tenants_have_prompts(parameters.get("overrides") or {}):
+            given["prompt_data"] = "(prompts)"
         model = model_name(recipe)
         if model:
             given["model"] = model

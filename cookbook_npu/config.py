@@ -1567,7 +1567,6 @@ _UNUSED = [
         {
             "placement.mode": "colocate",
             "data.apply_chat_template": True,
-            "data.image_key": None,
             "rollout.environment": None,
             "rollout.routing_replay": False,
             "rollout.samples_per_prompt": 8,

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_4b_multi_lora_grpo',
            'qwen3_30b_a3b_grpo', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo',
-           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'find_recipe', 'PromptChange',
-           'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
+           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'tenants_have_prompts',
+           'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -239,7 +239,9 @@ class Recipe:
     ) -> RunConfig:
         given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
         if not find_target(scale).has_tiny_model:
-            _require(scale, model=parameters["model"], prompt_data=parameters["prompt_data"])
+            _require(scale, model=parameters["model"])
+            if not tenants_have_prompts(overrides):
+                _require(scale, prompt_data=parameters["prompt_data"])
         for key in given.keys() & overrides.keys():
             raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
         config = self._own(scale, parameters["model"])
@@ -275,6 +277,12 @@ class Recipe:
             cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
             lines.append(f"| `{key}` | {' | '.join(cells)} |")
         return "\n".join(lines)
+
+# %% ../nbs/02_recipes.ipynb #343ab792
+def tenants_have_prompts(overrides: Settings) -> bool:
+    "Whether `overrides` names tenants, each with prompts of its own"
+    tenants = overrides.get("tenants") or {}
+    return bool(tenants) and all("data.prompt_data" in own for own in tenants.values())
 
 # %% ../nbs/02_recipes.ipynb #e9542259
 def _require(scale: str, **parameters: Any) -> None:

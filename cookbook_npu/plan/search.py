@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SHARES', 'RECOMPUTATION', 'LARGEST_GROUP', 'STEPS', 'SKIP', 'EPOCH_PROMPTS', 'DeviceLayout', 'layout_of',
-           'with_layout', 'engine_halves', 'trainer_halves', 'with_micro', 'LayoutCase', 'case_of', 'FoundLayout',
-           'search_layouts', 'LayoutSearch', 'search_devices', 'search_text']
+           'with_layout', 'trainer_splits', 'engine_halves', 'trainer_halves', 'with_micro', 'LayoutCase', 'case_of',
+           'FoundLayout', 'search_layouts', 'LayoutSearch', 'search_devices', 'search_text']
 
 # %% ../../nbs/plan/11_search.ipynb #c9bc04bb
 import json
@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from ..config import RunConfig, build_config
+from ..config import RunConfig, build_config, check_context
 from ..errors import ConfigError, DeviceError
 from ..npu.device import find_soc
 from .fit import error_text
@@ -43,6 +43,8 @@ class DeviceLayout:
     depth: int  # rollout depth of a split run
     share: float  # of the device memory, for an engine
     tensor: int  # TP of the trainer
+    context: int  # CP of the trainer
+    pipeline: int  # PP of the trainer
     recompute: str
     offload: bool  # optimizer on the host
     micro: int  # tokens of a micro-batch
@@ -57,6 +59,8 @@ class DeviceLayout:
             "rollout.depth": self.depth,
             "rollout.memory_utilization": self.share,
             "parallel.tensor": self.tensor,
+            "parallel.context": self.context,
+            "parallel.pipeline": self.pipeline,
             "model.recompute": self.recompute,
             "optim.cpu_offload": self.offload,
             "train.micro_batch_tokens": self.micro,
@@ -73,6 +77,8 @@ def layout_of(config: RunConfig) -> DeviceLayout:
         config.rollout.depth,
         config.rollout.memory_utilization,
         config.parallel.tensor,
+        config.parallel.context,
+        config.parallel.pipeline,
         config.model.recompute,
         config.optim.cpu_offload,
         config.train.micro_batch_tokens,
@@ -89,7 +95,11 @@ def with_layout(config: RunConfig, layout: DeviceLayout) -> RunConfig:
         name: getattr(config, name).model_copy(update=update)
         for name, update in changes.items()
     }
-    return build_config(RunConfig, dict(config) | sections)
+    changed = build_config(RunConfig, dict(config) | sections)
+    d = model_of(changed)
+    hybrid, sees = d.linear_layers > 0, d.vision > 0
+    check_context(changed.parallel, d.kv_heads, hybrid, sees, d.name)
+    return changed
 
 # %% ../../nbs/plan/11_search.ipynb #d90c725d
 SHARES = (0.5, 0.7, 0.85)  # rollout.memory_utilization, besides the recipe's
@@ -98,28 +108,33 @@ RECOMPUTATION = ("none", "full")
 LARGEST_GROUP = 8  # devices of a TP group or an engine: those of one machine
 
 
-def _sizes(devices: int, heads: int) -> list[int]:
-    "Return the powers of two that divide the devices and the heads"
+def _sizes(devices: int, whole: int) -> list[int]:
+    "Return the powers of two that divide the devices and the heads or layers"
     sizes = (2**i for i in range(LARGEST_GROUP.bit_length()))
-    return [size for size in sizes if devices % size == 0 and heads % size == 0]
+    return [size for size in sizes if devices % size == 0 and whole % size == 0]
+
+
+def trainer_splits(
+    config: RunConfig, devices: int
+) -> Iterator[tuple[int, int, int]]:  # TP, CP, PP
+    "Return how a model can be spread over trainer devices, with TP x CP in one machine"
+    d = model_of(config)
+    contexts = _sizes(devices, devices)
+    parts = product(_sizes(devices, d.kv_heads), contexts, _sizes(devices, d.layers))
+    for tensor, context, pipeline in parts:
+        copies, rest = divmod(devices, tensor * context * pipeline)
+        together = tensor * context <= LARGEST_GROUP
+        if together and not rest and config.global_batch_size % copies == 0:
+            yield tensor, context, pipeline
 
 
 def engine_halves(config: RunConfig, devices: int) -> Iterator[DeviceLayout]:
     "Return layouts that differ in the engines' half, with the trainer's half of the recipe"
     d = model_of(config)
     own = replace(layout_of(config), devices=devices)
-    context = config.parallel.context
     shares = sorted({config.rollout.memory_utilization, *SHARES})
     depths = range(1, config.rollout.max_staleness + 1) or (0,)
-    trainers = [
-        trainer
-        for trainer in range(1, devices)
-        if any(
-            trainer % (tensor * context) == 0
-            and config.global_batch_size % (trainer // (tensor * context)) == 0
-            for tensor in _sizes(trainer, d.kv_heads)
-        )
-    ]
+    trainers = [n for n in range(1, devices) if any(trainer_splits(config, n))]
     for engine, share in product(_sizes(devices, d.heads), shares):
         yield replace(own, trainer=None, engine=engine, share=share, depth=own.depth)
     for trainer in trainers:
@@ -131,14 +146,21 @@ def engine_halves(config: RunConfig, devices: int) -> Iterator[DeviceLayout]:
 
 def trainer_halves(config: RunConfig, layout: DeviceLayout) -> Iterator[DeviceLayout]:
     "Return layouts that differ in the trainer's half, those to be preferred first"
-    d = model_of(config)
     longest, _ = micro_batch(with_micro(config, 1))
     micros = sorted({max(config.train.micro_batch_tokens, longest), longest}, reverse=True)
     trainer = layout.trainer or layout.devices
-    choices = product(_sizes(trainer, d.kv_heads), (False, True), RECOMPUTATION, micros)
-    for tensor, offload, recompute, micro in choices:
+    splits = [*trainer_splits(config, trainer)]
+    for split, offload, *rest in product(splits, (False, True), RECOMPUTATION, micros):
+        tensor, context, pipeline = split
+        recompute, micro = rest
         yield replace(
-            layout, tensor=tensor, offload=offload, recompute=recompute, micro=micro
+            layout,
+            tensor=tensor,
+            context=context,
+            pipeline=pipeline,
+            offload=offload,
+            recompute=recompute,
+            micro=micro,
         )
 
 
@@ -241,7 +263,7 @@ class FoundLayout:
 
 
 def _trainer_half(layout: DeviceLayout) -> dict[str, Any]:
-    names = ("tensor", "recompute", "offload", "micro")
+    names = ("tensor", "context", "pipeline", "recompute", "offload", "micro")
     return {name: getattr(layout, name) for name in names}
 
 
@@ -397,7 +419,7 @@ def search_devices(
     return LayoutSearch(config, *given, prompts, own, found, more[0] if more else None)
 
 # %% ../../nbs/plan/11_search.ipynb #e88599bd
-_HEAD = "s/step tok/s/dev    NPU h  trainer  TP  engines  D  share  recompute  Adam"
+_HEAD = "s/step tok/s/dev  NPU h trainer TP CP PP engines D share recompute  Adam"
 
 
 def _row(one: FoundLayout, prompts: int, mark: str) -> str:
@@ -407,9 +429,10 @@ def _row(one: FoundLayout, prompts: int, mark: str) -> str:
     engines = f"{one.config.num_engines} x {layout.engine}"
     depth = "-" if layout.trainer is None else str(layout.depth)
     return (
-        f" {mark}{one.seconds:8.1f}{one.tokens_per_s:10.0f}{one.npu_hours(prompts):9.1f}"
-        f"{trainer:>9}{layout.tensor:>4}{engines:>9}{depth:>3}{layout.share:>7.2f}"
-        f"{layout.recompute:>11}{'host' if layout.offload else 'device':>8}"
+        f" {mark}{one.seconds:8.1f}{one.tokens_per_s:10.0f}{one.npu_hours(prompts):7.1f}"
+        f"{trainer:>8}{layout.tensor:>3}{layout.context:>3}{layout.pipeline:>3}{engines:>8}"
+        f"{depth:>2}{layout.share:>6.2f}{layout.recompute:>10}"
+        f"{'host' if layout.offload else 'device':>7}"
     )
 
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'TRAIN_PASSES', 'PATCHES_PER_TOKEN', 'PIXELS_PER_TOKEN', 'UPDATE_BYTES', 'Speeds',
-           'speeds_of', 'forward_flops', 'Estimate', 'pipeline_slowdown', 'most_image_tokens', 'token_seconds',
-           'decode_seconds', 'later_turns', 'cache_holds_turns', 'turn_prefill_seconds', 'host_update_seconds',
-           'phase_estimates', 'estimate']
+           'speeds_of', 'forward_flops', 'Estimate', 'pipeline_slowdown', 'context_seconds', 'most_image_tokens',
+           'token_seconds', 'decode_seconds', 'later_turns', 'cache_holds_turns', 'turn_prefill_seconds',
+           'host_update_seconds', 'phase_estimates', 'estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 from dataclasses import dataclass
@@ -52,6 +52,8 @@ class Speeds:
     memory_share: float = 0.6  # reached in decoding
     host_link: float = 25e9  # device to pinned host memory, bytes/s: PCIe 4 x16
     host_memory: float = 20e9  # per rank, bytes/s: assumes that 8 ranks share 160 GB/s
+    # one direction between two devices, bytes/s: assumes 7 links of 56 GB/s, both directions
+    device_link: float = 28e9
 
 
 CLOCK_HZ = 1.85e9
@@ -92,14 +94,40 @@ def pipeline_slowdown(config: RunConfig, length: float) -> float:
     m = max(1, round(share * length / micro_batch(config)[0]))
     return (m + config.parallel.pipeline - 1) / m
 
+# %% ../../nbs/plan/02_time.ipynb #8e3736fb
+def context_seconds(
+    d: Dimensions, config: RunConfig, speeds: Speeds, length: float
+) -> float:
+    "Return the seconds that attention waits for other context-parallel ranks, per token of a rank"
+    p = config.parallel
+    if p.context == 1:
+        return 0.0
+    element = ELEMENT_BYTES[config.model.dtype]
+    layers = (d.layers - d.linear_layers) / p.pipeline
+    others = p.context - 1
+    if p.context_algorithm == "ring":
+        sent = element * 2 * d.k / p.tensor * others / speeds.device_link
+        computed = 2 * d.q / p.tensor * length / (speeds.peak * speeds.utilization)
+        return layers * max(0.0, sent - computed)
+    moved = element * 2 * (d.q + d.k) / p.tensor * others / p.context
+    return layers * moved / (others * speeds.device_link)
+
 
 def _pass(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> float:
-    "Return the seconds of a forward pass over the whole rollout"
+    "Return the seconds of a forward pass over the whole rollout, without other ranks' tokens"
     operations = config.rollout_batch * length * forward_flops(d, length)
     seconds = operations / (config.trainer_devices * speeds.peak * speeds.utilization)
     return seconds * pipeline_slowdown(config, length)
 
 
+def _waiting(d: Dimensions, config: RunConfig, speeds: Speeds, length: float) -> float:
+    "Return the seconds in which a forward pass waits for other context-parallel ranks"
+    ranks = config.data_parallel * config.parallel.context
+    tokens = config.rollout_batch * length / ranks
+    waiting = tokens * context_seconds(d, config, speeds, length)
+    return waiting * pipeline_slowdown(config, length)
+
+# %% ../../nbs/plan/02_time.ipynb #caafcc33
 PATCHES_PER_TOKEN = 4  # 2 x 2
 PIXELS_PER_TOKEN = PATCHES_PER_TOKEN * 16 * 16
 
@@ -244,33 +272,44 @@ def phase_estimates(
     switch = kept / speeds.host_link
     weights = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
     text = _pass(d, config, speeds, length)
+    waiting = _waiting(d, config, speeds, length)
+    bound = "operations"
+    if waiting:
+        bound += f"; {waiting:.1f} s of a forward pass for context parallelism"
     images = most_image_tokens(d, config) if image_tokens is None else image_tokens
     tower = _tower_pass(d, config, speeds, images)
-    one = text + tower
+    one = text + waiting + tower
     train = text * TRAIN_PASSES[config.model.recompute]
+    # the backward pass of Ulysses exchanges as much as the forward pass, that of a ring twice as much
+    ulysses = config.parallel.context_algorithm == "ulysses"
+    train += waiting * (TRAIN_PASSES[config.model.recompute] - ulysses)
     # the tower is never recomputed
     train += tower * (1 if config.model.freeze_vision_tower else TRAIN_PASSES["none"])
     train += host_update_seconds(d, config, speeds)
     if config.is_sft:
-        return [Estimate("actor_train", train, "operations")]
+        return [Estimate("actor_train", train, bound)]
     # each scores the prompts of its sources; counted as the mean of all
-    passes = [_pass(t, config, speeds, length) for t in teachers_of(config)]
+    passes = [
+        _pass(t, config, speeds, length) + _waiting(t, config, speeds, length)
+        for t in teachers_of(config)
+    ]
     taught = sum(passes) / max(1, len(passes))
     scored = 0.0
     if config.reward_model.path:
         model = dimensions_of_folder(config.reward_model.path)
         scored = _pass(model, config, speeds, length)
+        scored += _waiting(model, config, speeds, length)
     capacity = capacity_of(config) if capacity is None else capacity
     return [
         _rollout(d, config, speeds, length, images, capacity),
         Estimate("wake_up", switch, "host link"),
         Estimate("reward_model", scored, "operations"),
-        Estimate("ref_logprobs", one, "operations"),
-        Estimate("logprobs", one, "operations"),
-        Estimate("values", one, "operations"),
+        Estimate("ref_logprobs", one, bound),
+        Estimate("logprobs", one, bound),
+        Estimate("values", one, bound),
         Estimate("teacher_logprobs", taught, "operations"),
-        Estimate("critic_train", config.critic.epochs * train, "operations"),
-        Estimate("actor_train", train, "operations"),
+        Estimate("critic_train", config.critic.epochs * train, bound),
+        Estimate("actor_train", train, bound),
         Estimate("sleep", switch, "host link"),
         Estimate("update_weights", weights / speeds.load, "loading into the engine"),
     ]

@@ -25,9 +25,15 @@ from .async_weight_update import AsyncWeightUpdate
 from .checkpointing import CheckpointManager, due
 from .recovery import EngineRestarts, Failures, Recovery
 from .sampling import Grading, Rollout, Sampler
-from .sft import SftStep, conversation_sample, held_out_loss
+from .sft import conversation_sample
 from .state import DriverState
-from .train_step import STEPS_TO_STOP, LogprobDiffAlarm, TrainStep
+from ..train.train_step import (
+    STEPS_TO_STOP,
+    LogprobDiffAlarm,
+    SftStep,
+    TrainStep,
+    held_out_loss,
+)
 from .weight_update import WeightUpdate
 
 # %% ../../nbs/train/13_driver.ipynb #1d39d351

@@ -5,6 +5,7 @@ mistakes early.
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from metrics_page import explained
+from page_blocks import steps
 from places import ROOT
 from whole_runs import more_vllm, preloaded, run
 
@@ -223,8 +225,18 @@ def test_recipes_differ_in_their_settings_alone(recipe):
 
 
 def test_the_recipe_with_pictures_looks_at_them(tmp_path):
-    "Every sample names its picture; engine and trainer agree; the last export keeps tower and processor"
+    """Every sample names its picture; engine and trainer agree; the last export keeps tower and processor
+
+    The pictures are those of the page about one's own."""
+    page = ROOT / ".docs" / "pages" / "howto" / "own_pictures.md"
+    (program,) = [text for kind, text in steps(page) if kind == "python"]
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     few = {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
+    few |= {
+        "data.image_key": "images",
+        "data.prompt_data": str(tmp_path / "triangles.jsonl"),
+    }
+    few["data.eval_data"] = str(tmp_path / "held_out.jsonl")
     # it guesses after so few steps: a reward that differs keeps the gradient from being 0
     few["reward.scorers"] = {"exact": 1.0, "run_driver:spread": 1.0}
     folder = run_without_notebook(tmp_path, "qwen3_vl_8b_grpo", **few)
@@ -235,7 +247,7 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
         lines = (folder / f"samples/step_{step:06d}.jsonl").read_text().splitlines()
         for sample in map(json.loads, lines):
             (image,) = sample["images"]
-            assert image.startswith(sample["metadata"]["prompt_id"])
+            assert re.search(r"/pictures/t\d+\.png$", image)
     export = folder / "checkpoints/step_000002/hf"
     assert json.loads((export / "config.json").read_text())["model_type"] == "qwen3_vl"
     assert (export / "preprocessor_config.json").is_file()

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cookbook_npu.data.graders import length
 from cookbook_npu.errors import ConfigError, NumericsError
 from cookbook_npu.rl.advantages import (
     discounted_returns,
@@ -15,7 +16,7 @@ from cookbook_npu.rl.advantages import (
     token_rewards,
     whiten,
 )
-from cookbook_npu.rl.filters import DynamicSampling, overlong_penalty
+from cookbook_npu.rl.filters import DynamicSampling
 from cookbook_npu.rl.importance_sampling import importance_weights, mismatch_metrics
 from cookbook_npu.rl.kl import kl_estimate
 from cookbook_npu.rl.losses import (
@@ -292,9 +293,9 @@ def test_overlong_penalty(lengths, buffer, factor):
             return -factor
         return factor * (200 - buffer - n) / buffer
 
-    lengths_B = torch.tensor(lengths, dtype=torch.float64)
-    found = overlong_penalty(lengths_B, 200, buffer, factor)
-    close(found, [penalty(n) for n in lengths])
+    tokens = [{"response_tokens": n} for n in lengths]
+    found = [factor * length("", None, one, 200, buffer) for one in tokens]
+    close(torch.tensor(found, dtype=torch.float64), [penalty(n) for n in lengths])
 
 
 class Graded:

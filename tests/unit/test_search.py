@@ -1,10 +1,10 @@
 """The search for layouts finds what trying all of them finds."""
 
 import itertools
+import math
 
 import pytest
 
-from cookbook_npu.config import override
 from cookbook_npu.errors import ConfigError, DeviceError
 from cookbook_npu.plan.memory import check_fits
 from cookbook_npu.plan.search import (
@@ -16,6 +16,7 @@ from cookbook_npu.plan.search import (
     search_devices,
     search_layouts,
     search_text,
+    with_layout,
 )
 from cookbook_npu.recipes import find_recipe
 from cookbook_npu.terminal import fit
@@ -41,14 +42,18 @@ def everything(config, devices):
     longest = config.data.max_prompt_tokens + config.sampling.max_response_tokens
     micros = {own.micro, longest}
     found = {}
-    for half in itertools.product(sizes, RECOMPUTATION, (False, True), micros):
+    splits = [
+        split for split in itertools.product(sizes, repeat=3) if math.prod(split) <= devices
+    ]
+    halves = itertools.product(splits, RECOMPUTATION, (False, True), micros)
+    for split, *half in halves:
         for trainer, engine, share in itertools.product(
             (None, *range(1, devices)), sizes, shares
         ):
             for depth in depths if trainer else (own.depth,):
-                layout = DeviceLayout(devices, trainer, engine, depth, share, *half)
+                layout = DeviceLayout(devices, trainer, engine, depth, share, *split, *half)
                 try:
-                    changed = override(config, layout.overrides())
+                    changed = with_layout(config, layout)
                     check_fits(changed, SOC)
                 except (ConfigError, DeviceError):
                     continue
