@@ -12,8 +12,9 @@ __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', '
            'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig',
            'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
            'with_choices', 'config_keys', 'key_table', 'Unused', 'check_argument_names', 'check_experts',
-           'check_context', 'check_pipeline', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
-           'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
+           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
+           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -2272,7 +2273,8 @@ def _check_stages(c: RunConfig) -> None:
     if c.parallel.pipeline > 1 and c.lora.rank:
         raise ConfigError(
             f"lora.rank is {c.lora.rank}, parallel.pipeline is {c.parallel.pipeline}",
-            "Adapters are not split into pipeline stages: set parallel.pipeline to 1.",
+            "A checkpoint names the layers of an adapter within their stage, so those of two stages "
+            "would be mixed up: set parallel.pipeline to 1.",
         )
     t = c.model.tiny
     if c.model.path is None:
@@ -2281,6 +2283,20 @@ def _check_stages(c: RunConfig) -> None:
         check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
+def check_expert_adapters(
+    lora: LoraConfig,
+    model: str,  # its name in messages: a mixture of experts
+) -> None:
+    "Raise `ConfigError` if a target of the adapter is a layer of experts"
+    for target in lora.targets:
+        if target in ("linear_fc1", "linear_fc2"):
+            raise ConfigError(
+                f"lora.targets has {target!r}, {model} is a mixture of experts",
+                "An engine stacks the experts of a layer, and has no adapters for them: set "
+                "lora.targets to ['linear_qkv', 'linear_proj'].",
+            )
+
+
 def _check_lora(c: RunConfig) -> None:
     if c.lora.batch_tenants and c.lora.slots == 1:
         raise ConfigError(
@@ -2307,10 +2323,7 @@ def _check_lora(c: RunConfig) -> None:
     if c.model.path is not None or not c.lora.rank:
         return
     if t.is_mixture:
-        raise ConfigError(
-            f"lora.rank is {c.lora.rank}, model.tiny is a {t.family}",
-            "Adapters of a mixture of experts are unsupported: set lora.rank to 0.",
-        )
+        check_expert_adapters(c.lora, f"a tiny {t.family}")
     has = {"vision": t.sees, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
     for target in c.lora.targets:
         if not has.get(target, True):

@@ -31,6 +31,7 @@ from ..config import (
     ParallelConfig,
     check_argument_names,
     check_context,
+    check_expert_adapters,
     check_experts,
     check_pipeline,
 )
@@ -590,10 +591,7 @@ def load_model(
     layout = current_layout(parallel)
     config = megatron_config(path, model, parallel, megatron_args, routing_replay)
     if config.num_moe_experts and lora is not None and lora.rank:
-        raise ConfigError(
-            f"lora.rank is {lora.rank}, {path} is a mixture of experts",
-            "Its adapters are unsupported: set lora.rank to 0.",
-        )
+        check_expert_adapters(lora, str(path))
     if value_head:
         config.task_type = "seq_cls"
         config.num_labels = 1

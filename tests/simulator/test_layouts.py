@@ -54,6 +54,12 @@ class Row:
     expert: int = 1
     data: int = 1
     context: int = 1
+    lora: bool = False  # train an adapter
+
+    @property
+    def reference(self) -> str:
+        "The model on one device that this row must equal"
+        return f"{self.family}-LoRA" if self.lora else self.family
 
     def __str__(self):
         sizes = {
@@ -64,7 +70,7 @@ class Row:
             "DP": self.data,
         }
         split = [f"{name}{size}" for name, size in sizes.items() if size > 1]
-        return "-".join([self.family, *split])
+        return "-".join([self.reference, *split])
 
     @property
     def can_run(self) -> bool:
@@ -81,6 +87,7 @@ class Row:
 
 # A row resumes from the checkpoint of the row above it that has the same family and EP, the first
 # from its own. PP 1 of the other families: test_model_equality.py, test_vision_equality.py
+# Adapters: refused with pipeline stages
 ROWS = [
     Row("qwen3", tensor=2, pipeline=2),
     Row("qwen3", tensor=2, context=2),
@@ -97,7 +104,11 @@ ROWS = [
     Row("qwen3_5_moe", tensor=2, data=2),
     Row("qwen3_5_moe", tensor=2, pipeline=2, expert=2),
     Row("qwen3_5_moe", pipeline=2, data=2, expert=2),
+    Row("qwen3", tensor=2, context=2, lora=True),
+    Row("qwen3", context=2, data=2, lora=True),
+    Row("qwen3_moe", tensor=2, data=2, expert=2, lora=True),
 ]
+REFERENCES = [*map(Row, FAMILIES), Row("qwen3", lora=True), Row("qwen3_moe", lora=True)]
 
 
 def test_the_rows_cover_every_pair():
@@ -132,6 +143,9 @@ def run_config(row: Row, devices: int):
     }
     if row.family in REPLAYED:  # and layers are computed again in the backward pass
         own |= {"rollout.routing_replay": True, "model.recompute": "full"}
+    if row.lora:
+        layers = ("linear_qkv", "linear_proj")  # not those of experts
+        own |= {"lora.rank": 4, "lora.targets": layers}
     return override(qwen3_4b_colocate(overrides={"placement.devices": 4}), own)
 
 
@@ -184,12 +198,18 @@ def whole(tensors) -> dict[str, torch.Tensor]:
     return {name: t.detach().cpu().clone() for name, t in tensors}
 
 
+def exported(model) -> dict[str, torch.Tensor]:
+    "The trained weights under their Hugging Face names: all, or those of an adapter"
+    from cookbook_npu.model.megatron import export_adapter, export_weights
+
+    export = export_weights if model.adapter_scale is None else export_adapter
+    return whole(export(model))
+
+
 def whole_gradients(model) -> dict[str, torch.Tensor]:
     "The summed gradients under Hugging Face names: exported as if they were the weights"
     import torch.distributed as dist
     from megatron.core.distributed.param_and_grad_buffer import shard_buffer
-
-    from cookbook_npu.model.megatron import export_weights
 
     model.finish_gradients()
     for group in (*model.ddp.bucket_groups, *model.ddp.expert_parallel_bucket_groups):
@@ -197,11 +217,11 @@ def whole_gradients(model) -> dict[str, torch.Tensor]:
         for bucket in group.buckets:  # each rank has summed its own slice
             own = shard_buffer(bucket.grad_data, ranks.size())[ranks.rank()]
             dist.all_gather_into_tensor(bucket.grad_data, own.clone(), group=ranks)
-    params = list(model.module.parameters())
+    params = [p for p in model.module.parameters() if p.requires_grad]
     weights = [p.data for p in params]
     for p in params:
         p.data = p.main_grad.clone()
-    found = whole(export_weights(model))
+    found = exported(model)
     for p, w in zip(params, weights, strict=True):
         p.data = w
     return found
@@ -209,11 +229,10 @@ def whole_gradients(model) -> dict[str, torch.Tensor]:
 
 def check_update(trainer) -> list[str]:
     "Names of an update that differ from the exported weights"
-    from cookbook_npu.model.megatron import export_weights
     from cookbook_npu.weights.transport import read_buckets
 
     manifest = trainer.weights.write(1)
-    want = whole(export_weights(trainer.model))
+    want = exported(trainer.model)
     if manifest is None:
         return []
     found = whole(read_buckets(manifest))
@@ -245,12 +264,12 @@ def not_finite(trainer, batch) -> str:
 
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
-    from cookbook_npu.model.megatron import destroy_parallel, export_weights
+    from cookbook_npu.model.megatron import destroy_parallel
     from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
     config = run_config(row, devices)
-    kind = RunTrainer if row.family == "qwen3" else Trainer
+    kind = RunTrainer if row.reference == "qwen3" else Trainer
     trainer = kind(0, devices, config, str(root / row.family))
     batch = make_inputs(config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}
@@ -258,7 +277,7 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     trainer.forward_backward(batch, rows)
     result["gradients"] = whole_gradients(trainer.model)
     result["metrics"] = [trainer.train(batch)]
-    if row.family == "qwen3":
+    if row.reference == "qwen3":
         result["logprobs"] |= with_critic(trainer.critic, batch, result["metrics"])
     folder = root / f"state-{row}"
     if trainer.rank == 0:
@@ -270,12 +289,12 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     result["held"] = trainer.sleep()["memory/weights"]
     trainer.wake()
     result["metrics"].append(trainer.train(batch))
-    result["weights"] = whole(export_weights(trainer.model))
+    result["weights"] = exported(trainer.model)
     result["bytes"] = trainer.model.weight_bytes
     if previous or row == ROWS[0]:
         trainer.load_state(str(root / f"state-{previous or row}"))
         trainer.train(batch)
-        result["resumed"] = whole(export_weights(trainer.model))
+        result["resumed"] = exported(trainer.model)
     if row == ROWS[0]:
         again = result["resumed"].items()
         result["exact"] = all(torch.equal(result["weights"][n], t) for n, t in again)
@@ -285,9 +304,9 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
 
 
 def references(rank: int, world_size: int, root: str) -> None:
-    for family in FAMILIES:
-        found = train_row(Row(family), 1, Path(root), None)
-        torch.save(found, Path(root, f"{family}.pt"))
+    for row in REFERENCES:
+        found = train_row(row, 1, Path(root), None)
+        torch.save(found, Path(root, f"{row}.pt"))
 
 
 def farthest(found: dict, want: dict) -> float:
@@ -299,8 +318,8 @@ def all_rows(rank: int, world_size: int, root: str) -> dict:
     results = {}
     latest: dict[tuple[str, int], Row] = {}
     for row in ROWS:
-        want = torch.load(Path(root, f"{row.family}.pt"), weights_only=False)
-        previous = latest.get((row.family, row.expert))
+        want = torch.load(Path(root, f"{row.reference}.pt"), weights_only=False)
+        previous = latest.get((row.reference, row.expert))
         found = train_row(row, world_size, Path(root), previous)
         for name in ("gradients", "weights", "resumed"):
             if name in found:
@@ -308,7 +327,7 @@ def all_rows(rank: int, world_size: int, root: str) -> dict:
                 found[name] = farthest(found[name], want[of])
         found["bytes"] -= want["bytes"]
         results[str(row)] = found
-        latest[row.family, row.expert] = row
+        latest[row.reference, row.expert] = row
     return results
 
 
@@ -326,13 +345,13 @@ def found(tmp_path_factory) -> SimpleNamespace:
     run = functools.partial(
         run_ranks,
         kwargs={"root": str(root)},
-        timeout=300,
+        timeout=600,
         bootstrap="trainer",
         preload=TRAINER_RANK,
     )
     run(f"{__file__}:references", 1)
     want = {
-        family: torch.load(root / f"{family}.pt", weights_only=False) for family in FAMILIES
+        str(row): torch.load(root / f"{row}.pt", weights_only=False) for row in REFERENCES
     }
     return SimpleNamespace(ranks=run(f"{__file__}:all_rows", DEVICES), want=want)
 
@@ -346,7 +365,7 @@ def test_logprobs_equal_one_device(found, row):
     merged = {}
     for rank in found.ranks:
         merged |= rank[str(row)]["logprobs"]
-    want = found.want[row.family]["logprobs"]
+    want = found.want[row.reference]["logprobs"]
     assert merged.keys() == want.keys()
     assert max(np.abs(merged[i] - want[i]).max() for i in want) <= TOLERANCE
 
@@ -365,12 +384,12 @@ def test_gradients_and_weights_equal_one_device(found, row):
         assert row.tensor > 1 or result["bytes"] == 0
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.family in COUNTED], ids=str)
+@pytest.mark.parametrize("row", [r for r in ROWS if r.reference in COUNTED], ids=str)
 def test_the_plan_knows_the_largest_stage(found, row):
     config = run_config(row, DEVICES)
     stages = stages_of(model_of(config, len(build_tokenizer())), config)
     planned = [trainer_parameters(stage, config) for stage in stages]
-    if row.family == "qwen3":
+    if row.family == "qwen3":  # with a critic
         critic = [critic_parameters(stage, row.tensor) for stage in stages]
         planned = [sum(both) for both in zip(planned, critic, strict=True)]
     held = max(rank[str(row)]["held"] for rank in found.ranks)
@@ -386,7 +405,7 @@ def test_every_rank_hears_of_a_value_that_is_not_finite(found):
 @rows
 def test_metrics_equal_one_device(found, row):
     "The sum over the ranks, as the driver adds them"
-    for step, want in enumerate(found.want[row.family]["metrics"]):
+    for step, want in enumerate(found.want[row.reference]["metrics"]):
         for name, value in want.items():
             ours = sum(r[str(row)]["metrics"][step].get(name, 0.0) for r in found.ranks)
             assert ours == pytest.approx(value, abs=TOLERANCE), name

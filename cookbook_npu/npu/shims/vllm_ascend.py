@@ -7,8 +7,8 @@ __all__ = ['NZ_ENV', 'STARTUP_WAIT', 'STARTUP_POLL', 'IPC_MODULE', 'installed', 
            'VllmEnvironmentShim', 'NzWeightsShim', 'ProcessedLogprobsShim', 'SamplerLogprobsShim', 'HalfAwakeCore',
            'wake_up', 'PartialWakeShim', 'DummyBatchShim', 'pack_is_stale', 'repack', 'TiedHeadShim', 'compute_plainly',
            'drop_unused_packs', 'WorkerErrorShim', 'StartupMemoryShim', 'empty_device', 'ProfilingMemoryShim',
-           'KvCacheBytesShim', 'SleepMemoryShim', 'packed_loads', 'npu_ipc_module', 'PackedNpuIpcShim', 'enter_rollout',
-           'enter_engine']
+           'KvCacheBytesShim', 'SleepMemoryShim', 'ExpertLayoutShim', 'packed_loads', 'npu_ipc_module',
+           'PackedNpuIpcShim', 'enter_rollout', 'enter_engine']
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #da09bc7f
 import copy
@@ -482,6 +482,39 @@ class SleepMemoryShim(WorkerErrorShim):
                 "and another process allocated at least as much meanwhile",
                 stacklevel=3,
             )
+
+# %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #8a3cb176
+_EXPERTS = ("w13_weight", "w2_weight")
+
+
+@registry.register
+class ExpertLayoutShim(Shim):
+    """Waking transposes the experts of a mixture: the weight update that follows ends with a
+    size mismatch"""
+
+    name = "vllm_ascend.expert_layout"
+    target = "vllm_ascend.worker.worker.NPUWorker.wake_up"
+    parameters = "self tags"
+    link = "https://github.com/vllm-project/vllm-ascend/issues/11548"
+    phase = "before_engine"
+    missing = without("vllm_ascend")
+
+    def needed(self) -> tuple[bool, str]:
+        if contains_text(self.function, "w2_weight"):
+            return True, "NPUWorker.wake_up replaces w2_weight"
+        return False, "NPUWorker.wake_up leaves the experts alone"
+
+    def around(
+        self, original: Callable, worker: Any, tags: list[str] | None = None
+    ) -> None:
+        model = worker.model_runner.model
+        kept = [one for one in model.named_parameters() if one[0].endswith(_EXPERTS)]
+        original(worker, tags)
+        for name, parameter in kept:
+            path, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(path), leaf, parameter)
+
+    verify = Shim.in_place
 
 # %% ../../../nbs/npu/shims/06_vllm_ascend.ipynb #cea015f6
 IPC_MODULE = "vllm_ascend.distributed.weight_transfer.npu_ipc_engine"

@@ -213,8 +213,30 @@ def sleeping(module):
     return True
 
 
+def waking(module):
+    "The weights of a mixture of experts wake; hidden size 6"
+    import torch
+
+    worker = worker_of(module)
+    model = torch.nn.ModuleDict({"experts": torch.nn.Module()})
+    weight = torch.nn.Parameter(torch.zeros(4, 8, 6), requires_grad=False)
+    model["experts"].w2_weight = weight
+    config = SimpleNamespace(hidden_size=6)
+    worker.model_runner.model = model
+    worker.vllm_config.model_config = SimpleNamespace(
+        hf_config=config, hf_text_config=config
+    )
+    worker.vllm_config.quant_config = None
+    worker._sleep_saved_buffers = {}
+    Allocator.wake_up = classmethod(lambda cls, tags=None: None)
+    settings = SimpleNamespace(weight_nz_mode=0, enable_sleep_mode_extra_cleanup=False)
+    module.get_ascend_config = lambda: settings
+    worker.wake_up(["weights"])
+    return model["experts"].w2_weight is weight
+
+
 def memory_records(rank, world_size, checkout):
-    "The three memory records on one checkout"
+    "The records of the worker's memory on one checkout"
     import warnings
 
     from cookbook_npu.npu.shims import vllm_ascend as vllm
@@ -226,6 +248,7 @@ def memory_records(rank, world_size, checkout):
         "startup_memory": startup,
         "profiling_memory": measuring,
         "sleep_memory": sleeping,
+        "expert_layout": waking,
     }
     return {
         name: cycle(f"vllm_ascend.{name}", lambda check=check: check(module))
