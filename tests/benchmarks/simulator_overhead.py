@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from options import option_parser
 
 from cookbook_npu.npu import simulator
 from cookbook_npu.npu.shims.torchvision_ops import install_finder
@@ -90,6 +91,7 @@ def training_step(device: str) -> tuple[Callable[[], None], int]:
 
 
 def main() -> None:
+    option_parser(__doc__).parse_args()
     began = time.perf_counter()
     simulator.install()
     print(

@@ -156,7 +156,7 @@ def start(name: str, folder: Path, *words: str) -> subprocess.CompletedProcess[s
 def test_it_starts(name, tmp_path):
     "What it imports exists, and it has the options of the small run"
     done = start(name, tmp_path, "--help")
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr[-3000:]
     options = [word for word in SMALL[name][0].split() if word.startswith("--")]
     assert not [word for word in options if word not in done.stdout]
 
