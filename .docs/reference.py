@@ -1,4 +1,4 @@
-"""Pages of the API reference, made from the package's source: nothing is imported
+"""Pages of the API reference, made from the package's source: nothing but the package's front is imported
 
 A parameter's meaning is the comment behind it (docments); errors are read from `raise` statements.
 """
@@ -11,6 +11,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +58,8 @@ def read_module(path: Path) -> Module:
     names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names = ast.literal_eval(node.value)
+            literal = isinstance(node.value, ast.List)
+            names = ast.literal_eval(node.value) if literal else import_module(name).__all__
     return Module(
         name, source, notebook, tree, comments_of(source), names, source.splitlines()
     )

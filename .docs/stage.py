@@ -103,11 +103,28 @@ NO_PAGE = re.compile(
 )
 
 
+# what the repository shows in place of a page that only the site has
+ONLY_ON_THE_SITE = {
+    ".github/CONTRIBUTING.md": "contributing.md",
+    ".github/README_zh.md": "zh/readme.md",
+    "cookbook_npu": "reference/api/index.md",
+    "cookbook_npu/cli.py": "reference/commands.md",
+    "cookbook_npu/config.py": "reference/configuration.md",
+    "nbs": "modules/index.md",
+    "nbs/plan/evidence": "reference/measured.md",
+}
+
+
+def site_links(text: str) -> str:
+    "Prose whose links to what only the repository shows lead to the pages of the site"
+    for path, page in ONLY_ON_THE_SITE.items():
+        text = re.sub(rf"\]\(((?:\.\./)+){re.escape(path)}\)", rf"](\1{page})", text)
+    return NO_PAGE.sub(r"`\1`", text)
+
+
 def on_the_site(text: str) -> str:
-    "Prose whose links to pages that only the repository shows lead to those of the site"
-    text = text.replace("](../.github/README_zh.md)", "](../zh/readme.md)")
-    text = text.replace("](../.github/CONTRIBUTING.md)", "](../contributing.md)")
-    text = NO_PAGE.sub(r"`\1`", text)
+    "The prose of a notebook, which is in the same folder on the site"
+    text = site_links(text)
     return re.sub(r"\]\(((?:\.\./)+)\.docs/pages/", r"](\1", text)
 
 
@@ -115,11 +132,10 @@ def page_on_the_site(
     text: str,  # of a page
     depth: int = 1,  # folders between the front page and it
 ) -> str:
-    "The same for a page that the repository has two folders deeper down than the site"
+    "The prose of a page that the repository has two folders deeper down than the site"
     for name in TRANSLATED:
         text = text.replace(f"]({name}.md)", f"]({name}.ipynb)")
-    text = NO_PAGE.sub(r"`\1`", text)
-    text = text.replace("](../../../.github/README_zh.md)", "](readme.md)")
+    text = site_links(text)
     return re.sub(rf"\]\((?:\.\./){{{depth + 2}}}", "](" + "../" * depth, text)
 
 

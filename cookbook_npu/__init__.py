@@ -63,34 +63,7 @@ _HOMES = {  # name -> module
     "VllmEngine": "rollout.vllm",
     "Trainer": "train.trainer",
 }
-__all__ = [
-    "RunConfig",
-    "Trainer",
-    "TransformersEngine",
-    "VllmEngine",
-    "answer_table",
-    "check_learning",
-    "check_machine",
-    "check_parameters",
-    "config_keys",
-    "find_recipe",
-    "load_config",
-    "make_plan",
-    "override",
-    "qwen3_30b_a3b_grpo",
-    "qwen3_4b_colocate",
-    "qwen3_4b_multi_lora_grpo",
-    "qwen3_4b_opd",
-    "qwen3_4b_sft",
-    "qwen3_5_9b_async",
-    "qwen3_5_9b_colocate",
-    "qwen3_vl_8b_grpo",
-    "qwen3_vl_8b_ppo",
-    "register_reward",
-    "session",
-    "show_result",
-    "write_report",
-]
+__all__ = sorted(_HOMES)
 
 
 _RENAMED = {"preset": "find_recipe"}  # refused with the new name, for one release

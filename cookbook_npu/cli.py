@@ -40,6 +40,7 @@ from .config import (
     RunConfig,
     config_keys,
     default_runs_folder,
+    same_setting,
     shims_environment,
 )
 from .errors import (
@@ -63,7 +64,13 @@ from .parameters import (
     settings_text,
 )
 from .plan.preflight import check_files, check_machine
-from .recipes import PARAMETERS, RECIPES, find_recipe, parameters_of
+from .recipes import (
+    PARAMETERS,
+    RECIPES,
+    find_recipe,
+    parameters_of,
+    tenants_have_prompts,
+)
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
 from .terminal import counted, fit, terminal_columns
@@ -110,9 +117,16 @@ def find_notebook(name: str) -> Path:
 
 def no_parameter(recipe: str, name: str, known: Iterable[str]) -> ConfigError:
     "Return the error for a parameter that a recipe does not have"
+    keys = [key.name for key in config_keys()]
+    found = [name] if name in keys else same_setting(name, keys)
+    parameters = [one for one in known if PARAMETERS.get(one) in found]
     remedy = nearest(name, known)
-    if name in {key.name for key in config_keys()}:
-        remedy = f"It is a key of the configuration: -p overrides '{{\"{name}\": VALUE}}'."
+    if parameters:
+        remedy = f"Did you mean {' or '.join(map(repr, parameters))}?"
+    elif found:
+        remedy = (
+            f"It is a key of the configuration: -p overrides '{{\"{found[0]}\": VALUE}}'."
+        )
     return ConfigError(f"{recipe} has no parameter {name!r}", remedy)
 
 
@@ -123,7 +137,7 @@ def check_names(notebook: Path, parameters: Mapping[str, Any]) -> None:
         if name not in known:
             raise no_parameter(notebook.stem, name, known)
 
-
+# %% ../nbs/99_cli.ipynb #f1f90b23
 def add_defaults(notebook: Path, given: Given) -> Given:
     "Return the given settings on top of the defaults of the notebook's own parameters cell"
     defaults = {
@@ -428,6 +442,23 @@ def _prepare(
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # its errors are raised, too
     warnings.filterwarnings("ignore", module="papermill")
 
+# %% ../nbs/99_cli.ipynb #6a7b5d54
+_ResumeRun = Annotated[
+    Path | None,
+    Option(
+        help="Resume this run folder from its newest valid checkpoint.",
+        **_OF_RUN,
+    ),
+]
+_RunScale = Annotated[
+    str | None,
+    Option(
+        show_default="laptop",
+        help="laptop (simulated NPUs), cuda, or 910b.",
+        autocompletion=complete_scales,
+    ),
+]
+
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command(
     "run",
@@ -446,22 +477,9 @@ def _run(
     ] = "",
     parameter: _Parameters = None,
     file: _ParameterFiles = None,
-    resume: Annotated[
-        Path | None,
-        Option(
-            help="Resume this run folder from its newest valid checkpoint.",
-            **_OF_RUN,
-        ),
-    ] = None,
+    resume: _ResumeRun = None,
     restart: _Restart = False,
-    scale: Annotated[
-        str | None,
-        Option(
-            show_default="laptop",
-            help="laptop (simulated NPUs), cuda, or 910b.",
-            autocompletion=complete_scales,
-        ),
-    ] = None,
+    scale: _RunScale = None,
 ) -> None:
     "Run a recipe notebook on this machine (default scale: laptop); prints the result."
     resumed: dict[str, Any] = {}
@@ -561,7 +579,11 @@ def _config(
     every: Annotated[bool, Option("--all", help="Also show the advanced keys.")] = False,
 ) -> None:
     "List the configuration keys, for use in `overrides`, with default and meaning."
-    keys = [key for key in config_keys() if contains in key.name]
+    every_key = list(config_keys())
+    keys = [key for key in every_key if contains in key.name]
+    if not keys:
+        meant = same_setting(contains, [key.name for key in every_key])
+        keys = [key for key in every_key if key.name in meant]
     if not keys:
         raise ConfigError(
             f"no configuration key contains {contains!r}",
@@ -663,7 +685,8 @@ def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> Ru
             raise no_parameter(recipe, name, known)
     given: dict[str, Any] = {}
     if not find_target(scale).has_tiny_model:
-        given["prompt_data"] = "(prompts)"
+        if not tenants_have_prompts(parameters.get("overrides") or {}):
+            given["prompt_data"] = "(prompts)"
         model = model_name(recipe)
         if model:
             given["model"] = model
@@ -718,6 +741,26 @@ NO_NPU_SOFTWARE = (
     "(for an NPU machine: --scale 910b)"
 )
 
+# %% ../nbs/99_cli.ipynb #5d0348a1
+_DoctorScale = Annotated[
+    str | None,
+    Option(
+        show_default="910b; laptop where nothing of an NPU is installed",
+        help="laptop (simulated NPUs), cuda, or 910b.",
+        autocompletion=complete_scales,
+    ),
+]
+_Lock = Annotated[
+    Path | None, Option(help="Also write all installed versions to this file.")
+]
+_LockBefore = Annotated[Path | None, Option(help="Print the changes since this lock file.")]
+_Bundle = Annotated[
+    Path | None,
+    Option(
+        help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
+    ),
+]
+
 # %% ../nbs/99_cli.ipynb #bc054941
 @app.command(
     "doctor",
@@ -730,28 +773,12 @@ def _doctor(
     recipe: Annotated[
         str, Argument(help="Recipe to check for.", autocompletion=complete_recipes)
     ] = "qwen3_4b_colocate",
-    scale: Annotated[
-        str | None,
-        Option(
-            show_default="910b; laptop where nothing of an NPU is installed",
-            help="laptop (simulated NPUs), cuda, or 910b.",
-            autocompletion=complete_scales,
-        ),
-    ] = None,
+    scale: _DoctorScale = None,
     parameter: _Parameters = None,
     as_json: _AsJson = False,
-    lock: Annotated[
-        Path | None, Option(help="Also write all installed versions to this file.")
-    ] = None,
-    compare: Annotated[
-        Path | None, Option(help="Print the changes since this lock file.")
-    ] = None,
-    bundle: Annotated[
-        Path | None,
-        Option(
-            help="Also write a .zip to send: versions, checks, environment, logs; no secrets."
-        ),
-    ] = None,
+    lock: _Lock = None,
+    compare: _LockBefore = None,
+    bundle: _Bundle = None,
     run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
@@ -786,8 +813,7 @@ def _doctor(
     if lock:
         write_output(lock, json.dumps(machine_lock(machine), indent=1))
     if before is not None:
-        changes = show_changes(before, machine_lock(machine))
-        typer.echo(fit(f"\n{changes}"))
+        typer.echo(fit("\n" + show_changes(before, machine_lock(machine))))
     if bundle:
         from .npu.stack.bundle import bundle_text, run_files, write_bundle
 
@@ -830,6 +856,24 @@ def show_search(
         json.dumps(found.as_json(), indent=1) if as_json else fit(search_text(found))
     )
 
+# %% ../nbs/99_cli.ipynb #2827d01f
+_MeanResponse = Annotated[
+    float | None,
+    Option(
+        min=1,
+        help="Mean tokens of a response, for the schedule of a split run and for --search.",
+    ),
+]
+_Search = Annotated[
+    bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
+]
+_SearchDevices = Annotated[
+    str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
+]
+_EpochPrompts = Annotated[
+    int | None, Option(min=1, help="Prompts of an epoch, for --search.")
+]
+
 # %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
@@ -855,22 +899,10 @@ def _plan(
     roles: Annotated[
         bool, Option(help="Also print arguments and environment variables of each role.")
     ] = False,
-    mean_response: Annotated[
-        float | None,
-        Option(
-            min=1,
-            help="Mean tokens of a response, for the schedule of a split run and for --search.",
-        ),
-    ] = None,
-    search: Annotated[
-        bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
-    ] = False,
-    devices: Annotated[
-        str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
-    ] = "",
-    prompts: Annotated[
-        int | None, Option(min=1, help="Prompts of an epoch, for --search.")
-    ] = None,
+    mean_response: _MeanResponse = None,
+    search: _Search = False,
+    devices: _SearchDevices = "",
+    prompts: _EpochPrompts = None,
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, memory and time of a run; fails when memory is insufficient."
@@ -906,7 +938,8 @@ def _plan(
 @app.command(
     "schedule",
     rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu schedule runs/NAME; "
+    epilog="It starts no run: for cron and systemd see the how-to page *Run every night*. "
+    "Examples: cookbook-npu schedule runs/NAME; "
     "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
 )
 def _schedule(

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_4b_multi_lora_grpo',
            'qwen3_30b_a3b_grpo', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo',
-           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'find_recipe', 'PromptChange',
-           'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
+           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'tenants_have_prompts',
+           'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 
-from .config import ModelConfig, RunConfig, Scale, override
+from .config import ModelConfig, RunConfig, Scale, key_table, override
 from .errors import ConfigError, nearest
 from .targets.target import SCALES, find_target
 
@@ -239,7 +239,9 @@ class Recipe:
     ) -> RunConfig:
         given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
         if not find_target(scale).has_tiny_model:
-            _require(scale, model=parameters["model"], prompt_data=parameters["prompt_data"])
+            _require(scale, model=parameters["model"])
+            if not tenants_have_prompts(overrides):
+                _require(scale, prompt_data=parameters["prompt_data"])
         for key in given.keys() & overrides.keys():
             raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
         config = self._own(scale, parameters["model"])
@@ -275,6 +277,12 @@ class Recipe:
             cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
             lines.append(f"| `{key}` | {' | '.join(cells)} |")
         return "\n".join(lines)
+
+# %% ../nbs/02_recipes.ipynb #343ab792
+def tenants_have_prompts(overrides: Settings) -> bool:
+    "Whether `overrides` names tenants, each with prompts of its own"
+    tenants = overrides.get("tenants") or {}
+    return bool(tenants) and all("data.prompt_data" in own for own in tenants.values())
 
 # %% ../nbs/02_recipes.ipynb #e9542259
 def _require(scale: str, **parameters: Any) -> None:
@@ -846,10 +854,6 @@ def prompt_changes(config: RunConfig) -> list[PromptChange]:
     ]
 
 # %% ../nbs/02_recipes.ipynb #d6a1250e
-# of one run only
-_NOT_SHOWN = ("output.name", "output.root", "output.resume", "output.restart")
-
-
 def parameters_of(config: RunConfig) -> dict[str, Any]:
     "Return the parameters that give a configuration, `overrides` included, without the recipe's own values"
     recipe = RECIPES.get(config.recipe) or Recipe(config.recipe)
@@ -885,7 +889,11 @@ def changed_settings(config: RunConfig) -> dict[str, Any]:
         name: value
         for name, value in parameters.items()
         if name != "scale" and value is not None and value != usual.get(name)
-    } | {key: value for key, value in overrides.items() if key not in _NOT_SHOWN}
+    } | {
+        key: value
+        for key, value in overrides.items()
+        if key_table()[key].effect != "folder"
+    }
 
 
 def run_command(config: RunConfig) -> str:

@@ -133,7 +133,7 @@ def length(
     label: Any,
     metadata: Mapping[str, Any],  # `response_tokens`: tokens the policy wrote
     max_tokens: int,  # L_max, tokens
-    buffer: int,  # L_cache, tokens before max_tokens over which the penalty grows; 0: a step at max_tokens
+    buffer: float,  # L_cache, tokens before max_tokens over which the penalty grows; 0: a step at max_tokens
 ) -> float:
     "Soft overlong punishment"
     over = metadata["response_tokens"] - (max_tokens - buffer)

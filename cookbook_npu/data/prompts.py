@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
-           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'folder_of', 'image_files', 'load_source',
-           'image_processor', 'load_prompts', 'eval_prompts']
+           'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'folder_of',
+           'image_files', 'load_source', 'image_processor', 'load_prompts', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -43,7 +43,7 @@ from ..data.images import (
     with_image_parts,
 )
 from .messages import ChatFormat, TurnEnd, checked_messages
-from .sample import Prompt
+from .sample import ImageInput, Prompt
 from .tasks import GENERATED, Problem, Puzzle, generated_task
 from ..errors import ConfigError, DataError
 
@@ -333,6 +333,32 @@ def chat_format(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Cha
     return ChatFormat(tokenizer, config.apply_chat_template, config.chat_template_kwargs)
 
 
+def drawings(problem: Problem | Puzzle, prompt_id: str) -> list[ImageSource]:
+    "Return the image of a generated problem, if it has one"
+    if problem.draw is None:
+        return []
+    named = dict(reference=prompt_id, key=prompt_id, place=problem.name)
+    return [ImageSource(**named, open=problem.draw)]
+
+
+def read_pictures(
+    values: Sequence[Any],  # of `read_images` or `drawings`
+    processor: ImageProcessor | None,  # None: of a model without a vision tower
+    place: str,
+    prompt_id: str,
+    folder: Path = Path(),  # base of relative paths
+) -> list[ImageInput]:
+    "Return the images of a record; raises `DataError` for a model without a vision tower"
+    images = []
+    for n, value in enumerate(values):
+        if processor is None:
+            raise no_processor(place)
+        if not isinstance(value, ImageSource):
+            value = image_source(value, place, f"{prompt_id}#{n}", folder)
+        images.append(processor.image(value))
+    return images
+
+
 @dataclass(frozen=True)
 class _Reader:
     "Makes prompts from records and generated problems"
@@ -360,12 +386,9 @@ class _Reader:
     def from_problem(self, task: str, problem: Problem | Puzzle) -> Prompt:
         place = problem.name
         prompt_id = f"{task}:{place}"
-        drawings = []
-        if problem.draw is not None:
-            drawing = dict(reference=prompt_id, key=prompt_id, place=place)
-            drawings.append(ImageSource(**drawing, open=problem.draw))
+        images = drawings(problem, prompt_id)
         return self._prompt(
-            problem.prompt, problem.label, problem.metadata, drawings, place, prompt_id
+            problem.prompt, problem.label, problem.metadata, images, place, prompt_id
         )
 
     def _prompt(
@@ -377,13 +400,7 @@ class _Reader:
         place: str,
         prompt_id: str,
     ) -> Prompt:
-        images = []
-        for n, value in enumerate(values):
-            if self.processor is None:
-                raise no_processor(place)
-            if not isinstance(value, ImageSource):
-                value = image_source(value, place, f"{prompt_id}#{n}", self.folder)
-            images.append(self.processor.image(value))
+        images = read_pictures(values, self.processor, place, prompt_id, self.folder)
         messages = checked_messages(content, place)
         if len(messages) > 1 and not self.format.chat:
             raise DataError(
@@ -493,10 +510,9 @@ def folder_of(source: str | Path) -> Path:  # of a hub: the working folder
 
 def image_files(source: str | Path, config: DataConfig) -> Iterator[Path]:
     "Yield the files of the images that the records of a source name by path"
-    schema = None
+    key = config.image_key
     for place, record in read_records(source):
-        schema = schema or choose_schema(config, record, place)[0]
-        key = config.image_key or schema.images
+        key = key or choose_schema(config, record, place)[0].images
         if key is None:
             return
         values = lookup(record, key)

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ..config import Config, RunConfig, Scale, build_config, config_keys
+from ..config import Config, RunConfig, Scale, build_config, key_table
 from ..data.datasets import FORMATS
 from ..data.environments import ENVIRONMENTS
 from ..data.graders import SCORERS
@@ -365,18 +365,15 @@ def where_of(
     )
 
 # %% ../../nbs/plan/07_evidence.ipynb #11899197
-_NOT_SETTINGS = ("output.", "faults.", "recipe", "scale", "num_steps")
-
-
 def shown_settings(config: RunConfig, stack: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from their defaults
 
     A model has its published name, a data file the checksum of stack.json."""
-    defaults = {key.name: key.default for key in config_keys()}
     checksums = stack.get("data") or {}
     shown = {}
     for key, value in config.flat():
-        if value == defaults.get(key) or key.startswith(_NOT_SETTINGS):
+        row = key_table()[key]
+        if value == row.default or not row.acts or key in ("recipe", "scale", "num_steps"):
             continue
         shown[key] = hide_unknown(value)
         if key == "model.path":

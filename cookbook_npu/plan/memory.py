@@ -357,7 +357,7 @@ def planned_communicator_bytes(config: RunConfig) -> int:
     buffer_mb = config.placement.hccl_buffer_mb
     return COMMUNICATOR_BYTES if buffer_mb is None else 2 * buffer_mb * 2**20
 
-
+# %% ../../nbs/plan/01_memory.ipynb #537c5c12
 def device_overhead(
     config: RunConfig,
     asleep: bool = False,  # while the trainer sleeps

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ..config import (
     DataConfig,
@@ -27,7 +28,7 @@ from ..config import (
     own_modules,
     tenant_configs,
 )
-from ..data.conversations import check_text_task, conversation_messages
+from ..data.conversations import conversation_messages
 from ..data.datasets import (
     read_fields,
     read_images,
@@ -283,9 +284,13 @@ def check_records(
             metadata["prompt_id"] = f"{source_name(source)}:{n}"
             check_labels(reward, label, metadata, place)
         pictures = read_images(record, place, config.image_key or schema.images, content)
-        for number, picture in enumerate(pictures):
-            name = f"{place} picture {number}"
-            check_picture(image_source(picture, place, name, folder_of(source)))
+        _check_pictures(pictures, place, source)
+
+
+def _check_pictures(pictures: Sequence[Any], place: str, source: str) -> None:
+    for number, picture in enumerate(pictures):
+        name = f"{place} picture {number}"
+        check_picture(image_source(picture, place, name, folder_of(source)))
 
 
 def check_source(
@@ -311,12 +316,11 @@ def check_conversations(config: DataConfig) -> None:
     sources = {"data.eval_data": config.eval_data, "prompt_data": config.prompt_data}
     pairs = [*sources.items(), *(("data.mixture", source) for source in config.mixture)]
     for name, source in pairs:
-        if source in GENERATED:
-            check_text_task(source)
-        elif source is not None:
+        if source is not None and source not in GENERATED:
             _check_exists(name, source)
             for place, record in islice(read_records(source), FIRST_RECORDS):
-                conversation_messages(record, place, config)
+                pictures = conversation_messages(record, place, config).images
+                _check_pictures(pictures, place, source)
 
 
 def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> None:

@@ -525,6 +525,22 @@ class Engine(ABC):
         self._running: dict[tuple[str, int], RequestState] = {}  # queued or decoding
         self._finished: list[RequestState] = []  # not yet collected
 
+    def _share(self, other: "Engine") -> None:
+        "Begin as a second engine on the model of another one"
+        Engine.__init__(
+            self,
+            other.model,
+            other.tokenizer,
+            other.max_tokens,
+            other.kept_cache,
+            other.simulated_latency,
+        )
+        self.dtype = other.dtype
+        self.holder = other.holder
+        self.takes_images = other.takes_images
+        self.image_token_id = other.image_token_id
+        self.merge_size = other.merge_size
+
     @abstractmethod
     def _weights_changed(self) -> None:
         "Recompute or keep the cache of running requests, as `kept_cache` says"

@@ -1178,20 +1178,9 @@ class AdapterEngine(TransformersEngine):
         if not any(adapter in layer.lora_A for layer in layers):
             add_hf_adapter(net, lora, adapter)
             net.eval().requires_grad_(False)
+        self._share(shared)
         self.device = shared.device
-        self.dtype = shared.dtype
         self.net = net
-        Engine.__init__(
-            self,
-            shared.model,
-            shared.tokenizer,
-            shared.max_tokens,
-            shared.kept_cache,
-            shared.simulated_latency,
-        )
-        self.takes_images = shared.takes_images
-        self.image_token_id = shared.image_token_id
-        self.merge_size = shared.merge_size
         self.weights = DeviceWeights(net, self.device, adapter=adapter)
         for weight in self.weights.weights.values():
             weight.zero_()

@@ -835,23 +835,11 @@ class VllmAdapterEngine(VllmEngine):
         together: SharedDecoder,  # of the engine's decoder
     ):
         assert shared.lora is not None
-        Engine.__init__(
-            self,
-            shared.model,
-            shared.tokenizer,
-            shared.max_tokens,
-            shared.kept_cache,
-            shared.simulated_latency,
-        )
+        self._share(shared)
         self._weights_valid = False
-        self.takes_images = shared.takes_images
-        self.image_token_id = shared.image_token_id
-        self.merge_size = shared.merge_size
-        self.dtype = shared.dtype
         self.platform = shared.platform
         self.can_sleep = shared.can_sleep
         self.tensor_parallel = shared.tensor_parallel
-        self.holder = shared.holder
         self.lora = shared.lora
         shapes = folder_shapes(shared.model)
         self.adapter = VllmAdapter(shared.llm, shapes, shared.lora, slot + 1)

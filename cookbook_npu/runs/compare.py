@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import RunConfig
+from ..config import RunConfig, key_table
 from ..errors import DataError
 from .folder import RunFolder, write_output
 from ..runs.metrics import (
@@ -35,7 +35,7 @@ from ..runs.plots import (
     render_page,
     to_svg,
 )
-from .report import NO_NUMBERS, check_expected, expected_numbers
+from .report import check_expected, expected_numbers
 from ..terminal import counted
 
 # %% ../../nbs/runs/10_compare.ipynb #7bd0d20c
@@ -330,7 +330,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Di
 def config_differences(a: RunConfig, b: RunConfig) -> list[Difference]:
     "Return the keys that influence the numbers and differ"
     found = _differences(dict(a.flat()), dict(b.flat()))
-    return [pair for pair in found if not pair[0].startswith(NO_NUMBERS)]
+    return [pair for pair in found if key_table()[pair[0]].acts]
 
 
 def stack_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:

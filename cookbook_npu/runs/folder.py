@@ -405,7 +405,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     sources = dict.fromkeys([*prompts, config.data.eval_data])
     local = [s for s in sources if s and s not in GENERATED and "://" not in s]
     found = {source: _source_checksum(Path(source)) for source in local}
-    for source in () if config.is_sft else local:
+    for source in local:
         if images := _images_checksum(source, config.data):
             found[f"the images of {source}"] = images
     teachers = [name for name in config.teachers if name != "tiny"]

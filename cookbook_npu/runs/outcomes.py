@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
+
+from ..config import RunConfig, key_table
 from ..errors import DataError
 from .folder import RunFolder, write_output
 from ..runs.metrics import (
@@ -31,7 +32,6 @@ from ..runs.plots import (
     render_page,
     to_svg,
 )
-from .report import NO_NUMBERS
 
 # %% ../../nbs/runs/15_outcomes.ipynb #9a25427a
 METRICS = (
@@ -196,7 +196,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
     "Return the settings that influence the numbers and differ"
     flat = [dict(config.flat()) for config in configs]
-    keys = [key for key in flat[0] if not key.startswith(NO_NUMBERS)]
+    keys = [key for key in flat[0] if key_table()[key].acts]
     values = {key: tuple(f.get(key) for f in flat) for key in keys}
     return {k: v for k, v in values.items() if any(x != v[0] for x in v)}
 

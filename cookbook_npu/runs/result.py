@@ -53,7 +53,7 @@ def _check_loss(losses: Sequence[float], norms: Sequence[float]) -> str:
         )
     return text
 
-
+# %% ../../nbs/runs/14_result.ipynb #244a51b1
 def check_learning(folder: Path | str) -> str:
     """Return a sentence about what changed from the first to the last tenth of a run; one for each tenant.
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PerSequence', 'RowValues', 'REVERSE_KL', 'MODEL_SCORE', 'ROUTING_BYTES', 'TokenIds', 'Batch', 'loss_masks',
-           'compute_loss_weights', 'rewards_of', 'batch_advantages', 'make_batch', 'complete_batch', 'rollout_mismatch',
-           'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores', 'rollout_metrics', 'MicroBatch',
-           'make_micro_batch', 'compute_loss']
+           'compute_loss_weights', 'rewards_of', 'batch_advantages', 'sample_inputs', 'make_batch', 'complete_batch',
+           'rollout_mismatch', 'teacher_of', 'add_teacher', 'reward_inputs', 'add_model_scores', 'rollout_metrics',
+           'MicroBatch', 'make_micro_batch', 'compute_loss']
 
 # %% ../../nbs/train/00_batch.ipynb #6b2bd669
 import math
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ..config import AlgorithmConfig, DistillConfig, RunConfig
+from ..data.graders import length
 from ..data.pass_at_k import pass_curve, tally
 from ..data.sample import ImageInput, Sample, prompt_source
 from ..errors import DataError, NumericsError
 from ..rl.algorithms import compute_advantages, compute_gae, compute_policy_loss
 from ..rl.distillation import distillation_advantages
-from ..rl.filters import overlong_penalty
 from ..rl.importance_sampling import importance_weights, mismatch_metrics
 from ..rl.kl import kl_estimate
 from ..rl.loss_aggregation import token_weights, weighted_sum
@@ -158,13 +158,11 @@ def _shaped_rewards(
 ) -> Tensor:  # rewards_B
     "Return the rewards minus the overlong penalty"
     rewards_B = torch.tensor(rewards_of(samples), dtype=torch.float32)
-    lengths_B = torch.tensor([len(s.response_ids) for s in samples])
-    rewards_B += overlong_penalty(
-        lengths_B,
-        max_tokens,
-        algorithm.overlong_buffer_share * max_tokens,
-        algorithm.overlong_penalty,
-    )
+    buffer = algorithm.overlong_buffer_share * max_tokens
+    if buffer:
+        tokens = [{"response_tokens": len(s.response_ids)} for s in samples]
+        penalties = [length("", None, one, max_tokens, buffer) for one in tokens]
+        rewards_B += algorithm.overlong_penalty * torch.tensor(penalties)
     return rewards_B
 
 
@@ -188,13 +186,14 @@ def batch_advantages(
     return [adv_T.float().numpy() for adv_T in advantages]
 
 # %% ../../nbs/train/00_batch.ipynb #ad30bf2d
-def _model_inputs(sample: Sample, images: Mapping[str, ImageInput]) -> TokenIds:
+def sample_inputs(sample: Sample, images: Mapping[str, ImageInput]) -> TokenIds:
+    "Return the token ids and images of a sample; raises `DataError` for an image that is not given"
     name = f"{sample.group_id}/{sample.index}"
     for reference in sample.images:
         if reference not in images:
             raise DataError(
                 f"sample {name} has the image {reference}, whose pixels were not given",
-                "Give make_batch the images of all samples by reference.",
+                "Give the images of all samples by reference.",
             )
     return TokenIds(
         name,
@@ -222,7 +221,7 @@ def make_batch(
         rows[i : i + global_batch_size] for i in range(0, len(rows), global_batch_size)
     ]
     return Batch(
-        tokens=[_model_inputs(s, images) for s in samples],
+        tokens=[sample_inputs(s, images) for s in samples],
         rollout_logprobs=[np.asarray(s.logprobs, np.float32) for s in samples],
         advantages=advantages,
         loss_weights=compute_loss_weights(samples, steps, algorithm, max_tokens),

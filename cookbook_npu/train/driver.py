@@ -25,9 +25,15 @@ from .async_weight_update import AsyncWeightUpdate
 from .checkpointing import CheckpointManager, due
 from .recovery import EngineRestarts, Failures, Recovery
 from .sampling import Grading, Rollout, Sampler
-from .sft import SftStep, conversation_sample, held_out_loss
+from .sft import conversation_sample
 from .state import DriverState
-from .train_step import STEPS_TO_STOP, LogprobDiffAlarm, TrainStep
+from ..train.train_step import (
+    STEPS_TO_STOP,
+    LogprobDiffAlarm,
+    SftStep,
+    TrainStep,
+    held_out_loss,
+)
 from .weight_update import WeightUpdate
 
 # %% ../../nbs/train/13_driver.ipynb #1d39d351
@@ -257,7 +263,7 @@ class Driver:
         self.checkpoints = CheckpointManager(state)
         self.train_step = SftStep(state) if state.config.is_sft else TrainStep(state)
         self.grading = Grading(state)
-        self.logprob_alarm = LogprobDiffAlarm.of(state.config.train)
+        self.logprob_alarm = LogprobDiffAlarm(state.config.train.logprob_diff_alarm)
         failures = Failures(state)
         split = state.config.placement.mode == "split"
         place = partial(SplitPlacement, threads=threads) if split else ColocatedPlacement

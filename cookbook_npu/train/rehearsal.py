@@ -165,9 +165,9 @@ def read_own_data(config: RunConfig) -> str | None:
     from ..data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    if config.is_sft:
-        return load_conversations(conversation_reader(config, tokenizer)).source
     processor = image_processor(model, config.data)
+    if config.is_sft:
+        return load_conversations(conversation_reader(config, tokenizer, processor)).source
     prompts = load_prompts(config.data, tokenizer, config.seed, processor)
     # not opened: labels are checked without its processes
     RewardPool(config.reward).check_labels(prompts.prompts)

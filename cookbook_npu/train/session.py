@@ -294,7 +294,8 @@ def warn_oracle(episodes: EpisodeRunner, config: RunConfig, folder: RunFolder) -
 # %% ../../nbs/train/15_session.ipynb #7be82fb3
 def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
     "Return the conversations of supervised fine-tuning, as fields of `DriverState`"
-    reader = conversation_reader(config, read_tokenizer(hf_path))
+    processor = image_processor(hf_path, config.data)
+    reader = conversation_reader(config, read_tokenizer(hf_path), processor)
     held_out = held_out_conversations(reader)
     prompts = load_conversations(reader, held_out, config.seed)
     print(prompts.source, flush=True)

@@ -48,10 +48,14 @@ from ..train.tenant_batch import (
     TenantClock,
     sample_tenants,
 )
-from .tenants import Tenant, Tenants, start_tenant_groups
+from ..train.tenants import (
+    Tenant,
+    Tenants,
+    load_written,
+    start_tenant_groups,
+)
 from .weight_update import WeightUpdate
 from .workers import Workers
-from ..weights.manifest import merge_manifests
 
 # %% ../../nbs/train/24_tenant_run.ipynb #09ac1538
 class AwakeWeightUpdate(WeightUpdate):
@@ -61,11 +65,7 @@ class AwakeWeightUpdate(WeightUpdate):
         "Let the engines load and verify the weights; return the bytes of the update"
         state = self.state
         with state.tracker.span("update_weights"):
-            manifest = merge_manifests(writing.result())
-            try:
-                self._load(manifest)
-            finally:
-                state.trainer.call("weights.release")
+            manifest = load_written(state.trainer, writing.result(), self._load)
         state.version = manifest.version
         state.tracker.hold_version(manifest.version)
         return {"memory/weight_update": manifest.nbytes}

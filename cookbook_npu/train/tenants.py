@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['loss_units', 'SlotTrainer', 'AdapterSlot', 'TenantTrainer', 'TenantEngine', 'SlotGroup', 'Tenant', 'group_size',
-           'Tenants', 'start_tenant_groups']
+           'load_written', 'Tenants', 'start_tenant_groups']
 
 # %% ../../nbs/train/23_tenants.ipynb #56f62f57
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,7 +56,7 @@ from .session import first_weights, start_cluster
 from .train_step import merge_sequences, sum_over_ranks
 from .trainer import Trainer, TrainerMemory
 from .workers import start_engine, start_groups, start_trainer
-from ..weights.manifest import merge_manifests
+from ..weights.manifest import Manifest, merge_manifests
 from ..weights.transport import count_failing_ranks
 
 # %% ../../nbs/train/23_tenants.ipynb #b691c0ad
@@ -356,12 +356,9 @@ class Tenant:
 
     def update_engines(self) -> None:
         "Send the weights to the engines as the next version; every engine verifies them"
-        manifest = merge_manifests(self.trainer.call("weights.write", self.version + 1))
-        try:
-            self.engines.call("update_weights", manifest)
-        finally:
-            self.trainer.call("weights.release")
-        self.version = manifest.version
+        written = self.trainer.call("weights.write", self.version + 1)
+        load = partial(self.engines.call, "update_weights")
+        self.version = load_written(self.trainer, written, load).version
 
     def forward_backward(
         self,
@@ -420,6 +417,20 @@ def group_size(samples: Sequence[Sample]) -> int:
 
 
 
+
+
+def load_written(
+    trainer: WorkerGroup,
+    written: Sequence[Manifest | None],  # of the ranks, by `weights.write`
+    load: Callable[[Manifest], Any],
+) -> Manifest:
+    "Let the engines load what the trainer has written, and free it; return the whole manifest"
+    manifest = merge_manifests(written)
+    try:
+        load(manifest)
+    finally:
+        trainer.call("weights.release")
+    return manifest
 
 # %% ../../nbs/train/23_tenants.ipynb #5bd08151
 @dataclass

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'STEPS_TO_STOP', 'NO_LOSS_STEPS', 'TRAIN_TFLOPS', 'LOGPROB_DIFF', 'FIRST_STEPS',
-           'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'report_no_loss', 'zero_advantage_share',
-           'ZeroAdvantageAlarm', 'training_flops', 'value_metrics', 'fresh_logprob_diff', 'split_logprob_diff',
-           'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens']
+           'ALARM_FACTOR', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'report_no_loss',
+           'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops', 'value_metrics', 'fresh_logprob_diff',
+           'split_logprob_diff', 'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep', 'held_out_loss']
 
 # %% ../../nbs/train/07_train_step.ipynb #0526cf8b
 import math
@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..config import DataConfig, TrainConfig
+from ..config import DataConfig
+from ..data.conversations import Conversation
 from ..data.messages import end_token_ids
 from ..data.prompts import chat_format
 from ..data.sample import ImageInput, Prompt, Sample
@@ -44,6 +45,7 @@ from ..train.batch import (
     rollout_mismatch,
     teacher_of,
 )
+from .sft import conversation_sample, make_sft_batch
 from .state import DriverState
 
 # %% ../../nbs/train/07_train_step.ipynb #eb9d7544
@@ -174,32 +176,23 @@ def split_logprob_diff(
 
 # %% ../../nbs/train/07_train_step.ipynb #c014f48d
 FIRST_STEPS = 5  # define the normal difference
+ALARM_FACTOR = 4.0  # of their median
 SMALLEST_ALARM = 1e-3  # nats; a smaller difference does not affect the policy loss
 
 
 class LogprobDiffAlarm:
     "Watches `train_rollout_logprob_abs_diff` against the first steps of the run and a ceiling"
 
-    def __init__(
-        self,
-        factor: float,  # alarm above this multiple of the median of the first steps
-        ceiling: float,  # alarm above this difference, nats
-    ):
-        self.factor = factor
-        self.ceiling = ceiling
+    def __init__(self, ceiling: float):
+        self.ceiling = ceiling  # alarm above this difference, nats
         self.first: list[float] = []  # differences of the first steps
-
-    @classmethod
-    def of(cls, train: TrainConfig) -> Self:
-        "Return the alarm of a run"
-        return cls(train.logprob_diff_factor, train.logprob_diff_alarm)
 
     @property
     def limit(self) -> float:
         "The largest difference without an alarm, nats"
         if len(self.first) < FIRST_STEPS:
             return self.ceiling
-        normal = self.factor * median(self.first)
+        normal = ALARM_FACTOR * median(self.first)
         return min(self.ceiling, max(normal, SMALLEST_ALARM))
 
     def exceeded(self, diff: float) -> bool:
@@ -453,3 +446,44 @@ def turn_end_tokens(
     after = form.after_turn() if form.chat else ""
     ids = tokenizer(after, add_special_tokens=False)["input_ids"]
     return end_token_ids(folder, tokenizer), ids
+
+
+
+# %% ../../nbs/train/07_train_step.ipynb #65e77a5d
+class SftStep(TrainStep):
+    "Makes a batch of conversations and trains on it"
+
+    def sample_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
+        "Return the numbers of tokens, and of learned ones"
+        return {
+            "tokens": sum(len(s.prompt_ids) + len(s.response_ids) for s in samples),
+            "loss_tokens": sum(sum(s.loss_mask) for s in samples),
+        }
+
+    def prepare(self, step: int, samples: list[Sample]) -> Batch:
+        "Make a batch of conversations, without the trainer"
+        return make_sft_batch(samples, self._images(samples))
+
+    def run(self, step: int, batch: Batch, samples: list[Sample]) -> dict[str, float]:
+        "Train; return the metrics"
+        with self.state.tracker.span("actor_train"):
+            metrics = sum_over_ranks(self.state.trainer.call("train", batch))
+        if metrics.get("skipped_steps"):
+            self._save_samples(step, samples, "the optimizer step was skipped")
+        return metrics | self._speed(batch)
+
+
+def held_out_loss(state: DriverState) -> dict[str, float]:  # eval_loss, nats per token
+    "Return the mean loss over the learned tokens of the held-out conversations; {} without any"
+    chosen = [one for one in state.held_out if isinstance(one, Conversation)]
+    if not chosen:
+        return {}
+    samples = [conversation_sample(one, -1, n, 0) for n, one in enumerate(chosen)]
+    images = {i.reference: _decoded(i) for one in chosen for i in one.images}
+    batch = make_sft_batch(samples, images)
+    with state.tracker.span("eval"):
+        found = merge_sequences(state.trainer.call("logprobs", batch), len(batch))
+    pairs = zip(found, batch.loss_weights, strict=True)
+    return {
+        "eval_loss": -sum(float(np.dot(logp_T, weight_T)) for logp_T, weight_T in pairs)
+    }

@@ -42,20 +42,9 @@ def start_trainer(
     config: RunConfig,
     hf_path: str,
     extra_env: Env = MappingProxyType({}),
-    role: str = "",
+    role: str = "cookbook_npu.train.run_trainer:RunTrainer",
 ) -> WorkerGroup:
-    "Start one trainer process on each trainer device; they are awake. With PPO they hold the critic, too"
-    if not role:
-        role = "cookbook_npu.train.trainer:Trainer"
-        if config.has_critic:
-            role = "cookbook_npu.train.critic:PPOTrainer"
-        if config.teachers:
-            role = "cookbook_npu.train.teacher:DistillTrainer"
-        if config.reward_model.path:
-            name = role.partition(":")[2]
-            role = f"cookbook_npu.train.reward_model:Rewarded{name}"
-        if config.is_sft:
-            role = "cookbook_npu.train.sft_trainer:SftTrainer"
+    "Start one trainer process on each trainer device; they are awake"
     share = machine_share(cluster, config, 0)
     return RayWorkerGroup.create(
         "trainer",

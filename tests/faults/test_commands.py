@@ -164,8 +164,7 @@ def test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed(start, tmp_path)
     script = f'mount -t tmpfs -o size=32m none {disk} && "$@"; code=$?; '
     script += f"cp -a {disk}/run {tmp_path}; mv {tmp_path}/run/notebook.ipynb {tmp_path}; exit $code"
     before = [*apart, "sh", "-c", script, "sh"]
-    few = {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
-    command = start("qwen3_vl_8b_ppo", before=before, root=disk, **SMALL, **few)
+    command = start("qwen3_4b_colocate", before=before, root=disk, **SMALL)
     inside = Path(f"/proc/{command.process.pid}/root{disk}")
     command.folder = inside / "run"
     command.wait_for_steps()

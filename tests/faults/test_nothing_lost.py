@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from whole_runs import STEPS, Driver, configure, events, rows, run
+from whole_runs import ONE_DEVICE, STEPS, Driver, configure, events, rows, run
 
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
@@ -24,12 +24,12 @@ def checkpoints(folder: Path) -> list[int]:
         return sorted(c.step for c in Checkpoints.of_run(opened).finished())
 
 
-@pytest.mark.parametrize("settings", [{}, SPLIT], ids=["colocate", "split"])
+@pytest.mark.parametrize("settings", [ONE_DEVICE, SPLIT], ids=["colocate", "split"])
 def test_a_checkpoint_outlives_the_failure_of_a_later_step(tmp_path, monkeypatch, settings):
     "Each step saves in the background; 16 samples a step, so the scorer breaks in the fifth"
     count = tmp_path / "count"
     monkeypatch.setenv("COOKBOOK_NPU_TEST_COUNT", str(count))
-    settings |= {
+    settings = settings | {
         "rollout.eval_every": 0,
         "reward.scorers": {"run_driver:breaks": 1.0},
         "reward.correct_threshold": {},
@@ -41,6 +41,8 @@ def test_a_checkpoint_outlives_the_failure_of_a_later_step(tmp_path, monkeypatch
     assert "the scorer broke" in driver.text(), driver.text()
     trained = [row["step"] for row in rows(tmp_path / "run") if row["step"]]
     assert trained and checkpoints(tmp_path / "run")[-1] == trained[-1], trained
+    if not settings.get("placement.mode"):
+        return  # resumed runs of this placement: test_recovery.py
     count.write_text("-1000")
     run(configure(tmp_path, "run", resume=True, **settings))
     # only records of a step that had not ended are set aside
@@ -53,6 +55,7 @@ def test_a_checkpoint_outlives_the_failure_of_a_later_step(tmp_path, monkeypatch
 def test_steps_without_loss_are_counted_and_resumed(tmp_path):
     "Nearly all responses are truncated and masked; a step has two optimizer steps"
     settings = {
+        **ONE_DEVICE,
         "algorithm.mask_truncated": True,
         "sampling.max_response_tokens": 1,
         "train.global_batch_size": 8,

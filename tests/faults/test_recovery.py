@@ -43,10 +43,8 @@ PHASES = {
     5: ("start", "save", "rollout", "logprobs", "train", "update_weights", "eval"),
 }
 CHOSEN = (
-    "driver-save-2",
     "trainer1-train-5",
-    "raylet-rollout-2",
-    "engine-start-2+trainer1-logprobs-2",
+    "engine-start-2+raylet-rollout-2+trainer1-logprobs-2+driver-save-2",
     "trainer0-update_weights-0+engine-eval-0",
 )
 

@@ -17,6 +17,7 @@ import pytest
 from local_server import serve
 from places import HELPERS, ROOT
 from whole_runs import (
+    ONE_DEVICE,
     RAY_AGENTS,
     STEPS,
     Driver,
@@ -202,7 +203,7 @@ def test_a_program_with_a_session_is_stopped(tmp_path, signals, code):
 
 
 def test_a_program_is_stopped_while_its_session_starts(tmp_path):
-    driver = Driver(configure(tmp_path, "run", **DEFAULT))
+    driver = Driver(configure(tmp_path, "run", **DEFAULT, **ONE_DEVICE))
     process = psutil.Process(driver.process.pid)
 
     def raylets():
@@ -253,7 +254,7 @@ SPLIT = {
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("placement", [{}, SPLIT], ids=["colocate", "split"])
+@pytest.mark.parametrize("placement", [ONE_DEVICE, SPLIT], ids=["colocate", "split"])
 def test_a_spent_budget_ends_a_run_between_two_steps(tmp_path, placement):
     """In the middle of grading: with a checkpoint, and the command that resumes with more
 
@@ -271,7 +272,7 @@ def test_a_spent_budget_ends_a_run_between_two_steps(tmp_path, placement):
     with serve(LetterJudge, asked=[]) as address:
         settings["reward.judge.url"] = f"{address}/v1"
         budget = {"reward.judge.max_requests": 20}
-        if not placement:
+        if placement is ONE_DEVICE:
             run(configure(tmp_path, "whole", **settings))
             first, second, *_ = rows(tmp_path / "whole")
             assert min(first["reward/judge_requests"], second["reward/judge_requests"]) > 1
@@ -288,7 +289,7 @@ def test_a_spent_budget_ends_a_run_between_two_steps(tmp_path, placement):
         run(configure(tmp_path, "run", resume=True, **settings))
     assert len(asked) == len(set(asked))
     assert rows(tmp_path / "run")[-1]["step"] == 3
-    if not placement:
+    if placement is ONE_DEVICE:
         assert done == 1 and graded(tmp_path / "run") == graded(tmp_path / "whole")
 
 

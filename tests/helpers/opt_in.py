@@ -82,6 +82,7 @@ LANES = (
     Lane(
         "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
     ),
+    Lane("benchmarks", (*PYTEST, "tests/benchmarks"), {"COOKBOOK_BENCHMARKS": "all"}),
     Lane("stacks", ("make", "test-stacks")),
     Lane("npu-wheel", ("make", "test-npu-wheel")),
     Lane("910b", ("make", "test-910b")),

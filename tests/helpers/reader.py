@@ -16,8 +16,24 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from places import ROOT
 
+from cookbook_npu.npu.simulator.fork_server import SERVERS_ENV
+
 BLOCK = re.compile(r"^```(?P<head>.*?)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n\n")
+
+
+SHOWN = (
+    "json",
+    "text",
+    "python notebook",
+)  # what a reader looks at, or types into a notebook
+
+
+def command_lines(head: str, body: str) -> list[str]:
+    "What is typed at once: a line, a loop, or a line and those that continue it"
+    if head == "console":
+        return [line[2:] for line in body.splitlines() if line.startswith("$ ")]
+    return [line for line in re.split(r"\n(?! |done\b)", body) if line.strip()]
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -87,6 +103,8 @@ class Reader:
             "PATH": f"{environment}/bin:/usr/bin:/bin",
             "VIRTUAL_ENV": str(environment),
             "COLUMNS": "100",
+            # the runs of a session fork their workers from one server
+            SERVERS_ENV: os.environ[SERVERS_ENV],
         }
 
     def type(self, line: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
@@ -97,10 +115,16 @@ class Reader:
             words, capture_output=True, text=True, timeout=timeout, **where
         )
 
-    def follow(self, page: Path, codes: dict[str, int] | None = None) -> list[str]:
+    def follow(
+        self,
+        page: Path,
+        codes: dict[str, int] | None = None,
+        left_out: tuple[str, ...] = (),
+    ) -> list[str]:
         """Write the files, run the Python and type the commands of a page, in the order of its text
 
-        `codes`: line -> exit code where it is not 0. Returns the output of each line."""
+        `codes`: line -> exit code where it is not 0; `left_out`: how lines begin that are not typed.
+        Returns the output of each line."""
         wanted = codes or {}
         shown = []
         for head, body in blocks(page):
@@ -111,16 +135,23 @@ class Reader:
             elif head == "python":
                 (self.folder / "typed.py").write_text(body)
                 shown.append(self.check("python typed.py", 0))
-            elif head in ("bash", "sh"):
-                for line in filter(None, body.splitlines()):
+            elif head in ("bash", "sh", "console"):
+                lines = command_lines(head, body)
+                for line in [one for one in lines if not one.startswith(left_out)]:
                     shown.append(self.check(line, wanted.get(line, 0)))
+            else:
+                assert head in SHOWN, f"{page.name}: a block {head!r} that nobody types"
         return shown
 
     def check(self, line: str, code: int) -> str:
-        "The output of a line, NAME being the newest run; fails when its exit code is another one"
-        runs = sorted((self.folder / "runs").glob("*"), key=lambda run: run.stat().st_mtime)
-        if runs:
-            line = line.replace("runs/NAME", f"runs/{runs[-1].name}")
+        "The output of a line, NAME being the newest run and ID the newest job; fails at another exit code"
+        for place, word in (("runs", "runs/NAME"), ("jobs", "launch ID")):
+            known = [f for f in (self.folder / place).glob("*") if f.name[0] != "."]
+            if known:
+                newest = max(known, key=lambda run: run.stat().st_mtime).name
+                line = line.replace(
+                    word, word.replace("NAME", newest).replace("ID", newest)
+                )
         done = self.type(line)
         text = done.stdout + done.stderr
         assert done.returncode == code, (

@@ -60,11 +60,12 @@ def raylets():
 
 def processes(run):
     "Process ids of the run by role, in rank order"
+    engines = run.state.engines.groups  # none: supervised fine-tuning
     return {
         "driver": [os.getpid()],
         "raylet": raylets(),
         "trainer": run.state.trainer.pids,
-        "engine": run.state.engines.groups[0].pids,
+        "engine": engines[0].pids if engines else [],
     }
 
 

@@ -27,6 +27,12 @@ more_vllm = pytest.mark.skipif(
     "COOKBOOK_VLLM_RUNS" not in os.environ, reason="COOKBOOK_VLLM_RUNS=all"
 )
 STEPS = 6
+# of one rank and one engine: half the processor time of a run
+ONE_DEVICE = {
+    "placement.devices": 1,
+    "parallel.tensor": 1,
+    "rollout.devices_per_engine": 1,
+}
 # notice only after a minute that they are alone
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -151,10 +157,11 @@ def living(pids) -> list[psutil.Process]:
     return found
 
 
-def run(config: Path) -> None:
-    "A run that nobody disturbs"
+def run(config: Path) -> str:
+    "What a run prints that nobody disturbs"
     driver = Driver(config)
     assert driver.end() == 0, driver.text()
+    return "".join(driver.lines)
 
 
 def rows(folder: Path) -> list[dict]:

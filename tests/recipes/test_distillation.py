@@ -1,4 +1,4 @@
-"""On-policy distillation from the command line: it runs, resumes, and refuses a teacher that cannot teach."""
+"""On-policy distillation in whole runs: it resumes, and refuses a teacher that cannot teach."""
 
 import json
 import time
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from metrics_page import explained
 from test_recipe import command
-from whole_runs import forget_last_step, preloaded
+from whole_runs import Driver, forget_last_step, run
 
+from cookbook_npu.config import save_config
 from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_opd
@@ -23,15 +24,13 @@ TINY = {
 }
 
 
-def run(root: Path) -> Path:
-    "A small run; its folder"
+def prepare(root: Path, **overrides: object) -> Path:
+    "The configuration file of a small run, whose folder is `run`"
     sizes = dict(num_steps=4, prompts_per_step=4, samples_per_prompt=2)
-    settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
-    values = json.dumps({**TINY, "output.root": str(root), "output.name": "run"})
-    words = ("run", "qwen3_4b_opd", *settings, "-p", "overrides", values)
-    done = command(*words, env=preloaded())
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return root / "run"
+    place = {"output.root": str(root), "output.name": "run"}
+    config = qwen3_4b_opd(overrides={**TINY, **place, **overrides}, **sizes)
+    save_config(config, root / "run.json")
+    return root / "run.json"
 
 
 def rows(folder: Path) -> list[dict]:
@@ -50,7 +49,8 @@ def without_times(row: dict) -> dict:
 
 def test_it_learns_from_the_teacher_alone_and_resumes_bit_for_bit(tmp_path):
     "Rewards do not teach; a run that was continued has the metrics of one that was not"
-    folder = run(tmp_path)
+    run(prepare(tmp_path))
+    folder = tmp_path / "run"
     whole = rows(folder)
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
     for row in whole:
@@ -60,9 +60,7 @@ def test_it_learns_from_the_teacher_alone_and_resumes_bit_for_bit(tmp_path):
     (checkpoint,) = folder.glob("checkpoints/step_*4")
     assert [path.name for path in checkpoint.iterdir() if path.is_dir()] == ["state"]
     forget_last_step(folder)
-    done = command("run", "--resume", str(folder), env=preloaded())
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "from step 2" in done.stdout
+    assert "from step 2" in run(prepare(tmp_path, **{"output.resume": True}))
     assert [without_times(row) for row in rows(folder)] == [
         without_times(row) for row in whole
     ]
@@ -74,13 +72,11 @@ def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_pat
     tokenizer = read_tokenizer(teacher)
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(teacher)
-    values = {**TINY, "distill.teacher": str(teacher), "distill.tiny": {}}
-    values |= {"output.root": str(tmp_path / "runs")}
-    words = ("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
-    done = command(*words, env=preloaded())
-    assert done.returncode == 1
-    assert "id 264 is '<new>' there and None in" in done.stdout + done.stderr
-    assert "all are up" not in done.stdout
+    values = {"distill.teacher": str(teacher), "distill.tiny": {}}
+    driver = Driver(prepare(tmp_path, **values))
+    assert driver.end() != 0
+    assert "id 264 is '<new>' there and None in" in driver.text()
+    assert "all are up" not in driver.text()
 
 
 def test_a_missing_teacher_is_refused_in_seconds(tmp_path):

@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from whole_runs import parameters, rows, run
+from whole_runs import events, parameters, rows, run
 
 from cookbook_npu.config import save_config
 from cookbook_npu.data.tokenizer import build_tokenizer
-from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.recipes import qwen3_4b_colocate, qwen3_5_9b_colocate
+from cookbook_npu.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 SHAPE = {"hidden_size": 32, "num_layers": 2, "ffn_size": 64, "init_std": 0.1}
@@ -27,7 +28,8 @@ def prepare(root: Path, name: str, family: str, resume: bool = False) -> Path:
             "rollout.routing_replay": True,
         }
     given = parameters(root, name, resume, **more) | {"num_steps": STEPS}
-    save_config(qwen3_4b_colocate(**given), root / f"{name}.json")
+    recipe = qwen3_5_9b_colocate if family == "qwen3_5" else qwen3_4b_colocate
+    save_config(recipe(**given), root / f"{name}.json")
     return root / f"{name}.json"
 
 
@@ -56,6 +58,14 @@ def test_a_family_trains_exports_and_resumes(tmp_path, family):
     assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in trained)
     if family == "qwen3_5_moe":  # 2 layers, 2 experts for each token but the last
         assert all(3 < row["routing_replay/bytes_per_token"] < 4 for row in trained)
+    if (
+        family == "qwen3_5"
+    ):  # gated delta nets take packed rows here, and TIS weighs the tokens
+        assert all(0.99 < row["tis"] < 1.01 for row in trained)
+        assert RunFolder.open(whole).config().algorithm.rollout_is == "truncate"
+        assert not events(whole, "note")
+    exported = json.loads((export_of(whole) / "config.json").read_text())
+    assert exported["model_type"] == family
     assert read_export(export_of(whole)) == (set(), build_tokenizer()("12+34=").input_ids)
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut, symlinks=True)

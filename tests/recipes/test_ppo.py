@@ -58,21 +58,3 @@ def test_the_asynchronous_recipe_runs_ppo(tmp_path):
     assert [row["critic/warmup"] for row in trained] == [1.0, 0.0]
     assert all(row["critic/grad_norm"] > 0 for row in trained)
     assert trained[1]["grad_norm"] > 0
-
-
-def test_ppo_sees_pictures(tmp_path):
-    "Policy and critic with a vision tower, on drawings; the checkpoint holds both"
-    run(
-        prepare(
-            tmp_path,
-            "run",
-            recipe="qwen3_vl_8b_ppo",
-            steps=2,
-            **{"train.global_batch_size": 16, "critic.warmup_steps": 0},
-        )
-    )
-    trained = [row for row in rows(tmp_path / "run") if "critic/value_loss" in row]
-    assert len(trained) == 2
-    assert all(row["critic/grad_norm"] > 0 and row["grad_norm"] > 0 for row in trained)
-    state = tmp_path / "run" / "checkpoints" / "step_000002" / "state"
-    assert (state / "critic").is_dir()

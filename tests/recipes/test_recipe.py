@@ -5,6 +5,7 @@ mistakes early.
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,13 @@ from pathlib import Path
 
 import pytest
 from metrics_page import explained
+from page_blocks import steps
 from places import ROOT
-from whole_runs import more_vllm, preloaded
+from whole_runs import more_vllm, preloaded, run
 
+from cookbook_npu.config import save_config
+from cookbook_npu.recipes import RECIPES
+from cookbook_npu.runs.report import write_report
 from cookbook_npu.runs.result import RESULT_TYPE
 
 pytestmark = pytest.mark.slow
@@ -60,9 +65,9 @@ def command(
 ) -> subprocess.CompletedProcess:
     "Run `cookbook-npu` as a person would"
     env = env or os.environ | {"OMP_NUM_THREADS": "1"}
-    run = [str(Path(sys.executable).parent / "cookbook-npu"), *args]
+    words = [str(Path(sys.executable).parent / "cookbook-npu"), *args]
     return subprocess.run(
-        run, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=env
+        words, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=env
     )
 
 
@@ -179,27 +184,20 @@ def test_a_rerun_repeats_bitwise_and_says_so(folder):
         ).read_bytes()
 
 
-def test_the_hybrid_recipe_runs_packed(tmp_path):
-    "Qwen3.5: its gated delta nets take packed rows here, and TIS weighs the tokens"
+def run_without_notebook(root: Path, recipe: str, **overrides: object) -> Path:
+    "A run of a recipe with tiny settings; its folder"
     small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
-    root = tmp_path / "runs"
-    folder = tiny_run(root, env=preloaded(), recipe="qwen3_5_9b_colocate", **small)
-    last = records(folder)[-1]
-    assert last["step"] == 2 and 0.99 < last["tis"] < 1.01
-    assert last["train_rollout_logprob_abs_diff"] < 1e-4
-    config = json.loads((folder / "config.json").read_text())
-    assert config["algorithm"]["rollout_is"] == "truncate"
-    events = folder / "events.jsonl"
-    assert not events.exists() or '"note"' not in events.read_text()
-    model = json.loads((folder / "checkpoints/step_000002/hf/config.json").read_text())
-    assert model["model_type"] == "qwen3_5"
+    place = {"output.root": str(root), "output.name": "run"}
+    sizes = dict(num_steps=2, prompts_per_step=4, samples_per_prompt=4)
+    config = RECIPES[recipe](overrides={**TINY, **small, **place, **overrides}, **sizes)
+    save_config(config, root / "run.json")
+    run(root / "run.json")
+    return root / "run"
 
 
 def test_the_asynchronous_recipe_runs_beside_its_trainer(tmp_path):
     "Samples of the second step are one update old; every role is in the timeline"
-    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
-    root = tmp_path / "runs"
-    folder = tiny_run(root, env=preloaded(), recipe="qwen3_5_9b_async", **small)
+    folder = run_without_notebook(tmp_path, "qwen3_5_9b_async")
     rows = records(folder)
     assert [row.get("staleness/age_max") for row in rows] == [None, 0, 1]
     assert rows[1]["train_rollout_logprob_abs_diff"] < 1e-4
@@ -207,17 +205,41 @@ def test_the_asynchronous_recipe_runs_beside_its_trainer(tmp_path):
     assert rows[2]["eval_accuracy"] >= 0
     spans = [json.loads(line) for line in (folder / "spans.jsonl").read_text().splitlines()]
     assert {"trainer", "engine 0", "engine 1"} <= {span["role"] for span in spans}
-    assert "engine 1" in (folder / "report.html").read_text()
+    assert "engine 1" in write_report(folder).read_text()
+
+
+def code_of(recipe: str) -> str:
+    "The code of a recipe's notebook with the name of `qwen3_4b_colocate`"
+    cells = json.loads((ROOT / "recipes" / f"{recipe}.ipynb").read_text())["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    return "\n".join(code).replace(recipe, "qwen3_4b_colocate")
+
+
+OWN_PARAMETERS = ("qwen3_4b_sft", "qwen3_4b_multi_lora_grpo")
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r not in OWN_PARAMETERS])
+def test_recipes_differ_in_their_settings_alone(recipe):
+    "So a run of one notebook is a run of each, and the tests of the others need no kernel"
+    assert code_of(recipe) == code_of("qwen3_4b_colocate")
 
 
 def test_the_recipe_with_pictures_looks_at_them(tmp_path):
-    "Every sample names its picture; engine and trainer agree; the last export keeps tower and processor"
-    small = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
-    small |= {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
+    """Every sample names its picture; engine and trainer agree; the last export keeps tower and processor
+
+    The pictures are those of the page about one's own."""
+    page = ROOT / ".docs" / "pages" / "howto" / "own_pictures.md"
+    (program,) = [text for kind, text in steps(page) if kind == "python"]
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    few = {"train.global_batch_size": 8, "data.task": {"level": 1, "per_level": 100}}
+    few |= {
+        "data.image_key": "images",
+        "data.prompt_data": str(tmp_path / "triangles.jsonl"),
+    }
+    few["data.eval_data"] = str(tmp_path / "held_out.jsonl")
     # it guesses after so few steps: a reward that differs keeps the gradient from being 0
-    small["reward.scorers"] = {"exact": 1.0, "run_driver:spread": 1.0}
-    root = tmp_path / "runs"
-    folder = tiny_run(root, env=preloaded(), recipe="qwen3_vl_8b_grpo", **small)
+    few["reward.scorers"] = {"exact": 1.0, "run_driver:spread": 1.0}
+    folder = run_without_notebook(tmp_path, "qwen3_vl_8b_grpo", **few)
     rows = records(folder)
     assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["eval_accuracy"] >= 0
     assert all(row["train_rollout_logprob_abs_diff"] < 1e-4 for row in rows[1:])
@@ -225,7 +247,7 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
         lines = (folder / f"samples/step_{step:06d}.jsonl").read_text().splitlines()
         for sample in map(json.loads, lines):
             (image,) = sample["images"]
-            assert image.startswith(sample["metadata"]["prompt_id"])
+            assert re.search(r"/pictures/t\d+\.png$", image)
     export = folder / "checkpoints/step_000002/hf"
     assert json.loads((export / "config.json").read_text())["model_type"] == "qwen3_vl"
     assert (export / "preprocessor_config.json").is_file()
@@ -263,11 +285,12 @@ def test_gsm8k_records_run_through_in_a_copy_of_the_notebook(tmp_path):
     assert "set for your prompts" in shown and "8 of 8 prompts have characters" in shown
 
 
+@more_vllm
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="the vllm extra has no wheel here"
 )
 def test_the_vllm_engine_runs_the_same_recipe(tmp_path):
-    "Engines of two devices run in the rehearsal (tests/simulator/test_launch.py)"
+    "`make test` rehearses a recipe on this engine (simulator/test_launch.py)"
     folder = tiny_run(tmp_path / "runs", "-p", "engine", "vllm", env=preloaded())
     rows = records(folder)
     assert records(folder)[-1]["step"] == 2

@@ -7,9 +7,10 @@ import pytest
 import torch
 from metrics_page import explained
 from test_distillation import rows, without_times
-from test_recipe import command
 from transformers import AutoModelForSequenceClassification
+from whole_runs import run
 
+from cookbook_npu.config import save_config
 from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
@@ -43,8 +44,8 @@ def reward_folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run(root: Path, folder: Path, steps: int, **overrides: object) -> Path:
-    "A run whose reward is the score of the reward model alone; its folder"
+def prepare(root: Path, folder: Path, steps: int, **overrides: object) -> Path:
+    "The configuration file of a run, in `run`, whose reward is the score of the reward model alone"
     values = {
         "rollout.eval_every": 0,
         "train.save_every": 8,
@@ -58,12 +59,10 @@ def run(root: Path, folder: Path, steps: int, **overrides: object) -> Path:
         "output.name": "run",
         **overrides,
     }
-    sizes = ["-p", "num_steps", str(steps), "-p", "prompts_per_step", "16"]
-    done = command(
-        "run", "qwen3_4b_colocate", *sizes, "-p", "overrides", json.dumps(values)
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return root / "run"
+    config = qwen3_4b_colocate(num_steps=steps, prompts_per_step=16, overrides=values)
+    root.mkdir(exist_ok=True)
+    save_config(config, root / f"{steps}.json")
+    return root / f"{steps}.json"
 
 
 def scored_as_by_transformers(run_folder: Path, folder: Path, coef: float) -> None:
@@ -79,15 +78,16 @@ def scored_as_by_transformers(run_folder: Path, folder: Path, coef: float) -> No
 
 
 def test_the_policy_learns_the_score_and_resumes_bit_for_bit(tmp_path, reward_folder):
-    whole = run(tmp_path / "whole", reward_folder, 16)
+    whole, halved = (tmp_path / name / "run" for name in ("whole", "halved"))
+    run(prepare(whole.parent, reward_folder, 16))
     scored_as_by_transformers(whole, reward_folder, 1.0)
     found = rows(whole)
     scores = [row["reward/model_score"] for row in found]
     assert sum(scores[-4:]) / 4 > sum(scores[:4]) / 4 + 0.4, scores
     assert found[0]["raw_reward"] == pytest.approx(scores[0])
-    halved = run(tmp_path / "halved", reward_folder, 8)
-    done = command("run", "--resume", str(halved), "-p", "num_steps", "16")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for steps in (8, 16):
+        more = {"output.resume": steps == 16}
+        run(prepare(halved.parent, reward_folder, steps, **more))
     assert [without_times(row) for row in rows(halved)] == list(map(without_times, found))
 
 
@@ -99,7 +99,8 @@ def test_beside_a_critic_on_devices_apart_from_the_engines(tmp_path, reward_fold
         "placement.trainer_devices": 2,
         "reward_model.coef": 0.5,
     }
-    folder = run(tmp_path, reward_folder, 2, **own)
+    run(prepare(tmp_path, reward_folder, 2, **own))
+    folder = tmp_path / "run"
     scored_as_by_transformers(folder, reward_folder, 0.5)
     text = (folder / "metrics.jsonl").read_text().splitlines()
     for row in explained([json.loads(line) for line in text]):

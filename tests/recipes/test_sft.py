@@ -1,13 +1,17 @@
-"""Supervised fine-tuning from the command line: learning, resume bit for bit, RL from its checkpoint."""
+"""Supervised fine-tuning in whole runs: learning, resume bit for bit, RL from its checkpoint."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import whole_runs
 from metrics_page import explained
 from test_recipe import command
-from whole_runs import forget_last_step, preloaded
+from whole_runs import forget_last_step
+
+from cookbook_npu.config import save_config
+from cookbook_npu.recipes import RECIPES
 
 pytestmark = pytest.mark.slow
 TINY = {
@@ -19,16 +23,18 @@ TINY = {
 }
 
 
-def run(root: Path, steps: int = 4, name: str = "run", **overrides: object) -> Path:
-    "A small run; its folder"
-    sizes = dict(num_steps=steps, prompts_per_step=8)
-    settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
+def run(root: Path, recipe: str, name: str, overrides: dict, **parameters) -> str:
+    "What a run prints"
     place = {"output.root": str(root), "output.name": name}
-    values = json.dumps({**TINY, **place, **overrides})
-    words = ("run", "qwen3_4b_sft", *settings, "-p", "overrides", values)
-    done = command(*words, env=preloaded())
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return root / name
+    config = RECIPES[recipe](overrides={**place, **overrides}, **parameters)
+    save_config(config, root / f"{name}.json")
+    return whole_runs.run(root / f"{name}.json")
+
+
+def fine_tune(root: Path, steps: int = 4, name: str = "run", **overrides: object) -> str:
+    "What a small run prints"
+    sizes = dict(num_steps=steps, prompts_per_step=8)
+    return run(root, "qwen3_4b_sft", name, {**TINY, **overrides}, **sizes)
 
 
 def rows(folder: Path) -> list[dict]:
@@ -47,7 +53,9 @@ def without_times(row: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    return run(tmp_path_factory.mktemp("whole"))
+    root = tmp_path_factory.mktemp("whole")
+    fine_tune(root)
+    return root / "run"
 
 
 def test_it_learns_without_engines_and_resumes_bit_for_bit(whole, tmp_path):
@@ -60,36 +68,40 @@ def test_it_learns_without_engines_and_resumes_bit_for_bit(whole, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut, symlinks=True)
     forget_last_step(cut)
-    resumed = command("run", "--resume", str(cut), env=preloaded())
-    assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-4000:]
-    assert "from step 2" in resumed.stdout
+    assert "from step 2" in fine_tune(tmp_path, name="cut", **{"output.resume": True})
     assert [without_times(r) for r in rows(cut)] == [without_times(r) for r in done]
 
 
 def test_one_rank_learns_the_same_packed_or_padded(whole, tmp_path):
     alone = {"placement.devices": 1, "parallel.tensor": 1}
-    padded = rows(run(tmp_path, **alone, **{"train.layout": "bshd"}))
-    for row, other in zip(rows(whole), padded, strict=True):
+    fine_tune(tmp_path, **alone, **{"train.layout": "bshd"})
+    for row, other in zip(rows(whole), rows(tmp_path / "run"), strict=True):
         assert row["sft_loss"] == pytest.approx(other["sft_loss"], rel=1e-4)
 
 
 def test_reinforcement_learning_starts_from_its_checkpoint(whole, tmp_path):
     (folder,) = whole.glob("checkpoints/step_*4/hf")
-    sizes = dict(num_steps=1, prompts_per_step=2, samples_per_prompt=2, model=folder)
-    settings = [word for key, value in sizes.items() for word in ("-p", key, str(value))]
-    values = {"output.root": str(tmp_path), "data.apply_chat_template": True}
-    values |= {"rollout.eval_every": 0}
+    sizes = dict(num_steps=1, prompts_per_step=2, samples_per_prompt=2)
+    values = {"data.apply_chat_template": True, "rollout.eval_every": 0}
     values["reward.scorers"] = {"cookbook_npu.train.rehearsal:varied_reward": 1.0}
-    words = ("run", "qwen3_4b_colocate", *settings, "-p", "overrides", json.dumps(values))
-    done = command(*words, env=preloaded())
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run(tmp_path, "qwen3_4b_colocate", "rl", values, model=str(folder), **sizes)
 
 
 def test_an_adapter_learns(tmp_path):
-    folder = run(tmp_path, steps=2, **{"lora.rank": 4})
+    fine_tune(tmp_path, steps=2, **{"lora.rank": 4})
+    folder = tmp_path / "run"
     first, last = rows(folder)
     assert last["grad_norm"] > 0 and last["sft_loss"] != first["sft_loss"]
     assert next(folder.glob("checkpoints/step_*2/adapter/adapter_config.json"))
+
+
+def test_a_model_with_a_vision_tower_learns_from_pictures(tmp_path):
+    shown = {"model.tiny.family": "qwen3_vl", "sampling.max_response_tokens": 16}
+    shown |= {"data.prompt_data": "geometry", "data.task": {"level": 1, "per_level": 40}}
+    blank = run(tmp_path, 1, "blank", **shown, **{"data.blank_images": True})
+    (seen,), (unseen,) = rows(run(tmp_path, 1, **shown)), rows(blank)
+    assert seen["grad_norm"] > 0 and seen["eval_loss"] > 0
+    assert seen["sft_loss"] != unseen["sft_loss"]  # the pictures reach the model
 
 
 def test_conversations_that_cannot_be_learned_are_refused_in_seconds(tmp_path):

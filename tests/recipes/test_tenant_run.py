@@ -98,9 +98,22 @@ def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tm
 
 def test_tenants_sample_in_one_batch(disturbed, tmp_path):
     "The tokens and rewards of each tenant are those of turns; log-probs up to rounding"
-    more = {"reward.correct_threshold": {}, "lora.batch_tenants": True}
-    driver = Driver(configure(tmp_path, "a", "b", **more))
+    latency = 0.1  # s for each token of a batch
+    more = {"rollout.simulated_latency": latency, "lora.batch_tenants": True}
+    driver = Driver(
+        configure(tmp_path, "a", "b", **{"reward.correct_threshold": {}}, **more)
+    )
     assert driver.end() == 0, driver.text()
+    steps = [
+        [row for row in map(json.loads, file.open()) if "time/rollout" in row]
+        for file in (tmp_path / "a_b" / "tenants").glob("*/metrics.jsonl")
+    ]
+    # one after another they would wait for the longest response of each
+    assert any(
+        a["time/rollout"] + b["time/rollout"]
+        < latency * (a["response_length_max"] + b["response_length_max"])
+        for a, b in zip(*steps, strict=True)
+    )
     for name in ("a", "b"):
         rows, turns = (learned(f / "tenants" / name) for f in (tmp_path / "a_b", disturbed))
         for metric in ("raw_reward", "response_length_mean", "tokens"):

@@ -2,7 +2,6 @@
 
 import ctypes.util
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -64,16 +63,6 @@ class Probe:
 
             ctypes.string_at(0)
         time.sleep(60)
-
-    def total(self):
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        value = torch.tensor([self.rank + 1.0])
-        dist.all_reduce(value)
-        dist.destroy_process_group()
-        return value.item()
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +134,6 @@ def test_two_runs_on_one_machine_have_their_own_ports(cluster, monkeypatch):
     cores = str(len(os.sched_getaffinity(0)))
     assert [env["OMP_NUM_THREADS"] for env in found.values()] == [cores, "1"] * 2
     assert [env.get("TASK_QUEUE_ENABLE") for env in found.values()] == ["2", None] * 2
-
-
-def test_ranks_meet(cluster):
-    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=120) as group:
-        assert group.call("total") == [3.0, 3.0]
 
 
 def test_large_arguments_reach_every_rank(cluster):
@@ -251,40 +235,6 @@ def test_a_preloaded_library_stays_out_of_roles_that_do_not_ask_for_it(tmp_path)
     assert first == "True [] 1 False", done.stdout + done.stderr[-2000:]
 
 
-KILLED = """
-import time
-from cookbook_npu.cluster.ray_cluster import Cluster
-from cookbook_npu.cluster.worker_group import RayWorkerGroup
-import sys
-cluster = Cluster.start(devices=1)
-group = RayWorkerGroup.create("probe", sys.argv[1], cluster, timeout=120)
-print("ready", flush=True)
-time.sleep(300)
-"""
-
-
-def test_a_killed_driver_takes_its_workers_with_it():
-    # here: the roles of this file import it where there is no path to its neighbours
-    from whole_runs import RAY_AGENTS
-
-    driver = subprocess.Popen(
-        [sys.executable, "-c", KILLED, ROLE], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert driver.stdout.readline().strip() == "ready"
-        started = psutil.Process(driver.pid).children(recursive=True)
-        names = {p.pid: p.name() for p in started}
-        assert any("WorkerActor" in name for name in names.values())
-        assert "raylet" in names.values()
-    finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
-    _, alive = psutil.wait_procs(
-        [p for p in started if names[p.pid] not in RAY_AGENTS], timeout=60
-    )
-    assert not alive, [p.cmdline() for p in alive]
-
-
 COUNTED = """
 import sys
 from cookbook_npu.npu.simulator.stubs import register_acl
@@ -299,7 +249,7 @@ SILENT_RAYLET = """
 import signal
 from cookbook_npu.cluster import ray_cluster
 import ray._private.worker as worker  # outside the deadline
-ray_cluster.START_TIMEOUT_S = 15.0
+ray_cluster.START_TIMEOUT_S = 10.0
 
 connect = worker.connect
 def stop_raylet_first(*args, **kwargs):
@@ -320,7 +270,7 @@ def test_a_raylet_that_never_answers_ends_the_start_with_a_traceback():
     assert raylet.name() == "raylet"
     raylet.kill()
     assert done.returncode == 1
-    assert "Timeout (0:00:15)!" in done.stderr and "in _init_ray" in done.stderr
+    assert "Timeout (0:00:10)!" in done.stderr and "in _init_ray" in done.stderr
 
 
 def test_ray_counts_simulated_npus_by_itself():

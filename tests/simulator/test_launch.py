@@ -1,5 +1,4 @@
-"""Launching: a job that starts its own Ray on simulated NPUs and cleans up, a full-size rehearsal, and
-two nodes on one machine."""
+"""Launching: a job that starts its own Ray on simulated NPUs and cleans up, and a full-size rehearsal."""
 
 import json
 import os
@@ -8,7 +7,7 @@ import sys
 
 import pytest
 from ray.util import get_node_ip_address
-from whole_runs import preloaded, tell
+from whole_runs import preloaded
 
 from cookbook_npu.cluster.launch import (
     RAY_ENV,
@@ -178,22 +177,3 @@ def test_rehearsal(tmp_path, recipe):
     assert config.rollout.devices_per_engine == real.rollout.devices_per_engine
     logs = list((folder / "logs").glob("rollout*.log"))
     assert len(logs) == len(config.engine_devices)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_nodes_of_four():
-    "Ranks fill one node after the other; a killed node is named; a node that joins is used"
-    found = tell("two_nodes.py")
-    first = found["slots"][0][0]
-    second = found["slots"][4][0]
-    assert first != second
-    assert found["slots"] == [
-        [node, device] for node in (first, second) for device in range(4)
-    ]
-    assert found["ranks"] == [[rank, *slot] for rank, slot in enumerate(found["slots"])]
-    rank = 0 if found["killed"] == first else 4
-    failure = found["failure"]
-    assert f"teller rank {rank} of 8: where(): the process died with its machine" in failure
-    assert f"(Ray node {found['killed'][:8]})" in failure
-    assert found["after"] == 8

@@ -265,11 +265,11 @@ def not_finite(trainer, batch) -> str:
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel
-    from cookbook_npu.train.critic import PPOTrainer
+    from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
     config = run_config(row, devices)
-    kind = PPOTrainer if row.reference == "qwen3" else Trainer
+    kind = RunTrainer if row.reference == "qwen3" else Trainer
     trainer = kind(0, devices, config, str(root / row.family))
     batch = make_inputs(config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}

@@ -44,16 +44,6 @@ def test_targets_of_make_exist(file):
     assert set(named) <= set(targets)
 
 
-def test_links_of_contributing_lead_somewhere():
-    page = TEXTS[0]
-    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
-    local = [target for target in targets if "://" not in target]
-    assert local
-    assert not [target for target in local if not (page.parent / target).exists()]
-    words = re.search(r"pytest tests/notebooks -k '(\w+) and (\w+)'", page.read_text())
-    assert list(ROOT.glob(f"nbs/{words[1]}/*_{words[2]}.ipynb"))
-
-
 @pytest.mark.parametrize("file", [f for f in FORMS if f.name != "config.yml"], **ids)
 def test_a_form_is_one_that_github_shows(file):
     "Keys and types of GitHub's syntax for issue forms; ids are used once; the doctor is asked for"
@@ -74,38 +64,12 @@ def test_a_form_is_one_that_github_shows(file):
     assert "--bundle" in file.read_text()
 
 
-def test_the_steps_of_the_form_are_those_of_the_first_hour():
-    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/npu_run.yml").read_text())
-    (steps,) = [
-        part["attributes"]["options"] for part in form["body"] if part["id"] == "step"
-    ]
-    page = (ROOT / "nbs/tutorials/first_hour_910b.ipynb").read_text()
-    for number in (step.partition(".")[0] for step in steps):
-        assert re.search(rf'"\| {number} \|', page), number
-
-
 def test_the_changelog_is_of_this_version():
     text = CHANGELOG.read_text()
     versions = re.findall(r"^## (\d+\.\d+\.\d+)", text, re.M)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert versions[0] == project["version"]
     assert all(f"`{name}`" in text for name in RECIPES)
-
-
-def test_github_finds_them():
-    assert (ROOT / ".github" / "CONTRIBUTING.md").is_file()
-    assert {file.name for file in FORMS} == {"bug.yml", "config.yml", "npu_run.yml"}
-
-
-def test_the_top_level_holds_what_it_should():
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    names = {path.partition("/")[0] for path in listed.stdout.splitlines()}
-    folders = {"nbs", "cookbook_npu", "recipes", "tests"}
-    files = {"environment.yml", "settings.ini", "pyproject.toml", "README.md"}
-    files |= {"Makefile", "LICENSE"}
-    assert {name for name in names if not name.startswith(".")} == folders | files
 
 
 def test_make_lab_installs_once_and_stays_on_this_machine(tmp_path):

@@ -1,7 +1,8 @@
 """The how-to pages, followed from the text alone.
 
-Quick: files written, code run, commands checked as `run` does. Slow: the pages about own parts are typed,
-line by line, in the environment that README's first command makes."""
+Quick: files written, code run, commands run or, if they start a run, checked as `run` does. Slow: pages are
+typed, line by line, in the environment that README's first command makes. `page_blocks.py` knows which test
+runs what."""
 
 import json
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import papermill
 import pytest
+from page_blocks import ELSEWHERE, IN_PROCESS, NPU, TYPED, all_pages, how_run, steps
+from places import ROOT
 from reader import CAPTION, Reader, blocks, make_environment
 from typer.testing import CliRunner
 
@@ -24,8 +27,10 @@ from cookbook_npu.cli import (
 )
 from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
+from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
+from cookbook_npu.plan.preflight import check_files
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
 
@@ -41,16 +46,6 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / caption[1]).write_text(body[caption.end() :])
 
 
-def commands(page: Path) -> list[list[str]]:
-    "The command lines of a page, without the program"
-    found = []
-    for head, body in blocks(page):
-        if head == "bash":
-            found += [shlex.split(line) for line in body.splitlines() if line]
-    assert all(words[0] == "cookbook-npu" for words in found)
-    return [words[1:] for words in found]
-
-
 def check_run(words: list[str]) -> None:
     "As `run` does until it would start: configuration, environment, files, every record"
     pairs = [word for word in join_pairs(words) if "=" in word]
@@ -59,6 +54,9 @@ def check_run(words: list[str]) -> None:
         parameters = json.loads(Path(words[words.index("-f") + 1]).read_text()) | parameters
     config = resolve_run(find_notebook(words[0]), parameters)
     check_machine(config)
+    check_files(config)
+    if config.data.image_key:  # its processor belongs to the model
+        return
     prompts = load_prompts(config.data, build_tokenizer())
     assert len(prompts.prompts) >= config.rollout.prompts_per_step
 
@@ -71,6 +69,21 @@ def check_options(words: list[str]) -> None:
         assert not word.startswith("--") or word in shown.output, word
 
 
+SAMPLE = Sample(
+    group_id="g",
+    index=0,
+    prompt_ids=[1],
+    response_ids=[1],
+    logprobs=[0.0],
+    loss_mask=[1],
+    versions=[0],
+    finish_reason="stop",
+    text="2",
+    label="2",
+    metadata={"prompt": "1+1="},
+).record()
+
+
 def record_runs(folder: Path) -> None:
     "runs/A and runs/B, as a page calls them: complete, and different in one number; C has another seed"
     for name, last, seed in (("A", 0.5, 0), ("B", 0.625, 0), ("C", 0.5, 1)):
@@ -81,23 +94,45 @@ def record_runs(folder: Path) -> None:
             run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True})
             for step, reward in enumerate((0.25, last), 1):
                 append_line(run.metrics_file, {"step": step, "raw_reward": reward})
+                run.save_samples(step - 1, [SAMPLE | {"reward": reward}])
+
+
+def write_verl_file(file: Path) -> None:
+    "A parquet file of verl, as the page of migration takes it"
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{n}+1="}],
+            "reward_model": {"ground_truth": str(n + 1)},
+            "data_source": "mine",
+        }
+        for n in range(40)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+# command -> its exit code, where it is not 0
+CODES = {
+    "compare runs/A runs/B": 1,
+    "compare runs/A runs/B --html both.html": 1,
+    "compare runs/A --against expected": 2,  # two steps say nothing of its curve
+    "compare runs/A --against plan": 2,  # of a run on NPUs
+    "launch ID --resume --runs jobs": 2,  # it has succeeded
+    "rerun runs/A": 1,  # the numbers of the record are made up
+    "doctor --bundle report.zip --run runs/A": 1,  # of a machine that the record leaves out
+    "run --resume runs/A --restart": 2,  # it has a checkpoint, or nothing to restart
+}
 
 
 def try_command(words: list[str]) -> None:
-    "Run a command that looks at recorded runs"
-    done = CliRunner().invoke(app, words)
-    wanted = {
-        "compare runs/A runs/B": 1,
-        "compare runs/A runs/B --html both.html": 1,
-        "compare runs/A runs/B runs/C --html all.html": 0,
-        "compare runs/A --against expected": 2,  # two steps say nothing of its curve
-        "rerun runs/A --dry-run": 0,
-        "report runs/A": 0,
-    }
+    "Run a command that starts no run, NAME being A"
+    words = [word.replace("runs/NAME", "runs/A") for word in join_pairs(words)]
     line = " ".join(words)
+    done = CliRunner().invoke(app, words)
     code = 2 if isinstance(done.exception, CookbookError) else done.exit_code
-    if line in wanted:
-        assert code == wanted[line], (line, done.output, done.exception)
+    assert code == CODES.get(line, 0), (line, done.output, done.exception)
 
 
 @pytest.mark.parametrize(
@@ -108,19 +143,47 @@ def test_a_page_works_as_it_stands(name, tmp_path, monkeypatch):
     page = PAGES / f"{name}.md"
     write_files(page, tmp_path)
     record_runs(tmp_path)
+    write_verl_file(tmp_path / "train.parquet")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for head, body in blocks(page):
-        if head == "python":
-            exec(compile(body, page.name, "exec"), {})
-    lines = commands(page)
-    assert lines
-    for words in lines:
+    for kind, text in steps(page):
+        if kind == "python":
+            exec(compile(text, page.name, "exec"), {})
+    for kind, text in steps(page):
+        if kind != "command" or not text.startswith("cookbook-npu "):
+            continue
+        words = shlex.split(text)[1:]
         check_options(words)
-        if words[0] == "run" and not words[1].startswith("--"):
+        if name in TYPED or how_run(page, kind, text) == [NPU]:
+            continue
+        if words[0] == "run" and words[1] in RECIPES:
             check_run(words[1:])
-        if "runs/A" in words and words != ["rerun", "runs/A"]:
+        elif how_run(page, kind, text) == [IN_PROCESS]:
             try_command(words)
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.stem)
+def test_something_runs_each_step_of_a_page(page):
+    "One test or one reason for each file, program and command: a new one must be listed"
+    for kind, text in steps(page):
+        found = how_run(page, kind, text)
+        assert len(found) == 1, f"{page.name}: {kind} {text[:80]!r} is run by {found}"
+
+
+def test_the_list_of_steps_is_of_pages_and_tests_that_exist():
+    pages = {page.stem: page for page in all_pages()}
+    for name, entries in ELSEWHERE.items():
+        for start, how in entries.items():
+            assert any(text.startswith(start) for _, text in steps(pages[name])), (
+                name,
+                start,
+            )
+            file, _, test = how.partition("::")
+            if test:
+                assert f"def {test}(" in (ROOT / "tests" / file).read_text(), how
+    for name, how in TYPED.items():
+        file, _, test = how.partition("::")
+        assert steps(pages[name]) and f"def {test}(" in (ROOT / "tests" / file).read_text()
 
 
 def test_the_page_of_commands():
@@ -177,12 +240,18 @@ def test_the_page_of_shims_as_typed(environment, tmp_path):
     }.items()
 
 
+def pages_of(test: str) -> list[str]:
+    "The pages that a test follows"
+    return [name for name, how in TYPED.items() if how.endswith(f"::{test}")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["own_reward", "own_data", "own_recipe"])
+@pytest.mark.parametrize("name", pages_of("test_a_page_as_typed"))
 def test_a_page_as_typed(name, environment, tmp_path):
     (tmp_path / "recipes").symlink_to(PAGES.parents[2] / "recipes")  # of the checkout
-    shown = Reader(environment, tmp_path).follow(PAGES / f"{name}.md")
+    left_out = tuple(ELSEWHERE.get(name, ()))
+    shown = Reader(environment, tmp_path).follow(PAGES / f"{name}.md", left_out=left_out)
     assert len(list((tmp_path / "runs").glob("*/report.html"))) >= 1
     if name == "own_data":  # the curve of the page rises, and the table is the page's
         first, last = re.search(
@@ -191,6 +260,16 @@ def test_a_page_as_typed(name, environment, tmp_path):
         assert float(first) < 0.4 and float(last) > 0.85
         table = next(b for h, b in blocks(PAGES / "own_data.md") if h == "text")
         assert " ".join(table.split()) in " ".join(shown[-1].split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", pages_of("test_a_page_about_runs_as_typed"))
+def test_a_page_about_runs_as_typed(name, environment, tmp_path):
+    "With the recorded runs A, B and C"
+    record_runs(tmp_path)
+    codes = {f"cookbook-npu {line}": code for line, code in CODES.items()}
+    Reader(environment, tmp_path).follow(PAGES / f"{name}.md", codes)
 
 
 def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
@@ -214,3 +293,17 @@ def test_the_notebook_of_the_recipe_page(tmp_path, monkeypatch):
     config = names["config"]
     assert (config.num_steps, config.algorithm.advantage_estimator) == (5, "rloo")
     assert config.recipe == "gentle"
+
+
+def test_the_tenants_of_the_recipe_page(tmp_path, monkeypatch):
+    "Its block is a value of `overrides`"
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text("def score(text, label, metadata):\n    return 1.0\n")
+    (page,) = [page for page in all_pages() if page.stem == "qwen3_4b_multi_lora_grpo"]
+    ((_, text),) = steps(page)
+    given: dict = {}
+    exec(text, given)
+    recipe = RECIPES[page.stem]
+    overrides = given["overrides"]
+    config = recipe(scale="910b", model="m", overrides=overrides)
+    assert list(config.tenants) == ["math", "code"]

@@ -8,6 +8,9 @@ import time
 
 import pytest
 from model_hubs import serve_models
+from page_blocks import steps
+from places import ROOT
+from reader import Reader, make_environment
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
@@ -140,20 +143,26 @@ def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_run_with_the_id_of_a_hub(hub, tmp_path):
-    "plan reads the small files, the run trains, its record has the id and a checksum"
-    machine = Machine(hub, tmp_path)
-    plan = machine.command(
-        "plan", "qwen3_4b_colocate", "--scale", "laptop", "-p", "model", "Qwen/Tiny"
-    )
-    assert plan.returncode == 0, plan.stderr
-    assert not any("model.safetensors" in call for call in hub.calls)
-    words = ["-p", "num_steps", "1", "-p", "prompts_per_step", "4"]
-    words += ["-p", "overrides", '{"output.name": "A", "output.tensorboard": false}']
-    done = machine.command("run", "qwen3_4b_colocate", "-p", "model", "Qwen/Tiny", *words)
-    assert "downloading Qwen/Tiny from" in done.stdout, done.stdout + done.stderr
-    run = tmp_path / "runs" / "A"
-    assert json.loads((run / "config.json").read_text())["model"]["path"] == "Qwen/Tiny"
-    steps = (run / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(steps[-1])["step"] == 1, done.stderr
+@pytest.mark.timeout(1800)
+def test_the_page_of_models_as_typed(hub, files, tmp_path):
+    """The runs train and record the id of the hub
+
+    A tiny model stands for the one that the page names. It never answers correctly, so a run ends early."""
+    hub.files["Qwen/Qwen3-0.6B"] = files
+    environment = make_environment(tmp_path / "env")
+    (tmp_path / "folder").mkdir()
+    reader = Reader(environment, tmp_path / "folder")
+    reader.env |= {
+        name: value
+        for name, value in Machine(hub, tmp_path).env.items()
+        if name.startswith(("HF_", "MODELSCOPE_", "no_proxy"))
+    }
+    page = ROOT / ".docs" / "pages" / "howto" / "own_model.md"
+    lines = [text for kind, text in steps(page) if kind == "command"]
+    ended_early = [line for line in lines if " run " in line and "num_steps" not in line]
+    assert len(ended_early) == 2
+    shown = reader.follow(page, dict.fromkeys(ended_early, 1))
+    runs = [run / "config.json" for run in (tmp_path / "folder" / "runs").iterdir()]
+    models = {json.loads(file.read_text())["model"]["path"] for file in runs}
+    assert {"Qwen/Qwen3-0.6B", "modelscope://Qwen/Qwen3-0.6B"} < models
+    assert any("downloading Qwen/Qwen3-0.6B from" in text for text in shown)

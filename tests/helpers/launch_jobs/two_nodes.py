@@ -1,6 +1,5 @@
-"""Two nodes of four simulated NPUs on one machine: order of ranks, a killed node, another one; prints JSON"""
+"""Two nodes of simulated NPUs on one machine, for the stories beside this file"""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,30 +9,11 @@ from contextlib import ExitStack
 from cookbook_npu.cluster import launch
 from cookbook_npu.cluster.launch import Node, end_process
 from cookbook_npu.cluster.ray_cluster import (
-    Cluster,
     ensure_token,
     remove_session_folder,
     session_folder,
 )
-from cookbook_npu.cluster.worker_group import RayWorkerGroup
-from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.device import free_port
-
-
-class Teller:
-    "Says where it is"
-
-    def __init__(self, rank, world_size):
-        self.rank = rank
-
-    def where(self):
-        import ray
-
-        return (
-            self.rank,
-            ray.get_runtime_context().get_node_id(),
-            int(os.environ["ASCEND_RT_VISIBLE_DEVICES"]),
-        )
 
 
 def start(words, folder, up, attempts=3):
@@ -100,38 +80,6 @@ def lose_node(running):
     return gone(before)
 
 
-def failure_of(group):
-    "What a call on a group says that fails"
-    try:
-        group.call("where", timeout=200)
-    except RoleError as e:
-        return str(e)
-    return None
-
-
-def play(head, folder, running) -> dict:
-    "The story; nodes that run are in `running`, the last one started last"
-    address = launch.host_port(head.host, head.port)
-    found = {}
-    begin(head, folder, running)
-    with Cluster.start(8, "NPU", simulated=True, address=address, timeout=200) as cluster:
-        found["slots"] = [(s.node_id, s.device) for s in cluster.slots]
-        group = RayWorkerGroup.create(
-            "teller", Teller, cluster, slots=range(8), share=0.4, timeout=200
-        )
-        found["ranks"] = group.call("where")
-        found["killed"] = lose_node(running)
-        found["failure"] = failure_of(group)
-    running.append(join_node(head, folder))
-    with Cluster.start(6, "NPU", simulated=True, address=address, timeout=200) as cluster:
-        cluster.extend(2, timeout=200)
-        with RayWorkerGroup.create(
-            "teller", Teller, cluster, slots=range(8), share=0.4, timeout=200
-        ) as group:
-            found["after"] = len(group.call("where"))
-    return found
-
-
 def on_two_nodes(story, devices: int):
     "Prepare this process, and undo everything that the story starts"
     os.environ |= launch.RAY_ENV  # before Ray is imported: it reads its authentication then
@@ -158,7 +106,3 @@ def on_two_nodes(story, devices: int):
         except BaseException:
             print((folder / "ray.log").read_text()[-3000:], file=sys.stderr, flush=True)
             raise
-
-
-if __name__ == "__main__":
-    print("RESULT", json.dumps(on_two_nodes(play, 4)))

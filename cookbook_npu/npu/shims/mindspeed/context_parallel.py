@@ -6,7 +6,6 @@
 __all__ = ['ULYSSES', 'row_ends', 'packed_forward', 'packed_fault', 'create_ring_groups', 'PackedContextShim']
 
 # %% ../../../../nbs/npu/shims/mindspeed/03_context_parallel.ipynb #52772744
-import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,12 @@ from typing import Any
 import torch
 
 from ....errors import ShimError
-from .features import mindspeed_module, without_mindspeed
+from ....npu.shims.mindspeed.features import (
+    AttentionCall,
+    mindspeed_module,
+    without_mindspeed,
+    wrap_attention,
+)
 from ....npu.shims.mindspeed.flash_attention import (
     record_kernel_calls,
     temporary_attribute,
@@ -40,35 +44,24 @@ def row_ends(packed: Any) -> Any:
 def packed_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     "Wrap the forward method of MindSpeed's attention with context parallelism"
 
-    @functools.wraps(original)
-    def forward(
-        self: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Any = None,
-        packed_seq_params: Any = None,
-    ) -> torch.Tensor:
-        if packed_seq_params is None:
+    def attend(module: Any, call: AttentionCall) -> torch.Tensor:
+        if call.packed_seq_params is None:
             raise ShimError(
                 "MindSpeed's context parallelism got a padded batch",
                 "Pack the sequences in one row: set train.layout to thd.",
             )
-        rest = (attention_mask, attn_mask_type, attention_bias)
-        rest += (row_ends(packed_seq_params),)
-        if self.config.context_parallel_algo != ULYSSES:
-            return original(self, query, key, value, *rest)
+        call = call._replace(packed_seq_params=row_ends(call.packed_seq_params))
+        if module.config.context_parallel_algo != ULYSSES:
+            return original(module, *call)
         exchange = mindspeed_module(_MAPPING).all_to_all
         state = importlib.import_module("megatron.core.parallel_state")
         group = state.get_context_parallel_group()
-        whole = [exchange(t[:, None], group, 2, 0) for t in (query, key, value)]
-        out = original(self, *whole, *rest)
+        whole = [exchange(t[:, None], group, 2, 0) for t in call[:3]]
+        out = original(module, *whole, *call[3:])
         heads = whole[0].shape[2]
         return exchange(out.unflatten(-1, (heads, -1)), group, 0, 2)
 
-    return forward
+    return wrap_attention(original, attend)
 
 # %% ../../../../nbs/npu/shims/mindspeed/03_context_parallel.ipynb #7cf70fec
 _LAYER = dict(layer_number=1, softmax_scale=1.0, pse=None, pse_type=1, attn_mask_type=None)

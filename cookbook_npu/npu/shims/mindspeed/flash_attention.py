@@ -20,7 +20,12 @@ from typing import Any
 import torch
 
 from ....errors import ShimError
-from .features import mindspeed_module, without_mindspeed
+from ....npu.shims.mindspeed.features import (
+    AttentionCall,
+    mindspeed_module,
+    without_mindspeed,
+    wrap_attention,
+)
 from ..registry import MonkeyPatch, Shim, expect_parameters, registry
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #d1f64898
@@ -266,33 +271,22 @@ class CausalMaskShim(Shim):
         masks = mindspeed_module(_MASKS)
         types = _mask_types()
 
-        @functools.wraps(original)
-        def forward(
-            self: Any,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            attention_mask: torch.Tensor | None,
-            attn_mask_type: Any,
-            attention_bias: Any = None,
-            packed_seq_params: Any = None,
-        ) -> torch.Tensor:
-            rest = dict(attention_bias=attention_bias, packed_seq_params=packed_seq_params)
-            qkv = (query, key, value)
-            if getattr(self, "context_parallel", False):
-                return original(self, *qkv, attention_mask, attn_mask_type, **rest)
-            asked = self.attn_mask_type if attn_mask_type is None else attn_mask_type
-            shape = (query.shape[0], key.shape[0])
-            compressed = functools.partial(masks.get_attention_mask, self.config)
-            mask, mode = kernel_mask(asked.name, attention_mask, shape, compressed)
+        def attend(module: Any, call: AttentionCall) -> torch.Tensor:
+            if getattr(module, "context_parallel", False):
+                return original(module, *call)
+            asked = call.attn_mask_type
+            asked = module.attn_mask_type if asked is None else asked
+            shape = (call.query.shape[0], call.key.shape[0])
+            compressed = functools.partial(masks.get_attention_mask, module.config)
+            mask, mode = kernel_mask(asked.name, call.attention_mask, shape, compressed)
             own = types.causal if mode == "causal" else types.no_mask
             with (
-                temporary_attribute(self.config, "attention_mask_type", mode),
-                temporary_attribute(self, "attn_mask_type", own),
+                temporary_attribute(module.config, "attention_mask_type", mode),
+                temporary_attribute(module, "attn_mask_type", own),
             ):
-                return original(self, *qkv, mask, attn_mask_type, **rest)
+                return original(module, *call._replace(attention_mask=mask))
 
-        patch.setattr(kind, "forward", forward)
+        patch.setattr(kind, "forward", wrap_attention(original, attend))
 
 # %% ../../../../nbs/npu/shims/mindspeed/02_flash_attention.ipynb #3bc686e3
 _BACKEND = "te.pytorch.attention.dot_product_attention.backend"
