@@ -230,6 +230,6 @@ def newest() -> Stack:
 def models(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
     "Two tiny models of each family"
     folder = tmp_path_factory.mktemp("models")
-    for family in ("qwen3", "qwen3_5", "qwen3_vl"):
+    for family in ("qwen3", "qwen3_moe", "qwen3_5", "qwen3_vl"):
         stack.job("tiny", folder=folder, family=family)
     return folder

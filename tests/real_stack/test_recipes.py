@@ -61,6 +61,13 @@ RUNS = {
         {**TWO, "parallel.context": 2},
         0.02,
     ),
+    "moe": (
+        "qwen3_30b_a3b_grpo",
+        "qwen3_moe",
+        "arithmetic",
+        {**TWO, "parallel.expert": 2},
+        0.02,
+    ),
     "qwen3_4b_multi_lora_grpo": (
         "qwen3_4b_multi_lora_grpo",
         "qwen3",

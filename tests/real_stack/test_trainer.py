@@ -28,6 +28,16 @@ def test_trains_like_the_simulated_npu(either, models, simulated, dtype):
     close(found["history"], simulated, dtype)
 
 
+def test_experts_of_mindspeed_equal_the_products_own(
+    with_mindspeed, without_mindspeed, models
+):
+    "EP2: a grouped matmul of the NPU against one matmul for each expert"
+    options = dict(hf_path=f"{models}/qwen3_moe0", dtype="bfloat16", expert=2)
+    theirs = with_mindspeed.train(2, **options)["history"]
+    ours = without_mindspeed.train(2, **options)["history"]
+    close(theirs, ours, "bfloat16")
+
+
 @pytest.mark.parametrize(
     "first, second, offload",
     [

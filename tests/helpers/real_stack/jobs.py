@@ -246,6 +246,7 @@ def train(
     hf_path: str,
     dtype: str = "float32",
     tensor: int = 1,
+    expert: int = 1,
     steps: int = 3,
     load: str | None = None,
     save: str | None = None,
@@ -261,7 +262,7 @@ def train(
     from cookbook_npu.npu.shims.mindspeed.adaptor import current
     from cookbook_npu.npu.shims.registry import registry
 
-    parallel = ParallelConfig(tensor=tensor)
+    parallel = ParallelConfig(tensor=tensor, expert=expert)
     init_parallel(parallel, rank)
     options = ModelConfig(dtype=dtype, recompute="full", fused_kernels=True)
     model = load_model(hf_path, options, parallel)

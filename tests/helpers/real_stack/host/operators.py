@@ -1,5 +1,6 @@
-"""Formulas under the operators that only an NPU has, as far as vllm-ascend calls them for Qwen3, Qwen3-VL and
-Qwen3.5 in eager mode. Written from the operators' schemas and documentation.
+"""Formulas under the operators that only an NPU has, as far as vllm-ascend calls them for Qwen3, Qwen3-MoE,
+Qwen3-VL and Qwen3.5 in eager mode, and MindSpeed for experts. Written from the operators' schemas and
+documentation.
 
 A formula gets CPU tensors over the memory of its NPU arguments, so it can write in place; its results move to
 the NPU. An argument that a formula does not know must be at its default. `called` counts.
@@ -59,6 +60,8 @@ def _kernel(name: str, function: Callable, schema: Any) -> Callable:
         originals: list[tuple[Tensor, Tensor]] = []
 
         def down(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return [down(one) for one in value]
             if not isinstance(value, Tensor):
                 return value
             originals.append((host(value), value))
@@ -71,7 +74,8 @@ def _kernel(name: str, function: Callable, schema: Any) -> Callable:
             return same[0] if same else device(value)
 
         result = function(**{k: down(v) for k, v in given.items() if k in known})
-        return tuple(map(up, result)) if isinstance(result, tuple) else up(result)
+        several = isinstance(result, list | tuple)
+        return type(result)(map(up, result)) if several else up(result)
 
     return kernel
 
@@ -345,6 +349,102 @@ def masked_input_and_mask(
     offset = added_vocab_start_index - (end - begin) - num_org_vocab_padding
     kept = own | added
     return (input - begin * own - offset * added) * kept, ~kept
+
+
+# ---- mixtures of experts
+
+
+@formula("_C_ascend::moe_gating_top_k")
+def gating_top_k(
+    x: Tensor,  # [tokens, experts]
+    k: int,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    out_flag: bool,
+    routed_scaling_factor: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if (k_group, group_count, norm_type, out_flag) != (1, 1, 0, False):
+        raise NotImplementedError(
+            f"moe_gating_top_k: {group_count} groups, norm {norm_type}"
+        )
+    scores = x.float().softmax(-1)
+    weights, experts = scores.topk(k)
+    if renorm:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    return (weights * routed_scaling_factor).to(x.dtype), experts.int(), scores
+
+
+@formula("_C_ascend::npu_moe_init_routing_custom")
+def init_routing(
+    x: Tensor,  # [tokens, size]
+    expert_idx: Tensor,  # [tokens, top-k]
+    *,
+    active_num: int = -1,
+    expert_num: int = -1,
+    expert_tokens_num_type: int = 0,
+    expert_tokens_num_flag: bool = False,
+    quant_mode: int = 0,
+    active_expert_range: Sequence[int] = (),
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    "Copies of the tokens in the order of their experts, where each copy went, and counts of the experts"
+    every = (
+        tuple(active_expert_range) == (0, expert_num) and active_num == expert_idx.numel()
+    )
+    if not every or (expert_tokens_num_type, quant_mode) != (1, -1):
+        raise NotImplementedError(
+            f"npu_moe_init_routing: {active_expert_range}, {quant_mode}"
+        )
+    order = expert_idx.flatten().argsort(stable=True)
+    places = torch.empty_like(order, dtype=torch.int32)
+    places[order] = torch.arange(len(order), dtype=torch.int32)
+    counts = torch.bincount(expert_idx.flatten(), minlength=expert_num)
+    return x[order // expert_idx.shape[1]], places, counts, x.new_empty(0).float()
+
+
+@formula("npu::npu_moe_token_unpermute")
+def token_unpermute(
+    permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None
+) -> Tensor:
+    copies = permuted_tokens[sorted_indices.long()].float()
+    if probs is None:
+        return copies.to(permuted_tokens.dtype)
+    weighed = copies.unflatten(0, probs.shape) * probs.float()[..., None]
+    return weighed.sum(1).to(permuted_tokens.dtype)
+
+
+@formula("npu::npu_grouped_matmul")
+def grouped_matmul(
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    group_list: Tensor | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+) -> list[Tensor]:
+    "Rows (group_type 0) or columns (2) of one matrix, group after group, each times its own matrix"
+    if len(x) != 1 or split_item not in (2, 3) or group_type not in (0, 2):
+        raise NotImplementedError(
+            f"npu_grouped_matmul: split {split_item}, type {group_type}"
+        )
+    assert group_list is not None
+    sizes = (
+        group_list if group_list_type == 1 else group_list.diff(prepend=group_list[:1] * 0)
+    )
+    groups = sizes.tolist()
+    (whole,) = x
+    if group_type == 2:
+        parts = zip(whole.split(groups, 1), weight[0].split(groups), strict=True)
+        return [torch.stack([a @ b for a, b in parts])]
+    matrices = weight[0] if len(weight) == 1 else weight  # [groups, inputs, outputs]
+    used = sum(groups)
+    parts = zip(whole[:used].split(groups), matrices, strict=True)
+    rest = whole.new_zeros(len(whole) - used, matrices[0].shape[-1])
+    return [torch.cat([*(a @ b for a, b in parts), rest])]
 
 
 # ---- gated delta nets (Qwen3.5)
