@@ -264,13 +264,17 @@ def not_finite(trainer, batch) -> str:
 
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
+    from cookbook_npu.model.checkpoint import BackgroundSaver
     from cookbook_npu.model.megatron import destroy_parallel
-    from cookbook_npu.train.run_trainer import RunTrainer
+    from cookbook_npu.train.critic import build_critic
     from cookbook_npu.train.trainer import Trainer
 
     config = run_config(row, devices)
-    kind = RunTrainer if row.reference == "qwen3" else Trainer
-    trainer = kind(0, devices, config, str(root / row.family))
+    folder = str(root / row.family)
+    trainer = Trainer(0, devices, config, folder)
+    if row.reference == "qwen3":
+        trainer.critic = build_critic(config, trainer.memory, folder, trainer.layout)
+        trainer.savers["critic"] = BackgroundSaver(trainer.critic.optimizer)
     batch = make_inputs(config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}
     (rows,) = batch.optimizer_steps
