@@ -15,7 +15,7 @@ from cookbook_npu.plan.memory import adapter_parameters, trainer_state
 from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
-INTERLEAVINGS = 8
+INTERLEAVINGS = 20
 SHAPE = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128, init_std=0.1)
 
 
