@@ -1452,7 +1452,10 @@ _Rehearse = Annotated[
     bool, Option(help="Run one step of the full layout on simulated NPUs.")
 ]
 _Detach = Annotated[bool, Option(help="Do not follow the log.")]
-_Resume = Annotated[bool, Option(help="Resume a job that ended early.")]
+_Resume = Annotated[
+    bool,
+    Option(help="Resume a job that ended early; with -p num_steps N also a finished one."),
+]
 
 # %% ../nbs/99_cli.ipynb #d4100f9c
 @app.command(
@@ -1483,7 +1486,9 @@ def _launch(
     from .cluster import launch
 
     if resume:
-        start_job(resume_job(launch.find_job(runs, recipe), restart), detach)
+        more = [word for pair in parameter or () for word in ("-p", pair)]
+        more += [word for path in file or () for word in ("-f", str(path.resolve()))]
+        start_job(resume_job(launch.find_job(runs, recipe), restart, more), detach)
     else:
         notebook = find_notebook(recipe)
         given = add_defaults(notebook, gather_parameters(file, parameter))
@@ -1612,8 +1617,10 @@ def new_job(
     return job
 
 # %% ../nbs/99_cli.ipynb #2ad6ee62
-def resume_job(job: Any, restart: bool = False) -> Any:
-    "Prepare a job to resume its run; a job without a run folder starts over"
+def resume_job(job: Any, restart: bool = False, more: Sequence[str] = ()) -> Any:
+    """Prepare a job to resume its run; a job without a run folder starts over
+
+    `more`: options of `run`, `-p num_steps=300` for example."""
     from .cluster import launch
 
     parameters = json.loads(_parameter_file(job).read_text(encoding="utf-8"))
@@ -1622,7 +1629,7 @@ def resume_job(job: Any, restart: bool = False) -> Any:
     words = job.record()["run"]
     if (folder / "config.json").is_file():
         words = job_words("run", "--resume", folder, *(["--restart"] if restart else []))
-    return launch.prepare_relaunch(job, words)
+    return launch.prepare_relaunch(job, [*words, *more], changed=bool(more))
 
 
 def _parameter_file(job: Any) -> Path:

@@ -256,6 +256,9 @@ class Recipe:
                     )
         for variant in self.chosen_variants(scale, overrides):
             changes |= variant.settings
+        steps = {**given, **overrides}.get("num_steps")
+        if isinstance(steps, int) and 0 < steps <= config.optim.warmup_steps:
+            changes["optim.warmup_steps"] = steps // 10  # a short run of a long recipe
         built = override(config, {**changes, **given, **overrides})
         usual = dict(config.flat())
         for key, value in given.items():

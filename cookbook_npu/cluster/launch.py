@@ -530,15 +530,19 @@ def stop_job(job: Job) -> bool:
     return True
 
 
-def prepare_relaunch(job: Job, run: Sequence[str]) -> Job:
+def prepare_relaunch(job: Job, run: Sequence[str], changed: bool = False) -> Job:
     """Prepare a job for another launch with an argument vector that resumes the run.
 
-    Raises `ConfigError` if it is running or has succeeded."""
+    Raises `ConfigError` if it is running, or has succeeded and its parameters are not `changed`."""
     state = job_state(job)
-    if state in ("running", "succeeded"):
-        what = "is running" if state == "running" else state
+    if state == "running":
         raise ConfigError(
-            f"job {job.id} {what}", f"Follow it: cookbook-npu attach {job.id}."
+            f"job {job.id} is running", f"Follow it: cookbook-npu attach {job.id}."
+        )
+    if state == "succeeded" and not changed:
+        raise ConfigError(
+            f"job {job.id} succeeded",
+            f"For more steps: cookbook-npu launch {job.id} --resume -p num_steps N.",
         )
     record = job.record()
     attempt = record.get("attempt", 1) + 1

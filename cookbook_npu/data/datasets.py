@@ -366,7 +366,7 @@ FORMATS: dict[str, RecordSchema] = {
     "dapo-math-17k": RecordSchema(
         (("prompt", "reward_model.ground_truth"), ("prompt", "label")),
         messages=True,
-        metadata=("data_source", "ability", "extra_info.index"),
+        metadata=("metadata", "data_source", "ability", "extra_info.index"),
     ),
     "geo3k": RecordSchema((("problem", "answer"),), marks=("images",), images="images"),
     "math-500": RecordSchema(

@@ -91,6 +91,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "schedule_modelarts": {"cookbook-npu plan": "reads a file of the shared disk"},
     "troubleshooting": {
+        "cookbook-npu launch qwen3_4b_colocate -p model": NPU,
         "cookbook-npu run qwen3_4b_colocate -p overrides": WHOLE_RUN,
         "cookbook-npu run qwen3_4b_colocate --scale 910b": NPU,
         "cookbook-npu run --resume": "faults/test_commands.py::"
@@ -118,7 +119,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "test_rehearsal",
         "cookbook-npu run smoke": NPU,
         "cookbook-npu launch qwen3_4b_colocate -p model": NPU,
-        "cookbook-npu run --resume /data": NPU,
+        "cookbook-npu launch ID --resume -p num_steps 300": NPU,
     },
     "modelarts": {"pip install": DOWNLOAD, "export": "sets secrets of the reader's"},
     "on_910b": {

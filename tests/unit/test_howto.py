@@ -119,7 +119,6 @@ CODES = {
     "compare runs/A runs/B --html both.html": 1,
     "compare runs/A --against expected": 2,  # two steps say nothing of its curve
     "compare runs/A --against plan": 2,  # of a run on NPUs
-    "launch ID --resume --runs jobs": 2,  # it has succeeded
     "rerun runs/A": 1,  # the numbers of the record are made up
     "doctor --bundle report.zip --run runs/A": 1,  # of a machine that the record leaves out
     "run --resume runs/A --restart": 2,  # it has a checkpoint, or nothing to restart
