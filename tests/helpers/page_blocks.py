@@ -92,7 +92,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "schedule_modelarts": {"cookbook-npu plan": "reads a file of the shared disk"},
     "troubleshooting": {
         "cookbook-npu launch qwen3_4b_colocate -p model": NPU,
-        "cookbook-npu run qwen3_4b_colocate -p overrides": WHOLE_RUN,
         "cookbook-npu run qwen3_4b_colocate --scale 910b": NPU,
         "cookbook-npu run --resume": "faults/test_commands.py::"
         "test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed",

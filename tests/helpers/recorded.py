@@ -2,6 +2,7 @@
 
 Runs each recipe at its defaults, and commits of its outputs what is the same on every machine: no stderr,
 no paths, no times of day. `faults(recipe)` says why a recorded recipe is not what it claims to be.
+`python -m recorded --tables` runs nothing and renders the tables of settings again.
 """
 
 import hashlib
@@ -152,6 +153,26 @@ def unexpected(expected: Expected, recorded: dict[str, dict[str, float]]) -> lis
     return found
 
 
+def settings_table(notebook: dict[str, Any]) -> dict[str, Any]:
+    "The recorded output of the cell that shows the settings of each scale"
+    outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+    tables = [o["data"] for o in outputs if "text/markdown" in o.get("data", {})]
+    (table,) = [t for t in tables if "| key |" in "".join(t["text/markdown"])]
+    return table
+
+
+def render_tables() -> None:
+    "Replace the tables of settings by those of the recipes as they are"
+    for name, recipe in RECIPES.items():
+        path = ROOT / "recipes" / f"{name}.ipynb"
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        table = settings_table(notebook)
+        table["text/markdown"] = recipe._repr_markdown_().splitlines(keepends=True)
+        table["text/plain"] = repr(recipe).splitlines(keepends=True)
+        text = json.dumps(notebook, indent=1, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
 def faults(path: Path) -> list[str]:
     "Why the outputs of a recipe are not those of a recorded run of this recipe; empty: they are"
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -165,7 +186,10 @@ def faults(path: Path) -> list[str]:
     if changed := changed_settings(recorded["settings"], settings(config)):
         found.append(f"{', '.join(changed)} changed since it was recorded")
     if path.stem in RECIPES:
-        found += unexpected(RECIPES[path.stem].expected["laptop"], recorded["metrics"])
+        recipe = RECIPES[path.stem]
+        found += unexpected(recipe.expected["laptop"], recorded["metrics"])
+        if "".join(settings_table(notebook)["text/markdown"]) != recipe._repr_markdown_():
+            found.append("its table of settings is an earlier one (recorded --tables)")
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     if silent := [
         c for c in cells if not c["outputs"] and "display" in "".join(c["source"])
@@ -184,6 +208,9 @@ def faults(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--tables"]:
+        render_tables()
+        sys.exit()
     for wanted in sys.argv[1:] or [*RECIPES, "smoke"]:
         record(wanted)
         for fault in faults(ROOT / "recipes" / f"{wanted}.ipynb"):

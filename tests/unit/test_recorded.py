@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from recorded import ROOT, faults
+from recorded import ROOT, faults, settings_table
 
 RECIPES = sorted((ROOT / "recipes").glob("*.ipynb"))
 
@@ -63,6 +63,9 @@ def test_what_does_not_belong_is_found(tmp_path):
         points = notebook["metadata"]["recorded"]["metrics"]["eval_accuracy"]
         points[next(iter(points))] = 0.5
 
+    def other_table(notebook):
+        settings_table(notebook)["text/markdown"].append("| `optim.gone` | 1 |  |  |")
+
     def of_a_machine(notebook):
         code = next(c for c in notebook["cells"] if c.get("outputs"))
         code["outputs"].append(
@@ -74,6 +77,7 @@ def test_what_does_not_belong_is_found(tmp_path):
         (other_setting, "optim.learning_rate changed"),
         (removed_setting, "optim.gone changed"),
         (other_number, "eval_accuracy at step"),
+        (other_table, "its table of settings"),
         (of_a_machine, "a path of a machine"),
         (lambda notebook: notebook["metadata"].pop("recorded"), "no recorded run"),
     ):
