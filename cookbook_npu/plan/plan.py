@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-from ..config import RunConfig, check_context
+from ..config import RunConfig, check_context, check_expert_adapters
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
 from ..plan.dimensions import (
@@ -571,6 +571,8 @@ def make_plan(
         model.vision > 0,
         model.name,
     )
+    if config.lora.rank and model.experts:
+        check_expert_adapters(config.lora, model.name)
     if check and config.target.checks_memory:
         phases = check_fits(config, soc, at_least=True)
     else:
