@@ -11,10 +11,10 @@ __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', '
            'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
            'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig',
            'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
-           'with_choices', 'config_keys', 'key_table', 'Unused', 'check_argument_names', 'check_experts',
-           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
-           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
-           'stored_config', 'load_config']
+           'with_choices', 'config_keys', 'key_table', 'Unused', 'check_argument_names', 'check_schedule',
+           'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config',
+           'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key',
+           'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -2091,13 +2091,27 @@ def _check_rollout_is(c: RunConfig) -> None:
         )
 
 # %% ../nbs/01_config.ipynb #dd5d7542
-def _check_schedule(c: RunConfig) -> None:
-    if 0 < c.policy_steps <= c.optim.warmup_steps:
+def check_schedule(optim: OptimConfig, num_steps: int) -> None:
+    "Raise `ConfigError` for an invalid schedule of `num_steps` optimizer steps"
+    if num_steps <= 0:
         raise ConfigError(
-            f"optim.warmup_steps is {c.optim.warmup_steps}, num_steps is {c.num_steps} "
-            f"and critic.warmup_steps is {c.critic.warmup_steps}",
-            "Warm up for fewer steps than the policy is trained.",
+            f"num_steps is {num_steps}", "Train for at least one optimizer step."
         )
+    if optim.warmup_steps >= num_steps:
+        raise ConfigError(
+            f"optim.warmup_steps is {optim.warmup_steps}, the run has {num_steps} optimizer steps",
+            "Warm up for fewer steps.",
+        )
+    if optim.min_learning_rate > optim.learning_rate:
+        raise ConfigError(
+            f"optim.min_learning_rate {optim.min_learning_rate} is above "
+            f"optim.learning_rate {optim.learning_rate}",
+            "Lower it.",
+        )
+
+
+def _check_schedule(c: RunConfig) -> None:
+    check_schedule(c.optim, c.optimizer_steps)
 
 # %% ../nbs/01_config.ipynb #761088fe
 def _check_offload(c: RunConfig) -> None:
