@@ -4602,6 +4602,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                        'cookbook_npu.plan.fit.PhaseError.error': ( 'plan/fit.html#phaseerror.error',
                                                                                    'cookbook_npu/plan/fit.py'),
                                        'cookbook_npu.plan.fit._config_of': ('plan/fit.html#_config_of', 'cookbook_npu/plan/fit.py'),
+                                       'cookbook_npu.plan.fit._soc': ('plan/fit.html#_soc', 'cookbook_npu/plan/fit.py'),
                                        'cookbook_npu.plan.fit.chip_speeds': ('plan/fit.html#chip_speeds', 'cookbook_npu/plan/fit.py'),
                                        'cookbook_npu.plan.fit.config_of': ('plan/fit.html#config_of', 'cookbook_npu/plan/fit.py'),
                                        'cookbook_npu.plan.fit.determining': ('plan/fit.html#determining', 'cookbook_npu/plan/fit.py'),

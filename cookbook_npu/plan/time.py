@@ -254,15 +254,14 @@ def _rollout(
 # %% ../../nbs/plan/02_time.ipynb #9da2c764
 def phase_estimates(
     config: RunConfig,
-    speeds: Speeds | None = None,  # None: those of a 910B1
+    speeds: Speeds,
+    capacity: int,  # device memory, bytes
     length: float | None = None,  # mean tokens of a sequence (default: the maximum)
     image_tokens: float | None = None,  # image tokens among them (default: the maximum)
-    capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
     d: Dimensions | None = None,  # None: those of the run's model
 ) -> list[Estimate]:
     "Return the time of each phase, whether the run has it or not"
     d = d or model_of(config)
-    speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
     if config.is_sft:
         length = min(length, config.sequence_limit)
@@ -299,7 +298,6 @@ def phase_estimates(
         model = dimensions_of_folder(config.reward_model.path)
         scored = _pass(model, config, speeds, length)
         scored += _waiting(model, config, speeds, length)
-    capacity = capacity_of(config) if capacity is None else capacity
     return [
         _rollout(d, config, speeds, length, images, capacity),
         Estimate("wake_up", switch, "host link"),
@@ -317,13 +315,15 @@ def phase_estimates(
 # %% ../../nbs/plan/02_time.ipynb #627c48dd
 def estimate(
     config: RunConfig,
-    speeds: Speeds | None = None,  # None: those of a 910B1
+    soc: str = "Ascend910B1",
     length: float | None = None,  # mean tokens of a sequence (default: the maximum)
     image_tokens: float | None = None,  # image tokens among them (default: the maximum)
-    capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
+    speeds: Speeds | None = None,  # None: those of the chip
 ) -> list[Estimate]:
     "Return the time of each phase of a step; in a split run, phases overlap"
-    estimates = phase_estimates(config, speeds, length, image_tokens, capacity)
+    speeds = speeds or speeds_of(soc)
+    capacity = capacity_of(config, soc)
+    estimates = phase_estimates(config, speeds, capacity, length, image_tokens)
     left_out = set()
     if not config.algorithm.use_reference:
         left_out.add("ref_logprobs")
