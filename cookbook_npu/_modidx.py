@@ -5067,6 +5067,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                         'cookbook_npu.plan.time._rollout': ('plan/time.html#_rollout', 'cookbook_npu/plan/time.py'),
                                         'cookbook_npu.plan.time._shows_pictures': ( 'plan/time.html#_shows_pictures',
                                                                                     'cookbook_npu/plan/time.py'),
+                                        'cookbook_npu.plan.time._switch_bytes': ( 'plan/time.html#_switch_bytes',
+                                                                                  'cookbook_npu/plan/time.py'),
                                         'cookbook_npu.plan.time._tower_pass': ('plan/time.html#_tower_pass', 'cookbook_npu/plan/time.py'),
                                         'cookbook_npu.plan.time._waiting': ('plan/time.html#_waiting', 'cookbook_npu/plan/time.py'),
                                         'cookbook_npu.plan.time.cache_holds_turns': ( 'plan/time.html#cache_holds_turns',
