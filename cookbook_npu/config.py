@@ -2395,6 +2395,7 @@ def check_tenants(config: RunConfig) -> None:
         ("placement.mode", "colocate"),
         ("sft.loss_mask", None),
         ("distill.teacher", None),
+        ("distill.by_source", {}),
         ("reward_model.path", None),
     ):
         if values[key] != wanted:
