@@ -66,29 +66,29 @@ def moe_layers(config: Any) -> list[int]:  # config: Megatron's
     return [number for number, has in enumerate(frequency, 1) if has]
 
 
-def stop_replay(routers: Sequence[Any]) -> None:
+def stop_replay(replaying: Sequence[Any]) -> None:
     "Let routers select experts themselves, and free the given ones"
-    for router in routers:
+    for router in replaying:
         router.router_replay.clear_indices()
         router.router_replay.clear_router_replay_action()
 
 
-def replay_experts(routers: Sequence[Any], experts_NLK: Tensor) -> None:
+def replay_experts(replaying: Sequence[Any], experts_NLK: Tensor) -> None:
     """Make routers select these experts in each pass until the next call.
 
     `experts_NLK` are the expert ids of this rank's tokens, in all layers with experts."""
     from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
-    layers = moe_layers(routers[0].config)
-    shape = (len(layers), routers[0].topk)
+    layers = moe_layers(replaying[0].config)
+    shape = (len(layers), replaying[0].topk)
     if tuple(experts_NLK.shape[1:]) != shape:
         raise DataError(
             f"routed_experts has {tuple(experts_NLK.shape[1:])} layers and experts per token, "
             f"the trainer's model has {shape}",
             "Sample and train with the same model.",
         )
-    stop_replay(routers)
-    for router in routers:
+    stop_replay(replaying)
+    for router in replaying:
         experts_NK = experts_NLK[:, layers.index(router.layer_number)]
         router.router_replay.set_target_indices(experts_NK.long())
         router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
@@ -100,7 +100,10 @@ def prepare_routers(module: Any, device: torch.device) -> None:
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
     RouterReplay.clear_global_router_replay_instances()  # they would keep the model alive
-    router = routers(module)[0]
+    found = routers(module)
+    if not found:  # a pipeline stage of dense layers
+        return
+    router = found[0]
     E = router.config.num_moe_experts
     scores_11E = torch.arange(E, 0.0, -1.0, device=device)[None, None]
     lowest = list(range(E - router.topk, E))
@@ -108,10 +111,10 @@ def prepare_routers(module: Any, device: torch.device) -> None:
     replay_experts([router], lowest_K.expand(1, len(moe_layers(router.config)), -1))
     _, selected_1E = router.routing(scores_11E)
     stop_replay([router])
-    found = selected_1E[0].nonzero()[:, 0].tolist()
-    if found != lowest:
+    selected = selected_1E[0].nonzero()[:, 0].tolist()
+    if selected != lowest:
         raise ShimError(
-            f"{type(router).__name__} selects the experts {found} where {lowest} are replayed",
+            f"{type(router).__name__} selects the experts {selected} where {lowest} are replayed",
             "Set rollout.routing_replay to false, or train.megatron_args.moe_router_fusion to "
             "false: something has replaced Megatron's router.",
         )

@@ -37,7 +37,7 @@ from ..npu.stack.bundle import redact
 from ..npu.stack.machine import Machine
 from .dimensions import PUBLISHED
 from .memory import memory_phases
-from .time import estimate, speeds_of
+from .time import estimate
 from ..recipes import RECIPES
 from ..runs.folder import (
     OUTPUT_REMEDY,
@@ -270,7 +270,7 @@ def phase_times(
     "Return the seconds of each phase, measured and planned"
     planned: dict[str, float] = {}
     if soc is not None and planned_memory(config, soc):
-        planned = {e.name: e.seconds for e in estimate(config, speeds_of(soc), length)}
+        planned = {e.name: e.seconds for e in estimate(config, soc, length)}
         if config.placement.mode != "split":
             planned["step"] = sum(planned.values())
     measured = phase_means(metrics)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ..config import RunConfig
 from ..npu.device import SOCS
+from .memory import capacity_of
 from .published import PublishedRun, known_models, published_runs
 from .time import TRAIN_PASSES, Speeds, phase_estimates, speeds_of
 from ..recipes import qwen3_4b_colocate
@@ -54,12 +55,19 @@ def _config_of(row: str) -> RunConfig:
     )
 
 
+def _soc(run: PublishedRun) -> str:
+    "Return the chip of a row, or the slowest that it can be"
+    soc = _SMALLEST.get(run.soc or "", run.soc or "")
+    return soc if soc in SOCS else "Ascend910B3"
+
+
 def predicted_seconds(run: PublishedRun, speeds: Speeds) -> dict[str, float]:
     "Return the predicted seconds of each phase of a row"
     config = config_of(run)
     d = known_models()[run.model]
     length = run.mean_tokens or config.data.max_prompt_tokens + (run.max_response or 0)
-    found = phase_estimates(config, speeds, length, image_tokens=0, d=d)
+    capacity = capacity_of(config, _soc(run))
+    found = phase_estimates(config, speeds, capacity, length, image_tokens=0, d=d)
     seconds = {e.name: e.seconds for e in found}
     if run.lora:  # no gradients of the weights
         seconds["actor_train"] *= 1 - 1 / TRAIN_PASSES["full"]
@@ -68,8 +76,7 @@ def predicted_seconds(run: PublishedRun, speeds: Speeds) -> dict[str, float]:
 
 def chip_speeds(run: PublishedRun, constants: Speeds) -> Speeds:
     "Return the constants with peak and memory of the chip of a row"
-    soc = _SMALLEST.get(run.soc or "", run.soc or "")
-    chip = speeds_of(soc if soc in SOCS else "Ascend910B3")
+    chip = speeds_of(_soc(run))
     return replace(constants, peak=chip.peak, memory=chip.memory)
 
 # %% ../../nbs/plan/09_fit.ipynb #0800f04f

@@ -461,7 +461,7 @@ def cache_tokens(d: Dimensions, config: RunConfig, capacity: int) -> int:
     return kv_cache_bytes(d, config, capacity) // kv_bytes(d, each, element)
 
 # %% ../../nbs/plan/01_memory.ipynb #a5177d12
-def capacity_of(config: RunConfig, soc: str = "Ascend910B1") -> int:
+def capacity_of(config: RunConfig, soc: str) -> int:
     "Return the memory available to a run on one device, bytes"
     return config.target.capacity(soc, config.placement.simulated_memory_bytes)
 

@@ -385,13 +385,13 @@ def schedule_times(
     speeds = speeds_of(soc)
     mean = mean_tokens(config, response)
     length = config.data.max_prompt_tokens + mean
-    seconds = {e.name: e.seconds for e in estimate(config, speeds, length)}
+    seconds = {e.name: e.seconds for e in estimate(config, soc, length)}
 
     def total(*names: str) -> float:
         return sum(seconds.get(name, 0.0) for name in names)
 
     token, row = token_seconds(d, config, speeds, length)
-    if not cache_holds_turns(d, config, capacity_of(config)):
+    if not cache_holds_turns(d, config, capacity_of(config, soc)):
         images = most_image_tokens(d, config)
         row += turn_prefill_seconds(d, config, speeds, length, images) / mean
     recompute = 0.0

@@ -27,11 +27,13 @@ from ..plan.memory import (
     ELEMENT_BYTES,
     cache_tokens,
     capacity_of,
+    keeps_frozen,
     kv_bytes,
     largest_stage,
     micro_batch,
     model_of,
     optimizer_share,
+    sent_bytes,
     teachers_of,
     trainer_parameters,
     trainer_state,
@@ -251,26 +253,34 @@ def _rollout(
     bound += f"; {again:.1f} s of it to recompute the context of {turns}"
     return Estimate("rollout", decode + again, bound)
 
+# %% ../../nbs/plan/02_time.ipynb #6d53d81f
+def _switch_bytes(d: Dimensions, config: RunConfig, capacity: int) -> tuple[int, int]:
+    "Return the bytes that a rank of the trainer copies as it sleeps and as it wakes"
+    stage = largest_stage(d, config)
+    # gradients are not copied
+    state = trainer_state(stage, config)
+    kept = sum(c.nbytes for c in state if not c.name.endswith("gradients"))
+    if not config.lora.rank or config.placement.sleep != "offload":
+        return kept, kept
+    # weights under an adapter stay on the device, or were copied by the first sleep
+    frozen = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(stage, config)
+    return kept - frozen, kept - frozen * keeps_frozen(config, capacity)
+
 # %% ../../nbs/plan/02_time.ipynb #9da2c764
 def phase_estimates(
     config: RunConfig,
-    speeds: Speeds | None = None,  # None: those of a 910B1
+    speeds: Speeds,
+    capacity: int,  # device memory, bytes
     length: float | None = None,  # mean tokens of a sequence (default: the maximum)
     image_tokens: float | None = None,  # image tokens among them (default: the maximum)
-    capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
     d: Dimensions | None = None,  # None: those of the run's model
 ) -> list[Estimate]:
     "Return the time of each phase, whether the run has it or not"
     d = d or model_of(config)
-    speeds = speeds or speeds_of()
     length = length or config.data.max_prompt_tokens + config.sampling.max_response_tokens
     if config.is_sft:
         length = min(length, config.sequence_limit)
-    # gradients are not copied
-    state = trainer_state(largest_stage(d, config), config)
-    kept = sum(c.nbytes for c in state if not c.name.endswith("gradients"))
-    switch = kept / speeds.host_link
-    weights = ELEMENT_BYTES[config.model.dtype] * total_parameters(d)
+    sleep, wake_up = _switch_bytes(d, config, capacity)
     text = _pass(d, config, speeds, length)
     waiting = _waiting(d, config, speeds, length)
     bound = "operations"
@@ -299,10 +309,10 @@ def phase_estimates(
         model = dimensions_of_folder(config.reward_model.path)
         scored = _pass(model, config, speeds, length)
         scored += _waiting(model, config, speeds, length)
-    capacity = capacity_of(config) if capacity is None else capacity
+    sent = sent_bytes(d, config) / speeds.load
     return [
         _rollout(d, config, speeds, length, images, capacity),
-        Estimate("wake_up", switch, "host link"),
+        Estimate("wake_up", wake_up / speeds.host_link, "host link"),
         Estimate("reward_model", scored, "operations"),
         Estimate("ref_logprobs", one, bound),
         Estimate("logprobs", one, bound),
@@ -310,20 +320,22 @@ def phase_estimates(
         Estimate("teacher_logprobs", taught, "operations"),
         Estimate("critic_train", config.critic.epochs * train, bound),
         Estimate("actor_train", train, bound),
-        Estimate("sleep", switch, "host link"),
-        Estimate("update_weights", weights / speeds.load, "loading into the engine"),
+        Estimate("sleep", sleep / speeds.host_link, "host link"),
+        Estimate("update_weights", sent, "loading into the engine"),
     ]
 
 # %% ../../nbs/plan/02_time.ipynb #627c48dd
 def estimate(
     config: RunConfig,
-    speeds: Speeds | None = None,  # None: those of a 910B1
+    soc: str = "Ascend910B1",
     length: float | None = None,  # mean tokens of a sequence (default: the maximum)
     image_tokens: float | None = None,  # image tokens among them (default: the maximum)
-    capacity: int | None = None,  # device memory, bytes (None: of a 910B1)
+    speeds: Speeds | None = None,  # None: those of the chip
 ) -> list[Estimate]:
     "Return the time of each phase of a step; in a split run, phases overlap"
-    estimates = phase_estimates(config, speeds, length, image_tokens, capacity)
+    speeds = speeds or speeds_of(soc)
+    capacity = capacity_of(config, soc)
+    estimates = phase_estimates(config, speeds, capacity, length, image_tokens)
     left_out = set()
     if not config.algorithm.use_reference:
         left_out.add("ref_logprobs")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..config import LoraConfig
+from ..config import KeptCache, LoraConfig
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
 from ..errors import EngineError, MissingError
@@ -37,7 +37,6 @@ from ..npu.shims.fla import use_in_transformers
 from ..npu.shims.torchvision_ops import install_finder
 from ..rollout.engine import (
     Engine,
-    KeptCache,
     RequestState,
     SamplingParams,
     check_logits,

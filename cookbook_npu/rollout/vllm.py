@@ -36,7 +36,12 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
-from ..config import LoraConfig, WeightUpdateMethod, check_argument_names
+from ..config import (
+    KeptCache,
+    LoraConfig,
+    WeightUpdateMethod,
+    check_argument_names,
+)
 from ..data.images import ImageProcessor, collapse_placeholders
 from ..data.messages import end_token_ids
 from ..data.tokenizer import unsampled_token_ids
@@ -57,7 +62,6 @@ from . import vllm_layers
 from ..rollout.engine import (
     WAKE_TAGS,
     Engine,
-    KeptCache,
     RequestState,
     derive_seed,
     expert_shapes,

@@ -41,7 +41,9 @@ class FrozenModel(ModelPasses):
         super().__init__(
             config, memory, model, choose_layout(model, config.train.layout).layout
         )
-        self.offloader = HostOffloader(memory.acc, model.state_tensors, list)
+        # the first sleep copies the weights, later ones only free them
+        weights, buffers = model.module.parameters, model.module.buffers
+        self.offloader = HostOffloader(memory.acc, buffers, list, frozen=weights)
         run_on_all_ranks(self.offloader.sleep)
 
     def score(self, batch: Batch, rows: Sequence[int] | None = None) -> RowValues:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -382,7 +382,9 @@ class Tenant:
         complete_batch(batch, samples, size, algorithm, longest)
         return sum_over_ranks(self.trainer.call("add_gradient", batch))
 
-    def _logprobs(self, batch: Batch, policy: str) -> PerSequence:
+    def _logprobs(
+        self, batch: Batch, policy: Literal["actor", "reference"]
+    ) -> PerSequence:
         return merge_sequences(self.trainer.call("logprobs", batch, policy), len(batch))
 
     def optim_step(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -796,11 +796,13 @@ class Trainer(ModelTrainer):
     def logprobs(
         self,
         batch: Batch,
-        policy: str = "actor",  # or "reference"
+        policy: Literal["actor", "reference"] = "actor",
     ) -> RowValues:
         "Return the log-prob of every response token; {} unless this rank reports"
         if policy == "actor":
             return self.forward_only(batch)
+        if policy != "reference":
+            raise ConfigError(f"policy is {policy!r}", "Give 'actor' or 'reference'.")
         if self.config.algorithm.use_reference and self.config.lora.rank:
             with adapter_off(self.model.module):
                 return self.forward_only(batch)
