@@ -50,7 +50,6 @@ from ..plan.time import (
     Estimate,
     estimate,
     later_turns,
-    speeds_of,
 )
 from ..recipes import prompt_changes
 from ..terminal import counted, fit
@@ -580,7 +579,7 @@ def make_plan(
     capacity = capacity_of(config, soc)
     times = []
     if config.target.has_soc:
-        times = estimate(config, speeds_of(soc), capacity=capacity)
+        times = estimate(config, soc)
     return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
