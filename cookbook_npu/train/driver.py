@@ -49,6 +49,34 @@ class Placement:
     def __init__(self, state: DriverState):
         self.state = state
 
+    def send_first_weights(self) -> None:
+        "Count the trainer's weights as the next version, and give them to the engines"
+        raise NotImplementedError
+
+    def start(self, evaluate: bool) -> dict[str, float] | None:
+        "Start sampling; return the evaluation before the first step, if one is due"
+        raise NotImplementedError
+
+    def sample(self, step: int) -> Rollout:
+        "Return the samples of a step"
+        raise NotImplementedError
+
+    def start_update(self) -> Future:
+        "Start a weight update; pass the result to `finish_update`"
+        raise NotImplementedError
+
+    def finish_update(self, step: int, writing: Future) -> dict[str, float]:
+        "Finish the weight update; return metrics"
+        raise NotImplementedError
+
+    def evaluation(self, step: int) -> dict[str, float]:
+        "Return the metrics of evaluations that ended with the step"
+        raise NotImplementedError
+
+    def set_num_engines(self, num_engines: int) -> None:
+        "Remove or add engines between two steps; raises `ConfigError` where unsupported"
+        raise NotImplementedError
+
     def waking_trainer(self) -> AbstractContextManager[None]:
         "Wake the trainer during the block"
         return nullcontext()
@@ -256,7 +284,7 @@ class Driver:
         stop: StopRequest | None = None,
         threads: Threads | None = None,  # of a split run (None: real ones)
         # default: by the configuration
-        placement: Callable[..., ColocatedPlacement] | None = None,
+        placement: Callable[..., Placement] | None = None,
     ):
         self.state = state
         self.stop = stop or StopRequest()

@@ -134,7 +134,9 @@ def shown_prompts(
 
 
 @dataclass(frozen=True)
-class _Numbered:  # see `data.tasks.Solved`
+class _Numbered:
+    "A prompt of a warm start, as a generated task gives them"
+
     prompt: str  # its number
     answer: str
 
