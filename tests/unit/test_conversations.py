@@ -100,7 +100,7 @@ def test_held_out_repeated_and_long_conversations_are_left_out_and_counted(tmp_p
     [
         ({"prompt": "1+1="}, "has no list of messages under 'messages'; it has prompt"),
         ({"messages": CHAT[:2]}, "nothing to learn"),
-        ({"messages": CHAT, "images": ["a.png"]}, "the record has images"),
+        ({"messages": CHAT, "images": ["a.png"]}, "has images, which are not read"),
         ({"messages": [{"role": "user"}]}, "message 1 of the prompt"),
         (
             {"messages": [{"role": "user", "content": "<|im_start|>"}, CHAT[2]]},
