@@ -608,6 +608,7 @@ class RunningEvaluation:
     missing: int = 0  # groups
     samples: list[Sample] = field(default_factory=list)  # graded
     failed: tuple[str, CallFailure] | None = None  # the last group whose environment failed
+    unrewarded: int = 0  # groups
 
 
 class AsyncSampler:
@@ -866,7 +867,7 @@ class AsyncSampler:
                 self._accept_missing(group)
             if group.draw is None:
                 del self.groups[group.group_id]
-                self.evaluation.samples += group.in_order()
+                self.evaluation.samples += [] if missing else group.in_order()
                 self.evaluation.missing -= 1
             elif not missing and self._is_useful(group):
                 del self.groups[group.group_id]
@@ -880,8 +881,11 @@ class AsyncSampler:
     def _accept_missing(self, group: RunningGroup) -> None:
         "Record a group without a reward. Raises `RewardError` when it is needed, or when all fail"
         failure = self.state.rewards.failure
-        if group.draw is None or self.state.config.faults.min_groups == 1:
+        if self.state.config.faults.min_groups == 1:
             raise missing_reward(f"group {group.group_id} has no reward", failure)
+        if group.draw is None:
+            self.evaluation.unrewarded += 1
+            return
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= self.most_failures:
             what = f"{self.failed_in_a_row} groups, one after another, have no reward"
@@ -933,6 +937,10 @@ class AsyncSampler:
         if ended.failed is not None and not ended.samples:
             what = "the environments of all groups of the evaluation failed"
             raise environment_fault(what, *ended.failed)
+        lost, groups = ended.unrewarded, len(self.state.held_out)
+        failure = self.state.rewards.failure
+        if lost and not self.grading.accept_loss(lost, groups, failure, need_all=False):
+            raise missing_reward(f"{lost} of {groups} groups have no reward", failure)
         if not ended.samples:
             return {}
         return self.grading.evaluation_metrics(ended.steps_done, ended.samples)

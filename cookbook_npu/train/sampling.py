@@ -286,6 +286,7 @@ class Sampler:
                     held_out,
                     config.rollout.eval_samples,
                     -1 - steps_done,
+                    need_all=config.faults.min_groups == 1,
                     sampling=config.eval_sampling,
                 )
         except BudgetSpent as spent:
