@@ -155,9 +155,13 @@ class TinyConfig(Config):
         return self.family in ("qwen3_5", "qwen3_5_moe")
 
     @property
-    def sees(self) -> bool:
-        "Whether it has a vision tower"
+    def has_vision_tower(self) -> bool:
         return self.family not in ("qwen3", "qwen3_moe")
+
+    @property
+    def reads_pictures(self) -> bool:
+        "Whether its tokenizer and template take pictures; the tiny Qwen3.5 models are trained on text"
+        return self.family == "qwen3_vl"
 
 # %% ../nbs/01_config.ipynb #4ea67cb4
 class ModelConfig(Config):
@@ -2262,7 +2266,7 @@ def _check_context(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
         name = f"a tiny {t.family}"
-        check_context(c.parallel, t.num_kv_heads, t.is_hybrid, t.sees, name)
+        check_context(c.parallel, t.num_kv_heads, t.is_hybrid, t.has_vision_tower, name)
     if c.parallel.context > 1 and c.train.layout == "bshd":
         raise ConfigError(
             f"train.layout is 'bshd' with parallel.context {c.parallel.context}",
@@ -2301,7 +2305,7 @@ def _check_stages(c: RunConfig) -> None:
     t = c.model.tiny
     if c.model.path is None:
         # deepstack's two layers, or a gated delta net in each stage
-        least = 2 if t.sees else 1
+        least = 2 if t.has_vision_tower else 1
         check_pipeline(c.parallel, t.num_layers, f"a tiny {t.family}", least)
 
 # %% ../nbs/01_config.ipynb #4d594da4
@@ -2346,7 +2350,7 @@ def _check_lora(c: RunConfig) -> None:
         return
     if t.is_mixture:
         check_expert_adapters(c.lora, f"a tiny {t.family}")
-    has = {"vision": t.sees, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
+    has = {"vision": t.has_vision_tower, "in_proj": t.is_hybrid, "out_proj": t.is_hybrid}
     for target in c.lora.targets:
         if not has.get(target, True):
             raise ConfigError(

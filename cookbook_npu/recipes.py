@@ -121,7 +121,7 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
     if prompt_data in _TASK_SETTINGS:
         return _TASK_SETTINGS[prompt_data]
-    plain = tiny and config.model.path is None and config.model.tiny.family != "qwen3_vl"
+    plain = tiny and config.model.path is None and not config.model.tiny.reads_pictures
     return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
 
 # %% ../nbs/02_recipes.ipynb #18c0ff65

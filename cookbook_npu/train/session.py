@@ -225,7 +225,7 @@ def warn_unseen(
     "Warn about prompts with tokens that the warm start of the tiny text model does not show"
     sources = {*config.data.mixture} or {config.data.prompt_data}
     tiny = config.target.has_tiny_model and not config.model.path
-    if not tiny or sources <= {*GENERATED} or config.model.tiny.family == "qwen3_vl":
+    if not tiny or sources <= {*GENERATED} or config.model.tiny.reads_pictures:
         return
     task = demonstrated_task(config)
     shown = {

@@ -66,7 +66,7 @@ def demonstrated_task(config: RunConfig) -> str:
     task = config.data.prompt_data
     if task in GENERATED:
         return task
-    return "geometry" if config.model.tiny.family == "qwen3_vl" else "arithmetic"
+    return "geometry" if config.model.tiny.reads_pictures else "arithmetic"
 
 
 def demonstrated_environment(config: RunConfig) -> str:
@@ -255,7 +255,7 @@ def demonstrations_of(
         return single_turns(config, tokenizer, corrupt, None)
     drawn = config.data.model_copy(update={"blank_images": False})
     processor = image_processor(folder, drawn)
-    if processor is None or config.model.tiny.family != "qwen3_vl":
+    if processor is None or not config.model.tiny.reads_pictures:
         raise ConfigError(
             f"a tiny {config.model.tiny.family} cannot see the pictures of the task",
             "Set model.tiny.family to qwen3_vl.",
@@ -354,7 +354,7 @@ class WarmStart:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as aside:
             folder = Path(aside) / "model"
-            tokenizer = build_tokenizer(vision=tiny.family == "qwen3_vl")
+            tokenizer = build_tokenizer(vision=tiny.reads_pictures)
             build_tiny(tiny, tokenizer, folder, warm.seed)
             loss = self.train(folder, tokenizer) if warm.steps else float("nan")
             record = {"loss": loss, **warm.model_dump()}
