@@ -95,19 +95,8 @@ def sphinx(builder: str, output: Path) -> None:
     subprocess.run([*command, "-c", ".docs", SITE, output], cwd=ROOT, check=True)
 
 
-def remove_old_pages() -> None:
-    "Pages of an earlier build whose source is gone"
-    for page in PAGES.rglob("*.html"):
-        name = page.relative_to(PAGES)
-        made = name.parts[0] == "_modules" or name.stem in ("genindex", "search")
-        sources = [SITE / name.with_suffix(suffix) for suffix in (".md", ".ipynb")]
-        if not made and name.stem != "py-modindex" and not any(map(Path.is_file, sources)):
-            page.unlink()
-
-
 def publish(output: Path) -> None:
     "Put the finished site in its place"
-    remove_old_pages()
     if output.exists():
         shutil.rmtree(output)
     left_out = shutil.ignore_patterns(".buildinfo*", "_sources")
@@ -133,7 +122,8 @@ def main() -> int:
     before = staged_names()
     stage(SITE)
     if staged_names() != before:  # every page has the list of pages beside it
-        shutil.rmtree(PAGES.parent / "doctrees", ignore_errors=True)
+        for folder in (PAGES.parent / "doctrees", PAGES):
+            shutil.rmtree(folder, ignore_errors=True)
     sphinx("html", PAGES)
     publish(given.output)
     if given.external:
