@@ -399,7 +399,8 @@ def context_model(rank: int, world_size: int, root: str, algorithm: str, **sizes
     init_parallel(parallel, seed=0, timeout_s=60)
     want = torch.load(Path(root, "qwen3.pt"), weights_only=False)
     found = checks.check_text(Path(root, "qwen3"), parallel, want)
-    return found | {"shim": registry["mindspeed.packed_context"].state.state}
+    names = ("mindspeed.ring_groups", "mindspeed.packed_context")
+    return found | {"shims": [registry[name].state.state for name in names]}
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{sum(sizes.values())}")
@@ -411,7 +412,8 @@ def test_context_parallelism_equals_hugging_face(context_folder, algorithm, size
     n = ParallelConfig(**sizes).model_size
     target = f"{__file__}:context_model"
     for rank in run_ranks(target, n, kwargs, env=env, timeout=400, bootstrap="trainer"):
-        assert rank["shim"] == "applied"
+        groups = "applied" if algorithm == "ring" else "not needed"
+        assert rank["shims"] == [groups, "applied"]
         assert rank["logps"] <= TOLERANCE
         assert max(rank["trained"]["norm"], rank["trained"]["weights"]) <= TOLERANCE
 
