@@ -557,7 +557,7 @@ WeightUpdateMethod = Literal[
 # %% ../nbs/01_config.ipynb #9072490d
 KeptCache = Literal["recompute", "keep"]
 
-
+# %% ../nbs/01_config.ipynb #b7e47657
 class RolloutConfig(Config):
     "The rollout engines"
 

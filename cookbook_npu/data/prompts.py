@@ -358,7 +358,7 @@ def read_pictures(
         images.append(processor.image(value))
     return images
 
-
+# %% ../../nbs/data/04_prompts.ipynb #ad56859f
 @dataclass(frozen=True)
 class _Reader:
     "Makes prompts from records and generated problems"

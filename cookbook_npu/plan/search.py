@@ -84,7 +84,7 @@ def layout_of(config: RunConfig) -> DeviceLayout:
         config.train.micro_batch_tokens,
     )
 
-
+# %% ../../nbs/plan/11_search.ipynb #e0589120
 def with_layout(config: RunConfig, layout: DeviceLayout) -> RunConfig:
     "Return the configuration with another layout; raises `ConfigError` for an invalid one"
     changes: dict[str, dict[str, Any]] = {}
@@ -143,7 +143,7 @@ def engine_halves(config: RunConfig, devices: int) -> Iterator[DeviceLayout]:
         ):
             yield replace(own, trainer=trainer, engine=engine, share=share, depth=depth)
 
-
+# %% ../../nbs/plan/11_search.ipynb #1621112f
 def trainer_halves(config: RunConfig, layout: DeviceLayout) -> Iterator[DeviceLayout]:
     "Return layouts that differ in the trainer's half, those to be preferred first"
     longest, _ = micro_batch(with_micro(config, 1))

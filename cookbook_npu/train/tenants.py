@@ -418,7 +418,7 @@ def group_size(samples: Sequence[Sample]) -> int:
 
 
 
-
+# %% ../../nbs/train/23_tenants.ipynb #383e595d
 
 
 def load_written(

@@ -305,7 +305,7 @@ def response_logprobs(model: torch.nn.Module, batch: Batch, tokenizer: Any) -> T
     ]
     return torch.cat(parts)
 
-
+# %% ../../nbs/train/14_warm_start.ipynb #f253676e
 def train_supervised(
     model: torch.nn.Module,
     clean: Iterator[Conversation],

@@ -167,7 +167,7 @@ class RingGroupsShim(Shim):
             {},
         )
 
-
+# %% ../../../../nbs/npu/shims/mindspeed/03_context_parallel.ipynb #482e47bb
 @registry.register
 class PackedContextShim(Shim):
     """MindSpeed's context parallelism expects ends of sequences, and exchanges no heads (Ulysses)
