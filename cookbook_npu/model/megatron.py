@@ -401,6 +401,7 @@ def megatron_config(
     parallel: ParallelConfig,
     megatron_args: Mapping[str, Any] | None = None,
     routing_replay: bool = False,
+    frozen: bool = False,  # may be dense in the layout of a mixture
 ) -> Any:
     "Return mcore-bridge's configuration of a folder; raise `MissingError` or `ConfigError`"
     from mcore_bridge import ModelConfig as BridgeConfig
@@ -419,6 +420,8 @@ def megatron_config(
             "Use a supported model.",
         )
     values = hf_to_mcore_config(hf)
+    if frozen and not values.get("num_moe_experts"):
+        parallel = parallel.model_copy(update={"expert": 1, "expert_tensor": None})
     check_split(values, parallel.tensor)
     check_pipeline(parallel, values["num_layers"], str(path), least_layers(hf))
     check_experts(
@@ -571,7 +574,7 @@ def load_model(
     "Return the Megatron model of a Hugging Face folder with its weights, on this process's device"
     path = Path(hf_path)
     layout = current_layout(parallel)
-    config = megatron_config(path, model, parallel, megatron_args, routing_replay)
+    config = megatron_config(path, model, parallel, megatron_args, routing_replay, frozen)
     if config.num_moe_experts and lora is not None and lora.rank:
         check_expert_adapters(lora, str(path))
     if value_head:
