@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONTEXT_ALGORITHMS', 'RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'local_device', 'current_layout', 'init_parallel',
            'destroy_parallel', 'ContextNames', 'run_options', 'mindspeed_options', 'check_split', 'least_layers',
-           'MegatronModel', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'export_adapter',
-           'export_weights']
+           'MegatronModel', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'free_megatron_buffers',
+           'export_adapter', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -621,6 +621,17 @@ def load_adapters(
         models.append(replace(first, ddp=_wrap(first.config, first.module), adapter=name))
     use_adapter(first.module, first.adapter)
     return models
+
+# %% ../../nbs/model/03_megatron.ipynb #eddfe554
+def free_megatron_buffers() -> None:
+    "Free the device memory that Megatron keeps between steps and makes again"
+    from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    tables = RotaryEmbedding.forward
+    if hasattr(tables, "cache_clear"):  # not if an adaptor has replaced it
+        tables.cache_clear()
+    parallel_state.get_global_memory_buffer().buffer.clear()
 
 # %% ../../nbs/model/03_megatron.ipynb #969aac1d
 def export_adapter(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:

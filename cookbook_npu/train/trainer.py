@@ -39,6 +39,7 @@ from ..model.megatron import (
     MegatronModel,
     export_adapter,
     export_weights,
+    free_megatron_buffers,
     init_parallel,
     load_model,
 )
@@ -205,6 +206,7 @@ class TrainerMemory:
 
         Raises `DeviceError` if the engine could not wake in the memory that is free now."""
         metrics = self.metrics()
+        free_megatron_buffers()
         run_on_all_ranks(self.offloader.sleep, undo=self.offloader.wake)
         if self.config.placement.destroy_process_groups:
             process_groups.destroy_process_groups()
