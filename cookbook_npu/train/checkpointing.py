@@ -249,7 +249,7 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
                 "Give at least that many steps, or start a new run.",
             )
         folder.save_config(config)
-    except CookbookError:
+    except BaseException:  # also an interrupt: the process may try again
         folder.close()
         raise
     return folder, checkpoint

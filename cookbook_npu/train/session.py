@@ -549,7 +549,8 @@ def session(
     if in_notebook():
         end_with_parent()
     stop = StopRequest()
-    path = None
+    output = config.output
+    path = output.runs_folder / output.name if output.resume and output.name else None
     try:
         with stop, ExitStack() as stack:
             try:
