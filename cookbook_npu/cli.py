@@ -68,8 +68,8 @@ from .recipes import (
     PARAMETERS,
     RECIPES,
     find_recipe,
+    have_prompts,
     parameters_of,
-    tenants_have_prompts,
 )
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
@@ -685,7 +685,7 @@ def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> Ru
             raise no_parameter(recipe, name, known)
     given: dict[str, Any] = {}
     if not find_target(scale).has_tiny_model:
-        if not tenants_have_prompts(parameters.get("overrides") or {}):
+        if not have_prompts(parameters.get("overrides") or {}):
             given["prompt_data"] = "(prompts)"
         model = model_name(recipe)
         if model:
