@@ -255,13 +255,14 @@ class Recipe:
         self, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
     ) -> RunConfig:
         given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
+        model = parameters["model"] or overrides.get("model.path")
         if not find_target(scale).has_tiny_model:
-            _require(scale, model=parameters["model"])
+            _require(scale, model=model)
             if not have_prompts(overrides):
                 _require(scale, prompt_data=parameters["prompt_data"])
         for key in given.keys() & overrides.keys():
             raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
-        config = self._own(scale, parameters["model"])
+        config = self._own(scale, model)
         prompts = _deciding_source({**given, **overrides}, config.data.prompt_data)
         changes = dict(prompt_settings(prompts, config))
         if config.is_sft:
