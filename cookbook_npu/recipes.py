@@ -281,7 +281,7 @@ class Recipe:
             share = config.optim.warmup_steps * steps // config.num_steps
             changes["optim.warmup_steps"] = share
         built = override(config, {**changes, **given, **overrides})
-        tenants = _tenants_for_their_prompts(built)
+        tenants = _tenants_for_their_prompts(built, {*given, *overrides})
         if tenants != built.tenants:
             built = override(built, {"tenants": tenants})
         usual = dict(config.flat())
@@ -318,7 +318,10 @@ def have_prompts(overrides: Settings) -> bool:
     return names(overrides) or bool(tenants) and all(map(names, tenants.values()))
 
 
-def _tenants_for_their_prompts(config: RunConfig) -> dict[str, dict[str, Any]]:
+def _tenants_for_their_prompts(
+    config: RunConfig,
+    for_all: set[str],  # keys that were given for all tenants, and stay
+) -> dict[str, dict[str, Any]]:
     "Return the tenants of a run with the settings that their own prompts need"
     tenants = {}
     for name, own in tenant_configs(config).items():
@@ -326,7 +329,7 @@ def _tenants_for_their_prompts(config: RunConfig) -> dict[str, dict[str, Any]]:
         prompts = _deciding_source(given, config.data.prompt_data)
         now = dict(own.flat())
         needed = {
-            key: value
+            key: now[key] if key in for_all else value
             for key, value in prompt_settings(prompts, config).items()
             if key in now and now[key] != value and not key_table()[key].shared
         }
