@@ -40,6 +40,7 @@ from .config import (
     RunConfig,
     config_keys,
     default_runs_folder,
+    flat_overrides,
     same_setting,
     shims_environment,
 )
@@ -68,8 +69,8 @@ from .recipes import (
     PARAMETERS,
     RECIPES,
     find_recipe,
+    have_prompts,
     parameters_of,
-    tenants_have_prompts,
 )
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
@@ -685,10 +686,11 @@ def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> Ru
             raise no_parameter(recipe, name, known)
     given: dict[str, Any] = {}
     if not find_target(scale).has_tiny_model:
-        if not tenants_have_prompts(parameters.get("overrides") or {}):
+        overrides = dict(flat_overrides(parameters.get("overrides") or {}))
+        if not have_prompts(overrides):
             given["prompt_data"] = "(prompts)"
         model = model_name(recipe)
-        if model:
+        if model and "model.path" not in overrides:
             given["model"] = model
     return build(**{**given, **parameters, "scale": scale})
 
