@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 from .equality import same_answer
-from .expressions import evaluate_expression, numbers_in
+from .expressions import evaluate_expression, numbers_in, plain_expression
 from ..data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,
@@ -31,7 +31,9 @@ from ..data.final_answer import (
     label_text,
     label_texts,
     last_boxed,
+    last_tagged,
     same_text,
+    unwrapped,
 )
 from ..errors import ConfigError, DataError, nearest
 
@@ -104,7 +106,7 @@ def _f1(found: list[str], right: list[str]) -> float:
 
 def f1(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "F1 of the words of the response (of its box, when it has one) and of the label"
-    answer = (last_boxed(text) or "") if "\\boxed{" in text else text
+    answer = unwrapped(last_boxed(text) or "") if "\\boxed{" in text else text
     found = normalized_words(answer)
     return max(_f1(found, normalized_words(answer)) for answer in label_texts(label))
 
@@ -120,9 +122,12 @@ def countdown_target(label: Any, metadata: Mapping[str, Any]) -> int:
 
 def countdown(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the expression uses each number once and equals the label"
-    answer = (last_boxed(text) or "") if "\\boxed{" in text else text
+    tagged = last_tagged(text)
+    answer = text if tagged is None else tagged
+    if "\\boxed{" in text:
+        answer = last_boxed(text) or ""
     lines = answer.strip().split("\n")
-    expression = lines[-1].partition("=")[0].rpartition(":")[2]
+    expression = plain_expression(lines[-1].partition("=")[0].rpartition(":")[2])
     if numbers_in(expression) != sorted(metadata["numbers"]):
         return 0.0
     return float(evaluate_expression(expression) == countdown_target(label, metadata))
