@@ -21,6 +21,7 @@ __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', '
 import copy
 import difflib
 import json
+import keyword
 import math
 import os
 import re
@@ -1171,14 +1172,20 @@ def own_part(
 ) -> tuple[str, str | None]:
     """Return a user's own part as module or module:name, and the folder of its file
 
-    Raises `ConfigError` for a file that does not exist. Other names stay as they are, without folder."""
-    file, suffix, rest = name.partition(".py")
-    if not suffix or rest[:1] not in ("", ":"):
+    Raises `ConfigError` for a file that does not exist or cannot be a module. Other names stay as
+    they are, without folder."""
+    file = name if name.endswith(".py") else name.rpartition(":")[0]
+    if not file.endswith(".py"):
         return name, None
-    path = Path(os.path.abspath(f"{file}.py"))
+    path = Path(os.path.abspath(file))
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}", "Check the path.")
-    return path.stem + rest, str(path.parent)
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise ConfigError(
+            f"{name}: {path.name} cannot be imported: {path.stem!r} is no name of a module",
+            "Rename the file, with letters, digits and underscores only.",
+        )
+    return path.stem + name[len(file) :], str(path.parent)
 
 
 def _as_modules(value: Any, folders: list[str]) -> Any:

@@ -306,10 +306,14 @@ _NO_CLAIM = re.compile(
 )
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.?;](?=[\s\"')*\]]|$|[A-Z])|(?<=!)\s(?=[A-Z])")
+_REMARK = re.compile(  # (see step 2)
+    r"\s\((?:rounded|approx\w*|exact\w*|see|from|as|since|because|by|using|which|i\.e)\b[^()]{0,200}\)"
+)
 _CLAUSE = re.compile(
     r"\s+-+\s.*|[,;:]?\s+(?:because|since|as|so|which|where|when|while|if|given|after|but|although|"
     r"using|thus|hence|therefore|that|this|we|I|it|by)\b.*"
-    r"|\s+\((?:rounded|approx|exact|see|from|as|since|because|by|using|which|i\.e)\b.*|,\s+(?!and\b|or\b)[a-z]{2,}.*"
+    rf"|{_REMARK.pattern}.*"
+    r"|,\s+(?!and\b|or\b)[a-z]{2,}.*"
     r"|[,;:]?\s*(?![百千万亿十和或与])[\u4e00-\u9fff].*",
     re.DOTALL,
 )
@@ -418,7 +422,7 @@ def find_answer(text: str) -> str | None:
         stated = _stated(part)
         if stated is not None or _BOX.search(part):
             return stated
-    return _shown(final)
+    return _shown(_REMARK.sub("", final))
 
 # %% ../../nbs/data/05_final_answer.ipynb #61139d4d
 _DELIMITER = re.compile(r"\\?\$|\\!\s*|(?<!\\)\\[()\[\]]")

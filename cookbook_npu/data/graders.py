@@ -35,7 +35,7 @@ from ..data.final_answer import (
     same_text,
     unwrapped,
 )
-from ..errors import ConfigError, DataError, nearest
+from ..errors import ConfigError, DataError, import_own, nearest
 
 # %% ../../nbs/data/07_graders.ipynb #ed0c2625
 _LETTERS = "ABCDEFGHIJ"
@@ -301,7 +301,8 @@ def find_scorer(name: str) -> Scorer:
         return Scorer(name, inline=False, worst=0.0)
     raise ConfigError(
         f"reward.scorers: {name!r} is not a scorer",
-        nearest(name, SCORERS) + " Your own is written package.module:function.",
+        nearest(name, SCORERS)
+        + " Your own is written package.module:function, in letters, digits and underscores.",
     )
 
 # %% ../../nbs/data/07_graders.ipynb #dd972cc8
@@ -359,17 +360,7 @@ def load_function(name: str, arguments: Mapping[str, Any] | None = None) -> Scor
     scorer = find_scorer(name)
     if scorer.function is not None:
         return _bind(name, scorer.function, arguments)
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as e:
-        # importing a user's module may raise anything
-        why = e if isinstance(e, ImportError | AttributeError) else repr(e)
-        raise ConfigError(
-            f"reward.scorers: {name} cannot be loaded: {why}",
-            "Check the module's path and name.",
-        ) from None
-    return _bind(name, found, arguments)
+    return _bind(name, import_own(name, "reward.scorers"), arguments)
 
 # %% ../../nbs/data/07_graders.ipynb #517679d2
 def register_reward(
