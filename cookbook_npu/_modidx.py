@@ -5522,6 +5522,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'cookbook_npu/rollout/episodes.py'),
                                                'cookbook_npu.rollout.episodes.EnvironmentPool.__init__': ( 'rollout/episodes.html#environmentpool.__init__',
                                                                                                            'cookbook_npu/rollout/episodes.py'),
+                                               'cookbook_npu.rollout.episodes.EnvironmentPool._close': ( 'rollout/episodes.html#environmentpool._close',
+                                                                                                         'cookbook_npu/rollout/episodes.py'),
                                                'cookbook_npu.rollout.episodes.EnvironmentPool.close_calls': ( 'rollout/episodes.html#environmentpool.close_calls',
                                                                                                               'cookbook_npu/rollout/episodes.py'),
                                                'cookbook_npu.rollout.episodes.EnvironmentPool.create': ( 'rollout/episodes.html#environmentpool.create',

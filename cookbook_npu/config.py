@@ -370,14 +370,25 @@ class JudgeConfig(Config):
         "</think>) and {label} are replaced",
     )
     pattern: str = setting(
-        r"(?i)score\W*(-?\d+(?:\.\d+)?)",
-        "regular expression; the first group of its last match in a reply is the score",
+        r"(?i)score\b(?:\s*\([^)]*\))?(?:\s+(?:is|of|[-–—](?=\s)))?[\s:：=*_'\"`]*"
+        r"([-+−]?\d+(?:\.\d+)?)(?!\d|[.,–-]\d)",
+        "regular expression; the first group of its last match behind the reasoning of a reply "
+        "is the score",
     )
     scale: tuple[float, float] = setting(
         (0.0, 10.0), "worst and best score; a score outside counts as missing"
     )
     temperature: float = setting(0.0, "the judge's softmax temperature", ge=0)
-    max_reply_tokens: int = setting(512, "maximum length of a reply, tokens", gt=0)
+    max_reply_tokens: int = setting(
+        512,
+        "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
+        gt=0,
+    )
+    chat_template_kwargs: dict[str, Any] = setting(
+        {},
+        "arguments of the judge's chat template, for vLLM and SGLang: {enable_thinking: false} "
+        "turns off the reasoning of Qwen3 ({}: send none)",
+    )
     concurrency: int = setting(
         16, "maximum number of concurrent requests", gt=0, effect="none"
     )

@@ -63,7 +63,7 @@ class Environment(ABC):
         prompt: Prompt,
         seed: int,  # of this episode
     ) -> Messages | None:  # the first messages; None: use the prompt of the data set
-        "Begin an episode"
+        "Begin an episode; clear the state of the last one"
         return None
 
     @abstractmethod
