@@ -136,7 +136,7 @@ class Grading:
         )
         if not self._noted_credit and graded and (rewards := partial_credit(samples)):
             self._noted_credit = True
-            which = "every reward above 0" if accuracy else "no reward below 1"
+            which = "every reward above 0" if accuracy else "none of the rewards"
             some = ", ".join(f"{reward:.3g}" for reward in rewards[:4])
             print(
                 f"eval_accuracy counts {which} as correct ({some}, ...): a scorer with "
