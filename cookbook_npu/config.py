@@ -1193,7 +1193,7 @@ def own_part(
         raise ConfigError(f"{name}: there is no file {path}", "Check the path.")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         raise ConfigError(
-            f"{name}: {path.name} cannot be imported: {path.stem!r} is no name of a module",
+            f"{path} cannot be imported: {path.stem!r} is no name of a module",
             "Rename the file, with letters, digits and underscores only.",
         )
     return path.stem + name[len(file) :], str(path.parent)
