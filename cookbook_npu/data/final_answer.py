@@ -224,7 +224,7 @@ def _unit(words: str, power: str | None) -> str:
     if len(names) > 1 and names[0] in _POWERS:
         power = _POWERS[names.pop(0)]
     names = [name.replace("metre", "meter").replace("litre", "liter") for name in names]
-    return "".join(_ABBREVIATED.get(name, name) for name in names) + power
+    return "".join(_ABBREVIATED.get(name.lower(), name) for name in names) + power
 
 
 def _value_and_unit(answer: str) -> tuple[str, str]:
