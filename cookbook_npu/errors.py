@@ -149,17 +149,19 @@ def import_own(
     except Exception as e:
         # importing a user's module may raise anything
         why = str(e) if isinstance(e, ImportError | AttributeError) else repr(e)
-        if isinstance(e, SyntaxError):
-            why = f"SyntaxError: {e.msg} ({e.filename}, line {e.lineno})"
-        frames = traceback.extract_tb(e.__traceback__)
-        own = [
-            f for f in frames if "importlib" not in f.filename and f.name != "import_own"
+        frames = [
+            f for f in traceback.extract_tb(e.__traceback__) if f.name != "import_own"
         ]
-        if own and not isinstance(e, SyntaxError):
-            why += f" ({own[-1].filename}, line {own[-1].lineno})"
-        raise ConfigError(
-            f"{key}: {name} cannot be loaded: {why}", "Check the module's path and name."
-        ) from None
+        places = [(f.filename, f.lineno) for f in frames if "importlib" not in f.filename]
+        if isinstance(e, SyntaxError):
+            why = f"SyntaxError: {e.msg}"
+            places.append((e.filename or "", e.lineno))
+        remedy = "Check the module's path and name."
+        if places:
+            file, line = places[-1]
+            why += f" ({file}, line {line})"
+            remedy = "Correct that line, or install what it imports."
+        raise ConfigError(f"{key}: {name} cannot be loaded: {why}", remedy) from None
 
 # %% ../nbs/00_errors.ipynb #4b2192e7
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair
