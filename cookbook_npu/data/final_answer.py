@@ -291,13 +291,14 @@ _SCALE = re.compile(
     re.IGNORECASE,
 )
 _CONTINUED = re.compile(r"\s*(?:(?:and|or)\b|[-+*/=<>^]|\\[a-z])", re.IGNORECASE)
-_HEDGE = (  # between "answer is" and the value
-    r"(?:therefore|thus|then|hence|so|simply|just|only|exactly|precisely|indeed|clearly|"
-    r"still|now|approximately|approx\.?|about|roughly|around)"
+_HEDGES = re.compile(  # between "answer is" and the value; matches nothing, too
+    r"(?:,?\s*(?:(?:therefore|thus|then|hence|so|simply|just|only|exactly|precisely|indeed|"
+    r"clearly|still|now|approximately|approx\.?|about|roughly|around)(?=[\s,:*])[\s,:*]*)+)?",
+    re.IGNORECASE,
 )
 _SAID = re.compile(
     r"answers?\b(?:[^.\n$\\:=]{0,60}?\b(?:is|are|equals?|be)\b|[*\s]*[:=])"
-    rf"(?:[\s:=*]|\\?\"|(?:,\s?)?{_HEDGE}(?=[\s,:*]),?)*"
+    r"(?:[\s:=*]|\\?\")*"
     r"|answer[*\s]*(?=\$|\\[(\[])|答案[是为:=\s*]*",
     re.IGNORECASE,
 )
@@ -317,7 +318,9 @@ _CLAUSE = re.compile(
     r"|[,;:]?\s*(?![百千万亿十和或与])[\u4e00-\u9fff].*",
     re.DOTALL,
 )
-_PROSE = re.compile(r"(?:[A-Za-z]+\s+){2}")  # the value of x is
+_DENIED = r"(?!(?:not|no|never|less|more|greater|larger|smaller|fewer)\b)"
+_PROSE = re.compile(rf"{_DENIED}(?:[A-Za-z]+\s+){{2}}", re.IGNORECASE)  # the value of x is
+_WORD = re.compile(rf"{_DENIED}[A-Za-z]{{2,}}\s", re.IGNORECASE)
 _FINAL = re.compile(r"final answer", re.IGNORECASE)
 
 
@@ -327,14 +330,23 @@ def last_tagged(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
+def _after_hedges(text: str, start: int) -> int:
+    "Where the value after `answer is` begins: behind words such as *therefore*"
+    hedges = _HEDGES.match(text, start)
+    return hedges.end() if hedges else start
+
+
 def _claim(rest: str) -> str:
     "The value at the beginning of what follows `answer is`"
+    skipped = _after_hedges(rest, 0)
+    rest = rest[skipped:]
     formulas = _FORMULAS.match(rest)
     if formulas and not _CONTINUED.match(rest, formulas.end()):
         scale = _SCALE.match(rest, formulas.end())
         return formulas[0] + (scale[0] if scale else "")
     sentence = _SENTENCE_END.split(rest, maxsplit=1)[0]
-    value = _shown(sentence) if _PROSE.match(sentence) else None
+    prose = _PROSE.match(sentence) or (skipped and _WORD.match(sentence))
+    value = _shown(sentence) if prose else None
     return value or _CLAUSE.sub("", sentence, count=1).strip()
 
 
@@ -350,10 +362,9 @@ def _stated(text: str) -> str | None:
     content = last_tagged(text)
     if content is not None:
         text = content if _SAID.search(content) else f"answer: {content}"
-    said = [
-        found for found in _SAID.finditer(text) if not _NO_CLAIM.match(text, found.end())
-    ]
-    return _claim(text[said[-1].end() :]) if said else None
+    ends = [found.end() for found in _SAID.finditer(text)]
+    said = [end for end in ends if not _NO_CLAIM.match(text, _after_hedges(text, end))]
+    return _claim(text[said[-1] :]) if said else None
 
 # %% ../../nbs/data/05_final_answer.ipynb #aa6d3caf
 _ANCHOR = re.compile(r"\d|\\(?!quad|qquad|text|begin|end|item|boxed|fbox|\\|$)[A-Za-z]+|\^")
@@ -471,7 +482,8 @@ def find_choice(text: str) -> str | None:  # a letter, A to J
             return letter
     if len(text.strip(" \n\t*.()$")) == 1:
         return _first_letter(text.strip())
-    said = (_ANSWERED.match(text, claim.end()) for claim in _SAID.finditer(text))
-    claims = list(filter(None, said)) or list(_CHOSEN.finditer(text))
+    ends = [_after_hedges(text, said.end()) for said in _SAID.finditer(text)]
+    said = [found for end in ends if (found := _ANSWERED.match(text, end))]
+    claims = said or list(_CHOSEN.finditer(text))
     last = claims[-1] if claims else None
     return last[last.lastindex] if last and last.lastindex else None
