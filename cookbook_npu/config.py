@@ -2692,11 +2692,12 @@ def _names(name: str, key: str) -> bool:
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
+    announce: bool = True,  # name each reset key on stderr
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
     Keys that no longer act, such as `engine_args` of another engine, are reset unless `overrides`
-    set them; a line on stderr names each."""
+    set them."""
     tree = config.model_dump()
     for key, value in overrides.items():
         _check_key(key, config)
@@ -2710,7 +2711,11 @@ def override(
     for key, neutral, why, _ in unused:
         if values[key] != neutral and not any(_names(n, key) for n in overrides):
             _set(tree, key, copy.deepcopy(neutral))
-            print(f"{key} is reset to {neutral!r}: it has no effect {why}", file=sys.stderr)
+            if announce:
+                print(
+                    f"{key} is reset to {neutral!r}: it has no effect {why}",
+                    file=sys.stderr,
+                )
     return build_config(type(config), tree)
 
 # %% ../nbs/01_config.ipynb #9f3cecab

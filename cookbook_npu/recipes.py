@@ -259,7 +259,8 @@ class Recipe:
         steps = {**given, **overrides}.get("num_steps")
         if isinstance(steps, int) and 0 < steps <= config.optim.warmup_steps:
             changes["optim.warmup_steps"] = steps // 10  # a short run of a long recipe
-        built = override(config, {**changes, **given, **overrides})
+        # a reset key had the recipe's value, not one that was given
+        built = override(config, {**changes, **given, **overrides}, announce=False)
         usual = dict(config.flat())
         for key, value in given.items():
             without_effect = built.tenants and all(key in own for own in built.tenants.values())
