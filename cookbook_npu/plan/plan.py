@@ -459,11 +459,12 @@ class RunPlan:
             found = self.evaluation
             every = f"every {counted(self.config.rollout.eval_every, 'step')}"
             lines.append(f"  evaluation      {found.seconds:8.1f} s  {every}: {found.bound}")
-            whole += f" and {counted(self._evaluations(), 'evaluation')}"
-        if self.is_split:
-            return ["  rollout and training overlap: see the schedule", *lines]
-        seconds = sum(e.seconds for e in self.times)
+            whole += f" and {counted(self.count_evaluations(), 'evaluation')}"
         whole += f": {_duration(self.run_seconds() or 0.0)}"
+        if self.is_split:
+            overlap = "  rollout and training overlap: see the schedule"
+            return [overlap, *lines, f"  {whole}, by the schedule"]
+        seconds = sum(e.seconds for e in self.times)
         return [*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"]
 
     @property
@@ -471,7 +472,7 @@ class RunPlan:
         "Whether trainer and engines have separate devices"
         return self.config.placement.mode == "split"
 
-    def _evaluations(self, done: int = 0) -> int:
+    def count_evaluations(self, done: int = 0) -> int:
         "Return the number of evaluations after the first `done` steps"
         rollout = self.config.rollout
         if self.evaluation is None or done >= self.config.num_steps:
@@ -492,7 +493,7 @@ class RunPlan:
         evaluation = self.evaluation.seconds if self.evaluation else 0.0
         tenants = max(1, len(self.config.tenants))
         steps = max(0, self.config.num_steps - done)
-        return tenants * (steps * step + self._evaluations(done) * evaluation)
+        return tenants * (steps * step + self.count_evaluations(done) * evaluation)
 
     def check_hours(
         self,

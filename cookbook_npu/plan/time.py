@@ -40,6 +40,7 @@ from ..plan.memory import (
     trainer_parameters,
     trainer_state,
 )
+from ..terminal import counted
 
 # %% ../../nbs/plan/02_time.ipynb #0de4f34e
 @dataclass(frozen=True)
@@ -386,8 +387,8 @@ def evaluation_estimate(config: RunConfig, soc: str = "Ascend910B1") -> Estimate
     length = config.data.max_prompt_tokens + limit
     if config.is_sft:
         seconds = _pass(d, config, speeds, length) + _waiting(d, config, speeds, length)
-        return Estimate("evaluation", seconds, f"{prompts} conversations")
+        return Estimate("evaluation", seconds, counted(prompts, "conversation"))
     images = most_image_tokens(d, config)
     found = _rollout(d, config, speeds, length, images, capacity_of(config, soc))
-    size = f"{prompts} prompts x {samples} responses of at most {limit} tokens"
+    size = f"{counted(prompts, 'prompt')} x {counted(samples, 'response')} of at most {limit} tokens"
     return Estimate("evaluation", found.seconds, size)
