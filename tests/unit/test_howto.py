@@ -15,6 +15,7 @@ import pytest
 from page_blocks import ELSEWHERE, IN_PROCESS, NPU, TYPED, all_pages, how_run, steps
 from places import ROOT
 from reader import CAPTION, Reader, blocks, make_environment
+from text_samples import text_sample
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import (
@@ -27,7 +28,6 @@ from cookbook_npu.cli import (
 )
 from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.plan.preflight import check_files
@@ -69,19 +69,7 @@ def check_options(words: list[str]) -> None:
         assert not word.startswith("--") or word in shown.output, word
 
 
-SAMPLE = Sample(
-    group_id="g",
-    index=0,
-    prompt_ids=[1],
-    response_ids=[1],
-    logprobs=[0.0],
-    loss_mask=[1],
-    versions=[0],
-    finish_reason="stop",
-    text="2",
-    label="2",
-    metadata={"prompt": "1+1="},
-).record()
+SAMPLE = text_sample("2", "2", metadata={"prompt": "1+1="}).record()
 
 
 def record_runs(folder: Path) -> None:
