@@ -490,7 +490,8 @@ def _run(
         name, resumed = resume_parameters(resume)
         resumed["overrides"]["output.restart"] = restart
         recipe = recipe or name
-        if not (parameter or file or restart) and is_finished(resume):
+        asked = gather_parameters(file, parameter)
+        if is_finished(resume, (asked.overrides | asked.parameters).get("num_steps")):
             typer.echo(f"{resume} has all its steps; more: -p num_steps N")
             print_result(resume.resolve())
             refuse_empty_result(resume.resolve())
@@ -526,7 +527,10 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
         typer.echo(fit(f"settings\n{text}"))
 
 
-def is_finished(folder: Path) -> bool:
+def is_finished(
+    folder: Path,
+    num_steps: Any = None,  # given for a resume (None: those of the run)
+) -> bool:
     "Whether a run, or each of its tenants, has all its steps"
     from .runs.folder import RunFolder
     from .runs.metrics import count_steps, load_metrics
@@ -534,8 +538,9 @@ def is_finished(folder: Path) -> bool:
     run = RunFolder.open(folder)
     if tenants := run.config().tenants:
         places = [run.tenants / name for name in tenants]
-        return all(place.is_dir() and is_finished(place) for place in places)
-    return count_steps(load_metrics(run.path)) >= run.config().num_steps
+        return all(place.is_dir() and is_finished(place, num_steps) for place in places)
+    wanted = run.config().num_steps if num_steps is None else num_steps
+    return isinstance(wanted, int) and count_steps(load_metrics(run.path)) >= wanted
 
 
 def print_result(folder: Path, seconds: float | None = None) -> None:

@@ -21,6 +21,7 @@ __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', '
 import copy
 import difflib
 import json
+import keyword
 import math
 import os
 import re
@@ -369,14 +370,25 @@ class JudgeConfig(Config):
         "</think>) and {label} are replaced",
     )
     pattern: str = setting(
-        r"(?i)score\W*(-?\d+(?:\.\d+)?)",
-        "regular expression; the first group of its last match in a reply is the score",
+        r"(?i)score\b(?:\s*\([^)]*\))?(?:\s+(?:is|of|[-–—](?=\s)))?[\s:：=*_'\"`]*"
+        r"([-+−]?\d+(?:\.\d+)?)(?!\d|[.,–-]\d)",
+        "regular expression; the first group of its last match behind the reasoning of a reply "
+        "is the score",
     )
     scale: tuple[float, float] = setting(
         (0.0, 10.0), "worst and best score; a score outside counts as missing"
     )
     temperature: float = setting(0.0, "the judge's softmax temperature", ge=0)
-    max_reply_tokens: int = setting(512, "maximum length of a reply, tokens", gt=0)
+    max_reply_tokens: int = setting(
+        512,
+        "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
+        gt=0,
+    )
+    chat_template_kwargs: dict[str, Any] = setting(
+        {},
+        "arguments of the judge's chat template, for vLLM and SGLang: {enable_thinking: false} "
+        "turns off the reasoning of Qwen3 ({}: send none)",
+    )
     concurrency: int = setting(
         16, "maximum number of concurrent requests", gt=0, effect="none"
     )
@@ -1186,14 +1198,20 @@ def own_part(
 ) -> tuple[str, str | None]:
     """Return a user's own part as module or module:name, and the folder of its file
 
-    Raises `ConfigError` for a file that does not exist. Other names stay as they are, without folder."""
-    file, suffix, rest = name.partition(".py")
-    if not suffix or rest[:1] not in ("", ":"):
+    Raises `ConfigError` for a file that does not exist or cannot be a module. Other names stay as
+    they are, without folder."""
+    file = name if name.endswith(".py") else name.rpartition(":")[0]
+    if not file.endswith(".py"):
         return name, None
-    path = Path(os.path.abspath(f"{file}.py"))
+    path = Path(os.path.abspath(file))
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}", "Check the path.")
-    return path.stem + rest, str(path.parent)
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise ConfigError(
+            f"{path} cannot be imported: {path.stem!r} is no name of a module",
+            "Rename the file, with letters, digits and underscores only.",
+        )
+    return path.stem + name[len(file) :], str(path.parent)
 
 
 def _as_modules(value: Any, folders: list[str]) -> Any:
@@ -2823,12 +2841,12 @@ def _names(name: str, key: str) -> bool:
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
+    announce: bool = True,  # name each reset key on stderr
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
     A section in `overrides` sets the keys that it names and keeps its others. Keys that no longer
-    act, such as `engine_args` of another engine, are reset unless `overrides` set them; a line on
-    stderr names each."""
+    act, such as `engine_args` of another engine, are reset unless `overrides` set them."""
     tree = config.model_dump()
     overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():
@@ -2843,7 +2861,11 @@ def override(
     for key, neutral, why, _ in unused:
         if values[key] != neutral and not any(_names(n, key) for n in overrides):
             _set(tree, key, copy.deepcopy(neutral))
-            print(f"{key} is reset to {neutral!r}: it has no effect {why}", file=sys.stderr)
+            if announce:
+                print(
+                    f"{key} is reset to {neutral!r}: it has no effect {why}",
+                    file=sys.stderr,
+                )
     return build_config(type(config), tree)
 
 # %% ../nbs/01_config.ipynb #9f3cecab

@@ -280,10 +280,11 @@ class Recipe:
             # a short run of a long recipe has the same share of warm-up
             share = config.optim.warmup_steps * steps // config.num_steps
             changes["optim.warmup_steps"] = share
-        built = override(config, {**changes, **given, **overrides})
+        # a reset key had the recipe's value, not one that was given
+        built = override(config, {**changes, **given, **overrides}, announce=False)
         tenants = _tenants_for_their_prompts(built, {*given, *overrides})
         if tenants != built.tenants:
-            built = override(built, {"tenants": tenants})
+            built = override(built, {"tenants": tenants}, announce=False)
         usual = dict(config.flat())
         for key, value in given.items():
             without_effect = built.tenants and all(key in own for own in built.tenants.values())

@@ -149,7 +149,13 @@ class CheckpointManager:
             raise
 
 # %% ../../nbs/train/06_checkpointing.ipynb #7770780e
-_INPUTS = ("model.path", "data.prompt_data", "data.eval_data")
+_INPUTS = (
+    "model.path",
+    "data.prompt_data",
+    "data.eval_data",
+    "distill.teacher",
+    "reward_model.path",
+)
 
 
 def with_moved_inputs(

@@ -297,7 +297,7 @@ def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
     processor = image_processor(hf_path, config.data)
     reader = conversation_reader(config, read_tokenizer(hf_path), processor)
     held_out = held_out_conversations(reader)
-    prompts = load_conversations(reader, held_out, config.seed)
+    prompts = load_conversations(reader, config.seed)
     print(prompts.source, flush=True)
     # not opened: nothing is graded
     rewards = RewardPool(config.reward)
