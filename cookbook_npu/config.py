@@ -1333,7 +1333,8 @@ class RunConfig(Config):
     def needs_logprobs(self) -> bool:
         "Whether the actor's log-probs are computed before the training pass"
         several = self.global_batch_size < self.rollout_batch
-        return several or bool(self.algorithm.kl_in_reward) or bool(self.teachers)
+        noisy = self.lora.dropout > 0  # in the training pass
+        return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
 
     @property
     def has_critic(self) -> bool:
@@ -1832,6 +1833,11 @@ MEGATRON_ARGS_OF_THE_RUN = {
         "Leave it out: two passes over the same weights must give the same log-probs.",
     ),
     "calculate_per_token_loss": "Leave it out: the loss divides by counts of the whole optimizer step.",
+    **dict.fromkeys(
+        ("moe_aux_loss_coeff", "moe_z_loss_coeff"),
+        "Leave it out: Megatron multiplies this loss by tokens, and expects the division "
+        "by all tokens afterwards; here losses are divided before.",
+    ),
     **dict.fromkeys(
         ("apply_rope_fusion", "bias_activation_fusion"), "Set model.fused_kernels."
     ),

@@ -811,6 +811,11 @@ RECIPES: dict[str, Recipe] = {
 
 def find_recipe(name: str) -> Recipe:
     "Return a recipe of the cookbook; raises `ConfigError` with the nearest name"
+    if name == "smoke":
+        raise ConfigError(
+            "smoke is a check of a machine with a plan for each layout, not one recipe",
+            "Run it: cookbook-npu run smoke. Its notebook prints the plan first.",
+        )
     if name not in RECIPES:
         raise ConfigError(f"there is no recipe {name!r}", nearest(name, RECIPES))
     return RECIPES[name]

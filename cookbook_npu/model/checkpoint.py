@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, DataError, RoleError, StorageError
-from ..heartbeat import report_progress
+from ..heartbeat import reading_files, report_progress
 from .megatron import MegatronModel
 from .optimizer import Optimizer
 from ..npu.device import accelerator
@@ -227,7 +227,8 @@ def _read(folder: Path | str, wanted: dict[str, Any]) -> Any:
     from torch.distributed.checkpoint import CheckpointException
 
     try:
-        return dist_checkpointing.load(wanted, str(folder))
+        with reading_files(f"reading {folder}"):
+            return dist_checkpointing.load(wanted, str(folder))
     except CheckpointException as error:
         # a BaseException with the errors of all ranks
         reasons = [f"rank {rank}: {own}" for rank, (own, _) in error.failures.items()]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONTEXT_ALGORITHMS', 'RECOMPUTE', 'DIVIDED_BY_TP', 'Layout', 'local_device', 'current_layout', 'init_parallel',
            'destroy_parallel', 'ContextNames', 'run_options', 'mindspeed_options', 'check_split', 'least_layers',
-           'MegatronModel', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'export_adapter',
-           'export_weights']
+           'MegatronModel', 'megatron_config', 'ddp_options', 'load_model', 'load_adapters', 'free_megatron_buffers',
+           'export_adapter', 'export_weights']
 
 # %% ../../nbs/model/03_megatron.ipynb #eab11872
 import importlib
@@ -401,6 +401,7 @@ def megatron_config(
     parallel: ParallelConfig,
     megatron_args: Mapping[str, Any] | None = None,
     routing_replay: bool = False,
+    frozen: bool = False,  # may be dense in the layout of a mixture
 ) -> Any:
     "Return mcore-bridge's configuration of a folder; raise `MissingError` or `ConfigError`"
     from mcore_bridge import ModelConfig as BridgeConfig
@@ -419,6 +420,8 @@ def megatron_config(
             "Use a supported model.",
         )
     values = hf_to_mcore_config(hf)
+    if frozen and not values.get("num_moe_experts"):
+        parallel = parallel.model_copy(update={"expert": 1, "expert_tensor": None})
     check_split(values, parallel.tensor)
     check_pipeline(parallel, values["num_layers"], str(path), least_layers(hf))
     check_experts(
@@ -571,7 +574,7 @@ def load_model(
     "Return the Megatron model of a Hugging Face folder with its weights, on this process's device"
     path = Path(hf_path)
     layout = current_layout(parallel)
-    config = megatron_config(path, model, parallel, megatron_args, routing_replay)
+    config = megatron_config(path, model, parallel, megatron_args, routing_replay, frozen)
     if config.num_moe_experts and lora is not None and lora.rank:
         check_expert_adapters(lora, str(path))
     if value_head:
@@ -618,6 +621,17 @@ def load_adapters(
         models.append(replace(first, ddp=_wrap(first.config, first.module), adapter=name))
     use_adapter(first.module, first.adapter)
     return models
+
+# %% ../../nbs/model/03_megatron.ipynb #eddfe554
+def free_megatron_buffers() -> None:
+    "Free the device memory that Megatron keeps between steps and makes again"
+    from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    tables = RotaryEmbedding.forward
+    if hasattr(tables, "cache_clear"):  # not if an adaptor has replaced it
+        tables.cache_clear()
+    parallel_state.get_global_memory_buffer().buffer.clear()
 
 # %% ../../nbs/model/03_megatron.ipynb #969aac1d
 def export_adapter(model: MegatronModel) -> Iterator[tuple[str, Tensor]]:

@@ -917,7 +917,9 @@ class AsyncSampler:
             self.evaluation = RunningEvaluation(steps_done, len(groups))
             self._start(groups)
 
-    def _abandon_evaluation(self) -> None:
+    def drop_evaluation(self) -> None:
+        "Forget the running evaluation: it cannot be graded, or no engine has its weights any more"
+        self.state.folder.event("evaluation_dropped", groups=self.evaluation.missing)
         with self.jobs.changed:
             for group in [g for g in self.groups.values() if g.draw is None]:
                 self.engines.abandon(group)
@@ -931,7 +933,7 @@ class AsyncSampler:
             lambda: not self.evaluation.missing or self.grading.budget_spent is not None, resend
         )
         if self.evaluation.missing and self.grading.budget_spent is not None:
-            self._abandon_evaluation()
+            self.drop_evaluation()
             return self.grading.abandon_evaluation(self.grading.budget_spent)
         ended, self.evaluation = self.evaluation, RunningEvaluation()
         if ended.failed is not None and not ended.samples:

@@ -189,8 +189,9 @@ class SplitPlacement(Placement):
 
     def start_update(self) -> Future:
         "Start writing the trainer's weights; pass the result to `finish_update`"
-        # an evaluation of an earlier step ends before the next one starts
-        self.evaluated = self.sampler.end_evaluation(self.weights.resend)
+        # an evaluation of an earlier step ends before the next one starts; should all engines
+        # be lost now, the trainer no longer has its weights
+        self.evaluated = self.sampler.end_evaluation(self.sampler.drop_evaluation)
         return self.weights.start()
 
     def finish_update(self, step: int, writing: Future) -> dict[str, float]:

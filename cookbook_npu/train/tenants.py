@@ -377,6 +377,8 @@ class Tenant:
             batch.old_logprobs = self._logprobs(batch, "actor")
         elif any(set(sample.versions) - {self.version} for sample in samples):
             batch.old_logprobs = batch.rollout_logprobs
+        elif config.lora.dropout > 0:  # in the training pass alone
+            batch.old_logprobs = self._logprobs(batch, "actor")
         if algorithm.use_reference:
             batch.ref_logprobs = self._logprobs(batch, "reference")
         complete_batch(batch, samples, size, algorithm, longest)

@@ -39,6 +39,7 @@ from ..model.megatron import (
     MegatronModel,
     export_adapter,
     export_weights,
+    free_megatron_buffers,
     init_parallel,
     load_model,
 )
@@ -205,6 +206,7 @@ class TrainerMemory:
 
         Raises `DeviceError` if the engine could not wake in the memory that is free now."""
         metrics = self.metrics()
+        free_megatron_buffers()
         run_on_all_ranks(self.offloader.sleep, undo=self.offloader.wake)
         if self.config.placement.destroy_process_groups:
             process_groups.destroy_process_groups()
@@ -531,9 +533,9 @@ class ModelTrainer(ModelPasses):
                 no_loss += 1
                 self.optimizer.skip_step()
         done = [m for m in metrics if m is not None]
-        means = {}
-        if done:
-            means = {name: float(np.mean([m[name] for m in done])) for name in done[0]}
+        # a data-parallel rank without rows in a step adds nothing to the sum over ranks
+        names = dict.fromkeys(name for m in done for name in m)
+        means = {name: float(np.mean([m.get(name, 0.0) for m in done])) for name in names}
         if len(done) < len(metrics) and self.rank == 0:
             means["skipped_steps"] = float(len(metrics) - len(done))
         if no_loss and self.rank == 0:
@@ -553,6 +555,7 @@ class ModelTrainer(ModelPasses):
             error = e
         failing = count_failing_ranks(error, self.device)
         if failing and skip:
+            self.optimizer.skip_step()
             return None
         if failing:
             raise error or NumericsError(
@@ -564,6 +567,7 @@ class ModelTrainer(ModelPasses):
         except NumericsError:
             # on all ranks: the norm is global
             if skip:
+                self.optimizer.skip_step()
                 return None
             raise
         self.check_weights(stepped["lr"])

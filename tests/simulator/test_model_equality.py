@@ -417,6 +417,14 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
     return result | ({"trained": check_training(model, want)} if "trained" in want else {})
 
 
+def check_frozen(folder: Path, parallel: ParallelConfig) -> float:
+    from cookbook_npu.model.megatron import load_model
+
+    want = torch.load(folder.with_suffix(".pt"), weights_only=False)
+    model = load_model(folder, ModelConfig(dtype="float32"), parallel, frozen=True)
+    return far(model.logits(want["ids"]), want["logits"])
+
+
 def all_layouts(rank: int, world_size: int, root: str) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel, init_parallel
 
@@ -428,6 +436,8 @@ def all_layouts(rank: int, world_size: int, root: str) -> dict:
         for family in (family for found, family in CASES if found == name):
             want = torch.load(Path(root, f"{family}.pt"), weights_only=False)
             results[name, family] = check(Path(root, family), parallel, want)
+        if parallel.expert > 1:
+            results[name, "dense teacher"] = check_frozen(Path(root, "qwen3"), parallel)
         destroy_parallel()
     return results
 
@@ -474,6 +484,12 @@ def test_gradients_equal_hugging_face(results, case):
     for rank in results:
         assert {n: d for n, d in rank[case]["grads"].items() if d > TOLERANCE} == {}
         assert rank[case]["largest_grad"] > 1e-2  # the comparison is of something
+
+
+@pytest.mark.parametrize("layout", ["TP2EP2", "DP2EP2"])
+def test_a_mixture_may_have_a_dense_teacher(results, layout):
+    for rank in results:
+        assert rank[layout, "dense teacher"] <= TOLERANCE
 
 
 @pytest.mark.skipif(not NEWER, reason="the reference hooks the routers of transformers 5")

@@ -388,6 +388,36 @@ def test_mindspeed_has_the_algorithms():
         assert f"'{names.mindspeed}'" in source
 
 
+def patches(rank: int, world_size: int, values: dict) -> dict[str, list[str]]:
+    "What MindSpeed puts in place of each function"
+    from cookbook_npu.npu.shims.bootstrap import parallel_ready
+
+    parallel_ready(values)
+    from mindspeed.patch_utils import MindSpeedPatchesManager
+
+    def name(function):
+        return f"{function.__module__}.{function.__qualname__}"
+
+    return {
+        target: [name(f) for f in (patch.patch_func, *patch.wrappers) if f is not None]
+        for target, patch in MindSpeedPatchesManager.patches_info.items()
+    }
+
+
+@pytest.mark.parametrize("mindspeed", ["core_r0.15.3", "core_r0.16.0"])
+def test_no_patch_depends_on_the_number_of_experts(mindspeed):
+    "A dense teacher of a mixture shares the process of the policy"
+    env = environment("mindspeed", mindspeed, dict(PAIRS)[mindspeed])
+    dense = {"num_layers": 2, "tensor_model_parallel_size": 1}
+    mixture = dense | {"num_moe_experts": 128, "expert_model_parallel_size": 8}
+    found = [
+        run_ranks(f"{__file__}:patches", 1, {"values": v}, env=env, bootstrap="trainer")[0]
+        for v in (dense, mixture)
+    ]
+    assert len(found[0]) > 50
+    assert found[0] == found[1]
+
+
 def context_model(rank: int, world_size: int, root: str, algorithm: str, **sizes) -> dict:
     "The checks of test_context_parallel, in a process that has MindSpeed"
     import test_context_parallel as checks

@@ -16,6 +16,7 @@ STATES = {
     "megatron.rng_state": "not needed",
     "megatron.torch_norm": "applied",
     "megatron.swiglu": "applied",
+    "megatron.weighted_swiglu": "applied",
 }
 
 

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['FLOAT_MODULES', 'FLOAT_TYPES', 'FLAGGED_PACKAGES', 'TE_EXTENSION', 'APEX_KERNELS', 'DYNAMIC_CONTEXT', 'is_compiled',
-           'loaded_modules', 'held_values', 'identity_decorator', 'unfuse', 'FuserShim', 'SwigluShim', 'FloatTypesShim',
-           'failed_try_blocks', 'rerun_try_block', 'frozen_flags', 'FlagsShim', 'findable', 'ApexShim', 'module_file',
-           'SaverModeShim', 'rng_works', 'RngShim', 'TorchNormShim']
+           'loaded_modules', 'held_values', 'identity_decorator', 'unfuse', 'FuserShim', 'FusedSwiglu', 'SwigluShim',
+           'WeightedSwiglu', 'WeightedSwigluShim', 'FloatTypesShim', 'failed_try_blocks', 'rerun_try_block',
+           'frozen_flags', 'FlagsShim', 'findable', 'ApexShim', 'module_file', 'SaverModeShim', 'rng_works', 'RngShim',
+           'TorchNormShim']
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #e8e38f6f
 import ast
@@ -124,15 +125,15 @@ class FuserShim(Shim):
         unfuse(patch)
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #cb614167
-@registry.register
-class SwigluShim(Shim):
-    """Megatron's fused SwiGLU relies on torch.compile; without it the widest activation of
-    a layer is read and written nine times for what the NPU does in one kernel each way"""
+def _npu_swiglu(x: torch.Tensor) -> torch.Tensor:
+    return sys.modules["torch_npu"].npu_swiglu(x)
 
-    name = "megatron.swiglu"
-    target = "megatron.core.fusions.fused_bias_swiglu.SwiGLUFunction"
-    link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_bias_swiglu.py#L146"
+
+class FusedSwiglu(Shim):
+    "Replaces a class of Megatron's SwiGLU by calls of npu_swiglu"
+
     phase = "after_megatron"
+    forward: str  # parameters of the class's forward method
 
     def needed(self) -> tuple[bool, str]:
         kernel = getattr(sys.modules.get("torch_npu"), "npu_swiglu", None)
@@ -141,10 +142,19 @@ class SwigluShim(Shim):
         owner = self.function.__module__
         if owner != self.owner.__name__:
             return False, f"{owner} has replaced it"
-        expect_parameters(
-            self.function.forward, "ctx input fp8_input_store cpu_offload_input"
-        )
+        expect_parameters(self.function.forward, self.forward)
         return True, "SwiGLU is computed operator by operator"
+
+
+@registry.register
+class SwigluShim(FusedSwiglu):
+    """Megatron's fused SwiGLU relies on torch.compile; without it the widest activation of
+    a layer is read and written nine times for what the NPU does in one kernel each way"""
+
+    name = "megatron.swiglu"
+    target = "megatron.core.fusions.fused_bias_swiglu.SwiGLUFunction"
+    link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_bias_swiglu.py#L146"
+    forward = "ctx input fp8_input_store cpu_offload_input"
 
     def install(self, patch: MonkeyPatch) -> None:
         original = self.function
@@ -158,9 +168,56 @@ class SwigluShim(Shim):
             ) -> torch.Tensor:
                 if fp8_input_store or cpu_offload_input:
                     return original.apply(input, fp8_input_store, cpu_offload_input)
-                return sys.modules["torch_npu"].npu_swiglu(input)
+                return _npu_swiglu(input)
 
         patch.setattr(self.owner, "SwiGLUFunction", SwiGLUFunction)
+
+# %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #980fec1e
+class WeightedSwiglu(torch.autograd.Function):
+    "SwiGLU times a weight for each token; the backward pass computes SwiGLU again"
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(input, weights)
+        return (_npu_swiglu(input) * weights).to(input.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (grad,) = grads
+        input, weights = ctx.saved_tensors
+        with torch.enable_grad():
+            again = input.detach().requires_grad_()
+            out = _npu_swiglu(again)
+        (d_input,) = torch.autograd.grad(out, again, (grad * weights).to(out.dtype))
+        d_weights = (out.detach() * grad.to(weights.dtype)).sum(-1, keepdim=True)
+        return d_input, d_weights.to(weights.dtype)
+
+
+@registry.register
+class WeightedSwigluShim(FusedSwiglu):
+    """Megatron's fused SwiGLU of experts relies on torch.compile; without it their widest
+    activation is read and written operator by operator"""
+
+    name = "megatron.weighted_swiglu"
+    target = "megatron.core.fusions.fused_bias_swiglu.WeightedSwiGLUFunction"
+    link = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_bias_swiglu.py#L191"
+    forward = "ctx input weights fp8_input_store"
+
+    def install(self, patch: MonkeyPatch) -> None:
+        original = self.function
+
+        class WeightedSwiGLUFunction:
+            "SwiGLU of experts, in one kernel each way"
+
+            @staticmethod
+            def apply(
+                input: torch.Tensor, weights: torch.Tensor, fp8_input_store: bool
+            ) -> torch.Tensor:
+                if fp8_input_store:
+                    return original.apply(input, weights, fp8_input_store)
+                return WeightedSwiglu.apply(input, weights)
+
+        patch.setattr(self.owner, "WeightedSwiGLUFunction", WeightedSwiGLUFunction)
 
 # %% ../../../../nbs/npu/shims/megatron_core/00_imports.ipynb #0e8991a0
 FLOAT_MODULES = ("megatron.core.transformer.module", "megatron.legacy.model.module")
