@@ -23,13 +23,13 @@ from cookbook_npu.cli import (
     check_machine,
     find_notebook,
     join_pairs,
-    read_parameters,
     resolve_run,
 )
 from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
+from cookbook_npu.parameters import read_parameters
 from cookbook_npu.plan.preflight import check_files
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
