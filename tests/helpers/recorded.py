@@ -59,12 +59,16 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def changed_settings(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    "Keys with another value than in the recorded run; a new key may have its default"
+    """Keys with another value than in the recorded run; a new key may have its default
+
+    The settings of a judge do not act in a run that asks none."""
     unset = settings(RunConfig(recipe="any"))
+    asks = "judge" in (now.get("reward.scorers") or {})
     return [
         key
         for key in sorted(recorded.keys() | now.keys())
-        if now.get(key, "removed") != recorded.get(key, unset.get(key))
+        if (asks or not key.startswith("reward.judge."))
+        and now.get(key, "removed") != recorded.get(key, unset.get(key))
     ]
 
 
