@@ -1573,9 +1573,17 @@ def config_sections() -> frozenset[str]:
 
 
 def flat_overrides(
-    overrides: Mapping[str, Any], prefix: str = ""
+    overrides: Mapping[str, Any] | str,  # a text is JSON, as papermill passes it with -p
+    prefix: str = "",
 ) -> Iterator[tuple[str, Any]]:
     "Yield (dotted key, value); a mapping that is a value (`reward.scorers`) stays one"
+    if isinstance(overrides, str):
+        overrides = parse_json(overrides.encode(), "overrides", "Give a JSON mapping.")
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(
+            f"{prefix.rstrip('.') or 'overrides'} is {overrides!r}, which is no mapping",
+            'Give dotted keys and values: {"optim.clip_grad": 0.5}.',
+        )
     for name, value in overrides.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key in config_sections():

@@ -315,7 +315,9 @@ def have_prompts(overrides: Settings) -> bool:
             dict(flat_overrides(own))
         )
 
-    tenants = overrides.get("tenants") or {}
+    tenants = overrides.get("tenants")
+    if not isinstance(tenants, Mapping):
+        return names(overrides)
     return names(overrides) or bool(tenants) and all(map(names, tenants.values()))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import RunConfig, Scale
+from ..config import RunConfig, Scale, flat_overrides
 from ..errors import ConfigError, SmokeFailed, nearest
 from ..recipes import Settings, find_recipe
 from .folder import RunFolder
@@ -97,7 +97,7 @@ def smoke_config(
     row = SMOKE_LAYOUTS[layout]
     at_scale = _TINY if find_target(scale).has_tiny_model else _ON_NPUS
     settings = {**SHORT, **at_scale, **row.at.get(scale, row.at["laptop"])}
-    settings |= overrides or {}
+    settings |= dict(flat_overrides(overrides or {}))
     return find_recipe(row.recipe)(
         scale, model=model, prompt_data=prompt_data, seed=seed, overrides=settings
     )
