@@ -449,17 +449,20 @@ def as_latex(answer: str) -> str:  # LaTeX in a box
 
 # %% ../../nbs/data/05_final_answer.ipynb #9dd71b7f
 _COMMA = r"[\s)}\]$*]{0,4},[\s(*$]{0,4}[A-HJ]\b"
-_OR = r"[\s)}\]$*]{0,4},?\s?(?:and\b|or\b|/|&)[\s(*$]{0,4}[A-HJ]\b"
+_OR = (
+    r"[\s)}\]$*]{0,4},?\s?(?:and\b|or\b|/|&)[\s(*$]{0,4}[A-HJ]\b(?!\s(?:is|was|has|does)\b)"
+)
 _LETTER = re.compile(  # (B), **B**, $\text{B}$; not Boron, and no letter of "A or B" and "A, B"
     r"(?:[\s$*({\[]|\\[(\[]){0,8}(?:\\(?:text\w*|mathrm|mathbf)\s?\{)?\s?\(?([A-J])(?![A-Za-z])"
     rf"(?!(?:{_COMMA})*{_OR})(?!(?:{_COMMA})+[\s)}}\]$*.]{{0,4}}(?:\n|\Z))"
 )
-_ANSWERED = re.compile(  # what follows "answer is"
+_ANSWERED = re.compile(  # what follows "answer is": a letter, no letter, or a denied one
     rf"(?i:(?:the\s)?(?:answer\s)?(?:choice|option)\s)?{_LETTER.pattern}|(?i:none|neither)\b"
+    rf"|(?i:not(?:\s(?:choice|option))?){_LETTER.pattern}"
 )
 _CHOSEN = re.compile(  # the correct option is B; I choose option B; not: option B is wrong
     rf"(?i:choice|option)\s(?i:is|would be|must be|should be)\b:?{_LETTER.pattern}"
-    rf"|(?i:answer|choice|option):?{_LETTER.pattern}"
+    rf"|(?<!not )(?i:answer|choice|option):?{_LETTER.pattern}"
     r"(?=[\s)}\]*$]{0,8}(?:[.;!]|\Z|,?\s?(?:because|since|as|for)\b"
     r"|is (?:the )?(?:correct|right|best|true)\b))"
 )
@@ -483,7 +486,14 @@ def find_choice(text: str) -> str | None:  # a letter, A to J
     if len(text.strip(" \n\t*.()$")) == 1:
         return _first_letter(text.strip())
     ends = [_after_hedges(text, said.end()) for said in _SAID.finditer(text)]
-    said = [found for end in ends if (found := _ANSWERED.match(text, end))]
-    claims = said or list(_CHOSEN.finditer(text))
-    last = claims[-1] if claims else None
-    return last[last.lastindex] if last and last.lastindex else None
+    claims = [found for end in ends if (found := _ANSWERED.match(text, end))]
+    if not claims:
+        named = list(_CHOSEN.finditer(text))
+        return named[-1][1] or named[-1][2] if named else None
+    chosen = None
+    for letter, denied in (found.groups() for found in claims):
+        if not denied:
+            chosen = letter
+        elif denied == chosen:
+            chosen = None
+    return chosen

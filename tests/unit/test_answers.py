@@ -146,6 +146,9 @@ NOT_FOUND = [
     ("5", "Answer: 5 (mod 7)"),
     ("5", "The answer is about 5 million."),
     ("5", "The answer is just 5 or 6."),
+    ("6", "The answer is therefore about 5 or 6."),
+    ("5", "The answer is clearly not equal to 5."),
+    ("5", "The answer is less than 5."),
     ("42", "The answer is 42 \\boxed{42"),
     ("7", "My first answer is 7. The correct answer is 42."),
 ]
