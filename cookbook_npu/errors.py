@@ -6,13 +6,15 @@
 __all__ = ['CookbookError', 'ConfigError', 'DataError', 'MissingError', 'DeviceError', 'BuildError', 'ShimError', 'RoleError',
            'RoleRaised', 'RoleTimeout', 'WeightUpdateError', 'EngineError', 'RunLocked', 'RewardError', 'BudgetSpent',
            'EnvironmentFault', 'StorageError', 'NumericsError', 'TenantFailed', 'NothingLearned', 'SmokeFailed',
-           'nearest', 'decode_text', 'parse_json']
+           'nearest', 'import_own', 'decode_text', 'parse_json']
 
 # %% ../nbs/00_errors.ipynb #c07c1e83
 import difflib
+import importlib
 import json
 import re
 import sys
+import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -131,6 +133,35 @@ def nearest(name: str, names: Iterable[str]) -> str:
         shown = difflib.get_close_matches(name, names, n=_NAMED, cutoff=0)
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return f"Known names: {', '.join(shown)}{more}."
+
+# %% ../nbs/00_errors.ipynb #de469f66
+def import_own(
+    name: str,  # package.module, or package.module:attribute
+    key: str,  # of the configuration, for the error
+) -> Any:
+    "Import a user's module, or one of its attributes; raises `ConfigError` with the line that fails"
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
+    except CookbookError:
+        raise
+    except Exception as e:
+        # importing a user's module may raise anything
+        why = str(e) if isinstance(e, ImportError | AttributeError) else repr(e)
+        frames = [
+            f for f in traceback.extract_tb(e.__traceback__) if f.name != "import_own"
+        ]
+        places = [(f.filename, f.lineno) for f in frames if "importlib" not in f.filename]
+        if isinstance(e, SyntaxError):
+            why = f"SyntaxError: {e.msg}"
+            places.append((e.filename or "", e.lineno))
+        remedy = "Check the module's path and name."
+        if places:
+            file, line = places[-1]
+            why += f" ({file}, line {line})"
+            remedy = "Correct that line, or install what it imports."
+        raise ConfigError(f"{key}: {name} cannot be loaded: {why}", remedy) from None
 
 # %% ../nbs/00_errors.ipynb #4b2192e7
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair

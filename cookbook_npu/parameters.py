@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['NAMES', 'RESUMED', 'SOURCES_ENV', 'BY_PROGRAM', 'read_value', 'read_parameters', 'check_overrides', 'yaml_loader',
-           'read_yaml', 'config_sections', 'flat_overrides', 'line_of', 'read_parameter_file', 'Given',
-           'gather_parameters', 'locate_errors', 'settings_table', 'settings_text', 'export_settings',
-           'inherited_settings', 'settings_record']
+           'read_yaml', 'line_of', 'read_parameter_file', 'Given', 'gather_parameters', 'locate_errors',
+           'settings_table', 'settings_text', 'export_settings', 'inherited_settings', 'settings_record']
 
 # %% ../nbs/06_parameters.ipynb #a6dc6478
 import json
@@ -19,7 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .config import RunConfig, config_keys, nonfinite_number
+from .config import (
+    RunConfig,
+    config_keys,
+    config_sections,
+    flat_overrides,
+    nonfinite_number,
+)
 from .errors import ConfigError, DataError, MissingError, decode_text
 from .recipes import PARAMETERS, RECIPES, find_recipe
 
@@ -27,10 +32,20 @@ from .recipes import PARAMETERS, RECIPES, find_recipe
 _WORDS = {"none": None, "null": None, "true": True, "false": False}  # in any case
 
 
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    "Return a JSON object; raises `ConfigError`, without the place, for a duplicate key"
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"has a duplicate key {twice}", "Keep one.")
+    return found
+
+
 def read_value(text: str) -> Any:
-    "Return the value of a parameter as typed"
+    "Return the value of a parameter as typed; raises `ConfigError` for a duplicate key"
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError:
         return _WORDS.get(text.lower(), text)
 
@@ -44,7 +59,10 @@ def read_parameters(pairs: Sequence[str] | None) -> dict[str, Any]:
             raise ConfigError(f"-p {pair} has no value", "Write -p name value.")
         if name in found:
             raise ConfigError(f"parameter {name} is given twice", "Give it once.")
-        found[name] = read_value(value)
+        try:
+            found[name] = read_value(value)
+        except ConfigError as error:
+            raise ConfigError(f"-p {name} {error.what}", error.remedy) from None
     return check_overrides(found)
 
 
@@ -134,28 +152,6 @@ def read_yaml(text: str) -> Any:
         raise ConfigError(f"not YAML: {error}", "Fix the file.") from None
 
 # %% ../nbs/06_parameters.ipynb #96ad5484
-@cache
-def config_sections() -> frozenset[str]:
-    "Return the dotted names of the configuration's sections"
-    found = set()
-    for key in config_keys():
-        parts = key.name.split(".")
-        found |= {".".join(parts[:n]) for n in range(1, len(parts))}
-    return frozenset(found)
-
-
-def flat_overrides(
-    overrides: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    "Yield (dotted key, value); a mapping that is a value (`reward.scorers`) stays one"
-    for name, value in overrides.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key in config_sections():
-            yield from flat_overrides(value, f"{key}.")
-        else:
-            yield key, value
-
-
 def line_of(text: str, key: str) -> int | None:
     "Return the line that sets a key, at the top or in `overrides`; None if there is none"
     import yaml
@@ -187,7 +183,10 @@ def read_parameter_file(file: Path) -> tuple[dict[str, Any], Callable[[str], str
     except DataError as error:
         raise ConfigError(error.what, error.remedy) from None
     try:
-        values = json.loads(text) if file.suffix == ".json" else read_yaml(text)
+        if file.suffix == ".json":
+            values = json.loads(text, object_pairs_hook=_unique)
+        else:
+            values = read_yaml(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{file} line {error.lineno} is not JSON: {error.msg}", "Fix the file."
@@ -352,7 +351,12 @@ def _recipe_values(config: RunConfig) -> dict[str, Any]:
     "Return the recipe's values for this scale and data; the defaults for an unknown recipe"
     if config.recipe not in RECIPES:
         return {key.name: key.default for key in config_keys()}
-    given = {"model": config.model.path, "prompt_data": config.data.prompt_data}
+    mixture = config.data.mixture
+    given: dict[str, Any] = {
+        "model": config.model.path,
+        "prompt_data": config.data.prompt_data,
+        "overrides": {"data.mixture": mixture} if mixture else {},
+    }
     return dict(find_recipe(config.recipe)(config.scale, **given).flat())
 
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'Settings', 'qwen3_4b_colocate', 'qwen3_4b_opd', 'qwen3_4b_sft', 'qwen3_4b_multi_lora_grpo',
            'qwen3_30b_a3b_grpo', 'qwen3_5_9b_colocate', 'qwen3_5_9b_async', 'qwen3_vl_8b_grpo', 'qwen3_vl_8b_ppo',
-           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'tenants_have_prompts',
-           'find_recipe', 'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
+           'RECIPES', 'prompt_settings', 'Reference', 'Expected', 'Variant', 'Recipe', 'have_prompts', 'find_recipe',
+           'PromptChange', 'prompt_changes', 'parameters_of', 'changed_settings', 'run_command']
 
 # %% ../nbs/02_recipes.ipynb #e492de37
 import json
@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 
-from .config import ModelConfig, RunConfig, Scale, key_table, override
+from .config import (
+    TASK_NAMES,
+    ModelConfig,
+    RunConfig,
+    Scale,
+    flat_overrides,
+    key_table,
+    override,
+    tenant_configs,
+)
 from .errors import ConfigError, nearest
 from .targets.target import SCALES, find_target
 
@@ -125,10 +134,18 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
     return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
 
 # %% ../nbs/02_recipes.ipynb #18c0ff65
+def _deciding_source(values: Settings, default: str) -> str:
+    "Return the prompts that settings follow from: the first file of a mixture, else `prompt_data`"
+    mixture = values.get("data.mixture")
+    if mixture:
+        return next((name for name in mixture if name not in TASK_NAMES), default)
+    return values.get("data.prompt_data", default)
+
+
 def prompt_settings(prompt_data: str, config: RunConfig) -> Settings:
     "Return what `prompt_data` changes in the configuration of a recipe"
-    if prompt_data == config.data.prompt_data:
-        return {}
+    if prompt_data == config.data.prompt_data or not isinstance(prompt_data, str):
+        return {}  # what is no string is refused later, by its key
     settings = _for_prompts(prompt_data, config)
     if not config.is_sft:
         return settings
@@ -224,7 +241,7 @@ class Recipe:
             learning_rate=learning_rate,
             seed=seed,
         )
-        return self._build(scale, parameters, overrides or {})
+        return self._build(scale, parameters, dict(flat_overrides(overrides or {})))
 
     def _own(self, scale: Scale, model: str | None) -> RunConfig:
         "Return the configuration with the recipe's own prompts"
@@ -238,28 +255,36 @@ class Recipe:
         self, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
     ) -> RunConfig:
         given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
+        model = parameters["model"] or overrides.get("model.path")
         if not find_target(scale).has_tiny_model:
-            _require(scale, model=parameters["model"])
-            if not tenants_have_prompts(overrides):
+            _require(scale, model=model)
+            if not have_prompts(overrides):
                 _require(scale, prompt_data=parameters["prompt_data"])
         for key in given.keys() & overrides.keys():
             raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
-        config = self._own(scale, parameters["model"])
-        prompts = given.get("data.prompt_data", config.data.prompt_data)
+        config = self._own(scale, model)
+        prompts = _deciding_source({**given, **overrides}, config.data.prompt_data)
         changes = dict(prompt_settings(prompts, config))
         if config.is_sft:
             for name in ("engine", "samples_per_prompt"):
-                if parameters[name] is not None:
+                value = parameters[name] or overrides.get(PARAMETERS[name])
+                if value is not None:
                     raise ConfigError(
-                        f"{name} is {parameters[name]!r} in a recipe of supervised fine-tuning",
+                        f"{name} is {value!r} in a recipe of supervised fine-tuning",
                         "It samples nothing: leave it out.",
                     )
         for variant in self.chosen_variants(scale, overrides):
             changes |= variant.settings
         steps = {**given, **overrides}.get("num_steps")
-        if isinstance(steps, int) and 0 < steps <= config.optim.warmup_steps:
-            changes["optim.warmup_steps"] = steps // 10  # a short run of a long recipe
-        built = override(config, {**changes, **given, **overrides})
+        if isinstance(steps, int) and 0 < steps < config.num_steps:
+            # a short run of a long recipe has the same share of warm-up
+            share = config.optim.warmup_steps * steps // config.num_steps
+            changes["optim.warmup_steps"] = share
+        # a reset key had the recipe's value, not one that was given
+        built = override(config, {**changes, **given, **overrides}, announce=False)
+        tenants = _tenants_for_their_prompts(built, {*given, *overrides})
+        if tenants != built.tenants:
+            built = override(built, {"tenants": tenants}, announce=False)
         usual = dict(config.flat())
         for key, value in given.items():
             without_effect = built.tenants and all(key in own for own in built.tenants.values())
@@ -282,10 +307,35 @@ class Recipe:
         return "\n".join(lines)
 
 # %% ../nbs/02_recipes.ipynb #343ab792
-def tenants_have_prompts(overrides: Settings) -> bool:
-    "Whether `overrides` names tenants, each with prompts of its own"
+def have_prompts(overrides: Settings) -> bool:
+    "Whether `overrides` names prompts of the run, or of each of its tenants"
+
+    def names(own: Settings) -> bool:
+        return not {"data.prompt_data", "data.mixture"}.isdisjoint(
+            dict(flat_overrides(own))
+        )
+
     tenants = overrides.get("tenants") or {}
-    return bool(tenants) and all("data.prompt_data" in own for own in tenants.values())
+    return names(overrides) or bool(tenants) and all(map(names, tenants.values()))
+
+
+def _tenants_for_their_prompts(
+    config: RunConfig,
+    for_all: set[str],  # keys that were given for all tenants, and stay
+) -> dict[str, dict[str, Any]]:
+    "Return the tenants of a run with the settings that their own prompts need"
+    tenants = {}
+    for name, own in tenant_configs(config).items():
+        given = config.tenants[name]
+        prompts = _deciding_source(given, config.data.prompt_data)
+        now = dict(own.flat())
+        needed = {
+            key: now[key] if key in for_all else value
+            for key, value in prompt_settings(prompts, config).items()
+            if key in now and now[key] != value and not key_table()[key].shared
+        }
+        tenants[name] = {**needed, **given}
+    return tenants
 
 # %% ../nbs/02_recipes.ipynb #e9542259
 def _require(scale: str, **parameters: Any) -> None:
@@ -847,9 +897,21 @@ def prompt_changes(config: RunConfig) -> list[PromptChange]:
     if recipe is None:
         return []
     own = recipe._own(config.scale, config.model.path)
-    prompts = config.data.prompt_data
-    is_task = prompts in (*_TASK_SETTINGS, "calculator", "triangles")
+    changes = _changes_between(own, config)
+    for name, tenant in tenant_configs(config).items():
+        changes += [
+            replace(change, key=f"tenants.{name}.{change.key}")
+            for change in _changes_between(config, tenant)
+            if change.key not in own.tenants.get(name, {})
+        ]
+    return changes
+
+
+def _changes_between(own: RunConfig, config: RunConfig) -> list[PromptChange]:
+    "Return what the prompts of a configuration have changed in another one"
     before, now = dict(own.flat()), dict(config.flat())
+    prompts = _deciding_source(now, own.data.prompt_data)
+    is_task = prompts in TASK_NAMES
     return [
         PromptChange(
             key,
@@ -871,7 +933,8 @@ def parameters_of(config: RunConfig) -> dict[str, Any]:
         "prompt_data": config.data.prompt_data,
     }
     values = dict(config.flat())
-    overrides: dict[str, Any] = {}
+    mixture = config.data.mixture
+    overrides: dict[str, Any] = {"data.mixture": mixture} if mixture else {}
     for variant in recipe.chosen_variants(config.scale, values):
         overrides |= variant.when
     for key, value in recipe(**parameters, overrides=dict(overrides)).flat():

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..npu.device import allowed_preload
-from ..npu.role_variables import ROLE_VARIABLES
+from ..npu.role_variables import INTERFACE_VARIABLES, ROLE_VARIABLES
 from ..npu.stack.bundle import is_secret
 
 # %% ../../nbs/cluster/00_environment.ipynb #81e112cb
@@ -157,14 +157,17 @@ def startup_env(
 
 # %% ../../nbs/cluster/00_environment.ipynb #4631d6c7
 def apply_env(env: Mapping[str, str]) -> None:
-    """Replace the environment of this process, except `RAY_*` and the addresses of the machine.
+    """Replace the environment of this process, except `RAY_*`, addresses and interfaces of the machine.
 
     `PYTHONPATH` is also added to `sys.path`."""
+    kept = ("RAY_*", *MACHINE_VARIABLES, *INTERFACE_VARIABLES)
     for name in set(os.environ) - set(env):
-        if not name.startswith("RAY_") and name not in MACHINE_VARIABLES:
+        if not _matches(name, kept):
             del os.environ[name]
     for name, value in env.items():
-        if not name.startswith("RAY_"):
+        if name in INTERFACE_VARIABLES:  # a machine's own value counts
+            os.environ.setdefault(name, value)
+        elif not name.startswith("RAY_"):
             os.environ[name] = value
     for path in reversed(env.get("PYTHONPATH", "").split(os.pathsep)):
         if path and path not in sys.path:

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RAY_ENV', 'SUBMITTED_VARIABLES', 'host_port', 'address_env', 'Node', 'ray_head_command', 'ray_worker_command',
-           'check_port', 'join_instructions', 'wait_for_end', 'end_process', 'started_at', 'Job', 'make_job',
-           'list_jobs', 'find_job', 'submitted_env', 'submit_command', 'submit_job', 'server_commands', 'wait_for_head',
-           'wait_for_devices', 'Supervisor', 'launch_job', 'is_running', 'job_state', 'follow_log', 'stop_job',
-           'prepare_relaunch', 'supervise_job']
+           'check_port', 'check_host', 'join_instructions', 'wait_for_end', 'end_process', 'started_at', 'Job',
+           'make_job', 'list_jobs', 'find_job', 'submitted_env', 'submit_command', 'submit_job', 'server_commands',
+           'wait_for_head', 'wait_for_devices', 'Supervisor', 'launch_job', 'is_running', 'job_state', 'follow_log',
+           'stop_job', 'prepare_relaunch', 'supervise_job']
 
 # %% ../../nbs/cluster/03_launch.ipynb #e6ac896a
 import json
@@ -33,13 +33,15 @@ from typing import Any
 from .environment import MACHINE_VARIABLES, worker_env
 from ..cluster.ray_cluster import (
     LOOPBACK,
+    check_address,
     ensure_token,
     remove_session_folder,
     session_folder,
 )
 from ..errors import ConfigError, MissingError, RoleError, RoleTimeout, nearest
 from ..npu.device import NPU, free_port
-from ..stop import EXIT_STOPPED
+from ..npu.role_variables import INTERFACE_VARIABLES
+from ..stop import EXIT_STOPPED, JOB_ENV
 
 # %% ../../nbs/cluster/03_launch.ipynb #4672aa9a
 RAY_ENV = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -112,25 +114,40 @@ def check_port(node: Node) -> None:
             "Give another --port, or correct --host.",
         ) from None
 
+
+def check_host(host: str, nodes: int) -> None:
+    "Raise `ConfigError` for a head that the other machines cannot reach"
+    if nodes > 1 and host in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(
+            f"--nodes {nodes} with --host {host}, which other machines cannot reach",
+            "Give --host this machine's address.",
+        )
+
 # %% ../../nbs/cluster/03_launch.ipynb #7adb0393
 _CANN = "/usr/local/Ascend"
 _TOKEN = "~/.ray/auth_token"
 
 
-def join_instructions(head: Node, nodes: int) -> str:
+def join_instructions(
+    head: Node,
+    nodes: int,
+    doctor: str = "cookbook-npu doctor",  # command that checks a machine for the run
+) -> str:
     "Return the commands for the other machines of a run on `nodes` machines; empty for one"
     if nodes == 1:
         return ""
-    env = RAY_ENV | address_env(head.host)
-    env["HCCL_SOCKET_IFNAME"] = "<interface>"
-    env["GLOO_SOCKET_IFNAME"] = "<interface>"
-    settings = " ".join(f"{name}={value}" for name, value in env.items())
+    settings = [f"{k}={v}" for k, v in (RAY_ENV | address_env(head.host)).items()]
     command = shlex.join(["ray", *ray_worker_command(head, head.devices)[3:]])
-    return f"""On each of the other {nodes - 1} machines, in the same environment and with the same paths:
-  scp {head.host}:{_TOKEN} {_TOKEN} && chmod 600 {_TOKEN}
-  source {_CANN}/ascend-toolkit/set_env.sh && source {_CANN}/nnal/atb/set_env.sh && cookbook-npu doctor
-  export {settings}
-  {command}"""
+    host = host_port(head.host, head.port).removesuffix(f":{head.port}")
+    return f"""On each other machine ({nodes - 1} of {nodes}), with the same environment and paths:
+  mkdir -p ~/.ray && scp {host}:{_TOKEN} {_TOKEN} && chmod 600 {_TOKEN}
+  source {_CANN}/ascend-toolkit/set_env.sh && source {_CANN}/nnal/atb/set_env.sh
+  export {" ".join(settings)}
+  export HCCL_SOCKET_IFNAME=<interface> GLOO_SOCKET_IFNAME=<interface>
+  {doctor} --nodes {nodes}
+  {command}
+<interface>: the network interface by which that machine reaches {host} (`ip -br addr`).
+This machine exports its own before `launch`."""
 
 # %% ../../nbs/cluster/03_launch.ipynb #5758d075
 def wait_for_end(process: subprocess.Popen, timeout: float | None = None) -> int:
@@ -190,6 +207,11 @@ class Job:
     def ray_log(self) -> Path:
         "Return the file of the output of `ray start`"
         return self.folder / "job_ray.log"
+
+    @property
+    def arguments(self) -> str:
+        "Return id and `--runs` for the commands of a job, for a shell"
+        return shlex.join([self.id, "--runs", str(self.folder.parent.parent)])
 
     @property
     def server(self) -> str | None:
@@ -263,7 +285,7 @@ def find_job(root: str | Path, job_id: str) -> Job:
 # %% ../../nbs/cluster/03_launch.ipynb #036bfa95
 # No secrets.
 SUBMITTED_VARIABLES = (
-    *("HCCL_*", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "P2P_HCCL_BUFFSIZE"),
+    *("HCCL_*", "P2P_HCCL_BUFFSIZE"),
     *("STREAMS_PER_DEVICE", "TASK_QUEUE_ENABLE", "CPU_AFFINITY_CONF", "ACLNN_CACHE_LIMIT"),
     *("INF_NAN_*", "DISABLE_L2_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     "COOKBOOK_NPU_*",
@@ -271,12 +293,12 @@ SUBMITTED_VARIABLES = (
 
 
 def submitted_env(environ: Mapping[str, str]) -> dict[str, str]:
-    "Return the variables that are submitted with a job"
+    "Return the variables that are submitted with a job, none of the network of this machine"
     return {
         name: value
         for name, value in environ.items()
         if any(fnmatchcase(name, pattern) for pattern in SUBMITTED_VARIABLES)
-        and name not in MACHINE_VARIABLES
+        and name not in (*MACHINE_VARIABLES, *INTERFACE_VARIABLES)
     }
 
 # %% ../../nbs/cluster/03_launch.ipynb #a82a97c3
@@ -290,7 +312,8 @@ def submit_command(job: Job, environ: Mapping[str, str], follow: bool = True) ->
                 "Rename the file or folder.",
             )
     words = ["--address", record["address"], "--submission-id", record["submission"]]
-    words += ["--runtime-env-json", json.dumps({"env_vars": submitted_env(environ)})]
+    env = submitted_env(environ) | {JOB_ENV: job.arguments}
+    words += ["--runtime-env-json", json.dumps({"env_vars": env})]
     words += [] if follow else ["--no-wait"]
     return _ray_command("job", "submit", *words, "--", *record["run"])
 
@@ -416,7 +439,8 @@ class Supervisor:
             words = [sys.executable, "-c", _WAIT_FOR_DEVICES, address, devices]
             if code := self._start(words).wait():
                 return code
-        self.started_run = self._start(self.record["run"], RAY_ADDRESS=address)
+        env = {"RAY_ADDRESS": address, JOB_ENV: self.job.arguments}
+        self.started_run = self._start(self.record["run"], **env)
         code = wait_for_end(self.started_run)
         stopped = self.stop_requested and code not in (0, EXIT_STOPPED)
         return _TERMINATED if stopped else code
@@ -529,29 +553,48 @@ def stop_job(job: Job) -> bool:
         time.sleep(0.1)
     return True
 
-
-def prepare_relaunch(job: Job, run: Sequence[str], changed: bool = False) -> Job:
+# %% ../../nbs/cluster/03_launch.ipynb #82b7d0f5
+def prepare_relaunch(
+    job: Job,
+    run: Sequence[str],
+    changed: bool = False,
+    address: str | None = None,  # None: as before, like the other options
+    nodes: int | None = None,
+    **node: Any,  # fields of `Node`
+) -> Job:
     """Prepare a job for another launch with an argument vector that resumes the run.
 
-    Raises `ConfigError` if it is running, or has succeeded and its parameters are not `changed`."""
+    The head of several machines keeps its port, which a firewall may have been opened for. Raises
+    `ConfigError` if the job is running, has succeeded and its parameters are not `changed`, or if
+    Ray cannot start or be joined there."""
     state = job_state(job)
     if state == "running":
         raise ConfigError(
-            f"job {job.id} is running", f"Follow it: cookbook-npu attach {job.id}."
+            f"job {job.id} is running", f"Follow it: cookbook-npu attach {job.arguments}."
         )
     if state == "succeeded" and not changed:
         raise ConfigError(
             f"job {job.id} succeeded",
-            f"For more steps: cookbook-npu launch {job.id} --resume -p num_steps N.",
+            f"For more steps: cookbook-npu launch {job.arguments} --resume -p num_steps N.",
         )
     record = job.record()
+    machines = nodes or int(record["nodes"])
+    port = record["node"]["port"] if machines > 1 else free_port()
+    given = {name: value for name, value in node.items() if value is not None}
+    head = Node(**(record["node"] | {"port": port} | given))
+    check_host(head.host, machines)
+    if address and not address.startswith("http"):
+        check_address(address)
+    address = address or record["address"]
+    if address is None:
+        check_port(head)
     attempt = record.get("attempt", 1) + 1
     if job.log.is_file():
         os.replace(job.log, job.folder / f"job-{attempt - 1}.log")
     (job.folder / "exit").unlink(missing_ok=True)
-    node = record["node"] | {"port": free_port()}
+    changes = {"address": address, "nodes": machines, "node": asdict(head)}
     submission = f"{job.id}-{attempt}"
-    job.update(run=list(run), attempt=attempt, submission=submission, node=node)
+    job.update(run=list(run), attempt=attempt, submission=submission, **changes)
     return job
 
 # %% ../../nbs/cluster/03_launch.ipynb #09f0a691

@@ -328,7 +328,8 @@ def death_error(worker: WorkerHandle, method: str) -> WorkerDied:
     if slot.node_id in dead_nodes():
         local = WorkerDied(
             f"{what} with its machine {machine}",
-            "Start Ray on it again, or on another machine, and resume the run.",
+            "Resume the run. A launched job starts Ray again and prints the command for the "
+            "other machines; in a cluster of your own, start Ray on a machine first.",
         )
     else:
         local = WorkerDied(

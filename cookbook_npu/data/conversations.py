@@ -29,6 +29,7 @@ from ..data.prompts import (
     MixedOrder,
     PromptDataset,
     drawings,
+    first_held_out,
     folder_of,
     read_pictures,
 )
@@ -220,12 +221,11 @@ def conversation_messages(
         )
     messages = checked_messages(record[key], place)
     images = read_images(record, place, config.image_key, messages)
-    held = [name for name in ("images", "image") if record.get(name)]
     parts = not all(isinstance(message["content"], str) for message in messages)
-    if not images and (parts or held) and not config.image_key:
+    if parts and not config.image_key:
         raise DataError(
-            f"{place} has images, which are not read",
-            f"Set data.image_key{f' to {held[0]}' if held else ''}, or remove them.",
+            f"{place} has image parts, and no images are read",
+            "Set data.image_key, or remove them.",
         )
     if all(message["role"] != "assistant" for message in messages):
         raise DataError(
@@ -271,6 +271,11 @@ class ConversationReader:
     config: DataConfig
     format: ConversationFormat
     limit: int  # most tokens of a conversation; longer ones are left out
+
+    @cached_property
+    def held_out(self) -> list[Conversation]:
+        "All conversations of `data.eval_data`; empty without it"
+        return self.read(self.config.eval_data)[0] if self.config.eval_data else []
 
     def read(
         self,
@@ -337,7 +342,7 @@ def held_out_conversations(reader: ConversationReader) -> list[Conversation]:
     "Return at most `data.eval_prompts` held-out conversations; none without `data.eval_data` or a task"
     config = reader.config
     if config.eval_data:
-        return reader.read(config.eval_data)[0][: config.eval_prompts]
+        return first_held_out(reader.held_out, config)
     tasks = [name for name in config.mixture or [config.prompt_data] if name in GENERATED]
     found = []
     for name in tasks:
@@ -345,12 +350,10 @@ def held_out_conversations(reader: ConversationReader) -> list[Conversation]:
     return found
 
 
-def load_conversations(
-    reader: ConversationReader, held_out: Sequence[Conversation] = (), seed: int = 0
-) -> PromptDataset:
+def load_conversations(reader: ConversationReader, seed: int = 0) -> PromptDataset:
     "Return the conversations to learn from; raises `DataError` when none is left of a source"
     config = reader.config
-    without = frozenset(one.question for one in held_out)
+    without = frozenset(one.question for one in reader.held_out)
     orders = []
     for source in config.mixture or [config.prompt_data]:
         found, line = reader.read(source, without=without)

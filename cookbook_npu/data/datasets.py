@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from .hub import check_reachable
 from .images import IMAGE_MARK
+from .sample import RUN_METADATA
 from ..errors import ConfigError, DataError, MissingError, nearest, parse_json
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def read_jsonl(path: Path) -> Iterator[Record]:
                     continue
                 if blank:
                     raise DataError(f"{path} line {blank} is blank", "Remove it.")
-                record = parse_json(raw, place, "Fix or remove the line.")
+                record = parse_json(raw, place, "Give one JSON object a line.")
                 if not isinstance(record, dict):
                     raise DataError(
                         f"{place} is a JSON {type(record).__name__}, not an object",
@@ -451,10 +452,11 @@ def read_images(
     marks = count_marks(prompt)
     if key is None:
         held = [name for name in ("images", "image") if record.get(name)]
-        if marks and held:
+        if held:
             raise DataError(
-                f"{place} has {marks} times {IMAGE_MARK}, and {held[0]} that are not read",
-                f"Set data.image_key to {held[0]}.",
+                f"{place} has {held[0]}, which are not read, and {marks} times {IMAGE_MARK}",
+                f"Set data.image_key to {held[0]} and write one {IMAGE_MARK} for each, or remove "
+                "them.",
             )
         return []
     values = lookup(record, key)
@@ -475,7 +477,8 @@ def read_metadata(
 ) -> dict[str, Any]:
     """The metadata of a record.
 
-    A dotted key is stored under its last part; the keys of an object `metadata` are merged in."""
+    A dotted key is stored under its last part; the keys of an object `metadata` are merged in. A
+    key that the run writes itself (`RUN_METADATA`) is stored as `record_` and its name."""
     for key in more:
         if lookup(record, key) is _ABSENT:
             raise DataError(
@@ -489,6 +492,7 @@ def read_metadata(
             found[key.rpartition(".")[2]] = value
     own = found.pop("metadata", None)
     kept = own | found if isinstance(own, dict) else found
+    kept = {f"record_{k}" if k in RUN_METADATA else k: v for k, v in kept.items()}
     try:
         json.dumps(kept)
     except TypeError as e:

@@ -192,11 +192,22 @@ def _unnamed(sides: list[str]) -> list[str]:
     return sides[1:] if first and _is_name(first[0]) else sides
 
 
+_OPTION = re.compile(
+    r"\s*\\text\w*\s*\{\s*\(([A-J])\)\s*\}(?:\\[,;: ]|[~\s])*"
+)  # \textbf{(C)}
+_CHOICE = re.compile(r"\(?([A-J])\)?")
+
+
 def same_answer(answer: str | None, label: str) -> float:
     "1 when two answers are equal as mathematics; for the pool's processes only"
     adapt_math_verify()
     if answer is None or not 0 < len(answer.strip()) <= ANSWER_LIMIT:
         return 0.0
+    if option := _OPTION.match(answer):
+        choice = _CHOICE.fullmatch(plain_answer(label))
+        if choice:
+            return float(option[1] == choice[1])
+        answer = answer[option.end() :] or answer
     if answer.strip() == label.strip() or ("=" not in label and same_text(answer, label)):
         return 1.0
     plain = plain_answer(answer)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 from .equality import same_answer
-from .expressions import evaluate_expression, numbers_in
+from .expressions import evaluate_expression, numbers_in, plain_expression
 from ..data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,
@@ -31,9 +31,11 @@ from ..data.final_answer import (
     label_text,
     label_texts,
     last_boxed,
+    last_tagged,
     same_text,
+    unwrapped,
 )
-from ..errors import ConfigError, DataError, nearest
+from ..errors import ConfigError, DataError, import_own, nearest
 
 # %% ../../nbs/data/07_graders.ipynb #ed0c2625
 _LETTERS = "ABCDEFGHIJ"
@@ -104,7 +106,7 @@ def _f1(found: list[str], right: list[str]) -> float:
 
 def f1(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "F1 of the words of the response (of its box, when it has one) and of the label"
-    answer = (last_boxed(text) or "") if "\\boxed{" in text else text
+    answer = unwrapped(last_boxed(text) or "") if "\\boxed{" in text else text
     found = normalized_words(answer)
     return max(_f1(found, normalized_words(answer)) for answer in label_texts(label))
 
@@ -120,9 +122,12 @@ def countdown_target(label: Any, metadata: Mapping[str, Any]) -> int:
 
 def countdown(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
     "1 when the expression uses each number once and equals the label"
-    answer = (last_boxed(text) or "") if "\\boxed{" in text else text
+    tagged = last_tagged(text)
+    answer = text if tagged is None else tagged
+    if "\\boxed{" in text:
+        answer = last_boxed(text) or ""
     lines = answer.strip().split("\n")
-    expression = lines[-1].partition("=")[0].rpartition(":")[2]
+    expression = plain_expression(lines[-1].partition("=")[0].rpartition(":")[2])
     if numbers_in(expression) != sorted(metadata["numbers"]):
         return 0.0
     return float(evaluate_expression(expression) == countdown_target(label, metadata))
@@ -296,7 +301,8 @@ def find_scorer(name: str) -> Scorer:
         return Scorer(name, inline=False, worst=0.0)
     raise ConfigError(
         f"reward.scorers: {name!r} is not a scorer",
-        nearest(name, SCORERS) + " Your own is written package.module:function.",
+        nearest(name, SCORERS)
+        + " Your own is written package.module:function, in letters, digits and underscores.",
     )
 
 # %% ../../nbs/data/07_graders.ipynb #dd972cc8
@@ -354,17 +360,7 @@ def load_function(name: str, arguments: Mapping[str, Any] | None = None) -> Scor
     scorer = find_scorer(name)
     if scorer.function is not None:
         return _bind(name, scorer.function, arguments)
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as e:
-        # importing a user's module may raise anything
-        why = e if isinstance(e, ImportError | AttributeError) else repr(e)
-        raise ConfigError(
-            f"reward.scorers: {name} cannot be loaded: {why}",
-            "Check the module's path and name.",
-        ) from None
-    return _bind(name, found, arguments)
+    return _bind(name, import_own(name, "reward.scorers"), arguments)
 
 # %% ../../nbs/data/07_graders.ipynb #517679d2
 def register_reward(

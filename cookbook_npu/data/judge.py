@@ -65,10 +65,11 @@ class JudgeFault(Exception):
 def parse_score(reply: str, config: JudgeConfig) -> float:  # 0 (worst) ... 1 (best)
     "Return the score in a reply; raises `JudgeFault` for a reply without one"
     shown = " ".join(reply[-80:].split())
-    matches = list(re.finditer(config.pattern, reply))
+    final = reply.rpartition("</think>")[2]
+    matches = [] if "<think>" in final else list(re.finditer(config.pattern, final))
     try:
-        score = float(matches[-1][1]) if matches else None
-    except (TypeError, ValueError):  # the group took no part, or matched another text
+        score = float(matches[-1][1].replace("−", "-")) if matches else None
+    except (AttributeError, ValueError):  # the group took no part, or matched another text
         score = None
     if score is None:
         raise JudgeFault(f"no score in the reply {shown!r}")
@@ -225,6 +226,7 @@ class Reply(NamedTuple):
     text: str
     input_tokens: int | None  # None if not reported
     output_tokens: int | None
+    truncated: bool = False  # at the limit of tokens
 
 
 def _without_key(text: str, config: JudgeConfig) -> str:
@@ -242,15 +244,17 @@ def read_reply(response: httpx.Response, config: JudgeConfig) -> Reply:
         raise JudgeFault(f"status {status}: {shown}", again, retry_after(response.headers))
     try:
         content = response.json()
-        text = content["choices"][0]["message"]["content"]
+        choice = content["choices"][0]
+        text = choice["message"]["content"]
+        truncated = choice.get("finish_reason") == "length"
         usage = content.get("usage") or {}
         tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise JudgeFault(f"the reply is no chat completion: {shown}") from None
-    if not isinstance(text, str) or not text:
+    if not truncated and (not isinstance(text, str) or not text):
         raise JudgeFault(f"the reply has no text: {shown}")
     found = [n if isinstance(n, int) and n >= 0 else None for n in tokens]
-    return Reply(text, *found)
+    return Reply(text or "", found[0], found[1], truncated)
 
 # %% ../../nbs/data/23_judge.ipynb #076212b5
 class JudgeClient:
@@ -293,8 +297,14 @@ class JudgeClient:
                     f"{config.url} reports no usage, so reward.judge has no count of tokens",
                     "Replace max_tokens and max_cost by max_requests.",
                 )
-            return reply.text
-        self._spend(input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
+        else:
+            self._spend(input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
+        if reply.truncated:
+            raise JudgeFault(
+                f"the reply was truncated at reward.judge.max_reply_tokens "
+                f"{config.max_reply_tokens}; raise it, or turn off the judge's reasoning with "
+                "reward.judge.chat_template_kwargs"
+            )
         return reply.text
 
 # %% ../../nbs/data/23_judge.ipynb #3c85b205
@@ -313,6 +323,8 @@ class JudgeScores(JudgeClient):
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_reply_tokens,
         }
+        if self.config.chat_template_kwargs:  # unknown to OpenAI's own endpoint
+            body["chat_template_kwargs"] = self.config.chat_template_kwargs
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         replies = self._stores[0]
         known = replies.reply(key)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Outcome', 'MAX_PROMPT_CHARS', 'InitialTokens', 'RangeSet', 'Draw', 'PromptDataset', 'EpochOrder', 'take_turns',
            'MixedOrder', 'LoadedSource', 'choose_schema', 'chat_format', 'drawings', 'read_pictures', 'folder_of',
-           'image_files', 'load_source', 'image_processor', 'load_prompts', 'eval_prompts']
+           'image_files', 'load_source', 'image_processor', 'load_prompts', 'first_held_out', 'eval_prompts']
 
 # %% ../../nbs/data/04_prompts.ipynb #4043db12
 import hashlib
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 
 from ..config import DataConfig
@@ -562,17 +562,34 @@ def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor |
 def _check_length(
     prompts: Sequence[Prompt], config: DataConfig, initial_tokens: InitialTokens | None
 ) -> None:
-    "Raise `DataError` for a generated problem that is too long with what its environment adds"
-    if initial_tokens is None:
-        return
+    "Raise `DataError` for a generated problem that is too long, alone or in its environment"
     for prompt in prompts:
-        tokens = initial_tokens(prompt)
+        tokens = len(prompt.ids)
+        added = ""
+        if initial_tokens is not None:
+            tokens = initial_tokens(prompt)
+            added = f", and {tokens} with what its environment adds"
         if tokens > config.max_prompt_tokens:
             raise DataError(
-                f"{prompt.prompt_id} has {len(prompt.ids)} tokens, and {tokens} with what its "
-                f"environment adds; data.max_prompt_tokens is {config.max_prompt_tokens}",
+                f"{prompt.prompt_id} has {len(prompt.ids)} tokens{added}; "
+                f"data.max_prompt_tokens is {config.max_prompt_tokens}",
                 "Raise data.max_prompt_tokens.",
             )
+
+
+def _held_out_file(
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    processor: ImageProcessor | None,
+    initial_tokens: InitialTokens | None,
+) -> list[Prompt]:
+    "All prompts of `data.eval_data`; empty without it"
+    if not config.eval_data:
+        return []
+    record_format = config.eval_format or config.record_format
+    of_eval = config.model_copy(update={"record_format": record_format})
+    given = frozenset[str](), processor, initial_tokens
+    return load_source(config.eval_data, of_eval, tokenizer, *given).prompts
 
 
 def _load_one(
@@ -589,11 +606,13 @@ def _load_one(
         reader = _Reader(config, tokenizer, processor)
         prompts = [reader.from_problem(source, p) for p in task.train]
         _check_length(prompts, config, initial_tokens)
-        held_out = f"{len(task.held_out)} more held out"
-        line = f"{source} level {task.level}: {len(prompts)} problems, {held_out}"
+        line = (
+            f"{source} level {task.level}: {len(prompts)} problems, "
+            f"{len(task.held_out)} more held out"
+        )
     else:
-        held_out_prompts = eval_prompts(config, tokenizer, processor, initial_tokens)
-        questions = frozenset(p.question for p in held_out_prompts)
+        held_out = _held_out_file(config, tokenizer, processor, initial_tokens)
+        questions = frozenset(p.question for p in held_out)
         prompts, line, _ = load_source(
             source, config, tokenizer, questions, processor, initial_tokens
         )
@@ -623,6 +642,20 @@ def load_prompts(
     return PromptDataset(order, turn_end)
 
 # %% ../../nbs/data/04_prompts.ipynb #622dbafd
+_PromptT = TypeVar("_PromptT", bound=Prompt)
+
+
+def first_held_out(held_out: Sequence[_PromptT], config: DataConfig) -> list[_PromptT]:
+    "Return the first `data.eval_prompts` of a file; prints how many of a longer one these are"
+    if len(held_out) > config.eval_prompts:
+        print(
+            f"{config.eval_data}: {config.eval_prompts} of {len(held_out)} evaluated "
+            "(data.eval_prompts)",
+            flush=True,
+        )
+    return list(held_out[: config.eval_prompts])
+
+
 def eval_prompts(
     config: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
@@ -633,11 +666,8 @@ def eval_prompts(
 
     The generated tasks of a mixture share the number evenly."""
     if config.eval_data:
-        record_format = config.eval_format or config.record_format
-        of_eval = config.model_copy(update={"record_format": record_format})
-        given = processor, initial_tokens
-        loaded = load_source(config.eval_data, of_eval, tokenizer, frozenset(), *given)
-        return loaded.prompts[: config.eval_prompts]
+        held_out = _held_out_file(config, tokenizer, processor, initial_tokens)
+        return first_held_out(held_out, config)
     tasks = [name for name in config.mixture or [config.prompt_data] if name in GENERATED]
     reader = _Reader(config, tokenizer, processor)
     prompts = []

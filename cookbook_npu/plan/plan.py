@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config import RunConfig, check_context, check_expert_adapters
 from ..data.tasks import GENERATED
+from ..errors import ConfigError
 from ..npu.device import find_soc
 from ..plan.dimensions import (
     PUBLISHED,
@@ -45,10 +46,16 @@ from ..plan.memory import (
     trainer_parameters,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
-from .schedule import ScheduleRow, compare_schedules, schedule_text
+from ..plan.schedule import (
+    ScheduleRow,
+    compare_schedules,
+    schedule_of,
+    schedule_text,
+)
 from ..plan.time import (
     Estimate,
     estimate,
+    evaluation_estimate,
     later_turns,
 )
 from ..recipes import prompt_changes
@@ -311,6 +318,12 @@ def _band(low: int, high: int) -> str:
     return _bytes(high) if low == high else f"{low / 2**30:.2f}-{_bytes(high)}"
 
 
+def _duration(seconds: float) -> str:
+    "Format hours, from two days on days"
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+
+
 def _bar(nbytes: int, capacity: int, width: int = 24) -> str:
     "Return a bar of the used share"
     full = min(width, round(width * nbytes / capacity))
@@ -358,6 +371,7 @@ class RunPlan:
     phases: tuple[MemoryPhase, ...]
     times: tuple[Estimate, ...]  # empty for a device without known speeds
     mean_response: float | None = None  # tokens, for the schedule (None: assumed)
+    evaluation: Estimate | None = None  # None: no held-out prompts, or no known speeds
 
     def schedule_text(self) -> str:
         "Return the schedule of a split run"
@@ -434,18 +448,74 @@ class RunPlan:
             lines.append(
                 "  logprobs          none    one optimizer step: the training pass has them"
             )
+        lines += self._total_lines()
+        return "\n".join(lines)
+
+    def _total_lines(self) -> list[str]:
+        "Return the lines about a whole step, an evaluation and the run"
+        whole = counted(self.config.num_steps, "step")
+        lines = []
+        if self.evaluation is not None:
+            found = self.evaluation
+            every = f"every {counted(self.config.rollout.eval_every, 'step')}"
+            lines.append(f"  evaluation      {found.seconds:8.1f} s  {every}: {found.bound}")
+            whole += f" and {counted(self.count_evaluations(), 'evaluation')}"
+        whole += f": {_duration(self.run_seconds() or 0.0)}"
         if self.is_split:
-            return "\n".join([*lines, "  rollout and training overlap: see the schedule"])
+            overlap = "  rollout and training overlap: see the schedule"
+            return [overlap, *lines, f"  {whole}, by the schedule"]
         seconds = sum(e.seconds for e in self.times)
-        tenants = max(1, len(self.config.tenants))
-        days = tenants * self.config.num_steps * seconds / 86400
-        whole = f"{self.config.num_steps} steps: {days:.1f} days"
-        return "\n".join([*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"])
+        return [*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"]
 
     @property
     def is_split(self) -> bool:
         "Whether trainer and engines have separate devices"
         return self.config.placement.mode == "split"
+
+    def count_evaluations(self, done: int = 0) -> int:
+        "Return the number of evaluations after the first `done` steps"
+        rollout = self.config.rollout
+        if self.evaluation is None or done >= self.config.num_steps:
+            return 0
+        after = -(-self.config.num_steps // rollout.eval_every) - done // rollout.eval_every
+        return after + (done == 0 and not rollout.skip_eval_before_train)
+
+    def run_seconds(
+        self,
+        done: int = 0,  # steps that a resumed run has
+    ) -> float | None:
+        "Return the planned seconds of the run's steps and evaluations; None: unknown speeds"
+        if not self.times:
+            return None
+        step = sum(e.seconds for e in self.times)
+        if self.is_split:
+            step = schedule_of(self.config, self.soc, self.mean_response).seconds
+        evaluation = self.evaluation.seconds if self.evaluation else 0.0
+        tenants = max(1, len(self.config.tenants))
+        steps = max(0, self.config.num_steps - done)
+        return tenants * (steps * step + self.count_evaluations(done) * evaluation)
+
+    def check_hours(
+        self,
+        hours: float,  # after which the job is stopped
+        done: int = 0,  # steps that a resumed run has
+    ) -> None:
+        "Raise `ConfigError` for a run that is planned to exceed a time limit, or has no steps left"
+        steps = self.config.num_steps - done
+        if steps <= 0:
+            raise ConfigError(
+                f"the run has {counted(done, 'step')} and num_steps is {self.config.num_steps}: "
+                "nothing is left to do",
+                "Raise num_steps, or start a run of another name.",
+            )
+        seconds = self.run_seconds(done) or 0.0
+        if seconds > 3600 * hours:
+            reached = done + int(steps * 3600 * hours / seconds)
+            raise ConfigError(
+                f"{counted(steps, 'step')} are planned to take {_duration(seconds)}, and the job is "
+                f"stopped after {hours:g} hours, near step {reached}",
+                f"Lower num_steps, shorten the responses, or give {-int(-seconds // 3600)} hours.",
+            )
 
     def roles_text(self) -> str:
         "Return the arguments and variables of each role; imports torch"
@@ -519,6 +589,8 @@ class RunPlan:
             groups=process_groups(self.config),
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
             times=[asdict(e) for e in self.times],
+            evaluation=asdict(self.evaluation) if self.evaluation else None,
+            run_seconds=self.run_seconds(),
             warnings=self.warnings,
             set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
             schedule=[row.as_json() for row in rows],
@@ -578,9 +650,12 @@ def make_plan(
         phases = memory_phases(config, soc)
     capacity = capacity_of(config, soc)
     times = []
+    evaluation = None
     if config.target.has_soc:
         times = estimate(config, soc)
-    return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), mean_response)
+        evaluation = evaluation_estimate(config, soc)
+    given = mean_response, evaluation
+    return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), *given)
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
 def model_name(recipe: str) -> str | None:

@@ -24,7 +24,7 @@ from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple
 
 
-from ..config import RunConfig, override
+from ..config import SPLIT_KEYS, RunConfig, override
 from ..errors import ConfigError, DataError, DeviceError
 from ..plan.memory import (
     SAMPLED_ROWS,
@@ -476,7 +476,10 @@ def compare_schedules(
 ) -> list[ScheduleRow]:
     "Compare a split run with the colocated run and with other D and S on its devices"
     own = (config.rollout.depth, config.rollout.max_staleness)
-    colocated = {"placement.mode": "colocate", "placement.trainer_devices": None}
+    colocated = SPLIT_KEYS | {
+        "placement.mode": "colocate",
+        "placement.trainer_devices": None,
+    }
     variants = {}
     try:
         variants["colocate"] = override(config, colocated)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from ..config import RunConfig, build_config, check_context
+from ..config import SPLIT_KEYS, RunConfig, build_config, check_context
 from ..errors import ConfigError, DeviceError
 from ..npu.device import find_soc
 from .fit import error_text
@@ -51,12 +51,12 @@ class DeviceLayout:
 
     def overrides(self) -> dict[str, Any]:
         "Return the configuration keys"
-        return {
+        gate = SPLIT_KEYS if self.trainer is None else {"rollout.depth": self.depth}
+        return gate | {
             "placement.devices": self.devices,
             "placement.mode": "colocate" if self.trainer is None else "split",
             "placement.trainer_devices": self.trainer,
             "rollout.devices_per_engine": self.engine,
-            "rollout.depth": self.depth,
             "rollout.memory_utilization": self.share,
             "parallel.tensor": self.tensor,
             "parallel.context": self.context,
@@ -363,10 +363,12 @@ class LayoutSearch:
     def changes(self, layout: DeviceLayout) -> dict[str, Any]:
         "Return the keys in which a layout differs from the recipe's"
         own = layout_of(self.config).overrides()
-        changed = {k: v for k, v in layout.overrides().items() if v != own[k]}
-        if layout.trainer is None:  # no effect in a colocated run
-            changed.pop("rollout.depth", None)
-        return changed
+        without_effect = SPLIT_KEYS if layout.trainer is None else {}
+        return {
+            key: value
+            for key, value in layout.overrides().items()
+            if value != own.get(key) and key not in without_effect
+        }
 
     def as_json(self) -> dict[str, Any]:
         def shown(one: FoundLayout | None) -> dict[str, Any] | None:

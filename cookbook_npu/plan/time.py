@@ -6,14 +6,16 @@
 __all__ = ['CLOCK_HZ', 'CUBE_OPERATIONS', 'TRAIN_PASSES', 'PATCHES_PER_TOKEN', 'PIXELS_PER_TOKEN', 'UPDATE_BYTES', 'Speeds',
            'speeds_of', 'forward_flops', 'Estimate', 'pipeline_slowdown', 'context_seconds', 'most_image_tokens',
            'token_seconds', 'decode_seconds', 'later_turns', 'cache_holds_turns', 'turn_prefill_seconds',
-           'host_update_seconds', 'phase_estimates', 'estimate']
+           'host_update_seconds', 'phase_estimates', 'estimate', 'held_out_prompts', 'evaluation_estimate']
 
 # %% ../../nbs/plan/02_time.ipynb #b2f632ff
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
 from ..config import RunConfig
-from ..data.datasets import FORMATS
-from ..data.tasks import PICTURED
+from ..data.datasets import FORMATS, read_records
+from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import find_soc
 from ..plan.dimensions import (
     Dimensions,
@@ -38,6 +40,7 @@ from ..plan.memory import (
     trainer_parameters,
     trainer_state,
 )
+from ..terminal import counted
 
 # %% ../../nbs/plan/02_time.ipynb #0de4f34e
 @dataclass(frozen=True)
@@ -350,3 +353,42 @@ def estimate(
     if config.placement.mode == "split" or config.tenants:
         left_out |= {"wake_up", "sleep"}
     return [e for e in estimates if e.name not in left_out]
+
+# %% ../../nbs/plan/02_time.ipynb #9ea78cae
+def held_out_prompts(config: RunConfig) -> int:
+    """Return the held-out prompts of an evaluation at most; 0: nothing is evaluated
+
+    They are counted in a file of this machine, and otherwise `data.eval_prompts`."""
+    data = config.data
+    if not config.rollout.eval_every:
+        return 0
+    if data.eval_data is None:
+        sources = [*data.mixture] or [data.prompt_data]
+        return data.eval_prompts if any(s in GENERATED for s in sources) else 0
+    if not Path(data.eval_data).exists():
+        return data.eval_prompts
+    return sum(1 for _ in islice(read_records(data.eval_data), data.eval_prompts))
+
+
+def evaluation_estimate(config: RunConfig, soc: str = "Ascend910B1") -> Estimate | None:
+    "Return the time of an evaluation with responses of full length; None: nothing is evaluated"
+    prompts = held_out_prompts(config)
+    if not prompts:
+        return None
+    samples = config.rollout.eval_samples
+    limit = config.eval_sampling.max_response_tokens
+    batch = {"prompts_per_step": prompts, "samples_per_prompt": samples}
+    # copied without the checks of a training batch
+    rollout = config.rollout.model_copy(update=batch)
+    sampling = config.sampling.model_copy(update={"max_response_tokens": limit})
+    config = config.model_copy(update={"rollout": rollout, "sampling": sampling})
+    d = model_of(config)
+    speeds = speeds_of(soc)
+    length = config.data.max_prompt_tokens + limit
+    if config.is_sft:
+        seconds = _pass(d, config, speeds, length) + _waiting(d, config, speeds, length)
+        return Estimate("evaluation", seconds, counted(prompts, "conversation"))
+    images = most_image_tokens(d, config)
+    found = _rollout(d, config, speeds, length, images, capacity_of(config, soc))
+    size = f"{counted(prompts, 'prompt')} x {counted(samples, 'response')} of at most {limit} tokens"
+    return Estimate("evaluation", found.seconds, size)

@@ -153,8 +153,9 @@ class EpisodeBatch:
 class EnvironmentPool:
     "The environments of a run"
 
-    def __init__(self, make: Callable[[], Environment]):
+    def __init__(self, make: Callable[[], Environment], calls: CallPool):
         self.make = make
+        self.calls = calls
         self.free: list[Environment] = []
         self.made: list[Environment] = []  # free or in use, without failed ones
 
@@ -177,11 +178,20 @@ class EnvironmentPool:
         return environment
 
     def release(self, episodes: Sequence[Episode]) -> None:
-        "Return the environments of episodes that need them no longer"
+        "Return the environments of episodes that need them no longer; close those without a `reset`"
         for episode in episodes:
-            if episode.environment is not None and episode.failure is None:
-                self.free.append(episode.environment)
+            environment = episode.environment
             episode.environment = None
+            if environment is None or episode.failure is not None:
+                continue
+            if type(environment).reset is Environment.reset:
+                self.calls.start(partial(self._close, environment))
+            else:
+                self.free.append(environment)
+
+    def _close(self, environment: Environment) -> None:
+        self.discard(environment)
+        environment.close()
 
     def close_calls(self) -> list[Callable[[], None]]:
         "Empty the pool; return the calls that close its environments"
@@ -208,11 +218,11 @@ class EpisodeRunner:
         workers: int = 16,  # concurrent calls
         max_prompt_tokens: int | None = None,  # of the first messages; None: unlimited
     ):
-        self.environments = EnvironmentPool(make)
+        self.calls = CallPool(workers, timeout_s)
+        self.environments = EnvironmentPool(make, self.calls)
         self.format = format
         self.max_turns = max_turns
         self.max_prompt_tokens = max_prompt_tokens
-        self.calls = CallPool(workers, timeout_s)
 
     def begin(
         self, requests: Sequence[Request], prompt_of: Mapping[str, Prompt], limit: int

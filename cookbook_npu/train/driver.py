@@ -191,7 +191,10 @@ class SplitPlacement(Placement):
         "Start writing the trainer's weights; pass the result to `finish_update`"
         # an evaluation of an earlier step ends before the next one starts; should all engines
         # be lost now, the trainer no longer has its weights
+        steps_done = self.sampler.evaluation.steps_done
         self.evaluated = self.sampler.end_evaluation(self.sampler.drop_evaluation)
+        if self.evaluated:  # logged with the step that is under way
+            self.evaluated["eval_step"] = float(steps_done)
         return self.weights.start()
 
     def finish_update(self, step: int, writing: Future) -> dict[str, float]:
@@ -209,7 +212,7 @@ class SplitPlacement(Placement):
         config = self.state.config
         ended, self.evaluated = self.evaluated, {}
         if step + 1 == config.num_steps or config.rollout.max_staleness == 0:
-            ended |= self.sampler.end_evaluation(self.weights.resend)
+            ended = self.sampler.end_evaluation(self.weights.resend) or ended
         return ended
 
     def set_num_engines(self, num_engines: int) -> None:

@@ -17,7 +17,7 @@ from ..data.environments import CallFailure
 from ..data.judge import JudgeCounts, judge_cost
 from ..data.pass_at_k import eval_metrics
 from ..data.prompts import Draw
-from ..data.rewards import Counts
+from ..data.rewards import Counts, all_scorers
 from ..data.sample import Prompt, Sample
 from ..errors import BudgetSpent, EnvironmentFault, RewardError, RoleError
 from ..rl.filters import DynamicSampling
@@ -130,11 +130,16 @@ class Grading:
         if self.state.config.output.save_samples:
             self.state.folder.save_samples(steps_done, [s.record() for s in samples], "eval")
         accuracy = float(np.mean([bool(s.correct) for s in samples]))
-        if not self._noted_credit and (rewards := partial_credit(samples)):
+        # another scorer's wrong answers may get several bonuses
+        graded = accuracy > 0 or {"environment", "f1"} & set(
+            all_scorers(self.state.config.reward)
+        )
+        if not self._noted_credit and graded and (rewards := partial_credit(samples)):
             self._noted_credit = True
+            which = "every reward above 0" if accuracy else "none of the rewards"
             some = ", ".join(f"{reward:.3g}" for reward in rewards[:4])
             print(
-                f"eval_accuracy counts every reward above 0 as correct ({some}, ...): a scorer with "
+                f"eval_accuracy counts {which} as correct ({some}, ...): a scorer with "
                 'partial credit returns {"score": ..., "acc": ...}, or set reward.correct_threshold',
                 flush=True,
             )
@@ -209,10 +214,11 @@ class Grading:
 
 # %% ../../nbs/train/10_sampling.ipynb #db22bacf
 def partial_credit(samples: Sequence[Sample]) -> list[float]:
-    "Return the rewards above 0 if there are at least three, and all count as correct"
+    "Return the rewards above 0 if there are at least three, and all or none count as correct"
     above = [s for s in samples if s.reward is not None and s.reward > 0]
     rewards = sorted({s.reward for s in above if s.reward is not None})
-    return rewards if len(rewards) > 2 and all(s.correct for s in above) else []
+    verdicts = {bool(s.correct) for s in above}
+    return rewards if len(rewards) > 2 and len(verdicts) == 1 else []
 
 # %% ../../nbs/train/10_sampling.ipynb #095e7ec2
 

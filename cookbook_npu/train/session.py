@@ -297,7 +297,7 @@ def _open_conversations(config: RunConfig, hf_path: str) -> dict[str, Any]:
     processor = image_processor(hf_path, config.data)
     reader = conversation_reader(config, read_tokenizer(hf_path), processor)
     held_out = held_out_conversations(reader)
-    prompts = load_conversations(reader, held_out, config.seed)
+    prompts = load_conversations(reader, config.seed)
     print(prompts.source, flush=True)
     # not opened: nothing is graded
     rewards = RewardPool(config.reward)
@@ -549,7 +549,8 @@ def session(
     if in_notebook():
         end_with_parent()
     stop = StopRequest()
-    path = None
+    output = config.output
+    path = output.runs_folder / output.name if output.resume and output.name else None
     try:
         with stop, ExitStack() as stack:
             try:

@@ -41,15 +41,30 @@ from cookbook_npu.rollout.vllm import no_vllm_on_cpu
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
-    "The run sees the NPUs of both nodes and the token; when it ends, Ray ends and the exit code is kept"
-    code = (
-        "import os, ray; ray.init(address=os.environ['RAY_ADDRESS'], log_to_driver=False); "
-        "print('NPUs', ray.cluster_resources()['NPU'])"
-    )
+    """The run sees the NPUs of both nodes and the token; when it ends, Ray ends and the exit code is kept.
+
+    Workers of the other machine have its own network interface, and what only the first one exports."""
+    code = """
+import os, ray
+from cookbook_npu.cluster.environment import apply_env, worker_env
+
+ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+print("NPUs", ray.cluster_resources()["NPU"])
+
+@ray.remote(resources={"NPU": 2})
+def interfaces(env):
+    apply_env(env)
+    return os.environ["HCCL_SOCKET_IFNAME"], os.environ["TP_SOCKET_IFNAME"]
+
+print(sorted(ray.get([interfaces.remote(worker_env()) for _ in range(2)])))
+print("job", os.environ["COOKBOOK_NPU_JOB"])
+"""
+    shell = os.environ | {"HCCL_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
     # Ray admits no second node on the loopback interface
     node = Node(get_node_ip_address(), 2, free_port())
     words = [sys.executable, "-c", code]
-    job = launch_job(make_job(tmp_path, "test-laptop", words, None, node, nodes=2))
+    job = make_job(tmp_path, "test-laptop", words, None, node, nodes=2)
+    launch_job(job, shell)
     text = ""
     other = None
     try:
@@ -61,13 +76,15 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
                         ray_worker_command(node, 2),
                         stdout=log,
                         stderr=log,
-                        env=os.environ | RAY_ENV,
+                        env=os.environ | RAY_ENV | {"HCCL_SOCKET_IFNAME": "eth1"},
                         start_new_session=True,
                     )
     finally:
         assert other is not None, text[-3000:]
         end_process(other)
     assert "NPUs 4.0" in text, text[-2000:] + (tmp_path / "other.log").read_text()[-2000:]
+    assert "[('eth0', 'eth0'), ('eth1', 'eth0')]" in text, text[-2000:]
+    assert f"job {job.id} --runs {tmp_path}" in text
     assert (job.exit_code(), job_state(job)) == (0, "succeeded")
     processes = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True)
     alive = [line for line in processes.stdout.splitlines() if not line.startswith("Z")]

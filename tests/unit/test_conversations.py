@@ -79,19 +79,23 @@ def reader(**values) -> ConversationReader:
     return ConversationReader(config, ConversationFormat(build_tokenizer()), 128)
 
 
-def test_held_out_repeated_and_long_conversations_are_left_out_and_counted(tmp_path):
+def test_held_out_repeated_and_long_conversations_are_left_out_and_counted(
+    tmp_path, capsys
+):
     turns = [[{"role": "user", "content": str(n)}, CHAT[2]] for n in range(4)]
     long = [{"role": "user", "content": "1" * 200}, CHAT[2]]
-    files = {"train": [*turns, turns[0], long], "held_out": turns[3:]}
+    files = {"train": [*turns, turns[0], long], "held_out": turns[2:]}
     for name, chats in files.items():
         lines = [json.dumps({"messages": chat}) for chat in chats]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     data = {"prompt_data": "train", "eval_data": "held_out"}
-    found = reader(**{key: str(tmp_path / f"{name}.jsonl") for key, name in data.items()})
+    paths = {key: str(tmp_path / f"{name}.jsonl") for key, name in data.items()}
+    found = reader(**paths, eval_prompts=1)
     held_out = held_out_conversations(found)
-    dataset = load_conversations(found, held_out)
-    assert (len(held_out), len(dataset)) == (1, 3)
-    said = "6 conversations, 3 kept, 1 longer than 128 tokens, 1 repeated, 1 also in the evaluation"
+    dataset = load_conversations(found)
+    assert (len(held_out), len(dataset)) == (1, 2)  # the second is not trained, either
+    assert "1 of 2 evaluated" in capsys.readouterr().out
+    said = "6 conversations, 2 kept, 1 longer than 128 tokens, 1 repeated, 2 also in the evaluation"
     assert dataset.source.endswith(said)
 
 

@@ -18,12 +18,14 @@ from cookbook_npu.plan.evidence import (
     LARGEST,
     check_evidence,
     error_rows,
+    known_words,
     load_evidence,
     make_evidence,
     write_evidence,
 )
 from cookbook_npu.plan.published import measured_runs, published_runs
-from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.policy.evaluate import EvalSettings, eval_config
+from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate, run_command
 from cookbook_npu.runs.folder import RunFolder, append_line, read_json, write_json
 
 sys.path.insert(0, str(ROOT / ".docs"))
@@ -48,6 +50,18 @@ PRIVATE = (
     "10.11.12.13",
     "mei@corp.example",
 )
+
+
+def test_reading_a_run_says_nothing_of_settings_that_it_never_had(capsys):
+    "Recipes are built for other prompts and engines, where some of their own settings do not act"
+    known_words.cache_clear()
+    known_words()
+    seeing = {"model": "/data/Qwen3-VL-8B", "prompt_data": "countdown"}
+    config = RECIPES["qwen3_vl_8b_grpo"]("910b", **seeing)
+    assert config.rollout.max_turns == 8 and config.rollout.environment is None
+    assert "rollout.max_turns" not in run_command(config)
+    eval_config(config, EvalSettings(engine="transformers"))  # no arguments of vLLM
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -15,6 +15,7 @@ import pytest
 from page_blocks import ELSEWHERE, IN_PROCESS, NPU, TYPED, all_pages, how_run, steps
 from places import ROOT
 from reader import CAPTION, Reader, blocks, make_environment
+from text_samples import text_sample
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import (
@@ -22,17 +23,16 @@ from cookbook_npu.cli import (
     check_machine,
     find_notebook,
     join_pairs,
-    read_parameters,
     resolve_run,
 )
 from cookbook_npu.config import OutputConfig, config_keys
 from cookbook_npu.data.prompts import load_prompts
-from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import CookbookError
+from cookbook_npu.parameters import read_parameters
 from cookbook_npu.plan.preflight import check_files
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
-from cookbook_npu.runs.folder import RunFolder, append_line
+from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 
 PAGES = Path(__file__).parents[2] / ".docs" / "pages" / "howto"
 
@@ -69,31 +69,31 @@ def check_options(words: list[str]) -> None:
         assert not word.startswith("--") or word in shown.output, word
 
 
-SAMPLE = Sample(
-    group_id="g",
-    index=0,
-    prompt_ids=[1],
-    response_ids=[1],
-    logprobs=[0.0],
-    loss_mask=[1],
-    versions=[0],
-    finish_reason="stop",
-    text="2",
-    label="2",
-    metadata={"prompt": "1+1="},
-).record()
+SAMPLE = text_sample("2", "2", metadata={"prompt": "1+1="}).record()
 
 
 def record_runs(folder: Path) -> None:
-    "runs/A and runs/B, as a page calls them: complete, and different in one number; C has another seed"
-    for name, last, seed in (("A", 0.5, 0), ("B", 0.625, 0), ("C", 0.5, 1)):
+    """runs/A and runs/B, as a page calls them: complete, and different in one number
+
+    C has another seed, and NPU is of scale 910b."""
+    real = dict(scale="910b", model="/data/Qwen3-4B", prompt_data="arithmetic")
+    runs = (("NPU", 0.5, 0), ("A", 0.5, 0), ("B", 0.625, 0), ("C", 0.5, 1))
+    for name, last, seed in runs:
         output = {"root": str(folder / "runs"), "name": name}
-        config = qwen3_4b_colocate(num_steps=2, seed=seed)
+        given = real if name == "NPU" else {}
+        config = qwen3_4b_colocate(num_steps=2, seed=seed, **given)
         config = config.model_copy(update={"output": OutputConfig(**output)})
         with RunFolder.create(config) as run:
-            run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True})
+            if name == "NPU":  # its model is not here, so the checksum is left out
+                device = {"name": "NPU", "count": 8, "simulated": False}
+                write_json(run.stack_file, {"device": device})
+            else:
+                run.save_stack({"name": "simulated NPU", "count": 2, "simulated": True})
             for step, reward in enumerate((0.25, last), 1):
-                append_line(run.metrics_file, {"step": step, "raw_reward": reward})
+                row = {"step": step, "raw_reward": reward}
+                if name == "NPU":
+                    row |= {"time/actor_train": 100.0, "time/step": 500.0}
+                append_line(run.metrics_file, row)
                 run.save_samples(step - 1, [SAMPLE | {"reward": reward}])
 
 
@@ -118,10 +118,8 @@ CODES = {
     "compare runs/A runs/B": 1,
     "compare runs/A runs/B --html both.html": 1,
     "compare runs/A --against expected": 2,  # two steps say nothing of its curve
-    "compare runs/A --against plan": 2,  # of a run on NPUs
     "rerun runs/A": 1,  # the numbers of the record are made up
     "doctor --bundle report.zip --run runs/A": 1,  # of a machine that the record leaves out
-    "run --resume runs/A --restart": 2,  # it has a checkpoint, or nothing to restart
 }
 
 

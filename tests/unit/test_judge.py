@@ -1,6 +1,8 @@
 """The judge against servers that answer, refuse, break and hang."""
 
+import ast
 import http.server
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from local_server import serve
@@ -31,6 +34,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     lock: threading.Lock
     running: list[int]  # now, and at most
     keys: set[str]
+    bodies: list[dict]
     released: threading.Event  # ends what hangs
     delay = 0.0
 
@@ -59,6 +63,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         with self.lock:
             self.asked[text] += 1
             self.keys.add(self.headers.get("Authorization", ""))
+            self.bodies.append(body)
             self.running[0] += 1
             self.running[1] = max(self.running)
         time.sleep(self.delay)
@@ -84,8 +89,9 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         if word == "garbled":
             return self.reply(200, b'{"choices": [')
         said = "I like it." if word == "vague" else f"Fine. Score: {number}"
+        reason = "length" if word == "long" else "stop"
         content = {
-            "choices": [{"message": {"content": said}}],
+            "choices": [{"message": {"content": said}, "finish_reason": reason}],
             "usage": {"prompt_tokens": 10, "completion_tokens": 5},
         }
         return self.reply(200, json.dumps(content).encode())
@@ -96,6 +102,7 @@ def endpoint(monkeypatch):
     "The handler of a running server, with its `url`"
     monkeypatch.setattr(judge_module, "BACKOFF_S", 0.01)
     state = dict(asked=Counter(), lock=threading.Lock(), running=[0, 0], keys=set())
+    state["bodies"] = []
     handler = type("Own", (Endpoint,), state | {"released": threading.Event()})
     with serve(handler) as address:
         handler.url = f"{address}/v1"
@@ -121,14 +128,16 @@ def opened(endpoint):
 
 def test_every_failure_costs_its_own_response_alone(endpoint, opened):
     judge = opened(retries=1, timeout_s=3.0)
-    failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99"]
+    failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99", "long 7"]
     scores = judge.scores(["good 4", *failing, "flaky 6"])
     assert scores == [0.4, *[None] * len(failing), 0.6]
     # each was asked twice, but what a retry cannot help
     once = {"good 4": 1, "refused": 1}
     assert endpoint.asked == dict.fromkeys((*failing, "flaky 6"), 2) | once
     counts = judge.counts
-    assert (counts.failures, counts.retries, counts.requests) == (6, 6, 14)
+    assert (counts.failures, counts.retries, counts.requests) == (7, 7, 16)
+    # a truncated reply is paid for
+    assert counts.output_tokens == 5 * 8
 
 
 @pytest.mark.parametrize(
@@ -140,6 +149,7 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened):
         "garbled": 'no chat completion: {"choices": [',
         "vague": "no score in the reply 'I like it.'",
         "wild 99": "99 is outside 0 to 10",
+        "long 7": "truncated at reward.judge.max_reply_tokens 512",
     }.items(),
 )
 def test_a_failure_says_why(opened, monkeypatch, message, why):
@@ -147,6 +157,26 @@ def test_a_failure_says_why(opened, monkeypatch, message, why):
     judge = opened(retries=0, timeout_s=3.0, api_key_env="JUDGE_KEY_OF_TEST")
     assert judge.scores([message]) == [None]
     assert why in judge.failure and KEY not in judge.failure
+
+
+def test_the_request_has_fields_that_vllm_knows(endpoint, opened):
+    "The class of the installed vLLM, from its source: importing it takes seconds"
+    opened().scores(["good 1"])
+    opened(chat_template_kwargs={"enable_thinking": False}).scores(["good 1"])
+    plain, thoughtless = endpoint.bodies
+    assert thoughtless == plain | {"chat_template_kwargs": {"enable_thinking": False}}
+    vllm = importlib.util.find_spec("vllm")
+    if vllm is None:
+        pytest.skip("vllm is not installed")
+    openai = Path(vllm.submodule_search_locations[0], "entrypoints/openai")
+    source = (openai / "chat_completion/protocol.py").read_text()
+    (request,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "ChatCompletionRequest"
+    )
+    fields = {n.target.id for n in request.body if isinstance(n, ast.AnnAssign)}
+    assert set(thoughtless) <= fields
 
 
 def test_retry_after_is_followed(opened):

@@ -1,11 +1,16 @@
 """Training jobs of ModelArts: the real SDK, against a service made from the classes of the SDK."""
 
 import json
+import os
+import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import papermill
 import pytest
 from places import ROOT
+from whole_runs import STEPS, parameters, preloaded, rows
 
 from cookbook_npu.cluster.modelarts import (
     ServiceError,
@@ -17,9 +22,9 @@ from cookbook_npu.cluster.modelarts import (
     submit,
     watch,
 )
-from cookbook_npu.config import OutputConfig
+from cookbook_npu.config import OutputConfig, save_config
 from cookbook_npu.errors import ConfigError
-from cookbook_npu.recipes import qwen3_4b_colocate
+from cookbook_npu.recipes import find_recipe, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
 
 NOTEBOOK = ROOT / "nbs" / "tutorials" / "modelarts.ipynb"
@@ -114,12 +119,29 @@ def test_the_command_starts_and_resumes(exists, tmp_path):
     line = resumable_command("qwen3_4b_colocate", "/data/a b.json", str(run))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True)
-    wanted = (
-        f"run --resume {run} --restart"
-        if exists
-        else "run qwen3_4b_colocate -f /data/a b.json"
-    )
-    assert done.stdout.strip() == wanted
+    start = f"run --resume {run} --restart" if exists else "run qwen3_4b_colocate"
+    assert done.stdout.strip() == f"{start} -f /data/a b.json"
+
+
+@pytest.mark.slow
+def test_more_steps_in_the_file_continue_a_finished_run(undisturbed, tmp_path):
+    "The command as a job executes it: a run of all its steps is left alone until one more is asked for"
+    run = tmp_path / "runs" / "first"
+    shutil.copytree(undisturbed, run, symlinks=True)
+    file = tmp_path / "first.json"
+    line = resumable_command("qwen3_4b_colocate", str(file), str(run))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for steps in (STEPS, STEPS + 1):
+        given = parameters(run.parent, "first", steps=steps)
+        del given["overrides"]["output.resume"], given["overrides"]["output.restart"]
+        file.write_text(json.dumps(given))
+        env = preloaded() | {"PATH": path}
+        done = subprocess.run(
+            ["sh", "-c", line], cwd=ROOT, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("has all its steps" in done.stdout) is (steps == STEPS)
+        assert rows(run)[-1]["step"] == steps
 
 
 def test_a_lost_connection_is_not_a_lost_job(service):
@@ -201,7 +223,42 @@ def test_the_notebook_submits_watches_and_reports(service, tmp_path, monkeypatch
     (job,) = service.jobs.values()
     told = json.loads((tmp_path / "first.json").read_text())
     assert "/data/first.json" in job.body["algorithm"]["command"]
-    assert told["overrides"] == {"output.root": "/data/runs", "output.name": "first"}
+    place = {"output.root": "/data/runs", "output.name": "first"}
+    assert place.items() <= told["overrides"].items()
+    assert told["overrides"]["data.eval_data"].startswith("/data/")
+
+
+def cells_of_the_plan(given):
+    "The parameters of the notebook with some replaced, and its cell with the plan, executed"
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names = {}
+    exec(code[0] + "\n" + code[1], names)
+    names |= given
+    (plan,) = [text for text in code if "check_hours" in text]
+    exec(plan, names)
+    return names
+
+
+def test_the_notebook_fits_its_hours_and_refuses_a_run_that_does_not(tmp_path):
+    given = {"disk_here": str(tmp_path)}
+    names = cells_of_the_plan(given)
+    assert 0 < names["plan"].run_seconds() < 3600 * names["hours"]
+    assert names["here"]["model"] == f"{tmp_path}/Qwen3-4B"
+    assert names["parameters"]["model"] == "/data/Qwen3-4B"
+    with pytest.raises(ConfigError, match="stopped after 6 hours, near step"):
+        cells_of_the_plan(given | {"num_steps": 100})
+    run = names["folder"]
+    run.mkdir(parents=True)
+    save_config(find_recipe(names["recipe"])(**names["parameters"]), run / "config.json")
+    for step in (1, 2):
+        append_line(run / "metrics.jsonl", {"step": step, "raw_reward": 0.5})
+    with pytest.raises(ConfigError, match="the run has 2 steps .* nothing is left to do"):
+        cells_of_the_plan(given | {"num_steps": 2})
+    cells_of_the_plan(given | {"num_steps": 2, "job_id": "job-1"})  # only watched
+    cells_of_the_plan(given | {"num_steps": 21})  # more steps: the run is resumed
+    with pytest.raises(ConfigError, match="differs in model.path"):
+        cells_of_the_plan(given | {"model": "/data/Qwen3-8B"})
 
 
 @pytest.mark.parametrize(("user", "flag"), [("0", True), ("1000", False)])

@@ -162,6 +162,14 @@ MISTAKES = {
         ("-p", "overrides", '{"reward.scorers": {"broken_scorer:score": 1.0}}'),
         "broken_scorer:score cannot be loaded: SyntaxError",
     ),
+    "environment that fails when it is imported": (
+        ("-p", "overrides", '{"rollout.environment": "./broken_scorer.py:Game"}'),
+        "broken_scorer:Game cannot be loaded: SyntaxError",
+    ),
+    "file that cannot be a module": (
+        ("-p", "overrides", '{"reward.scorers": {"./my-rewards.py:score": 1.0}}'),
+        "my-rewards.py cannot be imported: 'my-rewards' is no name of a module",
+    ),
     "keys of other data": (
         ("-p", "prompt_data", "other.jsonl"),
         "line 1 has keys text, answer",
@@ -219,7 +227,8 @@ def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, caps
     (here / "mine.jsonl").write_text(good)
     (here / "broken.jsonl").write_text(good + '{"prompt": "2+')
     (here / "other.jsonl").write_text('{"text": "1+1=", "answer": "2"}\n')
-    (here / "broken_scorer.py").write_text("def score(:")
+    for file in ("broken_scorer.py", "my-rewards.py"):
+        (here / file).write_text("def score(:")
     before = {path.name for path in here.iterdir()}
     words = ("run", "qwen3_4b_colocate", *words)
     if name in SEEN_WHOLE:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from published_graders import CASES, GRADERS, Case, Unavailable, score
+from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
@@ -49,19 +50,8 @@ def rows_of(case: Case) -> list[Row]:
 
 
 def sample(case: Case) -> Sample:
-    return Sample(
-        group_id="g",
-        index=0,
-        prompt_ids=[1],
-        response_ids=[1],
-        logprobs=[0.0],
-        loss_mask=[1],
-        versions=[0],
-        finish_reason="stop",
-        text=case.text,
-        label=case.label,
-        metadata={**case.metadata, "prompt_id": f"{case.scorer}:0"},
-    )
+    metadata = {**case.metadata, "prompt_id": f"{case.scorer}:0"}
+    return text_sample(case.text, case.label, metadata=metadata)
 
 
 def test_ours():

@@ -18,9 +18,11 @@ from places import ROOT
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app, find_notebook
-from cookbook_npu.config import RunConfig
+from cookbook_npu.config import OutputConfig, RunConfig
+from cookbook_npu.errors import DataError
+from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import find_recipe
-from cookbook_npu.runs.folder import RunFolder, append_line
+from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 from cookbook_npu.stop import EXIT_STOPPED
 
 PAGES = ROOT / ".docs" / "pages" / "howto"
@@ -186,6 +188,23 @@ def test_apprise_tells_how_the_run_ended(home, server, code, kind):
     assert (body["message"], body["type"]) == ("last line of the list", kind)
 
 
+@pytest.mark.parametrize(
+    ("ended", "code"), [("0", 0), ("75", 75), ("KILL", 137), ("TERM", 143)]
+)
+def test_systemd_gives_a_signal_by_its_name(home, ended, code):
+    binaries = home / "cookbook_npu" / ".venv" / "bin"
+    script(binaries / "cookbook-npu", "#!/bin/sh\necho last line of the list\n")
+    script(binaries / "apprise", CALL)
+    (home / "nightly" / "notify.txt").write_text("json://127.0.0.1:9/")
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "EXIT_STATUS": ended}
+    done = subprocess.run(
+        [home / "nightly" / "after.sh"], env=env, cwd="/", capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    (call,) = calls(home)
+    assert call.endswith(f"--title nightly run: exit code {code}")
+
+
 def test_old_runs_are_said_first_and_then_removed(tmp_path):
     for number in range(3):
         output = {"root": str(tmp_path / "runs"), "name": f"night-{number}"}
@@ -299,6 +318,64 @@ def test_the_job_of_modelarts_names_what_the_page_has():
     config = find_recipe(words[1])(**parameters)
     assert config.scale == "910b" and config.output.root.startswith(folder)
     assert parameters["model"].startswith(folder)
+
+
+PAGES_WITH_A_LIMIT = [
+    page for page in PAGES.parent.rglob("*.md") if '"auto_stop"' in page.read_text()
+]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_A_LIMIT, ids=lambda page: page.parent.name)
+def test_a_night_fits_the_time_limit_of_its_job(page):
+    "By the plan of the page's own parameters, with evaluations"
+    files = dict(FILE.findall(page.read_text()))
+    job = json.loads(files["job.json"])
+    recipe = re.search(r"run (\S+) -f", job["algorithm"]["command"])[1]
+    plan = make_plan(find_recipe(recipe)(**json.loads(files["parameters.json"])))
+    limit = job["spec"]["auto_stop"]
+    assert limit["time_unit"] == "HOURS"
+    plan.check_hours(limit["duration"])
+    assert plan.evaluation and plan.warnings == []
+    assert f" {plan.run_seconds() / 3600:.1f} " in page.read_text()
+
+
+def test_a_page_has_a_time_limit():
+    assert {page.parent.name for page in PAGES_WITH_A_LIMIT} == {"howto", "zh"}
+
+
+def test_a_night_is_compared_with_a_trusted_run(tmp_path):
+    "The command of the pages for scale 910b, where no recipe has expected numbers"
+    command = "cookbook-npu compare runs/A runs/NAME"
+    for name in ("schedule_airflow", "schedule_jupyter"):
+        assert f"\n{command}\n" in text_of(name)
+    for name, last in (("A", 0.5), ("same", 0.5), ("other", 0.625)):
+        record_night(tmp_path, find_recipe("qwen3_4b_colocate")(num_steps=2), name, last)
+
+    def compare(*words):
+        return CliRunner().invoke(app, ["compare", *words])
+
+    trusted, same, other = (str(tmp_path / name) for name in ("A", "same", "other"))
+    assert compare(trusted, same).exit_code == 0
+    assert compare(trusted, other).exit_code == 1
+    given = {"model": "/data/Qwen3-4B", "prompt_data": "arithmetic", "num_steps": 2}
+    real = find_recipe("qwen3_4b_colocate")("910b", **given)
+    record_night(tmp_path, real, "real", 0.5)
+    refused = compare(str(tmp_path / "real"), "--against", "expected").exception
+    assert isinstance(refused, DataError), refused  # exit code 2
+    record_night(tmp_path, real, "again", 0.5)
+    assert compare(str(tmp_path / "real"), str(tmp_path / "again")).exit_code == 0
+
+
+def record_night(root: Path, config: RunConfig, name: str, last: float) -> None:
+    "A complete run of two steps whose last reward is given"
+    output = OutputConfig(root=str(root), name=name)
+    with RunFolder.create(config.model_copy(update={"output": output})) as run:
+        # the model of a run on NPUs is not here, so its checksum is left out
+        device = {"name": "NPU", "count": 2, "simulated": config.target.simulated}
+        write_json(run.stack_file, {"device": device})
+        for step, reward in enumerate((0.25, last), 1):
+            row = {"step": step, "raw_reward": reward, "time/actor_train": 90.0}
+            append_line(run.metrics_file, row)
 
 
 def test_huaweis_sdk_sends_the_job(tmp_path, server):

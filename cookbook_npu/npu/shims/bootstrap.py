@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from ... import npu
-from ...errors import ConfigError, DeviceError, ShimError, nearest
+from ...errors import ConfigError, DeviceError, ShimError, import_own, nearest
 from ..device import SIMULATE_ENV, Accelerator, accelerator
 from ..role_variables import ROLE_VARIABLES, SHIMS_ENV
 from .mindspeed import adaptor as adaptors
@@ -156,17 +156,11 @@ def bootstrap(
 def load_own_shims() -> list[str]:
     """Import the modules in COOKBOOK_NPU_SHIMS and return the names of the shims that they register
 
-    Raises `ConfigError` for a module that is missing or registers none."""
+    Raises `ConfigError` for a module that cannot be loaded or registers none."""
     names = []
     for module in filter(None, os.environ.get(SHIMS_ENV, "").split(",")):
         before = set(registry)
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"shims: {module} cannot be imported: {error}",
-                "Check the path of the file, and what it imports.",
-            ) from error
+        import_own(module, "shims")
         own = [name for name in registry if name not in before]
         if not own:
             raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Literal
 
 from ...errors import MissingError, nearest
 from ..device import A3_DEVICE, NPU, SOCS, parse_visible_devices
+from ..role_variables import INTERFACE_VARIABLES
 from .machine import Machine
 
 # %% ../../../nbs/npu/stack/02_checks.ipynb #04775bfb
@@ -444,9 +445,6 @@ def _hccl_ports(m: Machine, need: Need) -> CheckResult:
     return ok(", ".join(f"{n}={v}" for n, v in stated.items()))
 
 # %% ../../../nbs/npu/stack/02_checks.ipynb #4d6fce2f
-_INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-
-
 def _exists(m: Machine, pattern: str) -> bool:
     "Return whether an interface pattern (`eth0`, `=eth0`, `^docker`, lists) names one that exists"
     if pattern.startswith("^"):
@@ -458,7 +456,7 @@ def _exists(m: Machine, pattern: str) -> bool:
 @check("vllm-project/vllm-ascend#486", "modelscope/twinkle#153")
 def _interfaces(m: Machine, need: Need) -> CheckResult:
     "The network interface of HCCL and gloo exists and is unambiguous"
-    stated = {n: m.env[n] for n in _INTERFACES if n in m.env}
+    stated = {n: m.env[n] for n in INTERFACE_VARIABLES if n in m.env}
     wrong = {n: v for n, v in stated.items() if m.interfaces and not _exists(m, v)}
     if wrong:
         return fail(
@@ -470,7 +468,8 @@ def _interfaces(m: Machine, need: Need) -> CheckResult:
     if need.nodes > 1 and len(stated) < 2 and len(outside) > 1:
         return warn(
             f"{', '.join(outside)}, none chosen",
-            f"export {_INTERFACES[0]}={outside[0]} {_INTERFACES[1]}={outside[0]}",
+            "export HCCL_SOCKET_IFNAME=NAME GLOO_SOCKET_IFNAME=NAME, the interface by which this "
+            "machine reaches the others (see `ip -br addr`)",
         )
     if stated:
         return ok(str(stated))
