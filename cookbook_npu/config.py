@@ -5,22 +5,23 @@
 # %% auto #0
 __all__ = ['Effect', 'Family', 'RecordFormat', 'TASK_NAMES', 'JUDGE_TEMPLATE', 'WeightUpdateMethod', 'KeptCache',
            'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'LoraTarget', 'RUNS_ENV',
-           'TrackerName', 'VLLM_MAX_RANK', 'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES',
-           'OTHER_NAMES', 'RENAMED', 'REMOVED', 'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig',
-           'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig',
-           'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'DistillConfig',
-           'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig',
-           'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment',
-           'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'Unused',
-           'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts', 'check_context',
-           'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants',
-           'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config',
-           'load_config']
+           'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN',
+           'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'REMOVED', 'nonfinite_number', 'absolute_path', 'Config',
+           'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig', 'RewardConfig',
+           'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig',
+           'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig',
+           'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files',
+           'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys',
+           'key_table', 'config_sections', 'flat_overrides', 'Unused', 'check_parallel', 'check_argument_names',
+           'check_schedule', 'check_experts', 'check_context', 'check_pipeline', 'check_expert_adapters',
+           'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name', 'build_config', 'same_setting',
+           'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
 import difflib
 import json
+import keyword
 import math
 import os
 import re
@@ -313,7 +314,7 @@ class DataConfig(Config):
     )
     max_prompt_tokens: int = setting(
         1024,
-        "maximum prompt length, tokens; longer prompts are filtered out and counted",
+        "maximum prompt length, tokens; longer prompts of a file are filtered out and counted",
         basic=True,
         gt=0,
     )
@@ -369,14 +370,25 @@ class JudgeConfig(Config):
         "</think>) and {label} are replaced",
     )
     pattern: str = setting(
-        r"(?i)score\W*(-?\d+(?:\.\d+)?)",
-        "regular expression; the first group of its last match in a reply is the score",
+        r"(?i)score\b(?:\s*\([^)]*\))?(?:\s+(?:is|of|[-–—](?=\s)))?[\s:：=*_'\"`]*"
+        r"([-+−]?\d+(?:\.\d+)?)(?!\d|[.,–-]\d)",
+        "regular expression; the first group of its last match behind the reasoning of a reply "
+        "is the score",
     )
     scale: tuple[float, float] = setting(
         (0.0, 10.0), "worst and best score; a score outside counts as missing"
     )
     temperature: float = setting(0.0, "the judge's softmax temperature", ge=0)
-    max_reply_tokens: int = setting(512, "maximum length of a reply, tokens", gt=0)
+    max_reply_tokens: int = setting(
+        512,
+        "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
+        gt=0,
+    )
+    chat_template_kwargs: dict[str, Any] = setting(
+        {},
+        "arguments of the judge's chat template, for vLLM and SGLang: {enable_thinking: false} "
+        "turns off the reasoning of Qwen3 ({}: send none)",
+    )
     concurrency: int = setting(
         16, "maximum number of concurrent requests", gt=0, effect="none"
     )
@@ -837,6 +849,16 @@ class DistillConfig(Config):
         {}, "settings of the teacher `tiny`: keys of model.tiny and warm_start"
     )
 
+    @field_validator("teacher", "by_source")
+    @classmethod
+    def _absolute(cls, teachers: Any) -> Any:
+        def absolute(teacher: str) -> str:
+            return teacher if teacher == "tiny" else absolute_path(teacher)
+
+        if isinstance(teachers, dict):
+            return {source: absolute(teacher) for source, teacher in teachers.items()}
+        return teachers and absolute(teachers)
+
 # %% ../nbs/01_config.ipynb #a029241d
 class RewardModelConfig(Config):
     "A reward model: a sequence classifier whose score is added to the reward of the scorers"
@@ -847,6 +869,11 @@ class RewardModelConfig(Config):
         "policy's tokenizer (None: no reward model)",
     )
     coef: float = setting(1.0, "weight of its score in the reward")
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        return path and absolute_path(path)
 
 # %% ../nbs/01_config.ipynb #c612b02d
 class SftConfig(Config):
@@ -1171,14 +1198,20 @@ def own_part(
 ) -> tuple[str, str | None]:
     """Return a user's own part as module or module:name, and the folder of its file
 
-    Raises `ConfigError` for a file that does not exist. Other names stay as they are, without folder."""
-    file, suffix, rest = name.partition(".py")
-    if not suffix or rest[:1] not in ("", ":"):
+    Raises `ConfigError` for a file that does not exist or cannot be a module. Other names stay as
+    they are, without folder."""
+    file = name if name.endswith(".py") else name.rpartition(":")[0]
+    if not file.endswith(".py"):
         return name, None
-    path = Path(os.path.abspath(f"{file}.py"))
+    path = Path(os.path.abspath(file))
     if not path.is_file():
         raise ConfigError(f"{name}: there is no file {path}", "Check the path.")
-    return path.stem + rest, str(path.parent)
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise ConfigError(
+            f"{path} cannot be imported: {path.stem!r} is no name of a module",
+            "Rename the file, with letters, digits and underscores only.",
+        )
+    return path.stem + name[len(file) :], str(path.parent)
 
 
 def _as_modules(value: Any, folders: list[str]) -> Any:
@@ -1197,19 +1230,44 @@ def _as_modules(value: Any, folders: list[str]) -> Any:
     return value
 
 
+_OWN_FILES = (
+    "reward.scorers",
+    "reward.by_source",
+    "reward.arguments",
+    "reward.correct_threshold",
+    "rollout.environment",
+    "shims",
+)
+
+
+def _with_modules(values: dict[str, Any], folders: list[str]) -> dict[str, Any]:
+    "Return values, by section or dotted key, with files as modules; adds the files' folders"
+    placed = dict(values)
+    for key in _OWN_FILES:
+        section, _, name = key.rpartition(".")
+        inner = placed.get(section)
+        if isinstance(inner, dict) and name in inner:
+            placed[section] = {**inner, name: _as_modules(inner[name], folders)}
+        if key in placed:
+            placed[key] = _as_modules(placed[key], folders)
+    return placed
+
+
+def _tenants_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    "Return the tenants' own values in the values of a configuration"
+    tenants = values.get("tenants")
+    found = tenants if isinstance(tenants, dict) else {}
+    return {name: own for name, own in found.items() if isinstance(own, dict)}
+
+
 def place_own_files(values: dict[str, Any]) -> dict[str, Any]:
     "Return the values of a configuration with `file.py:name` as `module:name` and `code_folder`"
     folders = [os.path.abspath(values["code_folder"])] if values.get("code_folder") else []
-    placed = dict(values)
-    scorers = ("scorers", "by_source", "arguments", "correct_threshold")
-    for name, keys in (("reward", scorers), ("rollout", ("environment",))):
-        if isinstance(section := values.get(name), dict):
-            names = {
-                key: _as_modules(section[key], folders) for key in keys if key in section
-            }
-            placed[name] = {**section, **names}
-    if "shims" in values:
-        placed["shims"] = _as_modules(values["shims"], folders)
+    placed = _with_modules(values, folders)
+    tenants = _tenants_of(values)
+    if tenants:
+        own = {name: _with_modules(one, folders) for name, one in tenants.items()}
+        placed["tenants"] = {**values["tenants"], **own}
     if len(set(folders)) > 1:
         raise ConfigError(
             f"your own files are in {' and '.join(dict.fromkeys(folders))}",
@@ -1230,16 +1288,18 @@ def shims_environment(names: Iterable[str]) -> dict[str, str]:
 
 
 def own_modules(values: Mapping[str, Any]) -> list[str]:
-    "Return the modules of a user's own scorers, environment and shims, in the values of a configuration"
+    "Return the modules of own scorers, environments and shims in the values of a configuration"
 
-    def section(name: str) -> dict[str, Any]:
-        found = values.get(name)
-        return found.model_dump() if isinstance(found, Config) else dict(found or {})
-
-    reward = section("reward")
-    names = [*(reward.get("scorers") or ()), section("rollout").get("environment") or ""]
-    for scorers in (reward.get("by_source") or {}).values():
-        names += scorers
+    dumped = {k: v.model_dump() if isinstance(v, Config) else v for k, v in values.items()}
+    names: list[str] = []
+    for part in (dumped, *_tenants_of(dumped).values()):
+        given = dict(flat_overrides(part))
+        names += [
+            *(given.get("reward.scorers") or ()),
+            given.get("rollout.environment") or "",
+        ]
+        for scorers in (given.get("reward.by_source") or {}).values():
+            names += scorers
     own = [name.partition(":")[0] for name in names if ":" in name]
     return own + list(values.get("shims") or ())
 
@@ -1501,6 +1561,28 @@ def key_table() -> Mapping[str, ConfigKey]:
     "Return the row of each configuration key, by its dotted name"
     return {key.name: key for key in config_keys()}
 
+# %% ../nbs/01_config.ipynb #7d23b802
+@cache
+def config_sections() -> frozenset[str]:
+    "Return the dotted names of the configuration's sections"
+    found = set()
+    for name in key_table():
+        parts = name.split(".")
+        found |= {".".join(parts[:n]) for n in range(1, len(parts))}
+    return frozenset(found)
+
+
+def flat_overrides(
+    overrides: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    "Yield (dotted key, value); a mapping that is a value (`reward.scorers`) stays one"
+    for name, value in overrides.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in config_sections():
+            yield from flat_overrides(value, f"{key}.")
+        else:
+            yield key, value
+
 # %% ../nbs/01_config.ipynb #f4d22745
 class Unused(NamedTuple):
     "Keys without effect in some runs, where they must keep their neutral values"
@@ -1520,6 +1602,16 @@ def _defaults(section: type[Config], prefix: str, *names: str) -> dict[str, Any]
 
 # %% ../nbs/01_config.ipynb #c573c3e2
 _ALGORITHM = partial(_defaults, AlgorithmConfig, "algorithm")
+# keys that act with placement.mode split alone, and their defaults
+SPLIT_KEYS = _defaults(
+    RolloutConfig,
+    "rollout",
+    "depth",
+    "max_staleness",
+    "decode_steps",
+    "group_timeout_s",
+    "kept_cache",
+)
 _UNUSED = [
     Unused(
         "rollout.engine",
@@ -1580,14 +1672,68 @@ _UNUSED = [
             "rollout.routing_replay": False,
             "rollout.samples_per_prompt": 8,
             "sampling.temperature": 1.0,
-            "algorithm.use_reference": False,
             "train.global_batch_size": None,
+            **_ALGORITHM(),
+            "algorithm.use_reference": False,
         },
         "It does not act there: set it to {neutral}, or sft.loss_mask to null.",
     ),
 ]
 
 # %% ../nbs/01_config.ipynb #d3c4c931
+_UNUSED += [
+    Unused(
+        "optim.schedule",
+        lambda v: v["optim.schedule"] != "constant",
+        {"optim.min_learning_rate": 0.0},
+        "It ends a decay: set optim.schedule, or leave {key} out.",
+    ),
+    Unused(
+        "placement.mode",
+        lambda v: v["placement.mode"] == "split",
+        SPLIT_KEYS,
+        "It is for placement.mode 'split': leave {key} out.",
+    ),
+    Unused(
+        "distill.reward_coef",
+        lambda v: (
+            v["distill.reward_coef"] or not (v["distill.teacher"] or v["distill.by_source"])
+        ),
+        _ALGORITHM("kl_in_reward", "overlong_buffer_share"),
+        "The teacher alone teaches, and the reward does not act: set distill.reward_coef, or "
+        "{key} to {neutral}.",
+    ),
+    Unused(
+        "algorithm.advantage_estimator",
+        lambda v: v["algorithm.advantage_estimator"] in ("grpo", "gdpo"),
+        _ALGORITHM("normalize_std"),
+        "Only grpo divides by the standard deviation: leave {key} out.",
+    ),
+    Unused(
+        "algorithm.kl_loss_coef",
+        itemgetter("algorithm.kl_loss_coef"),
+        _ALGORITHM("kl_unbiased"),
+        "The loss has no KL term: set algorithm.kl_loss_coef, or leave {key} out.",
+    ),
+    Unused(
+        "algorithm.overlong_buffer_share",
+        itemgetter("algorithm.overlong_buffer_share"),
+        _ALGORITHM("overlong_penalty"),
+        "Set algorithm.overlong_buffer_share, for example 0.2, or leave {key} out.",
+    ),
+    Unused(
+        "algorithm.rollout_is",
+        lambda v: v["algorithm.rollout_is"] != "none",
+        _ALGORITHM(
+            "rollout_is_threshold",
+            "rollout_is_threshold_lower",
+            "rollout_is_veto_threshold",
+        ),
+        "Set rollout_is, for example 'truncate', or leave {key} out.",
+    ),
+]
+
+# %% ../nbs/01_config.ipynb #b9487606
 _UNUSED += [
     Unused(
         "algorithm.advantage_estimator",
@@ -1988,10 +2134,9 @@ def _check_reward_model(c: RunConfig) -> None:
 
 # %% ../nbs/01_config.ipynb #6266f85b
 def _check_sft(c: RunConfig) -> None:
-    if c.is_sft and (c.has_critic or c.teachers):
-        part = "a critic" if c.has_critic else "a teacher"
+    if c.is_sft and c.teachers:
         raise ConfigError(
-            f"sft.loss_mask is {c.sft.loss_mask!r} in a run with {part}",
+            f"sft.loss_mask is {c.sft.loss_mask!r} in a run with a teacher",
             "SFT learns from conversations alone: remove one of the two.",
         )
 
@@ -2079,12 +2224,6 @@ def _check_rollout_is(c: RunConfig) -> None:
             f"algorithm.rollout_is is {a.rollout_is!r} with algorithm.old_logprob_source 'rollout'",
             "The clip then already compares with the engine's log-probs: "
             "set old_logprob_source 'trainer' or rollout_is 'none'.",
-        )
-    if a.rollout_is_veto_threshold is not None and a.rollout_is == "none":
-        raise ConfigError(
-            f"algorithm.rollout_is_veto_threshold is {a.rollout_is_veto_threshold} "
-            "with algorithm.rollout_is 'none'",
-            "Set rollout_is, for example 'truncate'.",
         )
     if not a.rollout_is_threshold_lower <= 1 <= a.rollout_is_threshold:
         raise ConfigError(
@@ -2384,6 +2523,7 @@ def tenant_config(
             "a tenant with a critic or a teacher is unsupported",
             "Use an advantage_estimator without a critic, and no distill.teacher.",
         )
+    check_tenants(config)
     return config
 
 
@@ -2448,7 +2588,10 @@ def _check_tenants(c: RunConfig) -> None:
             f"faults.on_failure is {c.faults.on_failure!r} with tenants",
             "They share their processes, which are not restarted: set it to 'fail'.",
         )
-    tenant_configs(c)
+    for name, own in tenant_configs(c).items():
+        stored = dict(own.flat())  # with absolute paths
+        given = flat_overrides(c.tenants[name])
+        c.tenants[name] = {key: stored.get(key, value) for key, value in given}
 
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
@@ -2698,12 +2841,14 @@ def _names(name: str, key: str) -> bool:
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
+    announce: bool = True,  # name each reset key on stderr
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    Keys that no longer act, such as `engine_args` of another engine, are reset unless `overrides`
-    set them; a line on stderr names each."""
+    A section in `overrides` sets the keys that it names and keeps its others. Keys that no longer
+    act, such as `engine_args` of another engine, are reset unless `overrides` set them."""
     tree = config.model_dump()
+    overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, copy.deepcopy(value))  # a later key may set an entry of it
@@ -2716,7 +2861,11 @@ def override(
     for key, neutral, why, _ in unused:
         if values[key] != neutral and not any(_names(n, key) for n in overrides):
             _set(tree, key, copy.deepcopy(neutral))
-            print(f"{key} is reset to {neutral!r}: it has no effect {why}", file=sys.stderr)
+            if announce:
+                print(
+                    f"{key} is reset to {neutral!r}: it has no effect {why}",
+                    file=sys.stderr,
+                )
     return build_config(type(config), tree)
 
 # %% ../nbs/01_config.ipynb #9f3cecab

@@ -315,8 +315,18 @@ MetricColumns = Mapping[str, Sequence[Any]]  # metric -> one value per step
 
 
 def to_columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    "Turn the records of steps into columns, ordered by step"
-    by_step = {record["step"]: record for record in records}
+    """Turn the records of steps into columns, ordered by step
+
+    An evaluation of an asynchronous run ends during the next step, whose record has it, with
+    `eval_step`. It is moved to the step that it belongs to."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for record in records:
+        own = dict(record)
+        earlier = by_step.get(own.pop("eval_step", None))
+        if earlier is not None:
+            names = [name for name in own if name.startswith("eval_")]
+            earlier |= {name: own.pop(name) for name in names}
+        by_step[own["step"]] = own
     rows = [by_step[step] for step in sorted(by_step)]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

@@ -157,7 +157,13 @@ class CheckpointManager:
             raise
 
 # %% ../../nbs/train/06_checkpointing.ipynb #7770780e
-_INPUTS = ("model.path", "data.prompt_data", "data.eval_data")
+_INPUTS = (
+    "model.path",
+    "data.prompt_data",
+    "data.eval_data",
+    "distill.teacher",
+    "reward_model.path",
+)
 
 
 def with_moved_inputs(
@@ -257,7 +263,7 @@ def open_folder(config: RunConfig) -> tuple[RunFolder, Checkpoint | None]:
                 "Give at least that many steps, or start a new run.",
             )
         folder.save_config(config)
-    except CookbookError:
+    except BaseException:  # also an interrupt: the process may try again
         folder.close()
         raise
     return folder, checkpoint
