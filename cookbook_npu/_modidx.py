@@ -5214,6 +5214,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                'cookbook_npu/policy/export.py'),
                                             'cookbook_npu.policy.export._check_reachable': ( 'policy/export.html#_check_reachable',
                                                                                              'cookbook_npu/policy/export.py'),
+                                            'cookbook_npu.policy.export._methods': ( 'policy/export.html#_methods',
+                                                                                     'cookbook_npu/policy/export.py'),
                                             'cookbook_npu.policy.export._refused': ( 'policy/export.html#_refused',
                                                                                      'cookbook_npu/policy/export.py'),
                                             'cookbook_npu.policy.export.check_hub': ( 'policy/export.html#check_hub',

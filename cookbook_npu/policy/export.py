@@ -27,7 +27,13 @@ from ..runs.metrics import load_metrics, metric_points
 def chosen_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
     """Return the checkpoint of a step, its files unchecked; None: use the newest.
 
-    Raises `MissingError` naming the available steps."""
+    Raises `MissingError` naming the available steps, or the folders of the tenants."""
+    if tenants := run.config().tenants:
+        folders = ", ".join(str(run.tenants / name) for name in tenants)
+        raise MissingError(
+            f"{run.path} has tenants, and each of them has its own checkpoints",
+            f"Give the folder of one: {folders}.",
+        )
     finished = Checkpoints.of_run(run).finished()
     if not finished:
         raise MissingError(
@@ -141,10 +147,21 @@ def policy_folder(
         yield Path(aside) / name
 
 # %% ../../nbs/policy/00_export.ipynb #3c228bfc
-def evaluated_at(run: RunFolder, step: int) -> float | None:
-    "Return the run's own held-out accuracy after a step, None if it did not evaluate"
-    points = dict(metric_points(load_metrics(run.path), "eval_accuracy"))
-    return points.get(step)
+def evaluated_at(run: RunFolder, step: int, metric: str = "eval_accuracy") -> float | None:
+    "Return the run's own evaluation after a step, None if it did not evaluate"
+    return dict(metric_points(load_metrics(run.path), metric)).get(step)
+
+
+def _methods(config: RunConfig) -> list[str]:
+    "Return what a policy was trained with, as tags of the hub"
+    if config.is_sft:
+        return ["sft"]
+    estimator = config.algorithm.advantage_estimator.replace("_", "-")
+    methods = ["ppo" if config.has_critic else estimator]
+    if not config.teachers:
+        return methods
+    distilled = ["on-policy-distillation"]
+    return distilled + methods if config.distill.reward_coef else distilled
 
 
 def model_card(run: RunFolder, checkpoint: Checkpoint) -> str:
@@ -152,17 +169,25 @@ def model_card(run: RunFolder, checkpoint: Checkpoint) -> str:
     config = run.config()
     base = config.model.path or f"tiny {config.model.tiny.family}, random first weights"
     accuracy = evaluated_at(run, checkpoint.step)
+    loss = evaluated_at(run, checkpoint.step, "eval_loss")
+    methods = _methods(config)
+    tags = ", ".join([*([] if config.is_sft else ["reinforcement-learning"]), *methods])
+    data = ", ".join(f"`{s}`" for s in config.data.mixture or [config.data.prompt_data])
     library = "peft" if config.lora.rank else "transformers"
     card = f"""---
 library_name: {library}
-tags: [reinforcement-learning, grpo, ascend]
+tags: [{tags}, ascend]
 ---
 # {run.path.name}, step {checkpoint.step}
 
 - recipe `{config.recipe}`, scale `{config.scale}`, seed {config.seed}
 - started from `{base}`
-- trained on `{config.data.prompt_data}` with {config.algorithm.advantage_estimator}
+- trained on {data} with {" and ".join(methods)}
 """
+    if config.teachers:
+        card += f"- teacher {', '.join(f'`{name}`' for name in config.teachers)}\n"
+    if loss is not None:
+        card += f"- held-out loss {loss:.3f} nats per token at this step (the run's own evaluation)\n"
     if accuracy is not None:
         card += (
             f"- held-out accuracy {accuracy:.3f} at this step (the run's own evaluation)\n"

@@ -10,6 +10,7 @@ __all__ = ['RuleKind', 'RULES', 'LAST_STEPS', 'Points', 'Difference', 'Rule', 'r
 
 # %% ../../nbs/runs/10_compare.ipynb #55d8c440
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 from ..config import RunConfig, key_table
 from ..errors import DataError
-from .folder import RunFolder, write_output
+from .folder import IMAGES_OF, RunFolder, write_output
 from ..runs.metrics import (
     TIME_PREFIX,
     MetricColumns,
@@ -65,6 +66,9 @@ RULES = (
     Rule("memory/*", "ratio", "ratio", 1.05, why="allocators round"),
     Rule("async/*", "ignored", "ignored", why="waiting times depend on the machine"),
     Rule("staleness/*", "bitwise", "ignored", why="bounded by the admission gate"),
+    Rule("eval_loss", "bitwise", "band", 0.1, 0.01, why="not measured; the same batches"),
+    Rule("sft_loss", "bitwise", "band", 0.1, 0.01, why="not measured; the same batches"),
+    Rule("reward/model_score", "bitwise", "band", 0.1, 0.03, why="not measured"),
     Rule("eval*", "bitwise", "band", least=0.06, why="3 standard errors of 256 problems"),
     Rule("raw_reward", "bitwise", "band", least=0.03, why="measured: 0.002"),
     Rule("pass@*", "bitwise", "band", least=0.03, why="measured: 0.002"),
@@ -84,7 +88,8 @@ RULES = (
 
 
 def rule_of(metric: str) -> Rule:
-    "Return the first rule that matches"
+    "Return the first rule that matches; a metric of a tenant has that of its run"
+    metric = re.sub(r"^tenants/[^/]+/", "", metric)
 
     def matches(rule: Rule) -> bool:
         prefix = rule.metrics.removesuffix("*")
@@ -342,7 +347,11 @@ def stack_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Differ
             label = kind.removesuffix("s")
             found |= {f"{label} {name}": v for name, v in stack.get(kind, {}).items()}
         # the same content is the same data, wherever it lies
-        found |= {f"data {Path(n).name}": v for n, v in stack.get("data", {}).items()}
+        data: dict[str, list[str]] = {}
+        for source, checksum in stack.get("data", {}).items():
+            _, images, path = source.rpartition(IMAGES_OF)
+            data.setdefault(f"data {images}{Path(path).name}", []).append(checksum)
+        found |= {name: ", ".join(checksums) for name, checksums in data.items()}
         return found | {name: stack.get(name) for name in ("python", "platform", "cpus")}
 
     return _differences(values(a), values(b))

@@ -77,6 +77,9 @@ class RunLine:
     num_steps: int = 0  # of the whole run
     rewards: Sequence[float] = ()  # raw_reward of each step
     accuracies: Sequence[float] = ()  # eval_accuracy of each evaluation
+    losses: Sequence[
+        float
+    ] = ()  # SFT: eval_loss of each evaluation, or sft_loss of each step
     started: float = 0.0  # s since 1970
     seconds: float | None = None  # that it took until now, pauses before a resume aside
     changes: Mapping[str, Any] = field(default_factory=dict)  # from the recipe's values
@@ -104,11 +107,11 @@ class RunLine:
 
     @property
     def result(self) -> str:
-        "First and last accuracy; without an evaluation, first and last reward"
-        values = self.accuracies or self.rewards
+        "First and last accuracy; without an evaluation, first and last reward; SFT: loss"
+        values = self.accuracies or self.rewards or self.losses
         if not values:
             return ""
-        name = "accuracy" if self.accuracies else "reward"
+        name = "accuracy" if self.accuracies else "reward" if self.rewards else "loss"
         return f"{name} {format_number(values[0])} → {format_number(values[-1])}"
 
     @property
@@ -136,6 +139,7 @@ def run_line(path: Path) -> RunLine:
         config = run.config()
         metrics = load_metrics(path)
         steps = count_steps(metrics)
+        loss = "eval_loss" if metric_points(metrics, "eval_loss") else "sft_loss"
         state: RunState = "done" if steps >= config.num_steps else "ended early"
         events = read_lines(run.events_file)
         if is_locked(run):
@@ -151,6 +155,7 @@ def run_line(path: Path) -> RunLine:
             config.num_steps,
             [value for _, value in metric_points(metrics, "raw_reward")],
             [value for _, value in metric_points(metrics, "eval_accuracy")],
+            [value for _, value in metric_points(metrics, loss)],
             start_time(path),
             _elapsed(run.spans_file),
             changed_settings(config) if config.recipe in RECIPES else {},
@@ -193,7 +198,7 @@ def runs_table(
             facts = [
                 line.date,
                 f"{line.recipe} {line.scale}" if own_name else "",
-                f"{sparkline(line.rewards, 8)} {line.result}".strip(),
+                f"{sparkline(line.rewards or line.losses, 8)} {line.result}".strip(),
                 *line.changed,
             ]
         text = "  ".join(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts if fact)

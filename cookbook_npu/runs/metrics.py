@@ -10,6 +10,7 @@ __all__ = ['STEP_PHASES', 'OPTIONAL_PHASES', 'TIME_PREFIX', 'TRAIN_WAIT', 'TRAIN
 
 # %% ../../nbs/runs/01_metrics.ipynb #7cda0875
 import importlib
+import math
 import re
 import sys
 import time
@@ -113,6 +114,7 @@ class TensorBoardSink(Sink):
         self._event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._writer = EventFileWriter(str(folder))
+        self._newest = math.inf  # step; before the first record
 
     def write(self, record: Mapping[str, Any]) -> None:
         "Write every number of the record as a scalar"
@@ -121,6 +123,13 @@ class TensorBoardSink(Sink):
             if name != "step" and isinstance(value, int | float):
                 summary.value.add(tag=name, simple_value=value)
         step = record["step"]
+        if step <= self._newest:
+            # a session begins here: TensorBoard drops this step and later ones of earlier sessions
+            session = self._event.SessionLog(status=self._event.SessionLog.START)
+            self._writer.add_event(
+                self._event.Event(wall_time=time.time(), step=step, session_log=session)
+            )
+        self._newest = step
         event = self._event.Event(wall_time=time.time(), step=step, summary=summary)
         self._writer.add_event(event)
         self._writer.flush()

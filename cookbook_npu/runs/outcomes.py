@@ -7,6 +7,7 @@ __all__ = ['METRICS', 'NOISE', 'Final', 'final_numbers', 'Outcomes', 'run_outcom
 
 # %% ../../nbs/runs/15_outcomes.ipynb #e09c1bd2
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-from ..config import RunConfig, key_table
+from ..config import RunConfig, key_table, tenant_configs
 from ..errors import DataError
 from .folder import RunFolder, write_output
 from ..runs.metrics import (
@@ -36,7 +37,9 @@ from ..runs.plots import (
 # %% ../../nbs/runs/15_outcomes.ipynb #9a25427a
 METRICS = (
     "eval_accuracy",
+    "eval_loss",
     "raw_reward",
+    "sft_loss",
     "response_length_mean",
     "entropy_loss",
     "kl_loss",
@@ -89,6 +92,9 @@ def final_numbers(run: RunFolder, metrics: MetricColumns) -> dict[str, Final]:
     found = {"eval_accuracy": _last_accuracy(run, metrics)}
     for name in METRICS[1:]:
         values = [value for _, value in metric_points(metrics, name)]
+        if name == "eval_loss":
+            found[name] = Final(values[-1] if values else None)
+            continue
         found[name] = _mean(values[-max(10, len(values) // 10) :])
     return found
 
@@ -162,11 +168,12 @@ class Outcomes:
 def _judged(finals: Sequence[Final]) -> str:
     "Say which runs differ from the first one by more than the noise, and by how much"
     first, *others = finals
-    found = []
+    found, unknown = [], []
     for name, other in zip("BCDEFGHIJKLMNOPQRSTUVWXYZ", others, strict=False):
         if first.value is None or other.value is None:
             continue
         if first.error is None or other.error is None:
+            unknown.append(name)
             continue
         difference = other.value - first.value
         error = math.hypot(first.error, other.error)
@@ -174,16 +181,26 @@ def _judged(finals: Sequence[Final]) -> str:
             side = "higher" if difference > 0 else "lower"
             by = f" by {abs(difference) / error:.1f} standard errors" if error else ""
             found.append(f"{name} {side}{by}")
+    if unknown:
+        only = len(unknown) == len(others)
+        found.append(
+            "no standard error" if only else f"{', '.join(unknown)}: no standard error"
+        )
     return ", ".join(found) or f"within {NOISE} standard errors"
 
 
 def _incomparable(metric: str, settings: Iterable[str]) -> str:
     "Return why a metric of runs with these different settings cannot be compared; empty: it can"
-    if metric in ("eval_accuracy", "raw_reward"):
-        if any(key.startswith("reward.") for key in settings):
-            return "different scorers: not comparable"
-        if any(key.startswith("data.") for key in settings):
-            return "different prompts: not comparable"
+    if metric not in ("eval_accuracy", "eval_loss", "raw_reward", "sft_loss"):
+        return ""
+    if "tenants" in settings:
+        return "different tenants: not comparable"
+    keys = [re.sub(r"^tenants\.[^.]+\.", "", key) for key in settings]
+    acting = [key for key in keys if key_table()[key].effect == "metrics"]
+    if any(key.startswith("reward.") for key in acting):
+        return "different scorers: not comparable"
+    if any(key.startswith("data.") for key in acting):
+        return "different prompts: not comparable"
     return ""
 
 
@@ -195,10 +212,21 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 # %% ../../nbs/runs/15_outcomes.ipynb #a2f9c1ec
 def _settings(configs: Sequence[RunConfig]) -> dict[str, tuple[Any, ...]]:
     "Return the settings that influence the numbers and differ"
-    flat = [dict(config.flat()) for config in configs]
+    flat = [dict(config.flat()) | {"tenants": sorted(config.tenants)} for config in configs]
     keys = [key for key in flat[0] if key_table()[key].acts]
-    values = {key: tuple(f.get(key) for f in flat) for key in keys}
-    return {k: v for k, v in values.items() if any(x != v[0] for x in v)}
+    for values, config in zip(flat, configs, strict=True):
+        for name, tenant in tenant_configs(config).items():
+            values |= {f"tenants.{name}.{key}": value for key, value in tenant.flat()}
+    # of the tenants only what one of them sets
+    own = {
+        f"tenants.{name}.{key}": key_table()[key].acts
+        for config in configs
+        for name, overrides in config.tenants.items()
+        for key in overrides
+    }
+    keys += [key for key, acts in own.items() if acts]
+    found = {key: tuple(values.get(key) for values in flat) for key in keys}
+    return {k: v for k, v in found.items() if any(x != v[0] for x in v)}
 
 
 def run_outcomes(paths: Sequence[Path | str]) -> Outcomes:

@@ -83,11 +83,19 @@ class CheckpointManager:
 
     def set_score(self, row: Mapping[str, Any]) -> None:
         "Set the score of the pending checkpoint, for `train.keep_best`"
-        if self.pending:
-            score = row.get("eval_accuracy", row.get("raw_reward"))
-            if "sft_loss" in row:
-                score = -row.get("eval_loss", row["sft_loss"])
-            self.pending.driver["score"] = score
+        if self.pending is None:
+            return
+        config = self.state.config
+        accuracy, loss = "raw_reward", "sft_loss"
+        # with stale rollouts an evaluation ends after the commit of its checkpoint
+        late = config.placement.mode == "split" and config.rollout.max_staleness > 0
+        if config.rollout.eval_every and self.state.held_out and not late:
+            # not comparable with rewards: other checkpoints have no score
+            accuracy, loss = "eval_accuracy", "eval_loss"
+        score = row.get(accuracy)
+        if config.is_sft and row.get(loss) is not None:
+            score = -row[loss]
+        self.pending.driver["score"] = score
 
     def finish(self) -> Checkpoint | None:  # None: nothing was pending
         "Wait for the files, commit the checkpoint, and remove old ones"
