@@ -586,6 +586,8 @@ def prepare_relaunch(
     if address and not address.startswith("http"):
         check_address(address)
     address = address or record["address"]
+    if address and "port" in given:
+        raise ConfigError(f"--port {head.port} with Ray at {address}", "Leave it out.")
     if address is None:
         check_port(head)
     attempt = record.get("attempt", 1) + 1
