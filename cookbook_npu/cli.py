@@ -7,9 +7,10 @@ __all__ = ['app', 'NO_NPU_SOFTWARE', 'join_pairs', 'find_notebook', 'no_paramete
            'resolve_run', 'check_kernel', 'resume_parameters', 'print_progress', 'execute', 'complete_recipes',
            'complete_parameters', 'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys',
            'complete_runs', 'find_run', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result',
-           'planned_config', 'machine_need', 'one_scale', 'planned_notebook', 'show_search', 'recipe_summary',
-           'on_npus', 'compared', 'show_deviations', 'show_comparison', 'job_words', 'job_parameters', 'end_job',
-           'check_nodes', 'new_job', 'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'show_search',
+           'recipe_summary', 'on_npus', 'compared', 'show_deviations', 'show_comparison', 'job_words', 'job_parameters',
+           'end_job', 'check_options', 'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job',
+           'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -60,7 +61,6 @@ from .parameters import (
     export_settings,
     gather_parameters,
     locate_errors,
-    read_parameters,
     settings_table,
     settings_text,
 )
@@ -705,6 +705,7 @@ def machine_need(
     scale: str,
     parameters: Mapping[str, Any],
     per_machine: int = 8,  # devices
+    nodes: int | None = None,  # machines (None: as few as possible)
 ) -> Any:
     "Return the requirements of a run, a `Need` of npu.stack.checks"
     from .npu.stack.checks import Need
@@ -713,6 +714,8 @@ def machine_need(
 
     config = planned_config(recipe, scale, parameters)
     model = model_of(config)
+    if nodes:
+        per_machine = -(-config.placement.devices // nodes)
     return Need(
         devices=min(config.placement.devices, per_machine),
         vllm=config.rollout.engine == "vllm",
@@ -757,6 +760,14 @@ _DoctorScale = Annotated[
         autocompletion=complete_scales,
     ),
 ]
+_DoctorNodes = Annotated[
+    int | None,
+    Option(
+        min=1,
+        show_default="as few as the run's devices need",
+        help="Machines of the run.",
+    ),
+]
 _Lock = Annotated[
     Path | None, Option(help="Also write all installed versions to this file.")
 ]
@@ -768,11 +779,22 @@ _Bundle = Annotated[
     ),
 ]
 
+
+def save_bundle(file: Path, report: Any, runs: Path, run: Path | None) -> str:
+    "Write the bundle of a doctor's report, with a run or the newest one; return its description"
+    from .npu.stack.bundle import bundle_text, run_files, write_bundle
+    from .runs.folder import OUTPUT_REMEDY, newest_run, storage_errors
+
+    with storage_errors(file, OUTPUT_REMEDY):
+        names = write_bundle(file, report, run_files(runs, run or newest_run(runs)))
+    return bundle_text(file, names)
+
 # %% ../nbs/99_cli.ipynb #bc054941
 @app.command(
     "doctor",
     rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu doctor; "
+    "cookbook-npu doctor qwen3_4b_colocate -f my.yaml; "
     "cookbook-npu doctor qwen3_5_9b_colocate --bundle to_send.zip --run runs/NAME",
 )
 def _doctor(
@@ -782,6 +804,8 @@ def _doctor(
     ] = "qwen3_4b_colocate",
     scale: _DoctorScale = None,
     parameter: _Parameters = None,
+    file: _ParameterFiles = None,
+    nodes: _DoctorNodes = None,
     as_json: _AsJson = False,
     lock: _Lock = None,
     compare: _LockBefore = None,
@@ -793,19 +817,14 @@ def _doctor(
     from .npu.stack.doctor import examine, machine_lock, show_changes
     from .npu.stack.machine import read_machine
     from .npu.stack.stacks import read_lock
-    from .runs.folder import (
-        OUTPUT_REMEDY,
-        RunFolder,
-        newest_run,
-        storage_errors,
-        write_output,
-    )
+    from .runs.folder import RunFolder, write_output
 
     if run:
         if not bundle:
             raise ConfigError("--run without --bundle", "Add --bundle FILE.zip.")
         run = RunFolder.open(run).path
-    parameters = read_parameters(parameter)
+    given = gather_parameters(file, parameter)
+    parameters = given.as_parameters()
     if not scale and "scale" not in parameters and not read_machine().is_for_npus:
         scale = "laptop"
         typer.echo(fit(NO_NPU_SOFTWARE), err=as_json)
@@ -814,7 +833,8 @@ def _doctor(
     if find_target(scale).simulated:
         os.environ[SIMULATE_ENV] = "1"
     machine = read_machine()
-    need = machine_need(recipe, scale, parameters, machine_size(machine))
+    with locate_errors(given):
+        need = machine_need(recipe, scale, parameters, machine_size(machine), nodes)
     report = examine(machine, need)
     typer.echo(json.dumps(report.as_json(), indent=1) if as_json else fit(report.as_text()))
     if lock:
@@ -822,11 +842,7 @@ def _doctor(
     if before is not None:
         typer.echo(fit("\n" + show_changes(before, machine_lock(machine))))
     if bundle:
-        from .npu.stack.bundle import bundle_text, run_files, write_bundle
-
-        with storage_errors(bundle, OUTPUT_REMEDY):
-            names = write_bundle(bundle, report, run_files(runs, run or newest_run(runs)))
-        typer.echo(fit(f"\n{bundle_text(bundle, names)}"), err=as_json)
+        typer.echo(fit(f"\n{save_bundle(bundle, report, runs, run)}"), err=as_json)
     raise typer.Exit(report.exit_code)
 
 # %% ../nbs/99_cli.ipynb #4c2fa847
@@ -1446,15 +1462,25 @@ _Address = Annotated[
         help="Ray cluster (host:port) or job server (http://host:port); default: start one."
     ),
 ]
-_Host = Annotated[str, Option(help="Address of this machine for the other nodes.")]
+_Host = Annotated[
+    str | None,
+    Option(
+        show_default="127.0.0.1", help="Address of this machine for the other machines."
+    ),
+]
 _Port = Annotated[
     int | None,
     Option(help="Port of Ray's head (default: 6379 with --nodes, else any free port)."),
 ]
 _Nodes = Annotated[
-    int, Option(help="Number of machines; prints the commands for the others.")
+    int | None,
+    Option(
+        min=1,
+        show_default="1",
+        help="Number of machines; prints the commands for the others.",
+    ),
 ]
-_Devices = Annotated[int, Option(help="NPUs per machine.")]
+_Devices = Annotated[int | None, Option(min=1, show_default="8", help="NPUs per machine.")]
 _Rehearse = Annotated[
     bool, Option(help="Run one step of the full layout on simulated NPUs.")
 ]
@@ -1480,10 +1506,10 @@ def _launch(
     parameter: _Parameters = None,
     file: _ParameterFiles = None,
     address: _Address = None,
-    host: _Host = "127.0.0.1",
+    host: _Host = None,
     port: _Port = None,
-    nodes: _Nodes = 1,
-    devices: _Devices = 8,
+    nodes: _Nodes = None,
+    devices: _Devices = None,
     rehearse: _Rehearse = False,
     detach: _Detach = False,
     resume: _Resume = False,
@@ -1492,34 +1518,36 @@ def _launch(
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up."
     from .cluster import launch
 
+    check_options(resume, restart, scale, rehearse, address, port)
     if resume:
         more = [word for pair in parameter or () for word in ("-p", pair)]
         more += [word for path in file or () for word in ("-f", str(path.resolve()))]
-        start_job(resume_job(launch.find_job(runs, recipe), restart, more), detach)
-    else:
-        notebook = find_notebook(recipe)
-        given = add_defaults(notebook, gather_parameters(file, parameter))
-        parameters = given.as_parameters()
-        parameters["scale"] = one_scale(scale, parameters)
-        if rehearse:
-            name, _ = planned_notebook(notebook, given)
-            show_rehearsal(planned_config(name, "910b", parameters), runs)
-            return
-        check_names(notebook, parameters)
-        if recipe_of(notebook):
-            with locate_errors(given):
-                config = resolve_run(notebook, dict(parameters))
-            check_nodes(config, None if address else nodes * devices, host, nodes)
-            if address is None and nodes == 1:
-                check_machine(config)
-            typer.echo(fit(_environment_text(config, address)))
-        port = port or (6379 if nodes > 1 else free_port())
-        node = launch.Node(host, devices, port)
-        if address is None:
-            launch.check_port(node)
-        elif not address.startswith("http"):
-            check_address(address)
-        start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
+        place = dict(address=address, nodes=nodes, host=host, port=port, devices=devices)
+        job = resume_job(launch.find_job(runs, recipe), restart, more, **place)
+        start_job(job, detach)
+        return
+    notebook = find_notebook(recipe)
+    given = add_defaults(notebook, gather_parameters(file, parameter))
+    parameters = given.as_parameters()
+    parameters["scale"] = one_scale(scale, parameters)
+    if rehearse:
+        name, _ = planned_notebook(notebook, given)
+        show_rehearsal(planned_config(name, "910b", parameters), runs)
+        return
+    check_names(notebook, parameters)
+    nodes = nodes or 1
+    port = port or (6379 if nodes > 1 else free_port())
+    node = launch.Node(host or "127.0.0.1", devices or 8, port)
+    launch.check_host(node.host, nodes)
+    if recipe_of(notebook):
+        with locate_errors(given):
+            config = resolve_run(notebook, dict(parameters))
+        check_launch(config, node, nodes, address)
+    if address is None:
+        launch.check_port(node)
+    elif not address.startswith("http"):
+        check_address(address)
+    start_job(new_job(recipe, parameters, runs, address, node, nodes), detach)
 
 # %% ../nbs/99_cli.ipynb #86ddd7be
 _JobId = Annotated[
@@ -1582,28 +1610,78 @@ def end_job(job: Any) -> None:
     typer.echo("stopped" if stopped else "it was not running")
 
 # %% ../nbs/99_cli.ipynb #2ca5c897
+def check_options(
+    resume: bool,
+    restart: bool,
+    scale: str | None,
+    rehearse: bool,
+    address: str | None,
+    port: int | None,
+) -> None:
+    "Raise `ConfigError` for options of `launch` that contradict each other"
+    wrong = {
+        "--restart without --resume and a job id": restart and not resume,
+        f"--scale {scale} with --resume: a job keeps its scale": resume and scale,
+        "--rehearse with --resume: a rehearsal is no job": resume and rehearse,
+        f"--port {port} with --address {address}, where Ray runs": port and address,
+    }
+    for what, found in wrong.items():
+        if found:
+            raise ConfigError(what, "Correct the options.")
+
+# %% ../nbs/99_cli.ipynb #f1530a61
 def check_nodes(
     config: RunConfig,
-    devices: int | None,  # NPUs of all machines (None: those of an existing cluster)
-    host: str,
+    devices: int | None,  # NPUs of a machine (None: those of an existing cluster)
     nodes: int,
 ) -> None:
-    "Raise `ConfigError` for too few NPUs, or a host that other nodes cannot reach"
-    if nodes > 1 and host in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(
-            f"--nodes {nodes} with --host {host}, which other machines cannot reach",
-            "Give --host this machine's address.",
-        )
+    "Raise `ConfigError` for too few NPUs or an idle machine; warn of idle NPUs on several machines"
     if devices is None or config.target.device is not NPU:
         return
     wanted = config.placement.devices
-    if wanted > devices:
+    total = nodes * devices
+    if wanted > total:
         raise ConfigError(
-            f"the run needs {wanted} NPUs (placement.devices), its machines have {devices}",
+            f"the run needs {wanted} NPUs (placement.devices), its machines have {total}",
             "Give more --nodes or --devices, or lower placement.devices.",
         )
+    if nodes == 1 or wanted == total:
+        return
+    idle = (
+        f"the run uses {wanted} NPUs (placement.devices), its {nodes} machines have {total}"
+    )
+    remedy = f"""Give -p overrides '{{"placement.devices": {total}}}', or fewer --nodes."""
+    if wanted <= total - devices:
+        raise ConfigError(f"{idle}: a machine would be idle", remedy)
+    typer.echo(fit(f"warning: {idle}. {remedy}"))
 
 
+def check_network(nodes: int) -> None:
+    "Warn of an undecided network interface of several machines; raises `ConfigError` for a wrong one"
+    from .npu.stack.checks import Need, diagnose
+    from .npu.stack.machine import read_machine
+
+    found = diagnose("interfaces", read_machine(), Need(nodes=nodes))
+    if found.state == "fail":
+        raise ConfigError(found.saw, found.remedy)
+    if found.state == "warn":
+        typer.echo(fit(f"warning: network interfaces {found.saw}: {found.remedy}"))
+
+
+def check_launch(config: RunConfig, node: Any, nodes: int, address: str | None) -> None:
+    "Print the environment of a job; raises `ConfigError` for a run that its machines cannot start"
+    from .cluster import launch
+
+    check_nodes(config, None if address else node.devices, nodes)
+    if address is None:
+        # NPUs of several machines are counted by Ray
+        ray = {"RAY_ADDRESS": launch.host_port(node.host, node.port)} if nodes > 1 else {}
+        check_machine(config, os.environ | ray)
+    if address is None and nodes > 1:
+        check_network(nodes)
+    typer.echo(fit(_environment_text(config, address)))
+
+# %% ../nbs/99_cli.ipynb #b5fc201c
 def new_job(
     recipe: str,
     parameters: Mapping[str, Any],
@@ -1620,14 +1698,21 @@ def new_job(
     file = _parameter_file(job)
     content = json.dumps(job_parameters(parameters, runs, job.id), indent=1)
     file.write_text(content, encoding="utf-8")
-    job.update(run=job_words("run", find_notebook(recipe), "-f", file))
+    notebook = find_notebook(recipe)
+    words = ["cookbook-npu", "doctor"]
+    if known := recipe_of(notebook):
+        words += [known, "-f", str(file)]
+    job.update(run=job_words("run", notebook, "-f", file), doctor=shlex.join(words))
     return job
 
 # %% ../nbs/99_cli.ipynb #2ad6ee62
-def resume_job(job: Any, restart: bool = False, more: Sequence[str] = ()) -> Any:
-    """Prepare a job to resume its run; a job without a run folder starts over
-
-    `more`: options of `run`, `-p num_steps=300` for example."""
+def resume_job(
+    job: Any,
+    restart: bool = False,
+    more: Sequence[str] = (),  # options of `run`, `-p num_steps=300` for example
+    **place: Any,  # address, nodes, and fields of `Node`; None: as before
+) -> Any:
+    "Prepare a job to resume its run; a job without a run folder starts over"
     from .cluster import launch
 
     parameters = json.loads(_parameter_file(job).read_text(encoding="utf-8"))
@@ -1636,7 +1721,7 @@ def resume_job(job: Any, restart: bool = False, more: Sequence[str] = ()) -> Any
     words = job.record()["run"]
     if (folder / "config.json").is_file():
         words = job_words("run", "--resume", folder, *(["--restart"] if restart else []))
-    return launch.prepare_relaunch(job, [*words, *more], changed=bool(more))
+    return launch.prepare_relaunch(job, [*words, *more], bool(more), **place)
 
 
 def _parameter_file(job: Any) -> Path:
@@ -1661,7 +1746,8 @@ def start_job(job: Any, detach: bool) -> None:
     record = job.record()
     if record["nodes"] > 1 and not record["address"]:
         node = launch.Node(**record["node"])
-        typer.echo(launch.join_instructions(node, record["nodes"]))
+        doctor = record.get("doctor", "cookbook-npu doctor")
+        typer.echo(launch.join_instructions(node, record["nodes"], doctor))
     typer.echo(f"job {job.id}")
     if job.server:
         typer.echo(launch.server_commands(job))
@@ -1680,10 +1766,9 @@ def follow_job(job: Any) -> None:
         for piece in launch.follow_log(job):
             typer.echo(piece, nl=False)
     except KeyboardInterrupt:
-        words = shlex.join([job.id, "--runs", str(job.folder.parent.parent)])
         typer.echo(
-            f"\nthe job continues; follow it with: cookbook-npu attach {words}\n"
-            f"stop it with: cookbook-npu stop {words}"
+            f"\nthe job continues; follow it with: cookbook-npu attach {job.arguments}\n"
+            f"stop it with: cookbook-npu stop {job.arguments}"
         )
         raise typer.Exit(130) from None
     code = job.exit_code()
