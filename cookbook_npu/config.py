@@ -981,8 +981,8 @@ class TrainConfig(Config):
     keep_last: int = setting(2, "most recent checkpoints to keep", gt=0, effect="none")
     keep_best: int = setting(
         0,
-        "checkpoints with the highest held-out accuracy (without evaluations: reward) "
-        "to keep in addition",
+        "evaluated checkpoints with the highest held-out accuracy to keep in addition "
+        "(without evaluations, or with stale rollouts: reward; SFT: lowest loss)",
         ge=0,
         effect="none",
     )
