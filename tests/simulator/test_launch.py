@@ -45,7 +45,7 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
 
     Workers of the other machine have its own network interface, and what only the first one exports."""
     code = """
-import os, ray
+import os, ray, time
 from cookbook_npu.cluster.environment import apply_env, worker_env
 
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
@@ -54,6 +54,7 @@ print("NPUs", ray.cluster_resources()["NPU"])
 @ray.remote(resources={"NPU": 2})
 def interfaces(env):
     apply_env(env)
+    time.sleep(5)  # the second one goes to the other node
     return os.environ["HCCL_SOCKET_IFNAME"], os.environ["TP_SOCKET_IFNAME"]
 
 print(sorted(ray.get([interfaces.remote(worker_env()) for _ in range(2)])))
