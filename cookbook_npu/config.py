@@ -1239,7 +1239,7 @@ _OWN_FILES = (
     "shims",
 )
 
-
+# %% ../nbs/01_config.ipynb #e6366b84
 def _with_modules(values: dict[str, Any], folders: list[str]) -> dict[str, Any]:
     "Return values, by section or dotted key, with files as modules; adds the files' folders"
     placed = dict(values)

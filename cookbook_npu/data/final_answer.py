@@ -264,7 +264,7 @@ def same_text(answer: str, label: str) -> bool:
         found == right or _comma_for_point(found, right) or _comma_for_point(right, found)
     )
 
-
+# %% ../../nbs/data/05_final_answer.ipynb #a2476fb7
 def _comma_for_point(found: str, right: str) -> bool:
     "Whether a number has a decimal comma where another has a point"
     return (
@@ -335,7 +335,7 @@ def _after_hedges(text: str, start: int) -> int:
     hedges = _HEDGES.match(text, start)
     return hedges.end() if hedges else start
 
-
+# %% ../../nbs/data/05_final_answer.ipynb #a4f74881
 def _claim(rest: str) -> str:
     "The value at the beginning of what follows `answer is`"
     skipped = _after_hedges(rest, 0)

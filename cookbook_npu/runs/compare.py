@@ -337,7 +337,7 @@ def config_differences(a: RunConfig, b: RunConfig) -> list[Difference]:
     found = _differences(dict(a.flat()), dict(b.flat()))
     return [pair for pair in found if key_table()[pair[0]].acts]
 
-
+# %% ../../nbs/runs/10_compare.ipynb #b6dbf1b2
 def stack_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     "Return how two stack.json differ in code commit, package versions and machine"
 

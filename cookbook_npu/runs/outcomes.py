@@ -86,7 +86,7 @@ def _last_accuracy(run: RunFolder, metrics: MetricColumns) -> Final:
         by_prompt.setdefault(record["group_id"], []).append(bool(record["correct"]))
     return Final(value, _mean([statistics.mean(c) for c in by_prompt.values()]).error)
 
-
+# %% ../../nbs/runs/15_outcomes.ipynb #03ea2415
 def final_numbers(run: RunFolder, metrics: MetricColumns) -> dict[str, Final]:
     "Return the final numbers of a run by metric"
     found = {"eval_accuracy": _last_accuracy(run, metrics)}

@@ -39,7 +39,7 @@ class _PendingCheckpoint:
     partial: Path  # folder until it is committed
     driver: dict[str, Any]  # resume state of the driver
 
-
+# %% ../../nbs/train/06_checkpointing.ipynb #02ff461e
 class CheckpointManager:
     "Begins, finishes and restores the checkpoints of a run"
 
