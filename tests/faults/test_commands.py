@@ -172,7 +172,9 @@ def test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed(start, tmp_path)
         (inside / "of_another_program").write_bytes(bytes(64 * 2**20))
     except OSError as error:
         assert error.errno == errno.ENOSPC
-    command.check_ended(1, "could not be written", folder=disk / "run")
+    command.check_ended(
+        1, "could not be written: No space left on device", folder=disk / "run"
+    )
     assert command.leftovers() == []
     json.loads((tmp_path / "notebook.ipynb").read_text())
     assert [row["step"] for row in rows(tmp_path / "run")][:2] == [1, 2]
