@@ -197,12 +197,15 @@ def check_kernel() -> None:
 
 # %% ../nbs/99_cli.ipynb #28dbead4
 def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return the recipe and the parameters that resume a run
+    """Return the notebook and the parameters that resume a run
 
-    Instead of a recipe that is not of this package, return the notebook of the run."""
+    The notebook is the run's own, so the cells of an edited copy run again; without one,
+    e.g. after a run in Jupyter, it is the recipe by its name."""
     from .runs.folder import RunFolder
+    from .runs.kernel import collect_notebooks
 
     run = RunFolder.open(folder)
+    collect_notebooks(run.path.parent)  # the command may have been killed
     config = run.config()
     parameters = parameters_of(config)
     parameters["overrides"] |= {
@@ -210,7 +213,9 @@ def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
         "output.root": str(folder.resolve().parent),
         "output.name": folder.resolve().name,
     }
-    own = config.recipe not in RECIPES and run.notebook.is_file()
+    own = run.notebook.is_file() and (
+        config.recipe not in RECIPES or recipe_of(run.notebook) == config.recipe
+    )
     return str(run.notebook) if own else config.recipe, parameters
 
 # %% ../nbs/99_cli.ipynb #1870f33f

@@ -504,9 +504,13 @@ class RewardConfig(Config):
     by_source: dict[str, dict[str, float]] = setting(
         {}, "source of a mixture -> scorers that replace `scorers` for its prompts"
     )
-    timeout_s: float = setting(5.0, "time limit for grading one response, s", gt=0)
-    memory_mb: int = setting(1024, "address-space limit of a grading process, MiB", gt=0)
-    workers: int = setting(2, "grading processes", gt=0)
+    timeout_s: float = setting(
+        5.0, "time limit for grading one response, s", gt=0, effect="later"
+    )
+    memory_mb: int = setting(
+        1024, "address-space limit of a grading process, MiB", gt=0, effect="later"
+    )
+    workers: int = setting(2, "grading processes", gt=0, effect="none")
     arguments: dict[str, dict[str, Any]] = setting({}, "scorer name -> keyword arguments")
     batch_size: int = setting(32, "responses per call of a batched or async scorer", gt=0)
     retries: int = setting(
@@ -661,9 +665,11 @@ class RolloutConfig(Config):
         {}, "keyword arguments of the environment"
     )
     environment_timeout_s: float = setting(
-        60.0, "time limit of one environment call, s", gt=0
+        60.0, "time limit of one environment call, s", gt=0, effect="later"
     )
-    environment_workers: int = setting(16, "concurrent environment calls", gt=0)
+    environment_workers: int = setting(
+        16, "concurrent environment calls", gt=0, effect="none"
+    )
     max_turns: int = setting(8, "maximum turns of an episode", gt=0)
     eval_samples: int = setting(1, "samples per held-out prompt", gt=0)
     eval_temperature: float | None = setting(

@@ -286,7 +286,7 @@ class Recipe:
         if tenants != built.tenants:
             built = override(built, {"tenants": tenants}, announce=False)
         usual = dict(config.flat())
-        for key, value in given.items():
+        for key, value in {**given, **overrides}.items():
             without_effect = built.tenants and all(key in own for own in built.tenants.values())
             if without_effect and value != usual[key]:
                 raise ConfigError(
