@@ -1288,7 +1288,8 @@ def shims_environment(names: Iterable[str]) -> dict[str, str]:
     if not parts:
         return {}
     folders = [folder or os.getcwd() for _, folder in parts]
-    path = [*dict.fromkeys(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = dict.fromkeys(filter(None, [*folders, *inherited]))
     modules = ",".join(module for module, _ in parts)
     return {SHIMS_ENV: modules, "PYTHONPATH": os.pathsep.join(path)}
 

@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from places import HELPERS
+from places import HELPERS, ROOT
 from whole_runs import configure, run
 
 from cookbook_npu.npu.shims.torchvision_ops import install_finder
 from cookbook_npu.npu.simulator.fork_server import make_folder
 from cookbook_npu.scratch import (
     SESSION_PREFIX,
+    compiled_env,
     make_scratch,
     remove_scratch,
     sweep_scratch,
@@ -32,8 +33,10 @@ def pytest_configure(config):
     config.scratch = make_scratch(SESSION_PREFIX, _short_root())
     os.environ.update(make_folder(config.scratch / "s"))
     _keep_temporary_files(config.scratch / "t")
-    inherited = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), inherited]))
+    # runs put the working folder first, and a server has one PYTHONPATH
+    path = [str(ROOT), str(HELPERS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
+    os.environ.update(compiled_env())
 
 
 def _short_root() -> Path:
@@ -59,6 +62,15 @@ def _take_signals() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items):
+    "Skip the long tests unless asked for"
+    if os.environ.get("COOKBOOK_LONG") != "all":
+        skip = pytest.mark.skip(reason="a long test: COOKBOOK_LONG=all")
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(skip)
 
 
 def pytest_unconfigure(config):

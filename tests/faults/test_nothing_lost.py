@@ -24,7 +24,13 @@ def checkpoints(folder: Path) -> list[int]:
         return sorted(c.step for c in Checkpoints.of_run(opened).finished())
 
 
-@pytest.mark.parametrize("settings", [ONE_DEVICE, SPLIT], ids=["colocate", "split"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(ONE_DEVICE, id="colocate"),
+        pytest.param(SPLIT, id="split", marks=pytest.mark.long),
+    ],
+)
 def test_a_checkpoint_outlives_the_failure_of_a_later_step(tmp_path, monkeypatch, settings):
     "Each step saves in the background; 16 samples a step, so the scorer breaks in the fifth"
     count = tmp_path / "count"

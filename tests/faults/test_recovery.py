@@ -76,7 +76,7 @@ def runs_of(save_every: int) -> list[str]:
     return runs
 
 
-def selected() -> list[str]:
+def selected() -> list:
     "The runs to make"
     wanted = os.environ.get("COOKBOOK_KILL_MATRIX", "")
     everything = [cells for save_every in PHASES for cells in runs_of(save_every)]
@@ -86,7 +86,8 @@ def selected() -> list[str]:
     named = [cells for cells in wanted.split(",") if cells]
     unknown = {cell for cells in named for cell in cells.split("+")} - known
     assert not unknown, f"COOKBOOK_KILL_MATRIX: no cells {sorted(unknown)}"
-    return named or list(CHOSEN)
+    first, *others = CHOSEN
+    return named or [first, *(pytest.param(one, marks=pytest.mark.long) for one in others)]
 
 
 def rows_before(phase: str, save_every: int) -> int:

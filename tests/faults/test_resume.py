@@ -76,6 +76,7 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
     """Ranks fill one machine after the other. The run names the lost one; resumed with another, it
     ends as on one machine. Trainer and engines are on different machines, so new weights are broadcast"""

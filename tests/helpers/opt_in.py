@@ -66,7 +66,7 @@ LANES = (
     Lane(
         "rehearsals",
         (*PYTEST, "tests/simulator/test_launch.py", "-k", "rehearsal"),
-        {"COOKBOOK_REHEARSAL_DEVICES": "8"},
+        {"COOKBOOK_REHEARSAL_DEVICES": "8", "COOKBOOK_LONG": "all"},
     ),
     Lane(
         "job-server",
@@ -82,6 +82,7 @@ LANES = (
     Lane(
         "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
     ),
+    Lane("long", (*PYTEST, "-n2", "--dist=loadfile", "-mlong"), {"COOKBOOK_LONG": "all"}),
     Lane("benchmarks", (*PYTEST, "tests/benchmarks"), {"COOKBOOK_BENCHMARKS": "all"}),
     Lane("stacks", ("make", "test-stacks")),
     Lane("npu-wheel", ("make", "test-npu-wheel")),

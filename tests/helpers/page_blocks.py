@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from places import ROOT
 from reader import BLOCK, CAPTION, SHOWN, command_lines
 
@@ -25,6 +26,8 @@ TYPED = {
     "own_reward": "unit/test_howto.py::test_a_page_as_typed",
     "own_shim": "unit/test_howto.py::test_the_page_of_shims_as_typed",
 }
+# the pages that `make test` types, too; the others are long
+ALWAYS_TYPED = ("own_reward",)
 IN_PROCESS = "unit/test_howto.py::test_a_page_works_as_it_stands"
 WHOLE_RUN = "recipes/test_recipe.py::test_a_run_leaves_everything_behind"
 LAB = "recipes/test_lab.py::test_the_recipe_is_run_stopped_and_gone_on_with"
@@ -38,6 +41,13 @@ NPU = "needs an Ascend machine"
 DOCKER = "needs docker"
 DOWNLOAD = "downloads from a hub or a package index"
 SERVICE = "starts a service of the machine"
+
+
+def typed(name: str):
+    "The page as a parameter of a test"
+    return pytest.param(name, marks=() if name in ALWAYS_TYPED else pytest.mark.long)
+
+
 # page -> first words of a step -> the test that runs it, or the reason why none does
 ELSEWHERE: dict[str, dict[str, str]] = {
     "README": {

@@ -74,9 +74,10 @@ def configure(root: Path, name: str, resume: bool = False, **more) -> Path:
 
 def preloaded() -> dict[str, str]:
     "The environment of a run whose driver, workers and kernel are forks of servers"
-    path = [HERE / "preloaded", HERE, HERE.parents[1], os.environ.get("PYTHONPATH", "")]
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = dict.fromkeys([str(HERE.parents[1]), str(HERE / "preloaded"), *inherited])
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(p) for p in path if p),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "OMP_NUM_THREADS": "1",
     }
 

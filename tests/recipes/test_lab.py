@@ -221,6 +221,7 @@ def person(lab, tmp_path):
         yield Person(driver, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "")
 @pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "")
 def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):

@@ -151,6 +151,7 @@ ALL_DEVICES = "COOKBOOK_REHEARSAL_DEVICES" in os.environ
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", RECIPES if ALL_DEVICES else REHEARSED)
 def test_rehearsal(tmp_path, recipe):

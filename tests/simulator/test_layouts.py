@@ -30,7 +30,7 @@ from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.testing.ranks import run_ranks
 from cookbook_npu.train.batch import make_batch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DEVICES = 4
 TOLERANCE = 1e-5

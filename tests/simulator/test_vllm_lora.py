@@ -153,7 +153,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
-SIZES = (1, 2)
+SIZES = (1, pytest.param(2, marks=pytest.mark.long))
 
 
 @pytest.mark.parametrize("ranks", SIZES)

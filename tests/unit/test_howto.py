@@ -12,7 +12,16 @@ from pathlib import Path
 
 import papermill
 import pytest
-from page_blocks import ELSEWHERE, IN_PROCESS, NPU, TYPED, all_pages, how_run, steps
+from page_blocks import (
+    ELSEWHERE,
+    IN_PROCESS,
+    NPU,
+    TYPED,
+    all_pages,
+    how_run,
+    steps,
+    typed,
+)
 from places import ROOT
 from reader import CAPTION, Reader, blocks, make_environment
 from text_samples import text_sample
@@ -225,9 +234,10 @@ def test_a_reader_has_neither_pytest_nor_our_paths(environment, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_page_of_shims_as_typed(environment, tmp_path):
+@pytest.mark.parametrize("name", [typed("own_shim")])
+def test_the_page_of_shims_as_typed(name, environment, tmp_path):
     "The shim is in the table, and every worker of the run has it"
-    shown = Reader(environment, tmp_path).follow(PAGES / "own_shim.md")
+    shown = Reader(environment, tmp_path).follow(PAGES / f"{name}.md")
     assert any("proved" in text for text in shown)
     assert any("vectors.empty_mean" in text and "applied" in text for text in shown)
     (run,) = (tmp_path / "runs").iterdir()
@@ -237,9 +247,9 @@ def test_the_page_of_shims_as_typed(environment, tmp_path):
     }.items()
 
 
-def pages_of(test: str) -> list[str]:
+def pages_of(test: str) -> list:
     "The pages that a test follows"
-    return [name for name, how in TYPED.items() if how.endswith(f"::{test}")]
+    return [typed(name) for name, how in TYPED.items() if how.endswith(f"::{test}")]
 
 
 @pytest.mark.slow

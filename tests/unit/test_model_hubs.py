@@ -8,7 +8,7 @@ import time
 
 import pytest
 from model_hubs import serve_models
-from page_blocks import steps
+from page_blocks import steps, typed
 from places import ROOT
 from reader import Reader, make_environment
 
@@ -144,7 +144,8 @@ def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_page_of_models_as_typed(hub, files, tmp_path):
+@pytest.mark.parametrize("name", [typed("own_model")])
+def test_the_page_of_models_as_typed(name, hub, files, tmp_path):
     """The runs train and record the id of the hub
 
     A tiny model stands for the one that the page names. It never answers correctly, so no run learns."""
@@ -157,7 +158,7 @@ def test_the_page_of_models_as_typed(hub, files, tmp_path):
         for name, value in Machine(hub, tmp_path).env.items()
         if name.startswith(("HF_", "MODELSCOPE_", "no_proxy"))
     }
-    page = ROOT / ".docs" / "pages" / "howto" / "own_model.md"
+    page = ROOT / ".docs" / "pages" / "howto" / f"{name}.md"
     lines = [text for kind, text in steps(page) if kind == "command"]
     runs_of_page = [line for line in lines if " run " in line]
     assert len(runs_of_page) == 3
