@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from ray.util import get_node_ip_address
@@ -89,9 +90,15 @@ print("job", os.environ["COOKBOOK_NPU_JOB"])
     assert "[('eth0', 'eth0'), ('eth1', 'eth0')]" in text, text[-2000:]
     assert f"job {job.id} --runs {tmp_path}" in text
     assert (job.exit_code(), job_state(job)) == (0, "succeeded")
-    processes = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True)
-    alive = [line for line in processes.stdout.splitlines() if not line.startswith("Z")]
-    assert not [line for line in alive if str(node.port) in line]
+    ps = ["ps", "-eo", "stat=,args="]
+    deadline = time.monotonic() + 20  # the raylet of the second machine ends by itself
+    while True:
+        lines = subprocess.run(ps, capture_output=True, text=True).stdout.splitlines()
+        alive = [x for x in lines if not x.startswith("Z") and str(node.port) in x]
+        if not alive or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    assert not alive
 
 
 @pytest.mark.slow
