@@ -56,6 +56,7 @@ from .errors import (
 from .notebook import parameter_defaults, recipe_of
 from .npu.device import NPU, SIMULATE_ENV, free_port
 from .parameters import (
+    NAMES,
     Given,
     check_overrides,
     export_settings,
@@ -216,7 +217,16 @@ def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
     own = run.notebook.is_file() and (
         config.recipe not in RECIPES or recipe_of(run.notebook) == config.recipe
     )
-    return str(run.notebook) if own else config.recipe, parameters
+    if not own:
+        return config.recipe, parameters
+    # a copy has defaults, which the command may have set back to the recipe's own values
+    values = dict(config.flat())
+    changed = add_defaults(run.notebook, Given()).sources.keys() & values.keys()
+    resumed = Given()
+    resumed.add({"overrides": {key: values[key] for key in changed}}, str)
+    resumed.add({NAMES[key]: values[key] for key in changed & NAMES.keys()}, str)
+    resumed.add(parameters, str)
+    return str(run.notebook), resumed.as_parameters()
 
 # %% ../nbs/99_cli.ipynb #1870f33f
 @contextmanager

@@ -285,7 +285,9 @@ class Recipe:
         tenants = _tenants_for_their_prompts(built, {*given, *overrides})
         if tenants != built.tenants:
             built = override(built, {"tenants": tenants}, announce=False)
-        usual = dict(config.flat())
+        if overrides.get("output.resume"):
+            return built  # with the recorded settings, whatever the recipe is now
+        usual = dict(config.flat()) | changes
         for key, value in {**given, **overrides}.items():
             without_effect = built.tenants and all(key in own for own in built.tenants.values())
             if without_effect and value != usual[key]:
