@@ -141,6 +141,7 @@ def test_responses_go_on_under_new_weights(tmp_path):
     assert any(row["async/continued_groups"] > 0 for row in rows(folder)[1:])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
     """The cluster is full at first, and says so; the machine that joins gets the third engine and its weights

@@ -118,7 +118,9 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
     ] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("call", ["save_state", "load_state"])
+@pytest.mark.parametrize(
+    "call", ["save_state", pytest.param("load_state", marks=pytest.mark.long)]
+)
 def test_an_error_that_repeats_ends_the_run_at_once(undisturbed, tmp_path, call):
     "Each new trainer fails in the same call of the same step: the second time is the last of four"
     if call == "load_state":

@@ -254,7 +254,13 @@ SPLIT = {
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("placement", [ONE_DEVICE, SPLIT], ids=["colocate", "split"])
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param(ONE_DEVICE, id="colocate"),
+        pytest.param(SPLIT, id="split", marks=pytest.mark.long),
+    ],
+)
 def test_a_spent_budget_ends_a_run_between_two_steps(tmp_path, placement):
     """In the middle of grading: with a checkpoint, and the command that resumes with more
 

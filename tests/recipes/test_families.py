@@ -49,7 +49,10 @@ def read_export(folder: Path) -> tuple[set[str], list[int]]:
     return info["missing_keys"] | info["unexpected_keys"], tokenizer("12+34=").input_ids
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl", "qwen3_5_moe"])
+FAMILIES = ("qwen3_5", "qwen3_vl", pytest.param("qwen3_5_moe", marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_trains_exports_and_resumes(tmp_path, family):
     run(prepare(tmp_path, "whole", family))
     whole = tmp_path / "whole"

@@ -323,6 +323,7 @@ def test_vllm_engine(name):
     assert results_of("vllm")[name] is None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM needs it to see")
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_the_command_starts_and_resumes(exists, tmp_path):
     assert done.stdout.strip() == f"{start} -f /data/a b.json"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_steps_in_the_file_continue_a_finished_run(undisturbed, tmp_path):
     "The command as a job executes it: a run of all its steps is left alone until one more is asked for"
