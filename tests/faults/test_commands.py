@@ -143,6 +143,7 @@ def test_a_killed_kernel_is_one_sentence_and_leaves_nothing(start, tmp_path):
     assert not [path for path in tables if path.exists()]
 
 
+@pytest.mark.long
 def test_a_killed_gcs_ends_a_run_within_seconds(start):
     "Ray itself would end every process of the run a minute later"
     command = start("qwen3_5_9b_async", **SMALL)

@@ -95,6 +95,7 @@ def test_an_adapter_learns(tmp_path):
     assert next(folder.glob("checkpoints/step_*2/adapter/adapter_config.json"))
 
 
+@pytest.mark.long
 def test_a_model_with_a_vision_tower_learns_from_pictures(tmp_path):
     shown = {"model.tiny.family": "qwen3_vl", "sampling.max_response_tokens": 16}
     shown |= {"data.prompt_data": "geometry", "data.task": {"level": 1, "per_level": 40}}

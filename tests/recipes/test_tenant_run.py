@@ -96,6 +96,7 @@ def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tm
     assert of_both == of_three
 
 
+@pytest.mark.long
 def test_tenants_sample_in_one_batch(disturbed, tmp_path):
     "The tokens and rewards of each tenant are those of turns; log-probs up to rounding"
     latency = 0.1  # s for each token of a batch

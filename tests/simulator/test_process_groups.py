@@ -50,6 +50,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 def test_a_trainer_learns_the_same_however_it_sleeps(tmp_path):
     hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
     write_saver_package(tmp_path / "site")
