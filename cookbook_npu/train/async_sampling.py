@@ -433,6 +433,7 @@ class EnginePool:
                 self.unassigned.remove(group)
             if group.engine is not None:
                 self.threads[group.engine].abandon(group)
+                self.jobs.changed.notify_all()
 
     def start(self) -> None:
         "Start calls after a halt"
@@ -445,6 +446,7 @@ class EnginePool:
         with self.jobs.changed:
             if self.status is PoolStatus.SAMPLING:
                 self.status = PoolStatus.PAUSED
+            self.jobs.changed.notify_all()
 
     def resume(self) -> None:
         "Start calls again, unless sampling was halted meanwhile"
@@ -471,6 +473,7 @@ class EnginePool:
         "Start no further calls until `start`, and wait for those in progress"
         with self.jobs.changed:
             self.status = PoolStatus.HALTED
+            self.jobs.changed.notify_all()
         self.wait_idle()
 
     def unload(self) -> None:

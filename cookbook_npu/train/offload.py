@@ -390,7 +390,10 @@ def make_offloader(
     return MemorySaverOffloader(acc, keep, drop, saver, hook, frozen)
 
 # %% ../../nbs/train/01_offload.ipynb #028026d3
-def engine_needs(config: RunConfig, capacity: int) -> tuple[int, int]:
+def engine_needs(
+    config: RunConfig,
+    capacity: int,  # device memory from which the engine's part is planned, bytes
+) -> tuple[int, int]:
     "Return the planned bytes that an engine takes to load weights, and to sample; 0 for unknown models"
     if config.target.vllm_on_cpu and config.rollout.engine == "vllm":
         # it runs on the CPU there
@@ -399,7 +402,6 @@ def engine_needs(config: RunConfig, capacity: int) -> tuple[int, int]:
         model = model_of(config)
     except ConfigError:
         return 0, 0
-    capacity = config.target.engine_capacity(capacity)
     parts = [part.nbytes for part in engine_components(model, config, capacity)]
     if engine_keeps_frozen(config, capacity):
         parts[0] = 0  # on the device already

@@ -228,7 +228,7 @@ class TrainerMemory:
     def check_engine_room(self, copy_bytes: int) -> None:
         "Raise `DeviceError` if a sleeping engine could not wake in the memory that is free now"
         if self.engine_needs is None:
-            self.engine_needs = engine_needs(self.config, self.acc.mem_get_info(0)[1])
+            self.engine_needs = engine_needs(self.config, self.capacity)
         loading, sampling = self.engine_needs
         remedy = "Lower rollout.memory_utilization, or see who else is on the device."
         need = sampling
@@ -589,10 +589,8 @@ class WeightWriter:
 
     def offer_handle(self) -> tuple[dict[str, bytes], str]:
         "Return a handle of this rank's device for an engine to try, or why there is none; collective"
-        total = self.acc.mem_get_info(0)[1]
-        capacity = self.config.target.engine_capacity(total)
         try:
-            _, why = planned_backend(self.config, capacity)
+            _, why = planned_backend(self.config, self.memory.capacity)
         except ConfigError:
             # a model that the plan does not know: measured before each write
             why = ""

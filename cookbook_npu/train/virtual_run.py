@@ -10,7 +10,7 @@ __all__ = ['NONE', 'VirtualGroup', 'VirtualTrainer', 'VirtualEngine', 'Disturban
 import math
 import random
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from .batch import rollout_metrics
 from .driver import Driver, SplitPlacement
 from .rollout_worker import Engines
 from .state import DriverState
-from .virtual_clock import VirtualClock, VirtualCondition
+from .virtual_clock import VirtualClock
 from .workers import Workers
 from ..weights.manifest import Manifest
 
@@ -129,7 +129,6 @@ class VirtualEngine(VirtualGroup):
         seed: int,
         slow: float,
         pool: EnginePool,
-        stops: VirtualCondition,
     ):
         super().__init__(f"rollout{number}", clock)
         self.number = number
@@ -137,7 +136,6 @@ class VirtualEngine(VirtualGroup):
         self.work = work
         self.seed = seed
         self.pool = pool
-        self.stops = stops
         self.model = EngineModel(times, work.rows, slow)
         self.version = -1
         self.requests: dict[tuple[str, int], Request] = {}  # unfinished
@@ -197,7 +195,8 @@ class VirtualEngine(VirtualGroup):
             return True
         each = decode_steps * model.decode_seconds
         began = self.clock.now
-        stopped = self.stops.wait_for(self._is_stopped, calls * each)
+        with self.pool.jobs.changed:
+            stopped = self.pool.jobs.changed.wait_for(self._is_stopped, calls * each)
         self.check()
         if stopped:  # at the end of the present call
             calls = min(calls, math.ceil((self.clock.now - began) / each - 1e-9))
@@ -386,7 +385,6 @@ class VirtualRun:
         self.disturbances = disturbances
         self.seed = seed
         self.clock = VirtualClock()
-        self.stops = self.clock.condition()
         self.losses = 0
         self.resubmitted = 0
         self.timeouts = 0
@@ -397,7 +395,7 @@ class VirtualRun:
         "Start an engine"
         d = self.disturbances
         slow = d.slowdown if number < d.slow_engines else 1.0
-        own = (self.times, self.work, self.seed, slow, self.pool, self.stops)
+        own = (self.times, self.work, self.seed, slow, self.pool)
         return VirtualEngine(number, self.clock, *own)
 
     def _build(self, folder: RunFolder) -> Driver:
@@ -415,20 +413,9 @@ class VirtualRun:
         driver = Driver(state, threads=self.clock)
         driver.train_step = cast(Any, VirtualTrainStep(self))
         self.pool = cast(SplitPlacement, driver.placement).sampler.engines
-        for name in ("assign", "resubmit", "abandon", "pause", "halt"):
-            setattr(self.pool, name, self._stopping(getattr(self.pool, name)))
         numbers = range(self.config.num_engines)
         self.workers.engines.groups = [self.engine(number) for number in numbers]
         return driver
-
-    def _stopping(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        "A method of the pool after which engines look whether their calls stop"
-
-        def stopping(*args: Any) -> Any:
-            self.stops.notify_all()
-            return method(*args)
-
-        return stopping
 
     def _lose_engines(self) -> None:
         "Lose engines at random times, until the clock is closed"
@@ -442,7 +429,7 @@ class VirtualRun:
                 self.losses += 1
                 self.resubmitted += len(engine.requests)
                 engine.why_lost = "the process died"
-                self.stops.notify_all()
+                self.pool.jobs.changed.notify_all()
             events.draw(self.clock.now)
 
     def simulate(self, hours: float) -> HoursResult:
@@ -467,7 +454,6 @@ class VirtualRun:
                     ended = str(error)
                 finally:
                     driver.placement.close()
-                    self.stops.notify_all()
                     self.clock.close()
         return self._result(ended)
 

@@ -24,6 +24,7 @@ from cookbook_npu.plan.memory import (
     check_fits,
     micro_batch,
     planned_backend,
+    planned_cache,
     stages_of,
     trainer_state,
     training,
@@ -313,15 +314,11 @@ def test_the_command_names_the_cache_that_the_engine_gets():
     from typer.testing import CliRunner
 
     from cookbook_npu.cli import app
-    from cookbook_npu.train.rollout_worker import decided_cache
 
-    class Device:
-        def mem_get_info(self, index):
-            return 30 * 2**30, 65_787_658_240  # what a 910B of 64 GiB says of itself
-
+    total = 65_787_658_240  # what a 910B of 64 GiB says of itself
     words = ["plan", "qwen3_4b_colocate", "--scale", "910b"]
     page = CliRunner().invoke(app, words).output
-    nbytes = decided_cache(planned_config("qwen3_4b_colocate", "910b", {}), Device())
+    nbytes = planned_cache(planned_config("qwen3_4b_colocate", "910b", {}), total)
     assert f"vLLM is given kv_cache_memory_bytes {nbytes} on each device" in page
     assert 10 * 2**30 < nbytes < 0.35 * 64 * 2**30
 

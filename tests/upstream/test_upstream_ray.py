@@ -56,7 +56,7 @@ from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options
 from slime.ray.placement_group import placement_group
 os.environ[LOOPBACK] = "0"
 with tempfile.TemporaryDirectory(prefix="cbn-", dir="/tmp") as folder:
-    ray.init(**init_options(2, "NPU", True, Path(folder), 2**27))
+    ray.init(**init_options(2, "NPU", True, Path(folder)))
     print("READY", placement_group([{"GPU": 1, "CPU": 1}], strategy="PACK").wait(3))
     ray.shutdown()
 """

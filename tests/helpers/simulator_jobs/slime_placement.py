@@ -72,7 +72,7 @@ def main(devices: int) -> dict:
 
     os.environ[LOOPBACK] = "0"
     with tempfile.TemporaryDirectory(prefix="cbn-", dir="/tmp") as folder:
-        options = init_options(devices, "NPU", True, Path(folder), 2**27)
+        options = init_options(devices, "NPU", True, Path(folder))
         ray.init(
             **options, runtime_env={"worker_process_setup_hook": "slime_placement.hook"}
         )
