@@ -421,12 +421,11 @@ class RunPlan:
 
     def _host_lines(self) -> list[str]:
         "Return the line about the optimizers on the host"
-        tensor = self.config.parallel.tensor
         stage = largest_stage(self.model, self.config)
-        parameters = trained_parameters(stage, self.config)
+        models = [trained_parameters(stage, self.config)]
         if self.config.has_critic:
-            parameters += critic_parameters(stage, tensor)
-        share = optimizer_share(stage, self.config, parameters)
+            models.append(critic_parameters(stage, self.config))
+        share = sum(optimizer_share(stage, self.config, n) for n in models)
         nbytes = host_optimizer_bytes(share, self.config)
         if not nbytes:
             return []
@@ -466,6 +465,13 @@ class RunPlan:
             return [overlap, *lines, f"  {whole}, by the schedule"]
         seconds = sum(e.seconds for e in self.times)
         return [*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"]
+
+    @property
+    def devices_per_machine(self) -> int:
+        "Devices of a machine with the chip of the plan"
+        if not self.config.target.has_soc:
+            return DEVICES_PER_NODE
+        return find_soc(self.soc).devices_per_machine
 
     @property
     def is_split(self) -> bool:
@@ -525,7 +531,7 @@ class RunPlan:
         if config.rollout.engine == "vllm" and not config.is_sft:
             lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
         for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
-            variables = variables_table(config, role)
+            variables = variables_table(config, role, per_machine=self.devices_per_machine)
             if variables:
                 lines += _table(f"{role}: variables", variables)
         return "\n".join(lines)
@@ -552,7 +558,7 @@ class RunPlan:
             f"({_layout(config, self.model)})",
             *_expert_lines(config, self.model),
             "",
-            device_map(config),
+            device_map(config, self.devices_per_machine),
             "",
         ]
         for kind, groups in process_groups(config).items():
@@ -585,7 +591,9 @@ class RunPlan:
             soc=self.soc,
             capacity=self.capacity,
             kv_cache_memory_bytes=self.cache_bytes,
-            devices=[asdict(place) for place in device_roles(self.config)],
+            devices=[
+                asdict(place) for place in device_roles(self.config, self.devices_per_machine)
+            ],
             groups=process_groups(self.config),
             phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
             times=[asdict(e) for e in self.times],

@@ -66,11 +66,15 @@ class MachineShare:
     trainer_ranks: int = 1
 
 
-def planned_share(config: RunConfig, environ: Mapping[str, str]) -> MachineShare:
+def planned_share(
+    config: RunConfig,
+    environ: Mapping[str, str],
+    per_machine: int = 8,  # devices of a machine
+) -> MachineShare:
     "Return the share that the environment selects, before devices are reserved"
     parts = environ.get(NPU.visible_env, "").split(",")
     ids = [int(part) for part in parts if part.strip().isdigit()]
-    return MachineShare(min(ids, default=0), min(config.trainer_devices, 8))
+    return MachineShare(min(ids, default=0), min(config.trainer_devices, per_machine))
 
 
 FIRST_PORT = 60000  # start of HCCL's default range on the host
@@ -203,11 +207,13 @@ def variables_table(
     config: RunConfig,
     role: RunRole,
     environ: Mapping[str, str] | None = None,  # of the shell (None: os.environ)
+    per_machine: int = 8,  # devices of a machine
 ) -> dict[str, str]:
     "Return the variables of a role, with the shell values that they replace"
     environ = os.environ if environ is None else environ
     table = {}
-    for name, value in role_environment(config, role, environ).items():
+    share = planned_share(config, environ, per_machine)
+    for name, value in role_environment(config, role, environ, share).items():
         shell = environ.get(name)
         table[name] = "(removed)" if value is None else value
         if shell not in (None, value):

@@ -21,6 +21,7 @@ from cookbook_npu.data.sample import ImageInput, Sample
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import NumericsError
 from cookbook_npu.plan.memory import (
+    communicators,
     critic_parameters,
     model_of,
     stages_of,
@@ -265,6 +266,7 @@ def not_finite(trainer, batch) -> str:
 
 def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     from cookbook_npu.model.megatron import destroy_parallel
+    from cookbook_npu.npu.shims.torch import process_groups
     from cookbook_npu.train.run_trainer import RunTrainer
     from cookbook_npu.train.trainer import Trainer
 
@@ -273,6 +275,7 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
     if row.reference == "qwen3":  # with a critic, which gets its own values and returns
         config = override(config, {"algorithm.advantage_estimator": "gae"})
         kind = RunTrainer
+    process_groups._used.clear()
     trainer = kind(0, devices, config, str(root / row.family))
     batch = make_inputs(batch_config, trainer.model.hf_config)
     result = {"logprobs": trainer.logprobs(batch)}
@@ -302,6 +305,8 @@ def train_row(row: Row, devices: int, root: Path, previous: Row | None) -> dict:
         again = result["resumed"].items()
         result["exact"] = all(torch.equal(result["weights"][n], t) for n, t in again)
         result["heard"] = not_finite(trainer, batch)
+    used = process_groups._used
+    result["groups"] = sum(group in used for group in process_groups.device_groups())
     destroy_parallel()
     return result
 
@@ -318,6 +323,9 @@ def farthest(found: dict, want: dict) -> float:
 
 
 def all_rows(rank: int, world_size: int, root: str) -> dict:
+    from cookbook_npu.npu.shims.registry import registry
+
+    assert registry.apply("torch.process_groups").state == "applied"
     results = {}
     latest: dict[tuple[str, int], Row] = {}
     for row in ROWS:
@@ -393,10 +401,18 @@ def test_the_plan_knows_the_largest_stage(found, row):
     stages = stages_of(model_of(config, len(build_tokenizer())), config)
     planned = [trainer_parameters(stage, config) for stage in stages]
     if row.family == "qwen3":  # with a critic
-        critic = [critic_parameters(stage, row.tensor) for stage in stages]
+        critic = [critic_parameters(stage, config) for stage in stages]
         planned = [sum(both) for both in zip(planned, critic, strict=True)]
     held = max(rank[str(row)]["held"] for rank in found.ranks)
     assert held == pytest.approx(4 * max(planned), rel=0.02)
+
+
+@rows
+def test_the_plan_counts_the_process_groups_in_use(found, row):
+    "Of Megatron and of mcore-bridge's export, those of expert parallelism included"
+    planned, _ = communicators(run_config(row, DEVICES))
+    for rank in found.ranks:
+        assert planned - 2 <= rank[str(row)]["groups"] <= planned
 
 
 def test_every_rank_hears_of_a_value_that_is_not_finite(found):
