@@ -4578,6 +4578,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                      'cookbook_npu/plan/dimensions.py'),
                                               'cookbook_npu.plan.dimensions.dimensions_of_tiny': ( 'plan/dimensions.html#dimensions_of_tiny',
                                                                                                    'cookbook_npu/plan/dimensions.py'),
+                                              'cookbook_npu.plan.dimensions.image_token_elements': ( 'plan/dimensions.html#image_token_elements',
+                                                                                                     'cookbook_npu/plan/dimensions.py'),
                                               'cookbook_npu.plan.dimensions.image_token_flops': ( 'plan/dimensions.html#image_token_flops',
                                                                                                   'cookbook_npu/plan/dimensions.py'),
                                               'cookbook_npu.plan.dimensions.parameter_counts': ( 'plan/dimensions.html#parameter_counts',

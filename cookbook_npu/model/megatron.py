@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ..config import (
     LoraConfig,
@@ -523,10 +524,11 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
             )
         tower.requires_grad_(False)
     if model.recompute == "full" and tower is not None:
-        # the tower is of transformers; Megatron recomputes its own layers only
-        kwargs = dict(use_reentrant=False, preserve_rng_state=False)
-        own = getattr(tower.visual, "visual", tower.visual)  # behind a shim
-        own.gradient_checkpointing_enable(kwargs)
+        # the blocks are of transformers; Megatron recomputes its own layers only
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for block in getattr(tower.visual, "visual", tower.visual).blocks:  # behind a shim
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = again
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce
