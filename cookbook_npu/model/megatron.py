@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ..config import (
     LoraConfig,
@@ -514,13 +515,20 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     model_ready(module)
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))
+    tower = getattr(module, "visual", None)
     if model.freeze_vision_tower and module.pre_process:
-        if getattr(module, "visual", None) is None:
+        if tower is None:
             raise ConfigError(
                 "model.freeze_vision_tower is true, the model has no vision tower",
                 "Set it to false.",
             )
-        module.visual.requires_grad_(False)
+        tower.requires_grad_(False)
+    if model.recompute == "full" and tower is not None:
+        # the blocks are of transformers; Megatron recomputes its own layers only
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for block in getattr(tower.visual, "visual", tower.visual).blocks:  # behind a shim
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = again
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PUBLISHED', 'PUBLISHED_COUNTS', 'Dimensions', 'vision_parameters', 'vision_widths', 'image_token_flops',
-           'dimensions_of', 'published_dimensions', 'dimensions_of_folder', 'dimensions_of_tiny', 'Count',
-           'parameter_counts', 'total_parameters', 'active_parameters', 'parameters_per_rank', 'pipeline_stages']
+           'image_token_elements', 'dimensions_of', 'published_dimensions', 'dimensions_of_folder',
+           'dimensions_of_tiny', 'Count', 'parameter_counts', 'total_parameters', 'active_parameters',
+           'parameters_per_rank', 'pipeline_stages']
 
 # %% ../../nbs/plan/00_dimensions.ipynb #767d6eb4
 import json
@@ -178,6 +179,8 @@ class Dimensions:
     vision: int = 0  # parameters of the vision tower
     vision_flops: int = 0  # of its forward pass per image token, without attention
     vision_widths: int = 0  # inputs and outputs of all its linear layers, added up
+    vision_kept: int = 0  # elements that autograd keeps per image token
+    vision_recomputed: int = 0  # the same, with recomputed blocks
     embedding: bool = True  # false: of a later pipeline stage
     head: bool = True  # final norm and head; false: of an earlier pipeline stage
     in_flight: int = 1  # micro-batches whose activations a pipeline stage keeps
@@ -249,6 +252,20 @@ def image_token_flops(vision: Mapping[str, Any]) -> int:
     merging = mergers * (merged * merged + merged * vision["out_hidden_size"])
     return 2 * (patches * (pixels * h + vision["depth"] * block) + merging)
 
+
+def image_token_elements(vision: Mapping[str, Any], recompute: bool) -> int:
+    "Return the elements that a vision tower keeps per image token for its backward pass"
+    h, depth = vision["hidden_size"], vision["depth"]
+    patches = vision["spatial_merge_size"] ** 2
+    pixels = (
+        vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+    )
+    # norms, queries, keys, values and attention; before and after the activation
+    block = 8 * h + 2 * vision["intermediate_size"]
+    blocks = depth * h + block if recompute else depth * block
+    mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
+    return patches * (pixels + blocks + 4 * h * mergers)
+
 # %% ../../nbs/plan/00_dimensions.ipynb #0a87d1de
 def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
     "Return the dimensions of a config.json; raises `ConfigError` for an unsupported family"
@@ -288,6 +305,8 @@ def dimensions_of(config: Mapping[str, Any], name: str = "model") -> Dimensions:
         vision=vision_parameters(vision) if vision else 0,
         vision_flops=image_token_flops(vision) if vision else 0,
         vision_widths=vision_widths(vision) if vision else 0,
+        vision_kept=image_token_elements(vision, False) if vision else 0,
+        vision_recomputed=image_token_elements(vision, True) if vision else 0,
     )
 
 # %% ../../nbs/plan/00_dimensions.ipynb #55cee772
@@ -478,5 +497,7 @@ def pipeline_stages(
         vision=0,
         vision_flops=0,
         vision_widths=0,
+        vision_kept=0,
+        vision_recomputed=0,
     )
     return [first, last]

@@ -274,6 +274,23 @@ def check_fused(folder: Path, parallel: ParallelConfig, samples, want: dict) -> 
     }
 
 
+def kept_elements(model) -> int:
+    "What a pass of the tower alone keeps for its backward pass"
+    kept = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t.numel())
+        return t
+
+    shown = image(0, 8, 8)
+    device = next(model.module.parameters()).device
+    pixels = torch.from_numpy(shown.pixel_values).to(device)
+    grid = torch.tensor([shown.grid_thw], device=device)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        model.module.visual.visual(pixels, grid_thw=grid)
+    return sum(kept)
+
+
 def without_shim(model, samples, want: dict) -> dict[str, float]:
     "The gradients once the repair is taken back"
     from cookbook_npu.npu.shims.registry import registry
@@ -290,10 +307,12 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "logps": max(far(a, b) for a, b in zip(logps, want["logps"], strict=True)),
         "none": distances(model, samples, want["grads"]),
         "text": distances(model, [TEXT], want["text_grads"]),
+        "kept": {"none": kept_elements(model)},
     }
     for kind in RECOMPUTE[1:]:
         again = load(folder, parallel, recompute=kind)
         result[kind] = distances(again, samples, want["grads"])
+        result["kept"][kind] = kept_elements(again)
     result["fused"] = check_fused(folder, parallel, samples, want)
     if parallel.tensor > 1:
         result["trained"] = check_training(load(folder, parallel), samples, want)
@@ -459,6 +478,13 @@ def test_all_gradients_equal_hugging_face(results, layout, recompute):
 
 
 @layouts
+def test_a_recomputed_tower_keeps_less(results, layout):
+    for rank in results:
+        kept = rank[layout]["kept"]
+        assert kept["full"] < kept["none"] == kept["selective"], kept
+
+
+@layouts
 def test_text_alone_gives_the_tower_no_gradient(results, layout):
     for rank in results:
         assert wrong(rank[layout]["text"]) == {}
@@ -510,3 +536,32 @@ def test_updates_exports_and_checkpoints_hold_the_tower(results):
     held, moved, loaded = first["digests"]
     assert held == loaded != moved
     assert first["digests"] == second["digests"]
+
+
+def test_the_plan_counts_what_a_tower_keeps():
+    "Elements per image token, against what autograd saves"
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+        Qwen3VLVisionConfig,
+        Qwen3VLVisionModel,
+    )
+
+    from cookbook_npu.plan.dimensions import PUBLISHED, image_token_elements
+
+    sizes = dict(hidden_size=128, depth=6, intermediate_size=480, num_heads=4)
+    sizes |= dict(out_hidden_size=256, deepstack_visual_indexes=[1, 3, 5])
+    vision = PUBLISHED["Qwen3-VL-8B"]["vision_config"] | sizes
+    tower = Qwen3VLVisionModel(Qwen3VLVisionConfig(**vision))
+    weights = {p.data_ptr() for p in tower.parameters()}
+    kept = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        if t.data_ptr() not in weights:
+            kept[t.data_ptr(), t.numel()] = t  # a view is kept with its whole
+        return t
+
+    shown = image(0, 16, 16)
+    grid = torch.tensor([shown.grid_thw])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        tower(torch.from_numpy(shown.pixel_values), grid_thw=grid)
+    measured = sum(t.numel() for t in kept.values()) / 64
+    assert measured == pytest.approx(image_token_elements(vision, False), rel=0.1)
