@@ -4465,8 +4465,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'cookbook_npu/parameters.py'),
                                          'cookbook_npu.parameters._mapping': ('parameters.html#_mapping', 'cookbook_npu/parameters.py'),
                                          'cookbook_npu.parameters._number': ('parameters.html#_number', 'cookbook_npu/parameters.py'),
-                                         'cookbook_npu.parameters._recipe_values': ( 'parameters.html#_recipe_values',
-                                                                                     'cookbook_npu/parameters.py'),
                                          'cookbook_npu.parameters._unique': ('parameters.html#_unique', 'cookbook_npu/parameters.py'),
                                          'cookbook_npu.parameters.check_overrides': ( 'parameters.html#check_overrides',
                                                                                       'cookbook_npu/parameters.py'),
