@@ -26,6 +26,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'cookbook_npu.cli._resume_line': ('cli.html#_resume_line', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli._run': ('cli.html#_run', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli._samples': ('cli.html#_samples', 'cookbook_npu/cli.py'),
+                                  'cookbook_npu.cli._scale': ('cli.html#_scale', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli._schedule': ('cli.html#_schedule', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli._shim_report': ('cli.html#_shim_report', 'cookbook_npu/cli.py'),
                                   'cookbook_npu.cli._shims': ('cli.html#_shims', 'cookbook_npu/cli.py'),
