@@ -401,14 +401,15 @@ _ParameterFiles = Annotated[
         help="YAML or JSON file of parameters; repeatable. Later files override, -p overrides all.",
     ),
 ]
-_Scale = Annotated[
-    str | None,
-    Option(
-        show_default="910b",
-        help="910b, cuda, or laptop (simulated NPUs).",
-        autocompletion=complete_scales,
-    ),
-]
+
+
+def _scale(shown: str) -> Any:
+    "Return the option --scale; `shown` is its default in the help"
+    names = "laptop (simulated NPUs), cuda, or 910b."
+    return Option(show_default=shown, help=names, autocompletion=complete_scales)
+
+
+_Scale = Annotated[str | None, _scale("910b")]
 
 # %% ../nbs/99_cli.ipynb #194fc94c
 _AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -466,14 +467,7 @@ _ResumeRun = Annotated[
         **_OF_RUN,
     ),
 ]
-_RunScale = Annotated[
-    str | None,
-    Option(
-        show_default="laptop",
-        help="laptop (simulated NPUs), cuda, or 910b.",
-        autocompletion=complete_scales,
-    ),
-]
+_RunScale = Annotated[str | None, _scale("laptop")]
 
 # %% ../nbs/99_cli.ipynb #d557d811
 @app.command(
@@ -679,7 +673,7 @@ def _shim_report(
     role: str, simulate: bool | None, own: Sequence[str] = ()
 ) -> list[dict[str, str]]:
     "Return the shims of a new process (simulate None: only where there is no NPU)"
-    from .npu.device import AUTOLOAD_ENV, SIMULATE_ENV, probe_npu
+    from .npu.device import AUTOLOAD_ENV, probe_npu
     from .npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
     if role not in PROCESS_ROLES:
@@ -765,12 +759,7 @@ NO_NPU_SOFTWARE = (
 
 # %% ../nbs/99_cli.ipynb #5d0348a1
 _DoctorScale = Annotated[
-    str | None,
-    Option(
-        show_default="910b; laptop where nothing of an NPU is installed",
-        help="laptop (simulated NPUs), cuda, or 910b.",
-        autocompletion=complete_scales,
-    ),
+    str | None, _scale("910b; laptop where nothing of an NPU is installed")
 ]
 _DoctorNodes = Annotated[
     int | None,
@@ -1055,10 +1044,7 @@ def _evidence(
     to: Annotated[
         Path, Option(help="Output folder, or a file that ends with .json.")
     ] = Path("evidence"),
-    soc: Annotated[
-        str | None,
-        Option(show_default="as npu-smi says", help="Chip of the run, e.g. Ascend910B3."),
-    ] = None,
+    soc: _ChipOfRun = None,
     note: Annotated[str, Option(help="Remarks; private content is hidden.")] = "",
 ) -> None:
     "Write an anonymized summary of a run, with the plan's predictions."
@@ -1209,8 +1195,6 @@ def recipe_summary(notebook: Path) -> tuple[str, str]:
 )
 def _recipes() -> None:
     "List the recipes with a summary."
-    from .recipes import RECIPES
-
     for name in RECIPES:
         title, about = recipe_summary(find_notebook(name))
         typer.echo(fit(f"{name}\n    {title}. {about}"))

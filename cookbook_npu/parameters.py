@@ -11,7 +11,7 @@ __all__ = ['NAMES', 'RESUMED', 'SOURCES_ENV', 'BY_PROGRAM', 'read_value', 'read_
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,10 +23,11 @@ from .config import (
     config_keys,
     config_sections,
     flat_overrides,
+    key_table,
     nonfinite_number,
 )
 from .errors import ConfigError, DataError, MissingError, decode_text
-from .recipes import PARAMETERS, RECIPES, find_recipe
+from .recipes import PARAMETERS, RECIPES, changed_settings
 
 # %% ../nbs/06_parameters.ipynb #41f526f7
 _WORDS = {"none": None, "null": None, "true": True, "false": False}  # in any case
@@ -347,19 +348,6 @@ def inherited_settings(
     return exported["sources"] if same else None
 
 # %% ../nbs/06_parameters.ipynb #0471802f
-def _recipe_values(config: RunConfig) -> dict[str, Any]:
-    "Return the recipe's values for this scale and data; the defaults for an unknown recipe"
-    if config.recipe not in RECIPES:
-        return {key.name: key.default for key in config_keys()}
-    mixture = config.data.mixture
-    given: dict[str, Any] = {
-        "model": config.model.path,
-        "prompt_data": config.data.prompt_data,
-        "overrides": {"data.mixture": mixture} if mixture else {},
-    }
-    return dict(find_recipe(config.recipe)(config.scale, **given).flat())
-
-
 def settings_record(
     config: RunConfig,
     environ: Mapping[str, str] | None = None,
@@ -368,12 +356,13 @@ def settings_record(
     "Return key, value and source of each key that differs from its default"
     sources = inherited_settings(config, os.environ if environ is None else environ)
     if sources is None:
-        keys = [key for key, value in config.flat() if not key.startswith("output.")]
-        own = _recipe_values(config)
-        values = dict(config.flat())
-        sources = {
-            key: BY_PROGRAM for key in keys if values[key] != own.get(key, values[key])
-        }
+        table = key_table()
+        changed: Iterable[str] = (
+            changed_settings(config)
+            if config.recipe in RECIPES
+            else [k for k, value in config.flat() if value != table[k].default]
+        )
+        sources = {PARAMETERS.get(name, name): BY_PROGRAM for name in changed}
     before = {row["key"]: row for row in earlier}
     rows = []
     for key, value, source in settings_table(config, Given(sources=sources), every=True):

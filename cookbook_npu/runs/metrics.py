@@ -241,9 +241,7 @@ class Tracker:
     def for_run(
         cls,
         folder: RunFolder,  # open for writing
-        steps: int | None = None,  # of the run
         tensorboard: bool = True,  # write TensorBoard events
-        console: bool = True,  # print one line per step
         extra_sinks: Iterable[Sink] = (),
         answers: Callable[[], "AnswerTable"] | None = None,  # of the newest evaluation
     ) -> Self:
@@ -253,8 +251,6 @@ class Tracker:
             sinks += [TensorBoardSink(folder.tensorboard)] if tensorboard else []
         except import_errors() as error:
             print(f"no TensorBoard events: {error}; metrics.jsonl is complete", flush=True)
-        if console:
-            sinks.append(ConsoleSink(steps))
         spans = SpanLog(folder.spans_file)
         return cls([*sinks, *extra_sinks], spans, folder.metrics_file, answers)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..config import RolloutConfig, RunConfig, override
+from ..config import RunConfig, override
 from ..data.conversations import conversation_reader, load_conversations
 from ..data.tasks import GENERATED, PICTURED
 from ..npu.device import AUTOLOAD_ENV, SIMULATE_ENV
@@ -75,10 +75,7 @@ def _prompts(config: RunConfig, family: str) -> dict[str, Any]:
         keys["rollout.environment_arguments"] = {**given, "calls": "brackets"}
     else:
         task = "geometry" if family == "qwen3_vl" else "arithmetic"
-        unset = RolloutConfig()
-        for name in RolloutConfig.model_fields:
-            if name.startswith("environment") or name == "max_turns":
-                keys[f"rollout.{name}"] = getattr(unset, name)
+        keys["rollout.environment"] = None
     level = 2 if task == "arithmetic" else 1
     return keys | {"data.prompt_data": task, "data.task": {"level": level}}
 
@@ -116,7 +113,8 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
     own = teacher if config.teachers else {}
     if config.is_sft:
         own = {"data.apply_chat_template": True}
-    return override(config, _TINY | _prompts(config, family) | model | engines | own)
+    keys = _TINY | _prompts(config, family) | model | engines | own
+    return override(config, keys, announce=False)
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager

@@ -380,9 +380,7 @@ def open_tracker(
     shown = config.output.completions if config.output.save_samples else 0
     tracker = Tracker.for_run(
         folder,
-        config.num_steps,
         config.output.tensorboard,
-        console=False,
         extra_sinks=[*open_trackers(config, folder, last >= 0), view],
         answers=partial(newest_answers, folder, shown) if shown else None,
     )
