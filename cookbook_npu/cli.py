@@ -9,8 +9,8 @@ __all__ = ['app', 'NO_NPU_SOFTWARE', 'join_pairs', 'find_notebook', 'no_paramete
            'complete_runs', 'find_run', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result',
            'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'show_search',
            'recipe_summary', 'on_npus', 'compared', 'show_deviations', 'show_comparison', 'job_words', 'job_parameters',
-           'end_job', 'check_options', 'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job',
-           'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'end_job', 'check_options', 'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job',
+           'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -725,7 +725,7 @@ def machine_need(
     "Return the requirements of a run, a `Need` of npu.stack.checks"
     from .npu.stack.checks import Need
     from .plan.dimensions import total_parameters
-    from .plan.memory import model_of
+    from .plan.memory import host_bytes, model_of
 
     config = planned_config(recipe, scale, parameters)
     model = model_of(config)
@@ -733,13 +733,10 @@ def machine_need(
         per_machine = -(-config.placement.devices // nodes)
     return Need(
         devices=min(config.placement.devices, per_machine),
-        vllm=config.rollout.engine == "vllm",
+        vllm=config.rollout.engine == "vllm" and not config.is_sft,
         enforce_eager=config.rollout.enforce_eager,
         model_bytes=2 * total_parameters(model),
-        cpu_offload=config.optim.cpu_offload,
-        data=config.data_parallel,
-        reference=config.algorithm.use_reference,
-        critic=config.has_critic,
+        host_bytes=host_bytes(model, config, min(config.trainer_devices, per_machine)),
         family=model.family,
         nodes=-(-config.placement.devices // per_machine),
     )
@@ -1495,7 +1492,10 @@ _Nodes = Annotated[
         help="Number of machines; prints the commands for the others.",
     ),
 ]
-_Devices = Annotated[int | None, Option(min=1, show_default="8", help="NPUs per machine.")]
+_Devices = Annotated[
+    int | None,
+    Option(min=1, show_default="those of this machine", help="NPUs per machine."),
+]
 _Rehearse = Annotated[
     bool, Option(help="Run one step of the full layout on simulated NPUs.")
 ]
@@ -1552,7 +1552,8 @@ def _launch(
     check_names(notebook, parameters)
     nodes = nodes or 1
     port = port or (6379 if nodes > 1 else free_port())
-    node = launch.Node(host or "127.0.0.1", devices or 8, port)
+    devices = devices or devices_of_machine(parameters["scale"])
+    node = launch.Node(host or "127.0.0.1", devices, port)
     launch.check_host(node.host, nodes)
     if recipe_of(notebook):
         with locate_errors(given):
@@ -1645,6 +1646,12 @@ def check_options(
             raise ConfigError(what, "Correct the options.")
 
 # %% ../nbs/99_cli.ipynb #f1530a61
+def devices_of_machine(scale: str) -> int:
+    "Return the visible devices of this machine; 8 where they are unknown or simulated without a limit"
+    found = find_target(scale).probe(os.environ)
+    return found.count if 0 < found.count < 2**16 else 8
+
+
 def check_nodes(
     config: RunConfig,
     devices: int | None,  # NPUs of a machine (None: those of an existing cluster)

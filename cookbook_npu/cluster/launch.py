@@ -439,19 +439,22 @@ class Supervisor:
             words = [sys.executable, "-c", _WAIT_FOR_DEVICES, address, devices]
             if code := self._start(words).wait():
                 return code
-        env = {"RAY_ADDRESS": address, JOB_ENV: self.job.arguments}
-        self.started_run = self._start(self.record["run"], **env)
+        env = os.environ | {"RAY_ADDRESS": address, JOB_ENV: self.job.arguments}
+        self.started_run = self._start(self.record["run"], env=env)
         code = wait_for_end(self.started_run)
         stopped = self.stop_requested and code not in (0, EXIT_STOPPED)
         return _TERMINATED if stopped else code
 
     def _start(
-        self, words: Sequence[str], output: Any = None, **env: str
+        self,
+        words: Sequence[str],
+        output: Any = None,
+        env: Mapping[str, str] | None = None,  # None: of this process
     ) -> subprocess.Popen:
         "Start a process in its own session"
         child = subprocess.Popen(
             list(words),
-            env=os.environ | env,
+            env=env,
             cwd=self.record["cwd"],
             start_new_session=True,
             stdout=output,
@@ -463,11 +466,13 @@ class Supervisor:
     def _start_head(self, node: Node, folder: Path) -> str:
         "Start the head of a cluster; return its address"
         attempts = _HEAD_ATTEMPTS
+        shell = {k: v for k, v in os.environ.items() if k in MACHINE_VARIABLES}
+        env = worker_env(RAY_ENV | address_env(node.host) | shell)
         print("starting Ray", flush=True)
         while True:
             attempts -= 1
             with open(self.job.ray_log, "wb") as log:
-                process = self._start(ray_head_command(node, folder), log)
+                process = self._start(ray_head_command(node, folder), log, env)
             try:
                 wait_for_head(folder, process)
                 return host_port(node.host, node.port)
@@ -484,16 +489,15 @@ def launch_job(job: Job, environ: Mapping[str, str] | None = None) -> Job:
     "Start the supervisor of a job, which outlives this process"
     environ = os.environ if environ is None else environ
     ensure_token()
-    wanted = RAY_ENV | address_env(job.record()["node"]["host"])
-    wanted |= {name: environ[name] for name in MACHINE_VARIABLES if name in environ}
-    wanted["PYTHONUNBUFFERED"] = "1"
+    host = job.record()["node"]["host"]
+    env = {**environ, **RAY_ENV, **address_env(host), "PYTHONUNBUFFERED": "1"}
     with open(job.log, "ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "cookbook_npu.cluster.launch", str(job.folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=worker_env(wanted, environ),
+            env=env,
             start_new_session=True,
         )
     job.update(pid=child.pid, started=started_at(child.pid))

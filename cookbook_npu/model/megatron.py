@@ -514,13 +514,19 @@ def _build(config: Any, path: Path, model: ModelConfig) -> Any:
     model_ready(module)
     with redirect_stderr(io.StringIO()):
         config.bridge.load_weights([module], str(path))
+    tower = getattr(module, "visual", None)
     if model.freeze_vision_tower and module.pre_process:
-        if getattr(module, "visual", None) is None:
+        if tower is None:
             raise ConfigError(
                 "model.freeze_vision_tower is true, the model has no vision tower",
                 "Set it to false.",
             )
-        module.visual.requires_grad_(False)
+        tower.requires_grad_(False)
+    if model.recompute == "full" and tower is not None:
+        # the tower is of transformers; Megatron recomputes its own layers only
+        kwargs = dict(use_reentrant=False, preserve_rng_state=False)
+        own = getattr(tower.visual, "visual", tower.visual)  # behind a shim
+        own.gradient_checkpointing_enable(kwargs)
     return module
 
 # %% ../../nbs/model/03_megatron.ipynb #bc18bfce

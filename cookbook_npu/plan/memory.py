@@ -11,7 +11,7 @@ __all__ = ['ELEMENT_BYTES', 'HOST_STATE_BYTES', 'CONTEXT_BYTES', 'COMMUNICATOR_B
            'planned_communicator_bytes', 'device_overhead', 'allocator_cache', 'kv_bytes', 'engine_work',
            'kv_cache_bytes', 'engine_components', 'cache_tokens', 'capacity_of', 'planned_cache', 'model_of',
            'teachers_of', 'sent_bytes', 'HandleNeeds', 'why_no_handles', 'planned_backend', 'keeps_frozen',
-           'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases']
+           'engine_keeps_frozen', 'memory_phases', 'check_fits', 'largest_part', 'tight_phases', 'host_bytes']
 
 # %% ../../nbs/plan/01_memory.ipynb #4d9b1f95
 from dataclasses import dataclass
@@ -837,3 +837,19 @@ def _check_cache(config: RunConfig, capacity: int) -> None:
             "Raise rollout.memory_utilization or rollout.devices_per_engine, "
             "or lower sampling.max_response_tokens and rollout.eval_max_response_tokens.",
         )
+
+# %% ../../nbs/plan/01_memory.ipynb #a8a2d9d8
+def host_bytes(d: Dimensions, config: RunConfig, ranks: int) -> int:
+    "Return the host memory of a machine with so many ranks of the trainer, and the published weights"
+    stage = largest_stage(d, config)
+    sleeps = config.placement.mode == "colocate" and not (config.is_sft or config.tenants)
+    per_state = HOST_STATE_BYTES if config.optim.cpu_offload else 12 * sleeps
+    weights = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(stage, config)
+    whole = trainer_parameters(stage, config)
+    reference = config.algorithm.use_reference and not config.lora.rank
+    trained = trained_parameters(stage, config)
+    nbytes = weights * (sleeps + 2 * reference)
+    nbytes += per_state * optimizer_share(stage, config, trained)
+    if config.has_critic:
+        nbytes += weights * sleeps + per_state * optimizer_share(stage, config, whole)
+    return ranks * nbytes + (0 if config.is_sft else sent_bytes(d, config))

@@ -102,6 +102,7 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
         "model.tiny.num_layers": 2 * config.parallel.pipeline,
         "model.tiny.num_kv_heads": kv_heads,
         "model.tiny.num_heads": 2 * kv_heads,
+        "model.tiny.num_experts": max(8, config.parallel.expert),
     }
     # vLLM's CPU build does not repack experts after a weight update
     unable = no_vllm or family in ("qwen3_moe", "qwen3_5_moe")

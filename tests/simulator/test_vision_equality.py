@@ -274,6 +274,23 @@ def check_fused(folder: Path, parallel: ParallelConfig, samples, want: dict) -> 
     }
 
 
+def kept_elements(model) -> int:
+    "What a pass of the tower alone keeps for its backward pass"
+    kept = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t.numel())
+        return t
+
+    shown = image(0, 8, 8)
+    device = next(model.module.parameters()).device
+    pixels = torch.from_numpy(shown.pixel_values).to(device)
+    grid = torch.tensor([shown.grid_thw], device=device)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        model.module.visual.visual(pixels, grid_thw=grid)
+    return sum(kept)
+
+
 def without_shim(model, samples, want: dict) -> dict[str, float]:
     "The gradients once the repair is taken back"
     from cookbook_npu.npu.shims.registry import registry
@@ -290,10 +307,12 @@ def check(folder: Path, parallel: ParallelConfig, want: dict) -> dict:
         "logps": max(far(a, b) for a, b in zip(logps, want["logps"], strict=True)),
         "none": distances(model, samples, want["grads"]),
         "text": distances(model, [TEXT], want["text_grads"]),
+        "kept": {"none": kept_elements(model)},
     }
     for kind in RECOMPUTE[1:]:
         again = load(folder, parallel, recompute=kind)
         result[kind] = distances(again, samples, want["grads"])
+        result["kept"][kind] = kept_elements(again)
     result["fused"] = check_fused(folder, parallel, samples, want)
     if parallel.tensor > 1:
         result["trained"] = check_training(load(folder, parallel), samples, want)
@@ -456,6 +475,13 @@ def test_all_gradients_equal_hugging_face(results, layout, recompute):
         grads = rank[layout][recompute]
         assert wrong(grads) == {}
         assert any("deepstack_merger_list" in name for name in grads)
+
+
+@layouts
+def test_a_recomputed_tower_keeps_less(results, layout):
+    for rank in results:
+        kept = rank[layout]["kept"]
+        assert kept["full"] < kept["none"] == kept["selective"], kept
 
 
 @layouts

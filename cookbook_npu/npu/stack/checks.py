@@ -26,21 +26,9 @@ class Need:
     vllm: bool = True  # the engine is vLLM
     enforce_eager: bool = True  # no graph capture in the engine
     model_bytes: int = 19 * 10**9  # weights in bfloat16
-    cpu_offload: bool = True  # the optimizer is on the host
-    data: int = 1  # data-parallel replicas of the trainer
-    reference: bool = True  # log-probs of a reference model
-    critic: bool = False  # PPO
+    host_bytes: int = 256 * 10**9  # host memory of a machine
     family: str = "qwen3"  # `model_type` of the model's config.json; "": unknown
     nodes: int = 1  # machines
-
-    @property
-    def host_bytes(self) -> int:
-        "Host memory of a sleeping trainer, over all ranks, with the published weights"
-        state = self.model_bytes // 2 * (16 if self.cpu_offload else 12)
-        copies = 3 if self.reference else 1
-        policy = self.model_bytes * self.data * copies + state
-        critic = self.model_bytes * self.data + state if self.critic else 0
-        return policy + critic + self.model_bytes
 
 
 def machine_size(machine: Machine) -> int:
