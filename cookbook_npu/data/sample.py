@@ -76,6 +76,11 @@ class Prompt:
         own = {"prompt_id": self.prompt_id, "prompt": self.text}
         return own | self.metadata | own
 
+    def describe(self, sample: "Sample") -> None:
+        "Give a sample the label and the metadata; its own metadata has precedence"
+        sample.label = self.label
+        sample.metadata = self.for_samples() | sample.metadata
+
     @property
     def question(self) -> str:
         "Key for deduplication: text and image keys, equal for equal prompts"

@@ -112,7 +112,7 @@ def sample_answers(
 ) -> "tuple[list[Sample], dict[str, str]]":  # ungraded; group -> failure
     "Sample answers to the prompts; leaves out groups whose environment failed"
     from ..rollout.engine import SamplingParams
-    from ..train.sampling import make_requests, shard_requests
+    from ..train.sampling import make_requests, sample_prompts, shard_requests
 
     sampling = SamplingParams.of(config.eval_sampling)
 
@@ -120,29 +120,19 @@ def sample_answers(
         shards = shard_requests(requests, num_shards)
         return [s for shard in shards if shard for s in engine.generate(shard, sampling)]
 
-    group_size = config.rollout.eval_samples
     # negative steps: evaluations have other seeds than training
-    requests = make_requests(prompts, group_size, config.seed, -1 - steps_done)
-    prompt_of = {r.group_id: prompts[i // group_size] for i, r in enumerate(requests)}
-    failures: dict[str, str] = {}
-    if episodes is None:
-        samples = generate(requests)
-    else:
-        batch = episodes.begin(requests, prompt_of, sampling.max_response_tokens)
-        while batch.requests:
-            batch.take(generate(batch.requests))
-        samples = batch.samples
-        failures = {group: f.reason for group, f in batch.failures.items()}
+    requests = make_requests(
+        prompts, config.rollout.eval_samples, config.seed, -1 - steps_done
+    )
+    limit = sampling.max_response_tokens
+    samples, failed = sample_prompts(prompts, requests, generate, episodes, limit)
+    failures = {group: failure.reason for group, failure in failed.items()}
     if failures and not samples:
         group, reason = next(iter(failures.items()))
         raise EnvironmentFault(
             f"the environments of all {len(failures)} prompts failed; {group}: {reason}",
             "Correct rollout.environment, or raise rollout.environment_timeout_s.",
         )
-    for sample in samples:
-        prompt = prompt_of[sample.group_id]
-        sample.label = prompt.label
-        sample.metadata = {**prompt.for_samples(), **sample.metadata}
     return samples, failures
 
 # %% ../../nbs/policy/01_evaluate.ipynb #e966c72d

@@ -25,6 +25,8 @@ from ..plan.preflight import receiving_machines
 from .async_sampling import AsyncSampler
 from .rollout_worker import Engines
 from .state import DriverState
+from .weight_update import releasing_weights
+from .workers import slots_of_engine
 from ..weights.broadcast import UpdateGroup, give_up, open_store
 from ..weights.manifest import Manifest, merge_manifests
 
@@ -83,12 +85,11 @@ class WeightBroadcast:
 
     def receivers(self, numbers: Sequence[int]) -> list[int]:
         "Return the first of these engines on each machine that needs a broadcast"
-        workers = self.state.workers
-        slots = workers.cluster.slots
+        slots = self.state.workers.cluster.slots
         wanted = receiving_machines(self.state.config, [slot.node_id for slot in slots])
         found: dict[str, int] = {}
         for number in numbers if wanted else ():
-            machine = slots[workers.engine_slots(number)[0]].node_id
+            machine = slots[slots_of_engine(self.state.config, number)[0]].node_id
             if machine in wanted:
                 found.setdefault(machine, number)
         return list(found.values())
@@ -144,7 +145,8 @@ class WeightBroadcast:
                 else:
                     call = member.start_rank_zero("receive_weights", manifest, group, rank)
             except RoleError as error:
-                call = _FailedCall(error)
+                call = Job()
+                call.set_exception(error)
             calls.append(call)
         store = group.part_of(self.store)
         meetings = len(manifest.buckets) + 1
@@ -172,19 +174,6 @@ class WeightBroadcast:
         for member in self.members[1:]:
             if not member.lost and len(member):
                 member.start_rank_zero("received.release")
-
-# %% ../../nbs/train/12_async_weight_update.ipynb #a884068c
-class _FailedCall:
-    "A call that could not be started"
-
-    def __init__(self, error: RoleError):
-        self.error = error
-
-    def done(self) -> bool:
-        return True
-
-    def result(self, timeout: float | None = None) -> list[Any]:
-        raise self.error
 
 # %% ../../nbs/train/12_async_weight_update.ipynb #48169526
 class AsyncWeightUpdate:
@@ -236,10 +225,8 @@ class AsyncWeightUpdate:
         "Write, load and record a version; no engine samples meanwhile"
         self.wait()
         manifest = self._written(self.state.trainer.start("weights.write", version))
-        try:
+        with releasing_weights(self.state.trainer):
             loaded = self._load(manifest)
-        finally:
-            self.state.trainer.call("weights.release")
         self.sampler.engines.set_loaded(loaded)
 
     def _written(self, writing: Future) -> Manifest:

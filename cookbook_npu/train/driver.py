@@ -75,7 +75,12 @@ class Placement:
 
     def set_num_engines(self, num_engines: int) -> None:
         "Remove or add engines between two steps; raises `ConfigError` where unsupported"
-        raise NotImplementedError
+        mode = self.state.config.placement.mode
+        raise ConfigError(
+            f"set_num_engines({num_engines}) with placement.mode {mode!r}",
+            "Engines can be added and removed when they have their own devices: set "
+            "placement.mode to split. Supervised fine-tuning has no engines.",
+        )
 
     def waking_trainer(self) -> AbstractContextManager[None]:
         "Wake the trainer during the block"
@@ -95,10 +100,12 @@ class Placement:
 class ColocatedPlacement(Placement):
     "Trainer and engines share devices and take turns"
 
+    update_class = WeightUpdate
+
     def __init__(self, state: DriverState, failures: Failures, grading: Grading):
         super().__init__(state)
         self.restarts = EngineRestarts(state, failures)
-        self.weights = WeightUpdate(state)
+        self.weights = self.update_class(state)
         self.sampler = Sampler(state, grading, self.restarts, self.weights)
 
     def send_first_weights(self) -> None:
@@ -149,14 +156,6 @@ class ColocatedPlacement(Placement):
         yield
         self.restarts.retry(self.weights.resend)
         self.state.tracker.spans.take()  # belongs to no step
-
-    def set_num_engines(self, num_engines: int) -> None:
-        "Raise `ConfigError`: unsupported with shared devices"
-        raise ConfigError(
-            f"set_num_engines({num_engines}) with placement.mode 'colocate'",
-            "Engines can be added and removed when they have their own devices: "
-            "set placement.mode to split.",
-        )
 
 # %% ../../nbs/train/13_driver.ipynb #01ef8660
 class SplitPlacement(Placement):
@@ -270,13 +269,6 @@ class TrainerPlacement(Placement):
         "Evaluate, if an evaluation follows the step"
         due_now = evaluates_after(self.state.config, step)
         return held_out_loss(self.state) if due_now else {}
-
-    def set_num_engines(self, num_engines: int) -> None:
-        "Raise `ConfigError`: there are no engines"
-        raise ConfigError(
-            f"set_num_engines({num_engines}) in a run of supervised fine-tuning",
-            "It has no engines: leave it out.",
-        )
 
 # %% ../../nbs/train/13_driver.ipynb #ebf31c45
 class Driver:

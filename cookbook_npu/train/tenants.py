@@ -4,22 +4,21 @@
 
 # %% auto #0
 __all__ = ['loss_units', 'SlotTrainer', 'AdapterSlot', 'TenantTrainer', 'TenantEngine', 'SlotGroup', 'Tenant', 'group_size',
-           'load_written', 'Tenants', 'start_tenant_groups']
+           'Tenants']
 
 # %% ../../nbs/train/23_tenants.ipynb #56f62f57
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from ..cluster.ray_cluster import Cluster
-from ..cluster.worker_group import Future, WorkerGroup
+from ..cluster.worker_group import Future, WorkerGroup, find_method
 from ..config import (
     AlgorithmConfig,
     RunConfig,
@@ -34,6 +33,7 @@ from ..errors import (
     CookbookError,
     DataError,
     NumericsError,
+    RoleError,
     nearest,
 )
 from ..model.checkpoint import random_state, set_random_state
@@ -55,8 +55,9 @@ from .sampling import make_requests, shard_requests
 from .session import first_weights, start_cluster
 from .train_step import merge_sequences, sum_over_ranks
 from .trainer import Trainer, TrainerMemory
+from .weight_update import releasing_weights
 from .workers import start_engine, start_groups, start_trainer
-from ..weights.manifest import Manifest, merge_manifests
+from ..weights.manifest import merge_manifests
 from ..weights.transport import count_failing_ranks
 
 # %% ../../nbs/train/23_tenants.ipynb #b691c0ad
@@ -190,7 +191,7 @@ class TenantTrainer:
         if tenant is None:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
         with self._using(tenant):
-            return attrgetter(method)(tenant)(*args, **kwargs)
+            return find_method(tenant, method)(*args, **kwargs)
 
     @contextmanager
     def _using(self, tenant: SlotTrainer) -> Iterator[None]:
@@ -257,7 +258,7 @@ class TenantEngine:
         "Call a method of a tenant's `RolloutWorker`, or of a part of it"
         if slot not in self.slots:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
-        return attrgetter(method)(self.slots[slot])(*args, **kwargs)
+        return find_method(self.slots[slot], method)(*args, **kwargs)
 
     def generate_together(
         self,
@@ -343,9 +344,7 @@ class Tenant:
         answers = self.engines.call_each("generate", calls)
         samples = [sample for answer in answers for sample in answer]
         for i, sample in enumerate(samples):
-            prompt = asked[i // n]
-            sample.label = prompt.label
-            sample.metadata = {**prompt.for_samples(), **sample.metadata}
+            asked[i // n].describe(sample)
         return samples
 
     def _prompt(self, number: int, prompt: Prompt | str) -> Prompt:
@@ -356,9 +355,10 @@ class Tenant:
 
     def update_engines(self) -> None:
         "Send the weights to the engines as the next version; every engine verifies them"
-        written = self.trainer.call("weights.write", self.version + 1)
-        load = partial(self.engines.call, "update_weights")
-        self.version = load_written(self.trainer, written, load).version
+        manifest = merge_manifests(self.trainer.call("weights.write", self.version + 1))
+        with releasing_weights(self.trainer):
+            self.engines.call("update_weights", manifest)
+        self.version = manifest.version
 
     def forward_backward(
         self,
@@ -420,22 +420,6 @@ def group_size(samples: Sequence[Sample]) -> int:
 
 
 
-# %% ../../nbs/train/23_tenants.ipynb #383e595d
-
-
-def load_written(
-    trainer: WorkerGroup,
-    written: Sequence[Manifest | None],  # of the ranks, by `weights.write`
-    load: Callable[[Manifest], Any],
-) -> Manifest:
-    "Let the engines load what the trainer has written, and free it; return the whole manifest"
-    manifest = merge_manifests(written)
-    try:
-        load(manifest)
-    finally:
-        trainer.call("weights.release")
-    return manifest
-
 # %% ../../nbs/train/23_tenants.ipynb #5bd08151
 @dataclass
 class Tenants:
@@ -459,18 +443,40 @@ class Tenants:
             folder = stack.enter_context(RunFolder.create(config))
             cluster = stack.enter_context(start_cluster(config, folder))
             hf_path = first_weights(cluster, config)
-            trainer, *engines = start_tenant_groups(cluster, config, hf_path)
-            for group in (trainer, *engines):
-                stack.callback(group.kill)
-            return cls(
-                config, trainer, Engines(engines), hf_path, folder, stack=stack.pop_all()
-            )
+            tenants = cls.on(cluster, config, hf_path, folder, stack)
+            tenants.stack = stack.pop_all()
+            return tenants
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+
+    @classmethod
+    def on(
+        cls,
+        cluster: Cluster,
+        config: RunConfig,
+        hf_path: str,
+        folder: RunFolder,
+        stack: ExitStack,  # ends the processes
+    ) -> Self:
+        "Start trainer and engines of all tenants on the devices of a cluster"
+        here = "cookbook_npu.train.tenants"
+
+        def start() -> WorkerGroup:
+            return start_trainer(cluster, config, hf_path, role=f"{here}:TenantTrainer")
+
+        def engine(number: int) -> WorkerGroup:
+            role = f"{here}:TenantEngine"
+            return start_engine(cluster, config, hf_path, number, role=role, asleep=False)
+
+        engines = [partial(engine, number) for number in range(config.num_engines)]
+        trainer, *groups = start_groups(start, engines, config.target.engines_start_first)
+        for group in (trainer, *groups):
+            stack.callback(group.kill)
+        return cls(config, trainer, Engines(groups), hf_path, folder)
 
     def lease(
         self,
@@ -526,19 +532,23 @@ class Tenants:
         self.engines.call("release", tenant.slot)
         del self.leased[tenant.slot]
 
-# %% ../../nbs/train/23_tenants.ipynb #0856add7
-def start_tenant_groups(
-    cluster: Cluster, config: RunConfig, hf_path: str
-) -> list[WorkerGroup]:
-    "Start the trainer and the engines of all tenants"
-    here = "cookbook_npu.train.tenants"
-
-    def trainer() -> WorkerGroup:
-        return start_trainer(cluster, config, hf_path, role=f"{here}:TenantTrainer")
-
-    def engine(number: int) -> WorkerGroup:
-        role = f"{here}:TenantEngine"
-        return start_engine(cluster, config, hf_path, number, role=role, asleep=False)
-
-    engines = [partial(engine, number) for number in range(config.num_engines)]
-    return start_groups(trainer, engines, config.target.engines_start_first)
+    def sample_together(
+        self,
+        # by tenant: the requests of each engine, and how to sample
+        asked: Mapping[str, Sequence[tuple[list[Request], SamplingConfig]]],
+    ) -> dict[str, list[list[Sample] | RoleError] | CookbookError]:
+        "Sample for several tenants; return for each what its engines return, or the error of its requests"
+        slots = {tenant.name: slot for slot, tenant in self.leased.items()}
+        calls = [
+            ({slots[name]: shards[i] for name, shards in asked.items()},)
+            for i in range(len(self.engines.groups))
+        ]
+        answers = self.engines.try_each("generate_together", calls)
+        found: dict[str, Any] = {}
+        for name in asked:
+            own = [a if isinstance(a, RoleError) else a[slots[name]] for a in answers]
+            errors = [
+                a for a in own if isinstance(a, CookbookError) and not isinstance(a, RoleError)
+            ]
+            found[name] = errors[0] if errors else own
+        return found

@@ -119,13 +119,9 @@ class Workers(AbstractContextManager):
         for group in (*self.engines.groups, self.trainer):
             group.kill()
 
-    def engine_slots(self, number: int) -> range:
-        "Return the device slots of an engine in the cluster"
-        return slots_of_engine(self.config, number)
-
     def reserve_devices(self, num_engines: int) -> None:
         "Reserve devices for so many engines, or none; raises `DeviceError` if too few are free"
-        devices = self.engine_slots(num_engines - 1).stop
+        devices = slots_of_engine(self.config, num_engines - 1).stop
         missing = devices - len(self.cluster.slots)
         if missing <= 0:
             return

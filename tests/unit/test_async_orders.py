@@ -141,7 +141,6 @@ class Run:
                 add_engine=self.add_engine,
                 restart_engine=self.restart,
                 end_engine=self.end,
-                engine_slots=lambda number: [2 + number],
                 cluster=SimpleNamespace(
                     slots=[SimpleNamespace(node_id="m")] * 20, on_wait=None
                 ),
