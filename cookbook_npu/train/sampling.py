@@ -274,7 +274,15 @@ class Sampler:
             while dynamic.missing:
                 new = self.state.prompts.next_draws(dynamic.missing)
                 prompts = [draw.prompt for draw in new]
-                dynamic.add(self.generate(prompts, group_size, step, first=len(draws)))
+                last = dynamic.tried + 1 == attempts
+                samples = self.generate(
+                    prompts,
+                    group_size,
+                    step,
+                    first=len(draws),
+                    need_any=last and not dynamic.sampled,
+                )
+                dynamic.add(samples)
                 draws += new
             rollout = Rollout(draws, dynamic.take(), dynamic.metrics())
         rollout.metrics |= self.grading.environment_metrics(rollout.samples)
@@ -307,6 +315,7 @@ class Sampler:
         first: int = 0,  # groups already generated in this step
         need_all: bool = True,  # no group may be missing
         sampling: SamplingConfig | None = None,  # None: as for training
+        need_any: bool = True,  # the environments of all groups may not fail
     ) -> list[Sample]:
         "Return graded samples of some prompts, group by group"
         config = self.state.config
@@ -316,7 +325,7 @@ class Sampler:
         if self.state.episodes is None:
             samples = self._sample(requests, sampling, need_all)
         else:
-            samples = self._run_episodes(requests, prompt_of, sampling, need_all)
+            samples = self._run_episodes(requests, prompt_of, sampling, need_all, need_any)
         for sample in samples:
             prompt = prompt_of[sample.group_id]
             sample.label = prompt.label
@@ -329,6 +338,7 @@ class Sampler:
         prompt_of: Mapping[str, Prompt],
         sampling: SamplingConfig,
         need_all: bool,
+        need_any: bool,
     ) -> list[Sample]:
         "Alternate turns of policy and environments; omit groups whose environment failed"
         assert self.state.episodes is not None
@@ -338,7 +348,7 @@ class Sampler:
             batch.take(self._sample(batch.requests, sampling, need_all))
         for group_id, failure in batch.failures.items():
             self.grading.record_failure(group_id, failure)
-        if batch.failures and not batch.samples:
+        if need_any and batch.failures and not batch.samples:
             group_id, failure = next(iter(batch.failures.items()))
             what = f"the environments of all {len(batch.failures)} groups failed"
             raise environment_fault(what, group_id, failure)
