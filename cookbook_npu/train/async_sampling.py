@@ -78,8 +78,7 @@ class RunningGroup:
     def add(self, sample: Sample) -> bool:
         "Add a finished sample; return whether the group is complete"
         del self.missing[sample.index]
-        sample.label = self.prompt.label
-        sample.metadata = {**self.prompt.for_samples(), **sample.metadata}
+        self.prompt.describe(sample)
         self.samples[sample.index] = sample
         return not self.missing
 

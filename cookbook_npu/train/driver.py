@@ -18,7 +18,12 @@ from ..data.conversations import Conversation
 from ..data.sample import Sample
 from ..errors import BudgetSpent, ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
-from ..runs.metrics import TRAIN_WAIT, load_metrics, train_wait_time
+from ..runs.metrics import (
+    TRAIN_WAIT,
+    load_metrics,
+    metric_points,
+    train_wait_time,
+)
 from ..stop import RunStopped, StopRequest, resume_hint
 from .async_sampling import AsyncSampler, Threads
 from .async_weight_update import AsyncWeightUpdate
@@ -41,6 +46,14 @@ def evaluates_after(config: RunConfig, step: int) -> bool:
     "Whether an evaluation follows a step"
     every = config.rollout.eval_every
     return every > 0 and due(every, step, config.num_steps)
+
+
+def _waits_for_evaluation(config: RunConfig, step: int) -> bool:
+    "Whether a split run logs the evaluation after a step in the row of that step"
+    rollout = config.rollout
+    # the row of the next step has one evaluation, and there it is its own
+    next_has_own = rollout.eval_every == 1 or step + 2 >= config.num_steps
+    return rollout.max_staleness == 0 or next_has_own
 
 
 class Placement:
@@ -179,7 +192,7 @@ class SplitPlacement(Placement):
 
     def start(self, evaluate: bool) -> dict[str, float] | None:
         "Start sampling; return the evaluation before the first step, if one is due"
-        self.sampler.start(self.state.start_step, evaluate)
+        self.sampler.start(self.state.start_step, evaluate or self._repeats_evaluation())
         return self.sampler.end_evaluation(self.weights.resend) if evaluate else None
 
     def sample(self, step: int) -> Rollout:
@@ -210,9 +223,18 @@ class SplitPlacement(Placement):
         "Return the metrics of the evaluations that have ended"
         config = self.state.config
         ended, self.evaluated = self.evaluated, {}
-        if step + 1 == config.num_steps or config.rollout.max_staleness == 0:
+        if _waits_for_evaluation(config, step):
             ended = self.sampler.end_evaluation(self.weights.resend) or ended
         return ended
+
+    def _repeats_evaluation(self) -> bool:
+        "Whether an evaluation follows the step to resume from, and no row has it"
+        config = self.state.config
+        step = self.state.start_step - 1
+        if step < 0 or not evaluates_after(config, step) or _waits_for_evaluation(config, step):
+            return False
+        accuracies = metric_points(load_metrics(self.state.folder.path), "eval_accuracy")
+        return step + 1 not in dict(accuracies)
 
     def set_num_engines(self, num_engines: int) -> None:
         """Remove or add engines between two steps.

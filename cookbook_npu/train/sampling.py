@@ -296,7 +296,15 @@ class Sampler:
             while dynamic.missing:
                 new = self.state.prompts.next_draws(dynamic.missing)
                 prompts = [draw.prompt for draw in new]
-                dynamic.add(self.generate(prompts, group_size, step, first=len(draws)))
+                last = dynamic.tried + 1 == attempts
+                samples = self.generate(
+                    prompts,
+                    group_size,
+                    step,
+                    first=len(draws),
+                    need_any=last and not dynamic.sampled,
+                )
+                dynamic.add(samples)
                 draws += new
             rollout = Rollout(draws, dynamic.take(), dynamic.metrics())
         rollout.metrics |= self.grading.environment_metrics(rollout.samples)
@@ -329,6 +337,7 @@ class Sampler:
         first: int = 0,  # groups already generated in this step
         need_all: bool = True,  # no group may be missing
         sampling: SamplingConfig | None = None,  # None: as for training
+        need_any: bool = True,  # the environments of all groups may not fail
     ) -> list[Sample]:
         "Return graded samples of some prompts, group by group"
         config = self.state.config
@@ -342,7 +351,7 @@ class Sampler:
         )
         for group_id, failure in failures.items():
             self.grading.record_failure(group_id, failure)
-        if failures and not samples:
+        if need_any and failures and not samples:
             group_id, failure = next(iter(failures.items()))
             what = f"the environments of all {len(failures)} groups failed"
             raise environment_fault(what, group_id, failure)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['START_LINE_S', 'describe_device', 'start_cluster', 'StartLines', 'process_counts', 'first_weights',
            'prepare_teachers', 'check_sources', 'warn_unseen', 'load_data', 'start_episodes', 'warn_oracle', 'Run',
-           'open_tracker', 'reserve_devices', 'show_progress', 'open_run_data', 'record_trainer', 'start_devices',
-           'resumed_config', 'session']
+           'open_tracker', 'show_progress', 'open_run_data', 'record_trainer', 'start_devices', 'resumed_config',
+           'session']
 
 # %% ../../nbs/train/15_session.ipynb #e45320ae
 import atexit
@@ -386,19 +386,6 @@ def open_tracker(
     )
     return stack.enter_context(tracker), view
 
-
-def reserve_devices(config: RunConfig, folder: RunFolder, stack: ExitStack) -> Cluster:
-    "Start Ray, and import the tokenizers meanwhile"
-    stack.callback(sweep_scratch)
-    sweep_scratch()
-    importing = threading.Thread(target=_import_tokenizers, daemon=True)
-    importing.start()
-    cluster = stack.enter_context(start_cluster(config, folder))
-    # an import of transformers during another one gets an incomplete module
-    importing.join()
-    check_layout(config, [slot.node_id for slot in cluster.slots])
-    return cluster
-
 # %% ../../nbs/train/15_session.ipynb #2437817e
 def show_progress(cluster: Cluster, view: Any, config: RunConfig) -> Callable[[], None]:
     "Return the display during long calls: notes below the bar of a notebook, else lines"
@@ -458,7 +445,14 @@ def start_devices(
     config: RunConfig, folder: RunFolder, view: Any, stop: StopRequest, stack: ExitStack
 ) -> Cluster:
     "Reserve the devices of a run; the view shows what takes long, a second signal ends the workers"
-    cluster = reserve_devices(config, folder, stack)
+    stack.callback(sweep_scratch)
+    sweep_scratch()
+    importing = threading.Thread(target=_import_tokenizers, daemon=True)
+    importing.start()
+    cluster = stack.enter_context(start_cluster(config, folder))
+    # an import of transformers during another one gets an incomplete module
+    importing.join()
+    check_layout(config, [slot.node_id for slot in cluster.slots])
     stop.hurry = cluster.abandon_workers
     cluster.on_wait = show_progress(cluster, view, config)
     return cluster

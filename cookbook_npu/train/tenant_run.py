@@ -8,7 +8,7 @@ __all__ = ['MEANS', 'Rows', 'AwakeWeightUpdate', 'TenantPlacement', 'merge_rows'
 
 # %% ../../nbs/train/24_tenant_run.ipynb #a623e1f7
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,10 +28,8 @@ from ..runs.metrics import TIME_PREFIX, Tracker, is_timing
 from ..runs.report import write_report
 from ..stop import RunStopped, StopRequest, resume_hint
 from .checkpointing import open_folder
-from .driver import ColocatedPlacement, Driver
-from .recovery import Failures
-from .rollout_worker import Engines
-from .sampling import Grading, Rollout, Sampler
+from .driver import ColocatedPlacement, Driver, Placement
+from .sampling import Rollout
 from ..train.session import (
     Run,
     first_weights,
@@ -46,16 +44,14 @@ from ..train.tenant_batch import (
     BatchedEngines,
     TenantBatch,
     TenantClock,
-    sample_tenants,
 )
 from ..train.tenants import (
     Tenant,
     Tenants,
-    load_written,
-    start_tenant_groups,
 )
-from .weight_update import WeightUpdate
+from .weight_update import WeightUpdate, releasing_weights
 from .workers import Workers
+from ..weights.manifest import merge_manifests
 
 # %% ../../nbs/train/24_tenant_run.ipynb #09ac1538
 class AwakeWeightUpdate(WeightUpdate):
@@ -65,7 +61,9 @@ class AwakeWeightUpdate(WeightUpdate):
         "Let the engines load and verify the weights; return the bytes of the update"
         state = self.state
         with state.tracker.span("update_weights"):
-            manifest = load_written(state.trainer, writing.result(), self._load)
+            manifest = merge_manifests(writing.result())
+            with releasing_weights(state.trainer):
+                self._load(manifest)
         state.version = manifest.version
         state.tracker.hold_version(manifest.version)
         return {"memory/weight_update": manifest.nbytes}
@@ -74,23 +72,14 @@ class AwakeWeightUpdate(WeightUpdate):
 class TenantPlacement(ColocatedPlacement):
     "Trainer and engines of all tenants share devices and stay awake"
 
-    def __init__(self, state: DriverState, failures: Failures, grading: Grading):
-        super().__init__(state, failures, grading)
-        self.weights = AwakeWeightUpdate(state)
-        self.sampler = Sampler(state, grading, self.restarts, self.weights)
+    update_class = AwakeWeightUpdate
+    waking_trainer: Any = Placement.waking_trainer
+    trainer_awake: Any = Placement.trainer_awake
 
     def sample(self, step: int) -> Rollout:
         "Sample the groups of a step"
         with self.state.tracker.span("rollout"):
             return self.sampler.sample(step)
-
-    def waking_trainer(self) -> AbstractContextManager[None]:
-        "No-op: the trainer is always awake"
-        return nullcontext()
-
-    def trainer_awake(self) -> AbstractContextManager[None]:
-        "No-op: the trainer is always awake"
-        return nullcontext()
 
 # %% ../../nbs/train/24_tenant_run.ipynb #a230158f
 MEANS = ("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm")
@@ -339,18 +328,12 @@ def start_tenant_run(
         print(f"tenant {name}:", flush=True)
         one.data = open_run_data(one.config, hf_path, one.folder, one.stack)
     print(f"starting {process_counts(config)}", flush=True)
-    trainer, *engines = start_tenant_groups(cluster, config, hf_path)
-    for group in (trainer, *engines):
-        stack.callback(group.kill)
-    tenants = Tenants(config, trainer, Engines(engines), hf_path, folder)
+    tenants = Tenants.on(cluster, config, hf_path, folder, stack)
     together = None
     if config.lora.batch_tenants:
-        together = TenantBatch(lambda asked: sample_tenants(tenants.engines, slots, asked))
-    slots: dict[str, int] = {}
+        together = TenantBatch(tenants.sample_together)
     for name, one in records.items():
         one.start(name, tenants, cluster, stop, together)
-        assert one.tenant is not None
-        slots[name] = one.tenant.slot
     first = next(iter(records.values()))
     assert first.driver is not None
     record_trainer(first.driver.state.trainer, config, folder)

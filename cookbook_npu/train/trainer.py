@@ -661,7 +661,7 @@ class WeightWriter:
             placement.bucket_bytes,
             self.transport,
             placement.verify_every_nth,
-            raise_error=partial(raise_on_all_ranks, device=device),
+            device,
         )
         self.has_written = True
         return manifest

@@ -24,6 +24,7 @@ from whole_runs import (
     weights,
 )
 
+from cookbook_npu.runs.metrics import load_metrics, metric_points
 from cookbook_npu.runs.spans import load_spans
 
 pytestmark = pytest.mark.slow
@@ -175,6 +176,9 @@ def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     assert [0] in [restart["engines"] for restart in restarts]
     assert any(restart.get("trainer") for restart in restarts)
     check_ledger(folder, max_staleness=2)
+    # also that of the checkpoint, whose row was truncated
+    accuracies = metric_points(load_metrics(folder), "eval_accuracy")
+    assert [step for step, _ in accuracies] == [0, 2, 4, 6]
 
 
 def strike_anywhere(driver: Driver, victim: str, chance: random.Random) -> None:
