@@ -33,12 +33,12 @@ from ..plan.memory import (
     check_fits,
     memory_phases,
     model_of,
+    most_image_tokens,
 )
 from ..plan.time import (
     cache_holds_turns,
     estimate,
     forward_flops,
-    most_image_tokens,
     speeds_of,
     token_seconds,
     turn_prefill_seconds,

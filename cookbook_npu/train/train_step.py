@@ -27,8 +27,8 @@ from ..data.sample import ImageInput, Prompt, Sample
 from ..data.tokenizer import read_tokenizer
 from ..errors import NumericsError
 from ..plan.dimensions import Dimensions
-from ..plan.memory import model_of
-from ..plan.time import PATCHES_PER_TOKEN, TRAIN_PASSES, forward_flops
+from ..plan.memory import PATCHES_PER_TOKEN, model_of
+from ..plan.time import TRAIN_PASSES, forward_flops
 from ..rl.advantages import explained_variance
 from ..runs.folder import RunFolder
 from ..runs.metrics import MetricColumns, metric_points
