@@ -41,6 +41,7 @@ from ..config import (
     override,
     own_modules,
     stored_config,
+    tenant_configs,
 )
 from ..data.hub import local_model
 from ..errors import (
@@ -422,6 +423,8 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
             path = path if path.is_dir() else path.with_suffix(".py")
             if path.exists():
                 found[str(path)] = _source_checksum(path)
+    for own in tenant_configs(config).values():
+        found |= input_checksums(own)
     return found
 
 # %% ../../nbs/runs/00_folder.ipynb #22edf481
@@ -677,7 +680,7 @@ class RunFolder:
         self.event("settings_changed", changed=changed)
 
     def truncate_after(self, steps: int) -> Path | None:
-        """Move the metrics, samples and spans of later steps into `truncated/`; an interruption loses nothing.
+        """Move everything of later steps into `truncated/`; an interruption loses nothing.
 
         `steps` is the number of finished steps to keep, -1 for none. Returns the folder with the
         moved records, None if there are none."""
@@ -695,6 +698,11 @@ class RunFolder:
             # the rollout of step k is saved before the step is done
             if int(digits) + (kind == "step") > steps:
                 later.append(file)
+        # damaged, or the run would resume from them; `prune` would keep them as the newest ones
+        for folder in self.checkpoints.glob("step_*"):
+            digits = folder.name.removeprefix("step_")
+            if digits.isdecimal() and int(digits) > steps:
+                later.append(folder)
         if not lines and not later:
             return None
         with storage_errors(self.truncated):
@@ -705,8 +713,8 @@ class RunFolder:
                 kept = [line for line in found if line["step"] <= steps]
                 write_atomic(aside / file.name, "".join(map(json_line, moved)))
                 write_atomic(file, "".join(map(json_line, kept)))
-            for file in later:
-                os.rename(file, aside / file.name)
+            for path in later:
+                os.rename(path, aside / path.name)
         return aside
 
     @classmethod

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 
-from ..config import RunConfig, key_table, override
+from ..config import RunConfig, key_table, override, tenant_configs
 from ..errors import ConfigError, CookbookError
 from ..runs.checkpoints import Checkpoint, Checkpoints
-from ..runs.folder import RunFolder, input_checksums, read_steps
+from ..runs.folder import IMAGES_OF, RunFolder, input_checksums, read_steps
 from ..runs.metrics import is_step
 from .state import DriverState
 
@@ -171,37 +171,52 @@ def with_moved_inputs(
 ) -> RunConfig:
     """Return the configuration of a run with the new paths of its inputs, where the content is the same
 
-    Raises `ConfigError` for a model folder whose content has changed."""
+    Raises `ConfigError` for a model or evaluation data whose content has changed."""
     old, new = dict(was.flat()), dict(now.flat())
     kept = {key: old[key] for key in _INPUTS if old[key] in recorded and new[key]}
-    present = input_checksums(now) if kept else {}
+    present = input_checksums(now) if recorded else {}
     moved = {
         key: new[key]
         for key, path in kept.items()
         if present.get(new[key]) == recorded[path]
     }
-    model = kept.get("model.path")
-    if model == now.model.path and model and "model.path" not in moved:
-        raise ConfigError(
-            f"the model {model} has changed since the run began",
-            "Restore it, or start a new run.",
-        )
+    unchanging = {was.model.path, was.reward_model.path, *was.teachers}
+    for one in (was, *tenant_configs(was).values()):
+        unchanging |= {one.data.eval_data, f"{IMAGES_OF}{one.data.eval_data}"}
+    for path in recorded.keys() & present.keys() & unchanging:
+        if present[path] != recorded[path]:
+            raise ConfigError(
+                f"{path} has changed since the run began",
+                "Restore it, or start a new run.",
+            )
     return override(was, moved)
 
 
-def check_same(was: RunConfig, now: RunConfig) -> None:
-    "Raise `ConfigError` with every key that differs and may not change"
+def _differences(was: RunConfig, now: RunConfig) -> list[str]:
     old = dict(was.flat())
     differ = [
         f"{key} {old[key]!r} -> {value!r}"
         for key, value in now.flat()
-        if old[key] != value and key_table()[key].effect == "metrics"
+        if old[key] != value and key_table()[key].effect == "metrics" and key != "tenants"
     ]
     schedule = now.optim.schedule
     if now.num_steps != was.num_steps and schedule != "constant":
         differ.append(
             f"num_steps {was.num_steps} -> {now.num_steps} under a {schedule} schedule"
         )
+    return differ
+
+
+def check_same(was: RunConfig, now: RunConfig) -> None:
+    "Raise `ConfigError` with every key that differs and may not change, also those of one tenant"
+    differ = _differences(was, now)
+    of_all = set(differ)
+    tenants, present = tenant_configs(was), tenant_configs(now)
+    if tenants.keys() != present.keys():
+        differ.append(f"tenants {sorted(tenants)} -> {sorted(present)}")
+    for name in tenants.keys() & present.keys():
+        own = _differences(tenants[name], present[name])
+        differ += [f"tenants.{name}.{each}" for each in own if each not in of_all]
     if differ:
         raise ConfigError(
             f"the run to resume differs in {'; '.join(differ)}",
@@ -221,7 +236,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
 
 
 def truncate_run(folder: RunFolder, checkpoint: Checkpoint | None) -> None:
-    "Move metrics and samples after a checkpoint aside, and record an event with their folder"
+    "Move what is later than a checkpoint aside, and record an event with the folder"
     if checkpoint is None:
         moved_to = folder.truncate_after(-1)
         place = {"step": 0, "checkpoint": None}

@@ -40,6 +40,7 @@ class DriverState:
     version: int = -1  # weight version of the engines; -1: none yet
     start_step: int = 0  # steps done before the loop starts or resumes
     episodes: EpisodeRunner | None = None  # environments; None: single turn
+    tenant: str = ""  # name in the run of several tenants that `folder` is part of
 
     @property
     def trainer(self) -> WorkerGroup:
@@ -74,11 +75,14 @@ class DriverState:
     def stop_before(self, step: int, spent: BudgetSpent | None = None) -> NoReturn:
         "Record an event and raise `RunStopped` with the command to resume"
         self.start_step = step
-        hint = resume_hint(self.folder.path)
+        folder, key = self.folder.path, ""
+        if self.tenant:  # resumed with its run
+            folder, key = folder.parents[1], f"tenants.{self.tenant}."
+        hint = resume_hint(folder)
         place = f"stopped at step {step} of {self.config.num_steps}"
         if spent is None:
             self.folder.event("stopped", step=step)
             raise RunStopped(f"{place}; {hint}")
         self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
-        larger = json.dumps({spent.key: 2 * spent.limit})
+        larger = json.dumps({f"{key}{spent.key}": 2 * spent.limit})
         raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")

@@ -125,6 +125,10 @@ def test_the_newest_checkpoint_is_damaged(undisturbed, tmp_path):
     assert rows(tmp_path / "run") == rows(undisturbed)
     assert driven(tmp_path / "run") == list(range(1, STEPS + 1))
     assert len(load_spans(tmp_path / "run" / "truncated" / "001" / "spans.jsonl")) > 2
+    moved = {
+        path.name for path in (tmp_path / "run" / "truncated" / "001").glob("step_*[0-9]")
+    }
+    assert moved == {f"step_{step:06d}" for step in (STEPS, STEPS - 1)}
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
