@@ -7351,6 +7351,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                     'cookbook_npu/train/checkpointing.py'),
                                                   'cookbook_npu.train.checkpointing._PendingCheckpoint': ( 'train/checkpointing.html#_pendingcheckpoint',
                                                                                                            'cookbook_npu/train/checkpointing.py'),
+                                                  'cookbook_npu.train.checkpointing._differences': ( 'train/checkpointing.html#_differences',
+                                                                                                     'cookbook_npu/train/checkpointing.py'),
                                                   'cookbook_npu.train.checkpointing.check_same': ( 'train/checkpointing.html#check_same',
                                                                                                    'cookbook_npu/train/checkpointing.py'),
                                                   'cookbook_npu.train.checkpointing.due': ( 'train/checkpointing.html#due',

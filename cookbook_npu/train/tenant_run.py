@@ -158,7 +158,12 @@ class TenantRecord:
             engines,
         )
         state = DriverState(
-            self.config, workers, folder=self.folder, tracker=tracker, **self.data
+            self.config,
+            workers,
+            folder=self.folder,
+            tracker=tracker,
+            tenant=name,
+            **self.data,
         )
         self.driver = Driver(state, stop, placement=TenantPlacement)
         self.stack.callback(self.driver.placement.close)
@@ -221,7 +226,9 @@ class TenantRun(Run):
                         waiting[name] = row
                     else:
                         del active[name]
-                if self.stop.signal:
+                running = {n for n, one in self.records.items() if not one.ended}
+                # rows of a step that all have completed are logged first
+                if self.stop.signal and running - waiting.keys():
                     self._stop(active)
                 if waiting:
                     step = min(row["step"] for row in waiting.values())
@@ -316,6 +323,9 @@ def start_tenant_run(
     moved = folder.truncate_after(last)
     if moved is not None:
         folder.event("truncated", step=max(last, 0), moved_to=str(moved))
+    # a killed run may have checkpoints of a step whose row it had not logged
+    logged = [row["step"] for row in read_steps(folder.metrics_file)]
+    last = min(last, max(logged, default=-1))
 
     def answers() -> TenantAnswers:
         return TenantAnswers({n: answer_table(one.folder) for n, one in records.items()})

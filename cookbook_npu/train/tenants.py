@@ -366,18 +366,17 @@ class Tenant:
     ) -> dict[str, float]:
         """Add the gradient of the loss on some samples; return pg_loss and other means over them
 
-        With samples of earlier weights the engine's log-probs are the old ones of the ratio. Raises
+        With samples of earlier weights the engine's log-probs are the old ones, of the ratio and of a KL
+        in the reward. Raises
         `DataError` before anything is computed, and `NumericsError` for a value that is not finite."""
         config = self.config
         algorithm = config.algorithm
         size = group_size(samples)
         longest = config.sampling.max_response_tokens
         batch = make_batch(samples, size, algorithm, len(samples), longest)
-        if algorithm.kl_in_reward:
-            batch.old_logprobs = self._logprobs(batch, "actor")
-        elif any(set(sample.versions) - {self.version} for sample in samples):
+        if any(set(sample.versions) - {self.version} for sample in samples):
             batch.old_logprobs = batch.rollout_logprobs
-        elif config.lora.dropout > 0:  # in the training pass alone
+        elif algorithm.kl_in_reward or config.lora.dropout > 0:  # dropout: in training alone
             batch.old_logprobs = self._logprobs(batch, "actor")
         if algorithm.use_reference:
             batch.ref_logprobs = self._logprobs(batch, "reference")
