@@ -65,8 +65,10 @@ def make_engine(
         )
     from ..rollout.transformers import TransformersEngine
 
-    capacity = config.target.engine_capacity(accelerator().mem_get_info(0)[1])
-    resident = config.sends_adapter and engine_keeps_frozen(config, capacity)
+    resident = False
+    if config.sends_adapter:
+        total = accelerator().mem_get_info(0)[1]
+        resident = engine_keeps_frozen(config, config.target.engine_capacity(total))
     return TransformersEngine(
         hf_path,
         dtype=dtype,
