@@ -37,6 +37,11 @@ from cookbook_npu.plan.plan import model_name
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.rollout.vllm import no_vllm_on_cpu
 
+# a node that ends does not wait 30 s for a head that has ended before it
+OTHER_MACHINE = {
+    "HCCL_SOCKET_IFNAME": "eth1",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
 # Ray gives up its own start after 30 s, which a busy machine exceeds. A node that had started is not
 # started again, and on SIGTERM the shell waits until the node has ended.
 JOIN = """trap 'kill $!; wait $!; exit' TERM
@@ -82,7 +87,7 @@ print("job", os.environ["COOKBOOK_NPU_JOB"])
                         ["sh", "-c", JOIN, log.name, *ray_worker_command(node, 2)],
                         stdout=log,
                         stderr=log,
-                        env=os.environ | RAY_ENV | {"HCCL_SOCKET_IFNAME": "eth1"},
+                        env=os.environ | RAY_ENV | OTHER_MACHINE,
                         start_new_session=True,
                     )
     finally:
