@@ -126,7 +126,7 @@ def critic_parameters(d: Dimensions, config: RunConfig) -> int:
     policy = -(-d.vocab // config.parallel.tensor) * d.hidden if d.own_head else 0
     return trainer_parameters(d, config) - policy + (d.hidden if d.head else 0)
 
-
+# %% ../../nbs/plan/01_memory.ipynb #e5dd1afe
 def slot_bytes(d: Dimensions, config: RunConfig) -> int:
     "Return the device memory of one adapter: weights, gradients and optimizer"
     sizes = []

@@ -206,7 +206,7 @@ def _differences(was: RunConfig, now: RunConfig) -> list[str]:
         )
     return differ
 
-
+# %% ../../nbs/train/06_checkpointing.ipynb #49800842
 def check_same(was: RunConfig, now: RunConfig) -> None:
     "Raise `ConfigError` with every key that differs and may not change, also those of one tenant"
     differ = _differences(was, now)

@@ -55,7 +55,7 @@ def _waits_for_evaluation(config: RunConfig, step: int) -> bool:
     next_has_own = rollout.eval_every == 1 or step + 2 >= config.num_steps
     return rollout.max_staleness == 0 or next_has_own
 
-
+# %% ../../nbs/train/13_driver.ipynb #9f1fce5b
 class Placement:
     "Where trainer and engines run; here nothing sleeps, and nothing runs between two calls"
 
