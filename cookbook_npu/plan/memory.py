@@ -909,16 +909,16 @@ def _check_cache(config: RunConfig, capacity: int) -> None:
 
 # %% ../../nbs/plan/01_memory.ipynb #a8a2d9d8
 def host_bytes(d: Dimensions, config: RunConfig, ranks: int) -> int:
-    "Return the host memory of a machine with so many ranks of the trainer, and the published weights"
+    "Return the host memory that `ranks` trainer ranks of a machine need, with the published weights"
     stage = largest_stage(d, config)
     sleeps = config.placement.mode == "colocate" and not (config.is_sft or config.tenants)
     per_state = HOST_STATE_BYTES if config.optim.cpu_offload else 12 * sleeps
-    weights = ELEMENT_BYTES[config.model.dtype] * trainer_parameters(stage, config)
-    whole = trainer_parameters(stage, config)
+    parameters = trainer_parameters(stage, config)
+    weights = ELEMENT_BYTES[config.model.dtype] * parameters
     reference = config.algorithm.use_reference and not config.lora.rank
     trained = trained_parameters(stage, config)
     nbytes = weights * (sleeps + 2 * reference)
     nbytes += per_state * optimizer_share(stage, config, trained)
     if config.has_critic:
-        nbytes += weights * sleeps + per_state * optimizer_share(stage, config, whole)
+        nbytes += weights * sleeps + per_state * optimizer_share(stage, config, parameters)
     return ranks * nbytes + (0 if config.is_sft else sent_bytes(d, config))

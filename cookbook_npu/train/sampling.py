@@ -337,7 +337,7 @@ class Sampler:
         first: int = 0,  # groups already generated in this step
         need_all: bool = True,  # no group may be missing
         sampling: SamplingConfig | None = None,  # None: as for training
-        need_any: bool = True,  # the environments of all groups may not fail
+        need_any: bool = True,  # raise if the environments of all groups fail
     ) -> list[Sample]:
         "Return graded samples of some prompts, group by group"
         config = self.state.config
