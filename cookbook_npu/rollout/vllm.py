@@ -13,6 +13,7 @@ __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPA
 
 # %% ../../nbs/rollout/03_vllm.ipynb #d4bdb41a
 import functools
+import gc
 import importlib
 import json
 import math
@@ -26,7 +27,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -85,9 +86,11 @@ def missing_reason() -> str | None:
 
 def no_vllm_on_cpu() -> str | None:
     "Return why vLLM cannot run next to a simulated NPU, or None"
-    if "vllm-cpu" in packages_distributions().get("vllm", ()):
-        return None
-    return "vLLM's CPU build is not installed"
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return "vLLM's CPU build is not installed"
+    return None
 
 
 def vllm_build() -> VllmBuild:
@@ -642,6 +645,7 @@ def import_vllm(build: VllmBuild) -> ImportedVllm:
     register_unloaded()
     from vllm.platforms import current_platform
 
+    gc.freeze()  # vLLM's start collects garbage three times, a second each over all modules
     platform = current_platform.device_type
     can_sleep = platform != "cpu" and current_platform.is_sleep_mode_available()
     known = EngineArgs.__dataclass_fields__
