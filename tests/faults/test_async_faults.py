@@ -91,6 +91,7 @@ def check_equal(folder: Path, colocated: Path, apart_from: tuple[str, ...] = ())
     check_ledger(folder, max_staleness=0)
 
 
+@pytest.mark.long
 def test_without_staleness_it_is_the_colocated_run(undisturbed, tmp_path):
     "The same numbers and weights, bit for bit, with trainer and engines on devices of their own"
     run(configure(tmp_path, "run", **SYNCHRONOUS))
@@ -162,6 +163,7 @@ def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
     check_equal(folder, undisturbed, apart_from=ROUNDING)
 
 
+@pytest.mark.long
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     "The engine's groups go to the other one, the trainer back to its checkpoint"
     faults = "rollout0/engine.collect#2/die; trainer/1/train#4/die"

@@ -142,6 +142,7 @@ def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_ungradable_labels_stay_ungradable(tmp_path):
     "A resumed run does not wait for them again: each is reported once"
     more = {

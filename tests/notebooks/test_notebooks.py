@@ -67,8 +67,15 @@ def warm_up_of(notebook: str) -> list[str]:
     return WARM_UPS.get(plain(notebook), LIGHT if light else TORCH)
 
 
+# a minute and more of proofs in processes of their own
+LONG = ("npu/shims/05_ray.ipynb", "npu/shims/mindspeed/01_features.ipynb")
+
 # those of a server one after another: it ends when nobody has used it for some minutes
 IN_ORDER = sorted(NOTEBOOKS, key=lambda notebook: (warm_up_of(notebook), notebook))
+CASES = [
+    pytest.param(name, marks=pytest.mark.long) if name in LONG else name
+    for name in IN_ORDER
+]
 
 
 def environment(warm_up: list[str]) -> dict[str, str]:
@@ -84,11 +91,12 @@ def environment(warm_up: list[str]) -> dict[str, str]:
 
 def test_the_table_names_notebooks():
     assert set(WARM_UPS) <= set(map(plain, NOTEBOOKS))
+    assert set(LONG) <= set(NOTEBOOKS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("notebook", IN_ORDER)
+@pytest.mark.parametrize("notebook", CASES)
 def test_notebook(notebook):
     warm_up = warm_up_of(notebook)
     job = {"notebook": str(ROOT / "nbs" / notebook)}

@@ -43,6 +43,7 @@ def whole(tmp_path_factory) -> Path:
     return root / "whole"
 
 
+@pytest.mark.long
 def test_episodes_are_trained_on_and_resume_bit_for_bit(whole, tmp_path):
     "The last step is done again, and is the same"
     told = rows(whole)

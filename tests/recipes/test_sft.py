@@ -79,6 +79,7 @@ def test_one_rank_learns_the_same_packed_or_padded(whole, tmp_path):
         assert row["sft_loss"] == pytest.approx(other["sft_loss"], rel=1e-4)
 
 
+@pytest.mark.long
 def test_reinforcement_learning_starts_from_its_checkpoint(whole, tmp_path):
     (folder,) = whole.glob("checkpoints/step_*4/hf")
     sizes = dict(num_steps=1, prompts_per_step=2, samples_per_prompt=2)

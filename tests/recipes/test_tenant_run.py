@@ -67,6 +67,7 @@ def test_a_tenant_that_fails_is_closed_and_named(disturbed):
     assert (disturbed / "report.html").is_file() and not is_finished(disturbed)
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tmp_path):
     "The others are bitwise what they are beside a tenant that fails, kill -9 included"
     more = {"reward.correct_threshold": {}}

@@ -21,9 +21,11 @@ ROLES = {
 }
 CPU_S = {"trainer": 5.0, "rollout": 4.0}
 COMPILER = ("torch._dynamo", "torch._inductor", "sympy", "triton")
+# jsonschema, which Ray and papermill import, builds one beside JupyterLab (pyproject.toml)
+GRAMMARS = ("lark",)
 NOT_IN = {
-    "command": ("torch", "transformers", "ray", "pandas", "matplotlib"),
-    "driver": (*COMPILER, "peft", "pandas", "matplotlib", "megatron"),
+    "command": (*GRAMMARS, "torch", "transformers", "ray", "pandas", "matplotlib"),
+    "driver": (*GRAMMARS, *COMPILER, "peft", "pandas", "matplotlib", "megatron"),
     "trainer": ("vllm",),
     "rollout": ("megatron", "mcore_bridge", "vllm"),
 }

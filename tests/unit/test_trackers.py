@@ -130,7 +130,13 @@ def test_every_tracker_is_read_back():
     assert READERS.keys() == TRACKERS.keys()
 
 
-@pytest.mark.parametrize("name", READERS)
+LONG = ("clearml",)
+CASES = [
+    pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in READERS
+]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_continues_its_tracker_run(name, tmp_path):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed: pip install 'cookbook-npu[{name}]'")
