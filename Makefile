@@ -58,7 +58,7 @@ lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook
 record: $(VENV)/.run ## run the recipes and commit their outputs with them (RECIPE=name: one)
 	PYTHONPATH=tests/helpers $(BIN)/python -m recorded $(if $(filter command line,$(origin RECIPE)),$(RECIPE))
 
-test: style ## the tests, 25 to 30 minutes: drift, style, notebooks, pytest, the recipes end to end
+test: style ## the tests, 20 to 45 minutes: drift, style, notebooks, pytest, the recipes end to end
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: test ## and every lane that `make test` leaves out, hours; says what was skipped and why (LANES='upstream job-server')

@@ -500,7 +500,7 @@ def _run(
         resumed["overrides"]["output.restart"] = restart
         recipe = recipe or name
         asked = gather_parameters(file, parameter)
-        if is_finished(resume, (asked.overrides | asked.parameters).get("num_steps")):
+        if is_finished(resume, asked.overrides | asked.parameters):
             typer.echo(f"{resume} has all its steps; more: -p num_steps N")
             print_result(resume.resolve())
             refuse_empty_result(resume.resolve())
@@ -538,17 +538,24 @@ def show_settings(config: RunConfig, given: Given, every: bool = False) -> None:
 
 def is_finished(
     folder: Path,
-    num_steps: Any = None,  # given for a resume (None: those of the run)
+    asked: Mapping[str, Any] | None = None,  # given for a resume
 ) -> bool:
-    "Whether a run, or each of its tenants, has all its steps"
+    "Whether a run, or each of its tenants, has all its steps, or those that `asked` gives"
     from .runs.folder import RunFolder
     from .runs.metrics import count_steps, load_metrics
 
     run = RunFolder.open(folder)
-    if tenants := run.config().tenants:
-        places = [run.tenants / name for name in tenants]
-        return all(place.is_dir() and is_finished(place, num_steps) for place in places)
-    wanted = run.config().num_steps if num_steps is None else num_steps
+    config = run.config()
+    asked = asked or {}
+    wanted = asked.get("num_steps", config.num_steps)
+    for name in config.tenants:
+        own = asked.get(f"tenants.{name}.num_steps", asked.get("num_steps"))
+        place = run.tenants / name
+        given = {} if own is None else {"num_steps": own}
+        if not place.is_dir() or not is_finished(place, given):
+            return False
+    if config.tenants:
+        return True
     return isinstance(wanted, int) and count_steps(load_metrics(run.path)) >= wanted
 
 

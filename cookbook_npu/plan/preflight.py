@@ -208,14 +208,21 @@ def check_scorers(config: RunConfig) -> None:
 
 
 def check_shims(config: RunConfig) -> None:
-    "Raise `ConfigError` for a shim of the user's whose module does not exist"
+    "Raise `ConfigError` for a shim of the user's whose module is missing, or is no Python"
     use_code_folder(config)
     for name in config.shims:
-        if not has_package(name):
+        found = importlib.util.find_spec(name)
+        if found is None:
             raise ConfigError(
                 f"shims: there is no module {name}",
                 "Give the path of its file, ending in .py.",
             )
+        if found.origin and found.origin.endswith(".py"):
+            try:
+                compile(Path(found.origin).read_bytes(), found.origin, "exec")
+            except SyntaxError as e:
+                where = f"{found.origin}, line {e.lineno}"
+                raise ConfigError(f"shims: {where}: {e.msg}", "Correct it.") from None
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
 def check_model(name: str, chat: bool = False) -> None:

@@ -82,7 +82,8 @@ def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tm
     (folder / "metrics.jsonl").write_text("".join(rows[:2]))
     resumed = Driver(configure(tmp_path, "a", "b", **more, resume=True))
     assert resumed.end() == 0, resumed.text()
-    assert is_finished(folder)
+    assert is_finished(folder) and is_finished(folder, {"tenants.a.num_steps": STEPS})
+    assert not is_finished(folder, {"tenants.a.num_steps": STEPS + 1})
     for name in ("a", "b"):
         own, theirs = folder / "tenants" / name, disturbed / "tenants" / name
         assert events(own, "resumed")[0]["step"] == 2
