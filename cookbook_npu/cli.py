@@ -545,17 +545,19 @@ def is_finished(
     from .runs.metrics import count_steps, load_metrics
 
     run = RunFolder.open(folder)
-    config = run.config()
     asked = asked or {}
-    wanted = asked.get("num_steps", config.num_steps)
-    for name in config.tenants:
-        own = asked.get(f"tenants.{name}.num_steps", asked.get("num_steps"))
-        place = run.tenants / name
-        given = {} if own is None else {"num_steps": own}
-        if not place.is_dir() or not is_finished(place, given):
-            return False
+    config = run.config()
     if config.tenants:
-        return True
+        places = {name: run.tenants / name for name in config.tenants}
+        steps = {
+            name: asked.get(f"tenants.{name}.num_steps", asked.get("num_steps"))
+            for name in places
+        }
+        return all(
+            place.is_dir() and is_finished(place, {"num_steps": steps[name]})
+            for name, place in places.items()
+        )
+    wanted = asked.get("num_steps") or config.num_steps
     return isinstance(wanted, int) and count_steps(load_metrics(run.path)) >= wanted
 
 

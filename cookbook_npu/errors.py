@@ -155,7 +155,8 @@ def import_own(
         places = [(f.filename, f.lineno) for f in frames if "importlib" not in f.filename]
         if isinstance(e, SyntaxError):
             why = f"SyntaxError: {e.msg}"
-            places.append((e.filename or "", e.lineno))
+            if e.lineno:  # a file that is not UTF-8 text may have none
+                places.append((e.filename or "", e.lineno))
         remedy = "Check the module's path and name."
         if places:
             file, line = places[-1]

@@ -208,7 +208,7 @@ def check_scorers(config: RunConfig) -> None:
 
 
 def check_shims(config: RunConfig) -> None:
-    "Raise `ConfigError` for a shim of the user's whose module is missing, or is no Python"
+    "Raise `ConfigError` for a shim of the user's whose module is missing or has a syntax error"
     use_code_folder(config)
     for name in config.shims:
         found = importlib.util.find_spec(name)
@@ -221,8 +221,11 @@ def check_shims(config: RunConfig) -> None:
             try:
                 compile(Path(found.origin).read_bytes(), found.origin, "exec")
             except SyntaxError as e:
-                where = f"{found.origin}, line {e.lineno}"
-                raise ConfigError(f"shims: {where}: {e.msg}", "Correct it.") from None
+                line = f", line {e.lineno}" if e.lineno else ""
+                raise ConfigError(
+                    f"shims: {found.origin}{line}: {e.msg}",
+                    "Correct it, and save it as UTF-8.",
+                ) from None
 
 # %% ../../nbs/plan/05_preflight.ipynb #924c0508
 def check_model(name: str, chat: bool = False) -> None:

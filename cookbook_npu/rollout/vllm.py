@@ -645,7 +645,8 @@ def import_vllm(build: VllmBuild) -> ImportedVllm:
     register_unloaded()
     from vllm.platforms import current_platform
 
-    gc.freeze()  # vLLM's start collects garbage three times, a second each over all modules
+    # vLLM collects garbage three times as it starts; over all imported modules, 1 s each
+    gc.freeze()
     platform = current_platform.device_type
     can_sleep = platform != "cpu" and current_platform.is_sleep_mode_available()
     known = EngineArgs.__dataclass_fields__
