@@ -73,6 +73,7 @@ from .recipes import (
     have_prompts,
     parameters_of,
 )
+from .removed import refuse_removed
 from .stop import RunStopped, ignore_signals, resume_hint
 from .targets.target import TARGETS, find_target
 from .terminal import counted, fit, terminal_columns
@@ -1812,6 +1813,7 @@ def show_rehearsal(config: RunConfig, runs: Path) -> None:
 def main() -> None:
     "Entry point of the command"
     try:
+        refuse_removed(sys.argv[1:])
         app(join_pairs(sys.argv[1:]), prog_name="cookbook-npu")
     except RunStopped as e:
         ignore_signals()

@@ -6,12 +6,12 @@
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
            'KeptCache', 'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher',
            'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'REMOVED', 'nonfinite_number',
-           'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig',
-           'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig',
-           'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig',
-           'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig',
-           'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
+           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number', 'absolute_path',
+           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
+           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
+           'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
+           'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
+           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
            'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'Unused', 'check_parallel',
            'check_argument_names', 'check_schedule', 'check_experts', 'check_context', 'check_pipeline',
            'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
@@ -26,7 +26,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
@@ -46,6 +46,7 @@ from pydantic import (
 
 from .errors import ConfigError, DataError, MissingError, nearest, parse_json
 from .npu.role_variables import SHIMS_ENV
+from .removed import REMOVED_KEYS
 from .targets.target import Scale, Target, find_target
 
 # %% ../nbs/01_config.ipynb #148d7932
@@ -2731,11 +2732,6 @@ _OPEN = (
 )  # prefixes of mappings whose entries are keys of their own
 # since the last release
 RENAMED = {"reward.right_from": "reward.correct_threshold"}
-REMOVED = (  # constants now
-    "reward.failure_alarm",
-    "train.logprob_diff_factor",
-    "warm_start.noisy_learning_rate",
-)
 
 
 def same_setting(key: str, names: Iterable[str]) -> list[str]:
@@ -2757,8 +2753,8 @@ def nearest_key(key: str, names: Iterable[str]) -> str:
     "Return 'Did you mean ...?' for an unknown key, with or without its section"
     if key in RENAMED:
         return f"It is now {RENAMED[key]!r}."
-    if key in REMOVED:
-        return "It is a constant now."
+    if key in REMOVED_KEYS:
+        return REMOVED_KEYS[key]
     known = list(names)
     same = same_setting(key, known)
     if same:
@@ -2835,6 +2831,16 @@ def save_config(config: RunConfig, path: Path | str) -> None:
     )
 
 
+def _drop(tree: dict, path: Sequence[str]) -> None:
+    "Remove a key from a nested dict, and the sections that it leaves empty"
+    name, *rest = path
+    part = tree.get(name)
+    if rest and isinstance(part, dict):
+        _drop(part, rest)
+    if not rest or part == {}:
+        tree.pop(name, None)
+
+
 def stored_config(values: Any) -> RunConfig:
     "Build the configuration of a config.json; keys may be those of the last release"
     if isinstance(values, dict):
@@ -2844,9 +2850,11 @@ def stored_config(values: Any) -> RunConfig:
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
-        for section, _, name in (key.partition(".") for key in REMOVED):
-            if isinstance(part := values.get(section), dict):
-                part.pop(name, None)
+        for key in REMOVED_KEYS:
+            _drop(values, key.split("."))
+        for tenant in (values.get("tenants") or {}).values():
+            for key in REMOVED_KEYS:
+                tenant.pop(key, None)
     return build_config(RunConfig, values)
 
 
