@@ -8,17 +8,56 @@ __all__ = ['command']
 # %% ../nbs/98_command.ipynb #460c4ab2
 import os
 import signal
+import sys
 from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 # %% ../nbs/98_command.ipynb #20367c9c
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
+def _raise_in(frame: FrameType | None) -> None:
+    "Raise `KeyboardInterrupt` at the next line of a frame of this thread, or of its callers"
+
+    def trace(*event: Any) -> None:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+    while frame is not None:
+        frame.f_trace = trace
+        frame = frame.f_back
+    sys.settrace(lambda *event: None)
+
+
+def _importer(frame: FrameType | None) -> FrameType | None:
+    "Return the outermost frame below `command` that is importing a module, None without one"
+    found = None
+    while frame is not None and frame.f_code is not command.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+            found = frame.f_back
+        frame = frame.f_back
+    return found
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    "Raise `KeyboardInterrupt`; the next signal ends the process at once"
+    "Raise `KeyboardInterrupt`, after an import in progress; the next signal ends the process at once"
     signal.signal(number, _end_at_once)
-    raise KeyboardInterrupt
+    importer = _importer(frame)
+    if importer is None:
+        raise KeyboardInterrupt
+    _raise_in(importer)
+
+
+def _raise_again(ignored: "UnraisableHookArgs") -> None:
+    "Raise a discarded `KeyboardInterrupt` in the frame that the finalizer interrupted"
+    if ignored.exc_type is KeyboardInterrupt:
+        _raise_in(sys._getframe().f_back)
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def command() -> None:
@@ -30,14 +69,16 @@ def command() -> None:
     from .cli import main
 
     if listens:
+        sys.unraisablehook = _raise_again
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        main()
+        try:
+            main()
+        finally:
+            if signal.getsignal(signal.SIGINT) is _interrupt:
+                signal.signal(signal.SIGINT, _end_at_once)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-    finally:
-        if signal.getsignal(signal.SIGINT) is _interrupt:
-            signal.signal(signal.SIGINT, _end_at_once)
 
 # %% ../nbs/98_command.ipynb #a5cdb985
 if __name__ == "__main__" and "__file__" in globals():

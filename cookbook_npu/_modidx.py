@@ -417,6 +417,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                               'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group._read_stacks': ( 'cluster/worker_group.html#_read_stacks',
                                                                                                        'cookbook_npu/cluster/worker_group.py'),
+                                                   'cookbook_npu.cluster.worker_group._wait_for_stacks': ( 'cluster/worker_group.html#_wait_for_stacks',
+                                                                                                           'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.assign_devices': ( 'cluster/worker_group.html#assign_devices',
                                                                                                          'cookbook_npu/cluster/worker_group.py'),
                                                    'cookbook_npu.cluster.worker_group.death_error': ( 'cluster/worker_group.html#death_error',

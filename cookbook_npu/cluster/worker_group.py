@@ -342,6 +342,21 @@ def death_error(worker: WorkerHandle, method: str) -> WorkerDied:
     return local
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #3c242bdb
+_STACKS_S = 5.0  # for the workers to write their stacks
+
+
+def _wait_for_stacks(starts: Mapping[str, int]) -> None:
+    "Wait until each log has grown beyond its size here, and grows no more"
+    deadline = time.monotonic() + _STACKS_S
+    before: list[int] = []
+    while starts and time.monotonic() < deadline:
+        sizes = [os.path.getsize(log) for log in starts]
+        if sizes == before and all(map(int.__gt__, sizes, starts.values())):
+            return
+        before = sizes
+        time.sleep(0.1)
+
+
 def _read_stacks(workers: Sequence[WorkerHandle]) -> str:
     "Return the innermost frames of the workers of this machine"
     starts = {}
@@ -351,8 +366,7 @@ def _read_stacks(workers: Sequence[WorkerHandle]) -> str:
                 size = os.path.getsize(worker.log)
                 os.kill(worker.pid, signal.SIGUSR1)
                 starts[worker.log] = size
-    if starts:
-        time.sleep(0.3)  # while they write
+    _wait_for_stacks(starts)
     tails = []
     for log, start in starts.items():
         with open(log, errors="replace") as f:

@@ -111,7 +111,7 @@ _NAME = '<span style="color:{colour}">&#9472; {name}</span> '
 
 
 def live_curves(metrics: MetricColumns, panels: Sequence[Panel] = PANELS) -> str:
-    "Return the learning curves as HTML with small SVG panels, drawn in a few milliseconds"
+    "Return the learning curves as HTML with small SVG panels"
     shown = []
     for panel in panels:
         curves = {

@@ -77,11 +77,9 @@ class Command:
                     found.append(process)
         return found
 
-    def check_ended(
-        self, code: int, words: str, limit: float = 60, folder: Path | None = None
-    ) -> None:
+    def check_ended(self, code: int, words: str, folder: Path | None = None) -> None:
         "The command ends with this code and one sentence with the folder"
-        assert self.process.wait(limit * (1 + os.getloadavg()[0] / 4)) == code, self.text()
+        assert self.process.wait(400) == code, self.text()
         text = self.text()
         assert "Traceback" not in text, text[-3000:]
         assert words in " ".join(text.split()), text[-3000:]
@@ -125,13 +123,12 @@ def test_a_killed_kernel_is_one_sentence_and_leaves_nothing(start, tmp_path):
     command = start("qwen3_4b_colocate", forks=False)
     while not (tmp_path / ".run.ipynb").exists():
         time.sleep(0.05)
-    began = time.monotonic()
     second = subprocess.run(
         command.words, capture_output=True, text=True, cwd=ROOT, env=command.env
     )
     assert second.returncode == 2, second.stdout + second.stderr
     assert "another command runs" in second.stderr and "Traceback" not in second.stderr
-    assert time.monotonic() - began < 8 * (1 + os.getloadavg()[0])
+    assert command.process.is_running(), "the second command waited for the first"
     command.wait_for_steps()
     (kernel,) = command.descendants("ipykernel_launcher")
     tables = list(Path("/dev/shm").glob(f"cookbook_npu_simulator_*cbn{kernel.pid}x*"))
@@ -144,13 +141,13 @@ def test_a_killed_kernel_is_one_sentence_and_leaves_nothing(start, tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_gcs_ends_a_run_within_seconds(start):
-    "Ray itself would end every process of the run a minute later"
+def test_a_killed_gcs_is_named(start):
+    "Ray itself would end every process of the run a minute later, and say nothing of it"
     command = start("qwen3_5_9b_async", **SMALL)
     command.wait_for_steps()
     (gcs,) = command.descendants("gcs_server")
     gcs.kill()
-    command.check_ended(1, "Ray has ended on this machine (gcs_server", limit=30)
+    command.check_ended(1, "Ray has ended on this machine (gcs_server")
     assert command.leftovers() == []
 
 
@@ -182,21 +179,27 @@ def test_a_disk_that_others_fill_ends_a_run_that_can_be_resumed(start, tmp_path)
 
 
 STOPPABLE = """
-import os, time
+import time
 from cookbook_npu.stop import RunStopped, StopRequest
 with StopRequest() as stop, stop.waiting():
     print("ready", flush=True)
     while not stop.signal:
         time.sleep(0.01)
-    time.sleep(0.4)  # the step ends
+    print("the step ends", flush=True)
+    while {at!r} == "the step ends":  # the second interrupt raises
+        time.sleep(0.01)
     stop.leave()
-    time.sleep(0.4)  # the clean-up
+    print("the clean-up", flush=True)
+    while {at!r} == "the clean-up" and not stop._late:
+        time.sleep(0.01)
     raise RunStopped("stopped at step 1 of 2")
 """
 
 
-def interrupted(notebook: Path, delay: float) -> tuple[int, str]:
-    "Exit code and output of a run that is interrupted twice, as by a terminal: the whole process group"
+def interrupted(notebook: Path, at: str) -> tuple[int, str]:
+    """Exit code and output of a run that is interrupted twice, the second time when it prints `at`
+
+    As by a terminal: the whole process group."""
     # pytest's variable turns off what ipykernel does with output of the process
     env = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     process = subprocess.Popen(
@@ -209,25 +212,28 @@ def interrupted(notebook: Path, delay: float) -> tuple[int, str]:
         start_new_session=True,
     )
     lines = []
-    while "ready\n" not in lines:
-        lines.append(process.stdout.readline())
-        assert lines[-1], lines
-    for pause in (delay, 0):
+    for words in ("ready", at):
+        while not lines or words not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
         with contextlib.suppress(ProcessLookupError):  # the command has ended
             os.killpg(process.pid, signal.SIGINT)
-        time.sleep(pause)
-    text = "".join(lines) + process.communicate(timeout=120)[0]
+    text = "".join(lines) + process.communicate(timeout=400)[0]
     return process.returncode, text
 
 
-def test_a_second_interrupt_at_any_moment_has_no_traceback(tmp_path):
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [("the step ends", 130), ("the clean-up", 130), ("stopped at step 1", 75)],
+)
+def test_a_second_interrupt_at_any_moment_has_no_traceback(tmp_path, at, code):
     "Within the step, the clean-up and the exit"
     cell = nbformat.v4.new_code_cell("overrides = None", metadata={"tags": ["parameters"]})
-    nb = nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_code_cell(STOPPABLE)])
+    program = nbformat.v4.new_code_cell(STOPPABLE.format(at=at))
+    nb = nbformat.v4.new_notebook(cells=[cell, program])
     nbformat.write(nb, tmp_path / "stoppable.ipynb")
-    for delay in (0.02, 0.6, 1.6):
-        code, text = interrupted(tmp_path / "stoppable.ipynb", delay)
-        assert "Traceback" not in text, (delay, text)
-        assert text.count("stopping after this step") == 1, (delay, text)
-        assert code == 130 or (code == 75 and delay > 0.5), (delay, code, text)
-        assert not (tmp_path / "runs").exists()
+    found, text = interrupted(tmp_path / "stoppable.ipynb", at)
+    assert "Traceback" not in text, text
+    assert text.count("stopping after this step") == 1, text
+    assert found == code, text
+    assert not (tmp_path / "runs").exists()

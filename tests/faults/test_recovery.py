@@ -169,7 +169,7 @@ def check_ended(folder: Path, driver: Driver, met: dict) -> None:
     assert driver.end() != 0
     if met["role"] == "raylet":
         assert "Resume the run" in driver.text(), driver.text()
-    _, left = psutil.wait_procs(living(met["below"]), timeout=150)
+    _, left = psutil.wait_procs(living(met["below"]), timeout=400)
     assert not left, f"processes that outlive their run: {left}"
     kept = folder / "metrics.jsonl"
     assert (kept.read_text() if kept.exists() else "").startswith(met["metrics"])

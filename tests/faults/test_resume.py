@@ -65,10 +65,6 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
             break
     assert driver.end() != 0, driver.text()
     run(configure(tmp_path, "run", resume=True))
-    # none: killed before the first checkpoint
-    resumed = [event["seconds"] for event in events(folder, "resumed")]
-    # beside the start of the processes
-    assert all(seconds < 20 for seconds in resumed), resumed
     assert rows(folder) == rows(undisturbed)
     assert driven(folder) == driven(undisturbed) == list(range(1, STEPS + 1))
     assert prompts(folder) == prompts(undisturbed)

@@ -44,7 +44,7 @@ def micro_batch(
     from cookbook_npu.testing.host_reads import host_reads
 
     parallel = ParallelConfig(tensor=world_size)
-    init_parallel(parallel, seed=0, timeout_s=60)
+    init_parallel(parallel, seed=0, timeout_s=300)
     settings = ModelConfig(dtype="float32", fused_kernels=fused, recompute=recompute)
     model = load_model(Path(folder), settings, parallel)
     calls = count_kernels()

@@ -48,7 +48,7 @@ def everything(rank, world_size):
 
     assert registry.apply("torch.process_groups").state == "applied"
     torch.npu.set_device(rank)
-    dist.init_process_group("hccl", timeout=timedelta(seconds=60))
+    dist.init_process_group("hccl", timeout=timedelta(seconds=300))
     dist.all_reduce(torch.ones(1, device="npu"))
     cycle()
     results = run_checks(

@@ -161,7 +161,7 @@ def scale(run, engines):
     if not run.set_num_engines(engines):
         return
     pool = run.driver.placement.sampler.engines
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while len(pool.loadable) < engines and time.monotonic() < deadline:
         time.sleep(0.05)
 

@@ -1,9 +1,8 @@
-"""Roles that say what it took until they were ready (test_start.py)."""
+"""Roles that say what they imported until they were ready (test_start.py)."""
 
 import importlib
 import os
 import sys
-import time
 from pathlib import Path
 
 from cookbook_npu.npu.simulator.preload import is_fork
@@ -14,14 +13,15 @@ class Role:
 
     def __init__(self, rank: int, world_size: int, modules: list[str]):
         self.rank = rank
+        before = set(sys.modules)
         for name in modules:
             importlib.import_module(name)
-        self.cpu_s = time.process_time()
+        self.own_modules = sorted(set(sys.modules) - before)
 
     def process_info(self) -> dict[str, object]:
         "About this process"
         return {
-            "cpu_s": self.cpu_s,
+            "own_modules": self.own_modules,
             "fork": is_fork(),
             "modules": sorted(sys.modules),
             "visible": os.environ.get("ASCEND_RT_VISIBLE_DEVICES"),

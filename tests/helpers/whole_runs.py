@@ -128,7 +128,7 @@ class Driver:
 
     def end(self, timeout=900) -> int:
         code = self.process.wait(timeout)
-        self.reader.join(10)
+        self.reader.join(100)
         return code
 
     def strike(self, victim: str) -> bool:
@@ -139,7 +139,7 @@ class Driver:
             os.kill(self.pids[victim][0], signal.SIGKILL)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return False
-        _, left = psutil.wait_procs(waits, timeout=150)
+        _, left = psutil.wait_procs(waits, timeout=400)
         assert not left, f"processes that outlive their run: {left}"
         return self.end() != 0
 
@@ -242,7 +242,7 @@ def tell(script: str, *words: str) -> dict:
     return json.loads(lines[0][7:])
 
 
-def wait_for(what, driver: Driver, timeout=200) -> None:
+def wait_for(what, driver: Driver, timeout=600) -> None:
     "Poll until a thing happens; fails when the run ends, or the time is over, without it"
     deadline = time.monotonic() + timeout
     while not what():

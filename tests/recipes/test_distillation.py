@@ -1,7 +1,6 @@
 """On-policy distillation in whole runs: it resumes, and refuses a teacher that cannot teach."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -79,11 +78,10 @@ def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_pat
     assert "all are up" not in driver.text()
 
 
-def test_a_missing_teacher_is_refused_in_seconds(tmp_path):
+def test_a_missing_teacher_is_refused_before_the_notebook_runs(tmp_path):
     values = {"distill.teacher": str(tmp_path / "none"), "distill.tiny": {}}
     values |= {"output.root": str(tmp_path / "runs")}
-    began = time.monotonic()
     done = command("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
-    assert done.returncode == 2 and time.monotonic() - began < 30
+    assert done.returncode == 2
     assert f"model {tmp_path / 'none'}" in done.stdout + done.stderr
     assert not (tmp_path / "runs").exists()

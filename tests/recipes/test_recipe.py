@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -329,14 +328,11 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("args", "words"), MISTAKES, ids=[m[1] for m in MISTAKES])
-def test_mistakes_are_refused_within_seconds(args, words, tmp_path):
+def test_mistakes_are_refused_before_the_notebook_runs(args, words, tmp_path):
     before = set(ROOT.glob("runs/*"))
-    began = time.monotonic()
     done = command("run", "qwen3_4b_colocate", *args)
+    # an error of the notebook ends the command with 1
     assert done.returncode == 2 and words in done.stderr, done.stderr
-    assert time.monotonic() - began < 5 * (1 + os.getloadavg()[0]), (
-        "on an idle machine: 5 s"
-    )
     assert "Traceback" not in done.stderr
     assert set(ROOT.glob("runs/*")) == before
 

@@ -107,7 +107,7 @@ def test_a_model_with_a_vision_tower_learns_from_pictures(tmp_path):
     assert seen["sft_loss"] != unseen["sft_loss"]  # the pictures reach the model
 
 
-def test_conversations_that_cannot_be_learned_are_refused_in_seconds(tmp_path):
+def test_conversations_that_cannot_be_learned_are_refused(tmp_path):
     file = tmp_path / "chat.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     values = json.dumps({**TINY, "output.root": str(tmp_path / "runs")})

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Probe:
             import ctypes
 
             ctypes.string_at(0)
-        time.sleep(60)
+        threading.Event().wait()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def cluster(tmp_path_factory):
 
 def test_environment_is_the_allow_list_and_the_role(cluster):
     env = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "7", "LANG": None}
-    with RayWorkerGroup.create("probe", ROLE, cluster, env=env, timeout=120) as group:
+    with RayWorkerGroup.create("probe", ROLE, cluster, env=env, timeout=400) as group:
         for rank, seen in enumerate(group.call("env")):
             assert "STRAY_VARIABLE" not in seen and "LANG" not in seen
             expected = {
@@ -93,9 +93,9 @@ def test_environment_is_the_allow_list_and_the_role(cluster):
 
 
 def test_workers_share_devices_until_they_are_full(cluster):
-    with RayWorkerGroup.create("trainer", ROLE, cluster, timeout=120) as trainer:
+    with RayWorkerGroup.create("trainer", ROLE, cluster, timeout=400) as trainer:
         with RayWorkerGroup.create(
-            "engine", ROLE, cluster, slots=[[0, 1]], timeout=120
+            "engine", ROLE, cluster, slots=[[0, 1]], timeout=400
         ) as engine:
             assert engine.call_rank_zero("env")["ASCEND_RT_VISIBLE_DEVICES"] == "0,1"
             assert len(set(trainer.call("pid") + engine.call("pid"))) == 3
@@ -137,18 +137,17 @@ def test_two_runs_on_one_machine_have_their_own_ports(cluster, monkeypatch):
 
 
 def test_large_arguments_reach_every_rank(cluster):
-    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=120) as group:
+    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=400) as group:
         assert group.call("size", list(range(200_000))) == [200_000, 200_000]
 
 
 def test_a_crash_is_reported_while_the_other_rank_hangs(cluster):
-    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=120) as group:
-        began = time.monotonic()
+    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=400) as group:
+        # not that rank 0 did not return, after 400 s
         with pytest.raises(
             RoleError, match=r"probe rank 1 of 2: crash_or_hang\(\): the process died"
         ) as caught:
             group.call("crash_or_hang", 1)
-        assert time.monotonic() - began < 60  # not the 120 s of the rank that hangs
         assert "in crash_or_hang" in Path(group.logs[1]).read_text()
         assert "last lines of" in caught.value.__notes__[0]
         pids = group.pids
@@ -167,20 +166,20 @@ def test_nothing_half_made_remains(cluster):
         RoleError,
         match=r"rank 0 of 2: Probe\(\) raised ValueError: rank 0 refuses to start",
     ):
-        RayWorkerGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=120)
+        RayWorkerGroup.create("probe", ROLE, cluster, kwargs=dict(fail=True), timeout=400)
     with pytest.raises(ConfigError, match="has no class 'Prob'. Did you mean 'Probe'"):
-        RayWorkerGroup.create("probe", ROLE[:-1], cluster, timeout=120)
+        RayWorkerGroup.create("probe", ROLE[:-1], cluster, timeout=400)
     assert cluster.worker_groups == []
     assert worker_pids() <= before
 
 
 def test_temporary_files_of_a_worker_go_when_it_has_been_killed(cluster):
-    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=120) as group:
+    with RayWorkerGroup.create("probe", ROLE, cluster, timeout=400) as group:
         left = [Path(folder) for folder in group.call("leave_folder")]
         assert all(folder.exists() for folder in left)
         assert len({folder.parent for folder in left}) == len(left) == 2
     # the next worker removes them
-    with RayWorkerGroup.create("probe", ROLE, cluster, slots=[0], timeout=120):
+    with RayWorkerGroup.create("probe", ROLE, cluster, slots=[0], timeout=400):
         assert not [folder for folder in left if folder.parent.exists()]
 
 
@@ -190,7 +189,7 @@ from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.cluster.ray_cluster import Cluster
 with Cluster.start(devices=1, address=sys.argv[1]) as cluster:
     assert not cluster.node.owned
-    with RayWorkerGroup.create("guest", sys.argv[2], cluster, timeout=120) as group:
+    with RayWorkerGroup.create("guest", sys.argv[2], cluster, timeout=400) as group:
         print(*group.call("leave_folder"))
 """
 
@@ -201,7 +200,7 @@ def test_an_attached_run_leaves_the_cluster_alone(cluster):
     # make room for the guest; this is the last test that uses this fixture
     ray.util.remove_placement_group(cluster.placements[0])
     run = [sys.executable, "-c", ATTACH, ray.get_runtime_context().gcs_address, ROLE]
-    guest = subprocess.run(run, capture_output=True, text=True, timeout=90)
+    guest = subprocess.run(run, capture_output=True, text=True, timeout=400)
     assert guest.returncode == 0, guest.stderr
     left = Path(guest.stdout.strip())
     assert left.is_absolute() and not left.parent.exists(), "temporary files of a worker"
@@ -215,9 +214,9 @@ from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.cluster.ray_cluster import Cluster
 role, part = sys.argv[1:]
 with Cluster.start(devices=2) as cluster:
-    rollout = RayWorkerGroup.create("rollout", role, cluster, slots=[0], timeout=120)
+    rollout = RayWorkerGroup.create("rollout", role, cluster, slots=[0], timeout=400)
     env = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
-    trainer = RayWorkerGroup.create("trainer", role, cluster, slots=[1], env=env, timeout=120)
+    trainer = RayWorkerGroup.create("trainer", role, cluster, slots=[1], env=env, timeout=400)
     driver = [line for line in open("/proc/self/maps") if part in line]
     found = [group.call_rank_zero("libraries", part) for group in (rollout, trainer)]
     print(len(driver) > 0, found[0], len(found[1]), "LD_PRELOAD" in rollout.call_rank_zero("env"))
@@ -230,7 +229,7 @@ def test_a_preloaded_library_stays_out_of_roles_that_do_not_ask_for_it(tmp_path)
         pytest.skip("this system has no libanl, a small library that nothing else loads")
     env = os.environ | {"LD_PRELOAD": library}
     run = [sys.executable, "-c", PRELOADED, ROLE, "libanl"]
-    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=400)
     first = done.stdout.split("\n")[0]
     assert first == "True [] 1 False", done.stdout + done.stderr[-2000:]
 
@@ -246,16 +245,23 @@ print(count, npu.get_current_node_accelerator_type(), "torch" in sys.modules)
 
 
 SILENT_RAYLET = """
-import signal
+import faulthandler, signal
 from cookbook_npu.cluster import ray_cluster
-import ray._private.worker as worker  # outside the deadline
-ray_cluster.START_TIMEOUT_S = 10.0
+import ray._private.worker as worker
+
+begin, given = faulthandler.dump_traceback_later, []
+def begin_deadline(seconds, **how):
+    assert seconds == ray_cluster.START_TIMEOUT_S
+    given.append(how)
+    begin(seconds, **how)
+faulthandler.dump_traceback_later = begin_deadline
 
 connect = worker.connect
 def stop_raylet_first(*args, **kwargs):
     raylet = ray_cluster._find_ray()["raylet"]
     raylet.send_signal(signal.SIGSTOP)
     print(raylet.pid, flush=True)
+    begin(1, **given[-1])  # the rest of the deadline
     return connect(*args, **kwargs)
 
 worker.connect = stop_raylet_first
@@ -265,12 +271,12 @@ ray_cluster.Cluster.start(devices=1)
 
 def test_a_raylet_that_never_answers_ends_the_start_with_a_traceback():
     run = [sys.executable, "-c", SILENT_RAYLET]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=400)
     raylet = psutil.Process(int(done.stdout.split()[-1]))
     assert raylet.name() == "raylet"
     raylet.kill()
     assert done.returncode == 1
-    assert "Timeout (0:00:10)!" in done.stderr and "in _init_ray" in done.stderr
+    assert "Timeout (0:00:01)!" in done.stderr and "in _init_ray" in done.stderr
 
 
 def test_ray_counts_simulated_npus_by_itself():

@@ -153,7 +153,7 @@ def check_trainer(rank: int, world_size: int, folder: Path, state: Path) -> dict
         "digests": (held, moved, back, digest(trainer.model)),
     }
     destroy_parallel()
-    init_parallel(ParallelConfig(), seed=0, timeout_s=60)
+    init_parallel(ParallelConfig(), seed=0, timeout_s=300)
     alone = load_model(folder, ModelConfig(dtype="float32"), ParallelConfig())
     load_policy_weights(alone, state)
     return found | {"elsewhere": digest(alone)}
@@ -168,7 +168,7 @@ def all_layouts(rank: int, world_size: int, root: str) -> dict:
     }
     results = {}
     for name, parallel in LAYOUTS.items():
-        layout = init_parallel(parallel, seed=0, timeout_s=60)
+        layout = init_parallel(parallel, seed=0, timeout_s=300)
         assert layout.data_size == world_size // parallel.model_size
         family = "qwen3_moe" if name == EXPERTS else "qwen3"
         results[name] = check_text(Path(root, family), parallel, wants[family])

@@ -79,7 +79,7 @@ def test_a_fork_has_a_row_of_its_own_in_the_table_of_its_session(tmp_path):
         env=env,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert done.stdout.split() == ["60", "64", "True"], done.stderr
     from cookbook_npu.npu.simulator import session_file

@@ -1,7 +1,6 @@
 """The simulated NPU between processes: collectives, memory accounting, visible devices."""
 
 import re
-import time
 import uuid
 
 import pytest
@@ -101,8 +100,7 @@ def test_two_processes_on_different_visible_devices_share_by_physical_id(session
     assert results[1][0] == (24 << 20, 64 << 20)
 
 
-def test_a_failing_rank_ends_the_others_quickly():
-    began = time.monotonic()
-    with pytest.raises(RoleError, match="rank 0|rank 1"):
+def test_a_failing_rank_ends_the_others():
+    "Its error is reported, not the timeout of the ranks that wait for it"
+    with pytest.raises(RoleError, match="^rank [01] of "):
         run("visible", 2, env={"COOKBOOK_NPU_SIM_DEVICES": "1"})
-    assert time.monotonic() - began < 60

@@ -55,25 +55,28 @@ def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
 
     Workers of the other machine have its own network interface, and what only the first one exports."""
     code = """
-import os, ray, time
+import os, pathlib, ray, sys, time
 from cookbook_npu.cluster.environment import apply_env, worker_env
 
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
 print("NPUs", ray.cluster_resources()["NPU"])
 
 @ray.remote(resources={"NPU": 2})
-def interfaces(env):
+def interfaces(env, own):
     apply_env(env)
-    time.sleep(5)  # the second one goes to the other node
+    own.touch()
+    while len(list(own.parent.glob("task*"))) < 2:  # the second one goes to the other node
+        time.sleep(0.1)
     return os.environ["HCCL_SOCKET_IFNAME"], os.environ["TP_SOCKET_IFNAME"]
 
-print(sorted(ray.get([interfaces.remote(worker_env()) for _ in range(2)])))
+tasks = [pathlib.Path(sys.argv[1], f"task{n}") for n in range(2)]
+print(sorted(ray.get([interfaces.remote(worker_env(), own) for own in tasks])))
 print("job", os.environ["COOKBOOK_NPU_JOB"])
 """
     shell = os.environ | {"HCCL_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
     # Ray admits no second node on the loopback interface
     node = Node(get_node_ip_address(), 2, free_port())
-    words = [sys.executable, "-c", code]
+    words = [sys.executable, "-c", code, str(tmp_path)]
     job = make_job(tmp_path, "test-laptop", words, None, node, nodes=2)
     launch_job(job, shell)
     text = ""

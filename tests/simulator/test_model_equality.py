@@ -429,7 +429,7 @@ def all_layouts(rank: int, world_size: int, root: str) -> dict:
     results = {}
     for name, parallel in LAYOUTS.items():
         tensor = parallel.tensor
-        layout = init_parallel(parallel, seed=0, timeout_s=60)
+        layout = init_parallel(parallel, seed=0, timeout_s=300)
         assert (layout.data_size, layout.sequence) == (world_size // tensor, tensor > 1)
         for family in (family for found, family in CASES if found == name):
             want = torch.load(Path(root, f"{family}.pt"), weights_only=False)

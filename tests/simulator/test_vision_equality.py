@@ -411,7 +411,7 @@ def both_layouts(rank: int, world_size: int, root: str) -> dict:
     results = {}
     for name, tensor in zip(LAYOUTS, (2, 1), strict=True):
         parallel = ParallelConfig(tensor=tensor)
-        layout = init_parallel(parallel, seed=0, timeout_s=60)
+        layout = init_parallel(parallel, seed=0, timeout_s=300)
         assert layout.sequence == (tensor > 1)
         results[name] = check(folder, parallel, want)
         destroy_parallel()

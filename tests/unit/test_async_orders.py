@@ -250,7 +250,7 @@ def check(orders):
                 done.set()
 
             threading.Thread(target=run, daemon=True).start()
-            if not done.wait(30):
+            if not done.wait(400):
                 failed[events] = "hangs"
             elif error:
                 failed[events] = repr(error[0])

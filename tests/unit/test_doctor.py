@@ -278,7 +278,7 @@ def command(*argv, **env):
         capture_output=True,
         text=True,
         env={**os.environ, **env},
-        timeout=60,
+        timeout=400,
     )
 
 

@@ -40,7 +40,7 @@ def push(run, address, *words, token=TOKEN, repo="me/my-model"):
     }
     command = [sys.executable, "-m", "cookbook_npu.cli", "export", str(run)]
     command += ["--push", repo, *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
 
 
 def test_a_policy_arrives(run):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from model_hubs import serve_models
@@ -128,7 +127,6 @@ def test_a_cache_without_the_model_and_without_network(hub, tmp_path):
 def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
     machine = Machine(hub, tmp_path)
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    began = time.monotonic()
     done = machine.command("run", "qwen3_4b_colocate", *words, **nowhere)
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line]
@@ -136,10 +134,6 @@ def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
         "is not reachable" in line and "Set HF_ENDPOINT" in line and "hf download" in line
     )
     assert not (tmp_path / "runs").exists()
-    # the command itself takes some seconds on a busy machine
-    alone = time.monotonic()
-    machine.command("run", "no_such_recipe")
-    assert alone - began < 10 + 2 * (time.monotonic() - alone)
 
 
 @pytest.mark.slow

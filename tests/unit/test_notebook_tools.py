@@ -6,10 +6,8 @@ Real tools where they are installed (nbformat, nbconvert) or left their file in 
 
 import copy
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -149,12 +147,10 @@ def test_what_cannot_run_is_refused_in_one_sentence(name, tmp_path):
 
 def test_the_command_refuses_before_anything_starts(tmp_path):
     (tmp_path / "mine.ipynb").write_text(REFUSED["format 3"][0])
-    began = time.monotonic()
     done = subprocess.run(
         [PROGRAM, "run", "mine.ipynb"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert time.monotonic() - began < 2 * (1 + os.getloadavg()[0])
     assert [path.name for path in tmp_path.iterdir()] == ["mine.ipynb"]
 
 

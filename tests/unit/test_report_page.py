@@ -122,7 +122,7 @@ def seen_in_a_browser(page: str, folder: Path, dark: bool) -> list[dict]:
     if dark:
         command.append("--blink-settings=preferredColorScheme=0")
     done = subprocess.run(
-        [*command, probed.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [*command, probed.as_uri()], capture_output=True, text=True, timeout=400, check=True
     )
     seen = [
         json.loads(html.unescape(t)) for t in re.findall(r"<pre>({.*?})</pre>", done.stdout)

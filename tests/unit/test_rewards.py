@@ -46,17 +46,16 @@ def pool():
         yield pool
 
 
-def test_simple_answers_go_through_fast_enough_and_in_order(pool):
+def test_simple_answers_keep_their_order_and_their_processes(pool):
+    "A process for each answer would take a second each"
+    pids = [p.process.pid for p in pool.processes]
     samples = [
         text_sample(rf"so \boxed{{\frac{{{i % 50}}}{{7}}}}", f"{i % 49}/7")
         for i in range(400)
     ]
-    start = time.perf_counter()
     scores = pool.score(samples)
-    rate = len(samples) / (time.perf_counter() - start)
     assert scores == [float(i % 50 == i % 49) for i in range(400)]
-    # The aim is 200 a second on two idle cores; this machine may be shared.
-    assert rate > 60, f"{rate:.0f} answers a second"
+    assert [p.process.pid for p in pool.processes] == pids
 
 
 @pytest.mark.parametrize(
@@ -84,41 +83,41 @@ def test_mathematics_inside_the_fence(pool, text, label, expected):
 
 
 def test_an_answer_has_a_time_limit():
-    "Fails within seconds where there is none: the tests below would hang"
+    "Fails where there is none: the tests below would hang"
     config = RewardConfig(scorers={"run_driver:hangs": 1.0}, workers=1, timeout_s=0.2)
     with RewardPool(config) as pool:
         grading = threading.Thread(
             target=pool.score, args=([text_sample("4")],), daemon=True
         )
         grading.start()
-        grading.join(20)
+        grading.join(200)
         assert not grading.is_alive(), "no time limit"
         assert pool.counts.timed_out == 1
 
 
-@pytest.mark.timeout(60)
 def test_hung_answers_do_not_change_the_others(pool):
     before = pool.counts.timed_out
     samples = [
         text_sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", str(i))
         for i in range(20)
     ]
-    start = time.perf_counter()
     assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
     assert pool.counts.timed_out == before + 2
-    assert time.perf_counter() - start < 60
 
 
 PARENT = """
-import os, sys, threading, time
+import os, psutil, sys, threading, time
 from test_rewards import HANGS, text_sample
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 pool = RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=600))
 pool.open()
+workers = [psutil.Process(p.process.pid) for p in pool.processes]
+idle = [w.cpu_times().user for w in workers]
 threading.Thread(target=pool.score, args=([text_sample(HANGS)] * 2,), daemon=True).start()
-time.sleep(1)
-print(*[p.process.pid for p in pool.processes], flush=True)
+while any(w.cpu_times().user < before + 0.2 for w, before in zip(workers, idle)):
+    time.sleep(0.01)  # until both compute the answer
+print(*[w.pid for w in workers], flush=True)
 {end}
 """
 
@@ -131,14 +130,17 @@ def test_no_worker_survives_its_run_even_in_the_middle_of_a_hung_answer(end):
         capture_output=True,
         text=True,
         cwd=here,
-        timeout=120,
+        timeout=400,
     )
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2, done.stderr
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(map(alive, pids)):
-        time.sleep(0.1)
-    assert not any(map(alive, pids))
+    wait_for_end(*pids)
+
+
+def wait_for_end(*pids):
+    "A process that was killed ends soon, not at once"
+    while any(map(alive, pids)):
+        time.sleep(0.01)
 
 
 def alive(pid):
@@ -155,7 +157,8 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
     thread.start()
     thread.join()
     pids = [p.process.pid for p in pool.processes]
-    time.sleep(0.5)
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        time.sleep(0.01)  # it has ended for Python, but not yet for the kernel
     try:
         assert pool.score([text_sample(r"\boxed{2+2}")]) == [1.0]
         assert [p.process.pid for p in pool.processes] == pids
@@ -165,8 +168,8 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
 
 
 def test_a_worker_killed_between_two_calls_is_replaced(pool):
-    os.kill(pool.processes[0].process.pid, signal.SIGKILL)
-    time.sleep(0.2)
+    os.kill(pid := pool.processes[0].process.pid, signal.SIGKILL)
+    wait_for_end(pid)
     assert pool.score([text_sample(r"\boxed{2+2}")] * 6).count(1.0) >= 5
     assert pool.score([text_sample(r"\boxed{2+2}")] * 6) == [1.0] * 6
 
@@ -176,7 +179,7 @@ def test_a_pool_that_is_dropped_without_close_leaves_nothing():
     pool.open()
     pid = pool.processes[0].process.pid
     del pool
-    assert not alive(pid)
+    wait_for_end(pid)
 
 
 LABELS = st.text(max_size=20).filter(
@@ -225,16 +228,14 @@ BOMBS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["math", "deepscaler"])
-def test_hostile_answers_are_wrong_in_bounded_time_and_the_pool_works_on(scorer):
+def test_hostile_answers_are_wrong_and_the_pool_works_on(scorer):
+    "Each within its time limit: one that is above it is counted, and none hangs"
     config = RewardConfig(scorers={scorer: 1.0}, workers=2, timeout_s=1.0)
     prefix = "</think>" if scorer == "deepscaler" else ""
     with RewardPool(config) as pool:
-        start = time.perf_counter()
         assert pool.score([text_sample(prefix + text) for text in BOMBS]) == [0.0] * len(
             BOMBS
         )
-        # At worst each takes its limit and a new process, two at a time; this machine may be shared.
-        assert time.perf_counter() - start < 12 * len(BOMBS)
         assert pool.score([text_sample(prefix + r"\boxed{\frac{8}{2}}")]) == [1.0]
         c = pool.counts
         assert c.graded + c.timed_out + c.limited + c.crashed == len(BOMBS) + 1
@@ -419,9 +420,9 @@ def test_a_label_that_no_answer_can_be_compared_with_is_ungradable():
             '"99999999999!"',
             "timed_out",
         )
-        start = time.perf_counter()
         assert strict.score(hopeless) == [0.0] * 30
-        assert time.perf_counter() - start < 0.5 and not strict.take_reports()
+        assert strict.counts.timed_out == 2 and strict.counts.ungradable == 58
+        assert not strict.take_reports()
         assert strict.score([text_sample(r"\boxed{\frac{8}{2}}")]) == [1.0]
 
 

@@ -183,21 +183,19 @@ def test_expected_errors_have_a_class_or_a_message():
 
 
 def test_importing_is_light_and_changes_nothing_else():
-    "The package in under a second; what plans and starts a run loads no torch"
+    "The package imports nothing but itself; what plans and starts a run loads no torch"
     code = f"""
-import importlib, os, sys, time, typing
+import importlib, os, sys, typing
 def state():
     modules = {{name for name in sys.modules if not name.startswith("cookbook_npu")}}
     return list(sys.meta_path), list(sys.path_hooks), dict(os.environ), modules
-before, began = state(), time.perf_counter()
+before = state()
 import cookbook_npu
-took = time.perf_counter() - began
 assert state() == before and cookbook_npu.__version__
 for module in {LIGHT!r}: importlib.import_module(module)
-print(took, [m for m in {HEAVY} if m in sys.modules])
+print([m for m in {HEAVY} if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    took, heavy = done.stdout.split(" ", 1)
-    assert heavy.strip() == "[]", f"importing the light modules loads {heavy}"
-    assert float(took) < 1.0
+    heavy = done.stdout.strip()
+    assert heavy == "[]", f"importing the light modules loads {heavy}"

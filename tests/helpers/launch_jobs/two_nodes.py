@@ -23,7 +23,7 @@ def start(words, folder, up, attempts=3):
             process = subprocess.Popen(
                 words, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while process.poll() is None and time.monotonic() < deadline:
             if up():
                 return process
@@ -43,7 +43,7 @@ def alive():
 
 def gone(before):
     "The node that Ray no longer counts"
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while not before - alive() and time.monotonic() < deadline:
         time.sleep(0.2)
     return (before - alive()).pop()

@@ -287,7 +287,7 @@ def check_fsdp2_equals_one_process():
 
 def everything(rank, world_size):
     torch.npu.set_device(rank)
-    dist.init_process_group("hccl", timeout=timedelta(seconds=60))
+    dist.init_process_group("hccl", timeout=timedelta(seconds=300))
     results = run_checks([globals()[name] for name in names(globals())])
     dist.destroy_process_group()
     return results
