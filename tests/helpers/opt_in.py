@@ -74,11 +74,7 @@ LANES = (
         {"COOKBOOK_JOB_SERVER": "1"},
         no_job_server,
     ),
-    Lane(
-        "verifiers",
-        (*PYTEST, "tests/unit/test_verifiers.py"),
-        {"COOKBOOK_VERIFIERS": "all"},
-    ),
+    Lane("verifiers", (*PYTEST, "tests/contrib")),
     Lane(
         "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
     ),

@@ -16,7 +16,8 @@ from places import HELPERS, ROOT
 from cookbook_npu.npu.simulator.fork_server import fork_process
 
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
-NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
+SKIPPED = {".ipynb_checkpoints", "contrib"}  # tests/contrib runs its own
+NOTEBOOKS = [str(p) for p in FOUND if p.parent.name not in SKIPPED]
 
 LIGHT = ["nbdev.test", "execnb.shell", "fastcore.test", "pydantic", "notebook_jobs"]
 TORCH = ["torch", "numpy", *LIGHT]

@@ -28,7 +28,7 @@ HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
 SUBPACKAGES = """errors removed npu terminal targets config recipes parameters notebook heartbeat stop scratch
-cluster data rl weights model rollout runs plan train policy testing
+cluster data rl weights model rollout runs plan train policy testing contrib
 cli __main__ cookbook_npu""".split()
 
 
@@ -114,6 +114,13 @@ def test_only_targets_compare_the_scale():
 def test_only_the_basement_names_the_accelerator():
     "Others use the accelerator of `cookbook_npu.npu.device`"
     assert not lines_outside("npu", r"torch\.(?:cuda|npu)\b")
+
+
+def test_no_other_room_imports_contrib():
+    "An adapter in contrib is named by its import path, in a user's settings"
+    for path in MODULES:
+        if subpackage(name_of(path)) != "contrib":
+            assert not [m for m, _ in imported(path) if subpackage(m) == "contrib"], path
 
 
 def test_only_tests_and_notebooks_import_testing():
