@@ -27,7 +27,7 @@ def no_checkouts() -> str | None:
     "Why there is no upstream source to test against"
     folder = os.environ.get("COOKBOOK_UPSTREAM")
     if not folder:
-        return "COOKBOOK_UPSTREAM names no folder of checkouts (nbs/testing/03_proof.ipynb)"
+        return "COOKBOOK_UPSTREAM names no folder of checkouts (tests/README.md)"
     return None if Path(folder).is_dir() else f"COOKBOOK_UPSTREAM={folder} does not exist"
 
 
