@@ -46,7 +46,7 @@ SUBPACKAGES = {
     "plan": "Before a run",
     "cluster": "Cluster",
     "targets": "Targets: laptop, cuda, npu910b",
-    "testing": "Testing",
+    "contrib": "Contributed adapters",
 }
 SHIMS = "torch transformer_engine megatron_core mindspeed".split()
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")

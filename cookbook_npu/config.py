@@ -649,7 +649,7 @@ class RolloutConfig(Config):
     )
     environment: str | None = setting(
         None,
-        "multi-turn environment: calculator, geo3k, zoom, verifiers, or "
+        "multi-turn environment: calculator, geo3k, zoom, or "
         "package.module:Class (None: single turn)",
     )
     environment_arguments: dict[str, Any] = setting(

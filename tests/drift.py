@@ -166,7 +166,7 @@ def files(package: Path) -> set[str]:
     return {
         str(p.relative_to(package))
         for p in package.rglob("*")
-        if p.is_file() and not skip & set(p.parts)
+        if p.is_file() and not skip & set(p.parts) and p.name != "_modidx.py"
     }
 
 

@@ -34,6 +34,7 @@ from .rewards import GradingJob, GradingPool
 from .sample import Prompt
 from .tool_calls import ToolCall, parse_tool_calls, without_reasoning
 from ..errors import ConfigError, import_own, nearest
+from ..removed import REMOVED_VALUES
 
 # %% ../../nbs/data/12_environments.ipynb #eff74a45
 Messages = Sequence[Mapping[str, Any]]  # each with role and content
@@ -99,9 +100,10 @@ def find_environment(
     elif ":" in known:
         kind = _import_environment(known)
     else:
+        remedy = nearest(name, ENVIRONMENTS) + " Write your own as package.module:Class."
         raise ConfigError(
             f"rollout.environment: {name!r} is not an environment",
-            nearest(name, ENVIRONMENTS) + " Write your own as package.module:Class.",
+            REMOVED_VALUES.get(f"rollout.environment {name}", remedy),
         )
     given = dict(arguments or {})
     signature = inspect.signature(kind)
@@ -299,7 +301,6 @@ ENVIRONMENTS: dict[str, type[Environment] | str] = {
     "calculator": Calculator,
     "geo3k": "cookbook_npu.data.geometry:Geo3k",
     "zoom": "cookbook_npu.data.geometry:Zoom",
-    "verifiers": "cookbook_npu.data.prime_verifiers:VerifiersEnvironment",
 }
 
 # %% ../../nbs/data/12_environments.ipynb #b7d11ad5

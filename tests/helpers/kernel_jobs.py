@@ -36,12 +36,13 @@ def micro_batch(
     rank: int, world_size: int, folder: str, fused: bool = True, recompute: str = "none"
 ) -> dict[str, object]:
     "Forward and backward pass of a packed row, and the same with its borders on the device"
+    from host_reads import host_reads
+
     from cookbook_npu.config import ModelConfig, ParallelConfig
     from cookbook_npu.model.logprobs import packed_logprobs
     from cookbook_npu.model.megatron import init_parallel, load_model
     from cookbook_npu.model.packing import pack
     from cookbook_npu.npu.shims.mindspeed.adaptor import current
-    from cookbook_npu.testing.host_reads import host_reads
 
     parallel = ParallelConfig(tensor=world_size)
     init_parallel(parallel, seed=0, timeout_s=300)

@@ -27,7 +27,7 @@ def no_checkouts() -> str | None:
     "Why there is no upstream source to test against"
     folder = os.environ.get("COOKBOOK_UPSTREAM")
     if not folder:
-        return "COOKBOOK_UPSTREAM names no folder of checkouts (nbs/testing/03_proof.ipynb)"
+        return "COOKBOOK_UPSTREAM names no folder of checkouts (tests/README.md)"
     return None if Path(folder).is_dir() else f"COOKBOOK_UPSTREAM={folder} does not exist"
 
 
@@ -74,11 +74,7 @@ LANES = (
         {"COOKBOOK_JOB_SERVER": "1"},
         no_job_server,
     ),
-    Lane(
-        "verifiers",
-        (*PYTEST, "tests/unit/test_verifiers.py"),
-        {"COOKBOOK_VERIFIERS": "all"},
-    ),
+    Lane("verifiers", (*PYTEST, "tests/contrib")),
     Lane(
         "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
     ),

@@ -72,7 +72,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "/opt/verifiers/bin/pip": DOWNLOAD,
         "cookbook-npu run qwen3_4b_colocate -p prompt_data numbers": "recipes/test_episodes.py::"
         "test_episodes_are_trained_on_and_resume_bit_for_bit",
-        "cookbook-npu run qwen3_4b_colocate -p prompt_data wordle": "unit/test_verifiers.py::"
+        "cookbook-npu run qwen3_4b_colocate -p prompt_data wordle": "contrib/test_verifiers.py::"
         "test_several_turns_are_carried_forward_without_loss",
     },
     "own_pictures": {

@@ -1,7 +1,7 @@
 """Where the tests find upstream's sources.
 
 What the package index serves comes from its wheels, into the user's cache; the rest from COOKBOOK_UPSTREAM,
-a folder of checkouts named Project@ref. nbs/testing/03_proof.ipynb says how to fill it.
+a folder of checkouts named Project@ref. tests/README.md says how to fill it.
 """
 
 import os
@@ -23,7 +23,7 @@ CHECKOUTS = (  # all that tests ask for
     "slime@v0.2.2",
     "vllm-ascend@main",
 )
-REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see nbs/testing/03_proof.ipynb)"
+REASON = "set COOKBOOK_UPSTREAM to a folder of upstream checkouts (see tests/README.md)"
 
 
 def checkout(name: str) -> Path:

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from proof import SIMULATED_CUDA
+from ranks import import_target
 
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.npu.shims.registry import registry
-from cookbook_npu.testing.proof import SIMULATED_CUDA
-from cookbook_npu.testing.ranks import import_target
 
 
 def bootstrap_core():

@@ -16,7 +16,8 @@ from places import HELPERS, ROOT
 from cookbook_npu.npu.simulator.fork_server import fork_process
 
 FOUND = sorted(p.relative_to(ROOT / "nbs") for p in (ROOT / "nbs").rglob("*.ipynb"))
-NOTEBOOKS = [str(p) for p in FOUND if p.parent.name != ".ipynb_checkpoints"]
+SKIPPED = {".ipynb_checkpoints", "contrib"}  # tests/contrib runs its own
+NOTEBOOKS = [str(p) for p in FOUND if p.parent.name not in SKIPPED]
 
 LIGHT = ["nbdev.test", "execnb.shell", "fastcore.test", "pydantic", "notebook_jobs"]
 TORCH = ["torch", "numpy", *LIGHT]
@@ -45,7 +46,6 @@ WARM_UPS = {
     "model/value_head": TRAINER,
     "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
-    "testing/conformance": DEVICE,
     "policy/chat": DEVICE,
     "train/critic": TRAINER,
     "policy/evaluate": DEVICE,
@@ -67,15 +67,8 @@ def warm_up_of(notebook: str) -> list[str]:
     return WARM_UPS.get(plain(notebook), LIGHT if light else TORCH)
 
 
-# a minute and more of proofs in processes of their own
-LONG = ("npu/shims/05_ray.ipynb", "npu/shims/mindspeed/01_features.ipynb")
-
 # those of a server one after another: it ends when nobody has used it for some minutes
 IN_ORDER = sorted(NOTEBOOKS, key=lambda notebook: (warm_up_of(notebook), notebook))
-CASES = [
-    pytest.param(name, marks=pytest.mark.long) if name in LONG else name
-    for name in IN_ORDER
-]
 
 
 def environment(warm_up: list[str]) -> dict[str, str]:
@@ -91,12 +84,11 @@ def environment(warm_up: list[str]) -> dict[str, str]:
 
 def test_the_table_names_notebooks():
     assert set(WARM_UPS) <= set(map(plain, NOTEBOOKS))
-    assert set(LONG) <= set(NOTEBOOKS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("notebook", CASES)
+@pytest.mark.parametrize("notebook", IN_ORDER)
 def test_notebook(notebook):
     warm_up = warm_up_of(notebook)
     job = {"notebook": str(ROOT / "nbs" / notebook)}

@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def suite() -> list[str]:
-    from cookbook_npu.testing.conformance import ENGINE_CHECKS
+    from conformance import ENGINE_CHECKS
 
     return [check.__name__ for check in ENGINE_CHECKS]
 

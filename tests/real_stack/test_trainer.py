@@ -1,8 +1,7 @@
 """Megatron, its optimizer and checkpoints on the real torch_npu and MindSpeed, as the product builds them."""
 
 import pytest
-
-from cookbook_npu.testing.ranks import run_ranks
+from ranks import run_ranks
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 

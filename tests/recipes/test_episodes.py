@@ -7,6 +7,7 @@ from pathlib import Path
 
 import policy_jobs
 import pytest
+from ranks import run_ranks
 from whole_runs import (
     check_turns,
     events,
@@ -20,7 +21,6 @@ from whole_runs import (
 
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 STEPS = 2

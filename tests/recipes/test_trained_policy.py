@@ -8,6 +8,8 @@ from pathlib import Path
 
 import policy_jobs
 import pytest
+from conformance import sharpen_model
+from ranks import run_ranks
 from whole_runs import more_vllm, rows
 
 from cookbook_npu.data.tokenizer import build_tokenizer
@@ -16,8 +18,6 @@ from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
-from cookbook_npu.testing.conformance import sharpen_model
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 LINES = ["12+34=", "12+34="]

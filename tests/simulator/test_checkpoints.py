@@ -5,12 +5,12 @@ import os
 import pytest
 import torch
 from places import FIXTURES, HELPERS, ROOT
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
-from cookbook_npu.testing.ranks import run_ranks
 
 # what the weights-only unpickler of PyTorch knows without a list
 KNOWN = {

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 
 from cookbook_npu.config import ModelConfig, ParallelConfig, TinyConfig
-from cookbook_npu.testing.ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # in the ranks, too
 import test_model_equality as text

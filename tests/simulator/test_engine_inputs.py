@@ -4,10 +4,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

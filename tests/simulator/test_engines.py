@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from conformance import ENGINE_CHECKS, IMAGE_CHECKS
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.errors import RoleError
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.conformance import ENGINE_CHECKS, IMAGE_CHECKS
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +41,10 @@ def run_checks(
     import torch
 
     torch.set_num_threads(1)
+    from conformance import Case, sharpen_model
+
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
-    from cookbook_npu.testing.conformance import Case, sharpen_model
 
     tiny = SEEING if pictured else TINY
     tokenizer = build_tokenizer(vision=pictured)
@@ -74,7 +75,8 @@ def run_checks(
 
 def update_in_pieces(case) -> None:
     """Through start, update in pieces, finish, with the transfer engine that we register with vLLM"""
-    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
+    from conformance import folder_weights, require, response_tokens
+
     from cookbook_npu.weights.checksum import checksum
 
     weights = case.engine.weights
@@ -105,7 +107,7 @@ def plain_layers(worker) -> list[str]:
 
 def an_embedding_keeps_no_pack(case) -> None:
     """The embedding of a tied model, before and after an update; its head is packed"""
-    from cookbook_npu.testing.conformance import require
+    from conformance import require
 
     for folder in (case.other, case.folder):
         (found,) = case.engine.llm.collective_rpc(plain_layers)
@@ -173,8 +175,9 @@ def cuda_of_the_host():
 
 def update_by_handles(case) -> None:
     """Through vLLM's own engine for memory of the same device, which opens shared memory of the host here"""
+    from conformance import folder_weights, require, response_tokens
+
     from cookbook_npu.errors import WeightUpdateError
-    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
     from cookbook_npu.weights.checksum import checksum
 
     case.close()
@@ -210,7 +213,7 @@ def one_seed_for_a_batch(case) -> None:
     """Without request seeds: the same batch gives the same responses, another seed others"""
     from dataclasses import replace
 
-    from cookbook_npu.testing.conformance import require, response_tokens
+    from conformance import require, response_tokens
 
     def ask(change: int) -> list[list[int]]:
         requests = [replace(r, seed=r.seed ^ change) for r in case.requests]
@@ -231,9 +234,8 @@ def update_in_place(case) -> None:
     """Through the model's own load_weights, where no layer is packed, as on an NPU"""
     from unittest import mock
 
+    from conformance import require, response_tokens
     from vllm import _custom_ops
-
-    from cookbook_npu.testing.conformance import require, response_tokens
 
     packed = case.engine.weights.methods["load_weights"]
     require("packed after it was loaded" in packed, f"of a packed model: {packed!r}")
@@ -257,8 +259,9 @@ def update_in_place(case) -> None:
 
 def starts_without_weights(case) -> None:
     """Built without reading weights, it serves nothing before an update, and then all that this brings"""
+    from conformance import folder_weights, require, response_tokens
+
     from cookbook_npu.errors import EngineError
-    from cookbook_npu.testing.conformance import folder_weights, require, response_tokens
 
     case.update_weights(case.folder)
     want = response_tokens(case.ask())

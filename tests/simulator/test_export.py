@@ -7,6 +7,7 @@ import pytest
 import torch
 from export_jobs import IDS, STEP
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 from typer.testing import CliRunner
 
 from cookbook_npu.cli import app
@@ -15,7 +16,6 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")

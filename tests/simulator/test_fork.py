@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from cookbook_npu.testing.ranks import run_ranks
+from ranks import run_ranks
 
 
 def in_a_fork(work):

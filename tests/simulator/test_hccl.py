@@ -5,10 +5,10 @@ import uuid
 
 import pytest
 from places import HELPERS
+from ranks import run_ranks
 
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu import simulator
-from cookbook_npu.testing.ranks import run_ranks
 
 # each test starts processes of its own: a dozen seconds in all
 pytestmark = pytest.mark.slow
@@ -104,3 +104,38 @@ def test_a_failing_rank_ends_the_others():
     "Its error is reported, not the timeout of the ranks that wait for it"
     with pytest.raises(RoleError, match="^rank [01] of "):
         run("visible", 2, env={"COOKBOOK_NPU_SIM_DEVICES": "1"})
+
+
+def test_options_of_a_group():
+    assert run("options", 1) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("host_tensor", "No backend type associated with device type cpu"),
+        ("uneven", "reduce_scatter of 4 elements into 3 on 2 ranks"),
+        ("alone", "by peer"),
+    ],
+)
+def test_refused_collectives(function, error):
+    with pytest.raises(RoleError, match=error):
+        run(function, 2)
+
+
+def test_a_communicator_holds_its_buffers_until_it_ends():
+    assert run("buffers", 2, env={"HCCL_BUFFSIZE": "4"}) == [([0, 8, 0, 8, 0, 8], 8.0)] * 2
+
+
+def test_a_collective_that_fails_on_one_rank():
+    (one, *_), (name, text, _) = run(
+        "reduce_twice", 2, env={"COOKBOOK_NPU_SIM_FAULTS": "1/fail:all_reduce:2"}
+    )
+    assert name == "DistBackendError" and "all_reduce failed on rank 1" in text
+    assert one != "no error"
+
+
+def test_a_collective_that_hangs_ends_at_the_timeout():
+    hung = run("reduce_twice", 2, env={"COOKBOOK_NPU_SIM_FAULTS": "1/hang:all_reduce:2"})
+    assert all(name != "no error" and seconds > 2 for name, _, seconds in hung), hung
+    assert "did not finish within 3000 ms" in hung[1][1]

@@ -13,10 +13,10 @@ import pytest
 from kernel_checks import check_kernels, check_same
 from places import HELPERS, ROOT
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 from test_model_equality import tokenizer
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.testing.ranks import run_ranks
 
 SKETCH = ROOT / "tests" / "fixtures" / "mindspeed_sketch"
 TARGET = f"{HELPERS / 'kernel_jobs.py'}:micro_batch"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig, override
 from cookbook_npu.data.sample import ImageInput, Sample
@@ -28,7 +29,6 @@ from cookbook_npu.plan.memory import (
     trainer_parameters,
 )
 from cookbook_npu.recipes import qwen3_4b_colocate
-from cookbook_npu.testing.ranks import run_ranks
 from cookbook_npu.train.batch import make_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from lora_jobs import IDS, lora_of
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.plan.dimensions import dimensions_of_folder
 from cookbook_npu.plan.memory import adapter_parameters
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 from cookbook_npu.rollout.engine import STACKED_EXPERTS
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,7 @@ import re
 
 import pytest
 from places import HELPERS
-
-from cookbook_npu.testing.ranks import run_ranks
+from ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs"
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from placeholders import want_placeholders
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.environments import Environment, Observation, find_environment
@@ -22,7 +23,6 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.rollout.engine import Request, SamplingParams
 from cookbook_npu.rollout.episodes import EpisodeRunner
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -157,8 +157,9 @@ def test_a_sample_names_every_picture_that_was_seen(samples):
 
 def test_positions_of_all_turns_are_those_of_hugging_face(folder, samples):
     "get_rope_index of the model itself, on the whole conversation"
+    from conformance import reference_model
+
     from cookbook_npu.model.vision import vision_positions
-    from cookbook_npu.testing.conformance import reference_model
 
     turns = seeing(folder)
     model = reference_model(folder)
@@ -184,7 +185,7 @@ def policy_gap(sample: Sample, logp_T: torch.Tensor) -> float:
 
 def test_the_engine_sees_in_every_turn_what_a_whole_pass_sees(folder, samples):
     "Log-probs of all three turns are those of one pass over the conversation"
-    from cookbook_npu.testing.conformance import teacher_forced
+    from conformance import teacher_forced
 
     turns = seeing(folder)
     for sample in samples:
@@ -194,7 +195,7 @@ def test_the_engine_sees_in_every_turn_what_a_whole_pass_sees(folder, samples):
 
 def test_later_turns_depend_on_the_picture(folder, samples):
     "With the prompt's picture blanked, the log-probs of the second and third turn are others"
-    from cookbook_npu.testing.conformance import teacher_forced
+    from conformance import teacher_forced
 
     turns = seeing(folder)
     for sample in samples:
@@ -208,7 +209,7 @@ def test_later_turns_depend_on_the_picture(folder, samples):
 
 def test_the_zoom_tool_goes_the_same_way(folder):
     "An environment of the package that shows pictures: what it shows is seen"
-    from cookbook_npu.testing.conformance import teacher_forced
+    from conformance import teacher_forced
 
     zooms = find_environment("zoom", {"calls": "brackets", "side": 32})
 

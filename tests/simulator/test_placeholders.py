@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conformance import many_pictures, seeing_ids
 from placeholders import want_placeholders
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.images import ImageProcessor
 from cookbook_npu.data.tokenizer import build_tokenizer, unsampled_token_ids
 from cookbook_npu.rollout.engine import Request, SamplingParams, derive_seed
-from cookbook_npu.testing.conformance import many_pictures, seeing_ids
 
 pytestmark = pytest.mark.slow
 

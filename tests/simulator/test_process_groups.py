@@ -3,12 +3,12 @@
 import os
 
 import pytest
+from ranks import run_ranks
+from simulated_saver import write_saver_package
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
-from cookbook_npu.npu.simulator.saver import write_saver_package
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

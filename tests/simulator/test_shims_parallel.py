@@ -2,8 +2,7 @@
 
 import pytest
 from places import HELPERS
-
-from cookbook_npu.testing.ranks import run_ranks
+from ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,13 @@ import pytest
 import tenant_jobs
 import torch
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer, unsampled_token_ids
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.plan.dimensions import dimensions_of_folder
 from cookbook_npu.plan.memory import adapter_parameters, trainer_state
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 INTERLEAVINGS = 20

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 from value_head_jobs import SAMPLES
 
 from cookbook_npu.config import TinyConfig
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from preloaded_jobs import TRAINER_RANK
+from ranks import run_ranks
 from safetensors.torch import load_file
 
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +103,9 @@ def hf_train(hf, samples) -> dict[str, torch.Tensor]:
 
 def many_samples(folder: Path, config) -> list[SimpleNamespace]:
     "A question about each of 50 pictures: sizes and kinds of files that engines are tested with, too"
+    from conformance import many_pictures, seeing_ids
+
     from cookbook_npu.data.images import ImageProcessor
-    from cookbook_npu.testing.conformance import many_pictures, seeing_ids
 
     processor = ImageProcessor(folder)
     found = []

@@ -7,10 +7,10 @@ with NaN what CANN's would give away.
 
 import pytest
 from places import HELPERS
+from ranks import run_ranks
 from test_vllm_ascend_wheels import unpacked
 
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
 pytestmark = [

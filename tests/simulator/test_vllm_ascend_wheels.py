@@ -11,9 +11,9 @@ from pathlib import Path
 import package_index
 import pytest
 from places import HELPERS
+from ranks import run_ranks
 
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
 VERSIONS = ("0.23.0", "0.26.0rc1")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 from cookbook_npu.config import LoraConfig, TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
-from cookbook_npu.testing.ranks import run_ranks
 
 # One key/value head: both ranks hold it.
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128, num_kv_heads=1)

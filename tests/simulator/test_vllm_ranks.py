@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.rollout.vllm_layers import layer_weight
-from cookbook_npu.testing.ranks import run_ranks
 
 # One key/value head: both ranks hold it.
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128, num_kv_heads=1)
@@ -61,13 +61,14 @@ def run_engine(rank: int, world_size: int, cache: str) -> dict[str, object]:
     import torch
 
     torch.set_num_threads(1)
+    from conformance import folder_weights, sharpen_model
+
     from cookbook_npu.config import SamplingConfig
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.errors import WeightUpdateError
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.testing.conformance import folder_weights, sharpen_model
     from cookbook_npu.weights.checksum import checksum
 
     folder, other = (

@@ -3,12 +3,12 @@
 import os
 
 import pytest
+from ranks import run_ranks
 from whole_runs import Driver, configure, events, learned
 
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
 """Prompts with images against transformers' own processor of Qwen3-VL, for 50 sizes and every kind of file.
 
 Engines and trainer count the same tokens for the same 50: `every_picture_takes_its_tokens` of
-`testing.conformance`, and `simulator/test_vision_equality.py`.
+`conformance`, and `simulator/test_vision_equality.py`.
 """
 
 import importlib.util
@@ -11,6 +11,7 @@ import random
 
 import numpy as np
 import pytest
+from conformance import PICTURE_KINDS, encoded_picture, many_pictures
 from PIL import Image, ImageOps
 
 from cookbook_npu.config import DataConfig
@@ -19,7 +20,6 @@ from cookbook_npu.data.prompts import image_processor, load_source
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.errors import DataError
 from cookbook_npu.npu.shims.torchvision_ops import install_finder
-from cookbook_npu.testing.conformance import PICTURE_KINDS, encoded_picture, many_pictures
 
 SETTINGS = {
     "size": {"shortest_edge": 32**2, "longest_edge": 128**2},

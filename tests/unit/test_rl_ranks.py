@@ -4,9 +4,9 @@ import pytest
 import rl_jobs
 import torch
 from places import HELPERS
+from ranks import run_ranks
 
 from cookbook_npu.rl.loss_aggregation import LOSS_AGG_MODES
-from cookbook_npu.testing.ranks import run_ranks
 
 
 @pytest.fixture(scope="module", params=[2, 4])

@@ -28,7 +28,7 @@ HEAVY = ("torch", "torch_npu", "ray", "transformers", "megatron", "vllm")
 
 # Each subpackage may import from the subpackages before it; the package's own front is above all.
 SUBPACKAGES = """errors removed npu terminal targets config recipes parameters notebook heartbeat stop scratch
-cluster data rl weights model rollout runs plan train policy testing
+cluster data rl weights model rollout runs plan train policy contrib
 cli __main__ cookbook_npu""".split()
 
 
@@ -116,10 +116,25 @@ def test_only_the_basement_names_the_accelerator():
     assert not lines_outside("npu", r"torch\.(?:cuda|npu)\b")
 
 
-def test_only_tests_and_notebooks_import_testing():
+def test_no_other_room_imports_contrib():
+    "An adapter in contrib is named by its import path, in a user's settings"
     for path in MODULES:
-        if subpackage(name_of(path)) != "testing":
-            assert not [m for m, _ in imported(path) if subpackage(m) == "testing"], path
+        if subpackage(name_of(path)) != "contrib":
+            assert not [m for m, _ in imported(path) if subpackage(m) == "contrib"], path
+
+
+def test_no_module_imports_the_tests():
+    "The conformance suite, ranks and proofs are files of tests/helpers"
+    helpers = {path.stem for path in (ROOT / "tests" / "helpers").glob("[a-z]*")}
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            names = (
+                [getattr(node, "module", None)] if isinstance(node, ast.ImportFrom) else []
+            )
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if not getattr(node, "level", 0):
+                found = {(name or "").split(".")[0] for name in names} & helpers
+                assert not found, f"{name_of(path)}:{node.lineno} imports {found}"
 
 
 def public(path: Path):

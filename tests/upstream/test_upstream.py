@@ -1,4 +1,4 @@
-"""Every record against real upstream sources: probe, apply, verify, undo (nbs/testing/03_proof.ipynb
+"""Every record against real upstream sources: probe, apply, verify, undo (tests/README.md
 says how).
 """
 
@@ -6,10 +6,10 @@ import os
 
 import pytest
 from places import HELPERS
+from ranks import run_ranks
 from upstream_sources import checkout
 
 from cookbook_npu.npu.shims.explain import report_table
-from cookbook_npu.testing.ranks import run_ranks
 
 COMBINATIONS = [
     ("Megatron-LM@core_v0.15.3",),

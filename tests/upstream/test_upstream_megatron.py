@@ -4,10 +4,9 @@ import os
 
 import pytest
 from places import HELPERS
+from proof import SIMULATED_CUDA
+from ranks import run_ranks
 from upstream_sources import checkout, wheel
-
-from cookbook_npu.testing.proof import SIMULATED_CUDA
-from cookbook_npu.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import upstream_sources
 from places import HELPERS
+from ranks import run_ranks
 
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
@@ -20,7 +21,6 @@ from cookbook_npu.npu.shims.memory_saver import (
     saver_library,
     saver_mode,
 )
-from cookbook_npu.testing.ranks import run_ranks
 
 JOBS = HELPERS / "simulator_jobs" / "memory_saver_real.py"
 

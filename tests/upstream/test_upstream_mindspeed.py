@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from places import HELPERS, TESTS
+from ranks import run_ranks
 from upstream_sources import checkout
 
 from cookbook_npu.config import ParallelConfig, TinyConfig
-from cookbook_npu.testing.ranks import run_ranks
 
 PAIRS = [
     ("core_r0.15.3", "core_v0.15.3"),

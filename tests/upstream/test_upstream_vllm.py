@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import upstream_sources
 from places import HELPERS
-
-from cookbook_npu.testing.ranks import run_ranks
+from ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

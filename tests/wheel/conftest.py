@@ -2,8 +2,7 @@
 
 import pytest
 from npu_wheel import build
-
-from cookbook_npu.testing.ranks import run_ranks
+from ranks import run_ranks
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """A real trainer on simulated NPUs: what it holds and what it needs at its peaks, bytes."""
 
+import gc
 import os
 from dataclasses import replace
 
@@ -57,10 +58,26 @@ def measure(rank, world_size, hf_path, overrides):
     )
     scores = [np.full(116, -5.0, dtype=np.float32)] * n
     batch = replace(batch, old_logprobs=scores, ref_logprobs=scores)
+    trainer.acc.reset_peak(0)
+    trainer.logprobs(batch)
+    scoring = trainer.acc.max_memory_allocated(0)
     trainer.train(batch)
     held = trainer.acc.memory_allocated(0)
     trainer.acc.reset_peak(0)
     trainer.train(batch)
     peak = trainer.acc.max_memory_allocated(0)
     trainer.sleep()
-    return dict(held=held, peak=peak, asleep=trainer.acc.memory_allocated(0))
+    asleep = trainer.acc.memory_allocated(0)
+    return dict(scoring=scoring, held=held, peak=peak, asleep=asleep)
+
+
+def measure_each(rank, world_size, cases):
+    "The same for each (hf_path, overrides), one after the other"
+    from cookbook_npu.model.megatron import destroy_parallel
+
+    found = []
+    for hf_path, overrides in cases:
+        found.append(measure(rank, world_size, hf_path, overrides))
+        gc.collect()
+        destroy_parallel()
+    return found

@@ -191,7 +191,7 @@ def _slime(module: str) -> ModuleType:
     if not checkouts or not hub.is_dir():
         raise Unavailable(
             "slime is in no package index: set COOKBOOK_UPSTREAM to a folder of upstream "
-            "checkouts (see nbs/testing/03_proof.ipynb)"
+            "checkouts (see tests/README.md)"
         )
     package = ModuleType("slime_rm_hub")  # its own __init__ needs all of slime
     package.__path__ = [str(hub)]

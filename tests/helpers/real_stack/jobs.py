@@ -24,7 +24,7 @@ def ranks(
     env: dict[str, str] | None = None,
 ) -> list[Any]:
     "Results of processes of a job, in rank order"
-    from cookbook_npu.testing.ranks import run_ranks
+    from ranks import run_ranks
 
     variables: dict[str, str | None] = {**os.environ, **(env or {})}
     variables["COOKBOOK_NPU_SIMULATE"] = None
@@ -36,10 +36,11 @@ def ranks(
 
 def tiny(folder: str, family: str = "qwen3", seeds: int = 2) -> list[str]:
     "Tiny models of a family; those in float32 with sharpened weights"
+    from conformance import sharpen_model
+
     from cookbook_npu.config import TinyConfig
     from cookbook_npu.data.tokenizer import build_tokenizer
     from cookbook_npu.model.tiny import build_tiny
-    from cookbook_npu.testing.conformance import sharpen_model
 
     sizes = dict(hidden_size=64, num_layers=2, ffn_size=128, num_heads=4, num_kv_heads=2)
     config = TinyConfig(family=family, **sizes)
@@ -59,8 +60,9 @@ def conformance(
     folder: str, family: str, checks: list[str], dtype: str = "float32"
 ) -> dict[str, str]:
     "Check of the suite -> '' where the engine passes, else what it did"
+    from conformance import ENGINE_CHECKS, IMAGE_CHECKS, Case
+
     from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.testing.conformance import ENGINE_CHECKS, IMAGE_CHECKS, Case
 
     def build(path: Any, **changes: Any) -> VllmEngine:
         settings: dict[str, Any] = {"dtype": dtype, "max_tokens": 64}
@@ -90,10 +92,11 @@ def responses(
     path: str, update: str | None = None, stop_token_ids: tuple[int, ...] = ()
 ) -> list[Any]:
     "Tokens and log-probs of an engine, after a weight update where one is named"
+    from conformance import folder_weights
+
     from cookbook_npu.config import SamplingConfig
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.testing.conformance import folder_weights
 
     settings: dict[str, Any] = {"dtype": "float32", "max_tokens": 64}
     settings |= {"kv_cache_bytes": 8 << 20, "engine_args": ENGINE_ARGS}
@@ -109,11 +112,11 @@ def responses(
 def sleeping(folder: str) -> dict[str, Any]:
     "Free memory and log-probs of an engine over sleep, wake and each supported method of updating weights"
     import torch
+    from conformance import folder_weights, teacher_forced
 
     from cookbook_npu.config import SamplingConfig
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.testing.conformance import folder_weights, teacher_forced
 
     first, second = Path(folder, "qwen30"), Path(folder, "qwen31")
     engine = VllmEngine(

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -363,3 +364,67 @@ def free_now(rank, world_size):
 
 def visible(rank, world_size):
     return torch.npu.device_count(), torch.ones(1, device="npu:1").device.index
+
+
+def _start(rank, seconds=60):
+    torch.npu.set_device(rank)
+    dist.init_process_group("hccl", timeout=timedelta(seconds=seconds))
+    return torch.device("npu", rank)
+
+
+def options(rank, world_size):
+    import torch_npu
+
+    _start(rank)
+    return torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options().hccl_config
+
+
+def host_tensor(rank, world_size):
+    _start(rank)
+    dist.all_reduce(torch.ones(2))
+
+
+def uneven(rank, world_size):
+    device = _start(rank)
+    dist.reduce_scatter_tensor(torch.empty(3, device=device), torch.ones(4, device=device))
+
+
+def buffers(rank, world_size):
+    "MiB that are taken before and after the first collective of each communicator"
+    device = _start(rank)
+    backend = dist.group.WORLD._get_backend(device)
+
+    def free():
+        return torch.npu.mem_get_info(rank)[0] >> 20
+
+    total = torch.ones(1, device=device)
+    before = free()
+    seen = []
+    for _ in range(3):
+        seen.append(before - free())
+        dist.all_reduce(total)
+        seen.append(before - free())
+        backend.abort_hccl_comm("test")
+    return seen, total.item()
+
+
+def alone(rank, world_size):
+    "Only rank 0 destroys its communicator"
+    device = _start(rank)
+    dist.all_reduce(torch.ones(1, device=device))
+    if rank == 0:
+        dist.group.WORLD._get_backend(device).abort_hccl_comm("only here")
+    dist.all_reduce(torch.ones(1, device=device))
+
+
+def reduce_twice(rank, world_size):
+    "Class and text of the error, and the seconds until then"
+    _start(rank, seconds=3)
+    begun = time.monotonic()
+    ones = torch.ones(1, device="npu")
+    try:
+        for _ in range(2):
+            dist.all_reduce(ones)
+    except (dist.DistBackendError, RuntimeError) as error:
+        return type(error).__name__, str(error), time.monotonic() - begun
+    return "no error", "", 0

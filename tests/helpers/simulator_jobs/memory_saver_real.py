@@ -1,7 +1,7 @@
 """The shims of the memory saver on the real Python code of sgl-kernel-npu's torch_memory_saver.
 
 It runs on the simulated NPU. The C++ library is a stub that keeps the flags the Python side sets, and pauses
-storages as npu.simulator.saver does. Pools are a stub too: the simulated NPU has one allocator. The third job
+storages as simulated_saver does. Pools are a stub too: the simulated NPU has one allocator. The third job
 lets a trainer sleep by it.
 """
 
@@ -15,7 +15,7 @@ class Library:
     "The flags of the C++ library; what it pauses are the storages made in a region"
 
     def __init__(self):
-        from cookbook_npu.npu.simulator.saver import StorageRecorder, _TorchMemorySaverImpl
+        from simulated_saver import StorageRecorder, _TorchMemorySaverImpl
 
         self.region = False
         self.calls = []

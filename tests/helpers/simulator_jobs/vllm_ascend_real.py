@@ -561,6 +561,7 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     torch.set_num_threads(1)
     from unittest import mock
 
+    from conformance import folder_weights, sharpen_model
     from vllm import _custom_ops
 
     from cookbook_npu.config import SamplingConfig, TinyConfig
@@ -568,7 +569,6 @@ def sleep_cycles(rank, world_size, checkouts: dict[str, str], cache: str):
     from cookbook_npu.model.tiny import build_tiny
     from cookbook_npu.rollout.engine import SamplingParams, text_requests
     from cookbook_npu.rollout.vllm import VllmEngine
-    from cookbook_npu.testing.conformance import folder_weights, sharpen_model
 
     shape = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
     folder, other = (

@@ -1,18 +1,23 @@
 """Environments of the real package `verifiers`, of both generations, in our episodes."""
 
 import json
-import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_turns import template
+import trl
+from places import ROOT
 from verifiers_package import Unavailable, interpreter, variables
 
 from cookbook_npu.config import DataConfig
+from cookbook_npu.contrib.prime_verifiers import (
+    VerifiersEnvironment,
+    write_verifiers_prompts,
+)
 from cookbook_npu.data.environments import find_environment
-from cookbook_npu.data.prime_verifiers import VerifiersEnvironment, write_verifiers_prompts
 from cookbook_npu.data.prompts import load_prompts
 from cookbook_npu.data.sample import Sample, Turn
 from cookbook_npu.data.tokenizer import build_tokenizer
@@ -21,8 +26,7 @@ from cookbook_npu.errors import ConfigError
 from cookbook_npu.rollout.engine import Request
 from cookbook_npu.rollout.episodes import EpisodeRunner, InitialPromptLength
 
-pytestmark = pytest.mark.slow
-
+NAME = "cookbook_npu.contrib.prime_verifiers:VerifiersEnvironment"
 CLASSIC, NEWEST = "0.3.1", "0.4.0"
 # version -> kind -> name of the environment and its arguments
 KINDS: dict[str, dict[str, tuple[str, dict]]] = {
@@ -47,10 +51,6 @@ def python() -> Callable[[str], str]:
     "A Python with a version of verifiers"
 
     def found(version: str) -> str:
-        if version == NEWEST and os.environ.get("COOKBOOK_VERIFIERS") != "all":
-            pytest.skip(
-                f"verifiers {NEWEST} starts a program for each turn: COOKBOOK_VERIFIERS=all"
-            )
         try:
             return interpreter(version)
         except Unavailable as reason:
@@ -100,9 +100,10 @@ class Played:
     def __init__(self, python: str, name: str, arguments: dict, folder: Path, **limits):
         given = {"environment": name, "arguments": arguments, "python": python}
         tokenizer = build_tokenizer()
-        tokenizer.chat_template = template("qwen2_5")
+        templates = Path(trl.__file__).parent / "chat_templates"
+        tokenizer.chat_template = (templates / "qwen2_5.jinja").read_text()
         self.turns = TurnFormat(tokenizer, chat=True)
-        make = find_environment("verifiers", given)
+        make = find_environment(NAME, given)
         self.runner = EpisodeRunner(make, self.turns, max_turns=4, **limits)
         assert not self.runner.environments.oracle  # starts the process
         file = folder / "prompts.jsonl"
@@ -237,3 +238,10 @@ def test_the_prompt_file_has_every_question_once(python, tmp_path):
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert [r["prompt"][-1]["content"] for r in records] == QUESTIONS[:2]
     assert [r["label"] for r in records] == ["5", "8"]
+
+
+@pytest.mark.parametrize("number", ["00", "01"])
+def test_notebook(number):
+    (notebook,) = (ROOT / "nbs" / "contrib").glob(f"{number}_*.ipynb")
+    code = f"from notebook_jobs import execute; execute({str(notebook)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)

@@ -1,0 +1,138 @@
+"""`bootstrap` in processes of its own: refusals, the result in each role, shims of your own."""
+
+import textwrap
+
+import pytest
+from ranks import run_ranks
+
+from cookbook_npu.errors import RoleError
+from cookbook_npu.npu.shims.bootstrap import report_of_fresh_process
+
+pytestmark = pytest.mark.slow
+IMPORTS = """
+import sys
+from cookbook_npu.npu.shims.bootstrap import bootstrap, model_ready, parallel_ready
+"""
+OWN = """
+import json
+from cookbook_npu.npu.shims.registry import Shim, registry
+
+@registry.register
+class StrictJson(Shim):
+    "A NaN in a line of metrics is no JSON"
+    name = "json.strict"
+    target = "json.dumps"
+    link = "https://docs.python.org/3/library/json.html"
+    phase = "device"
+
+    def needed(self):
+        try:
+            return json.dumps(float("nan")) == "NaN", "dumps writes NaN"
+        except ValueError:
+            return False, "dumps refuses NaN"
+
+    def around(self, original, *args, **kwargs):
+        return original(*args, **{"allow_nan": False} | kwargs)
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    "Runs the body of `check` in a fresh process"
+
+    def run(body, kwargs=None, env=None):
+        arguments = ", ".join(["rank", "world_size", *(kwargs or {})])
+        code = IMPORTS + f"def check({arguments}):\n" + textwrap.indent(body, "    ")
+        (tmp_path / "job.py").write_text(code)
+        return run_ranks(f"{tmp_path}/job.py:check", 1, kwargs, env=env)[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            "import megatron.core\nbootstrap('trainer')",
+            r"megatron.core was imported before bootstrap\('trainer'\)",
+        ),
+        (
+            "bootstrap('rollout')\nbootstrap('trainer')",
+            "this process is a rollout and cannot become a trainer",
+        ),
+        (
+            "sys.modules['vllm'] = sys\nbootstrap('trainer')",
+            "vllm is in this process already; it cannot be a trainer",
+        ),
+    ],
+)
+def test_refusals(check, body, error):
+    with pytest.raises(RoleError, match=error):
+        check(body)
+
+
+@pytest.mark.parametrize(
+    ("role", "package"), [("trainer", "vllm"), ("rollout", "mindspeed")]
+)
+def test_imports_that_exclude_each_other(check, tmp_path, role, package):
+    "An optional import continues without the package, another one fails"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    body = f"""
+import importlib.util
+sys.path.insert(0, {str(tmp_path)!r})
+bootstrap(role)
+assert importlib.util.find_spec(package) is not None
+try:
+    __import__(package)
+except ImportError:
+    pass
+__import__(package)
+"""
+    error = f"ForbiddenImportError: {package} was imported in a {role} process"
+    with pytest.raises(RoleError, match=error):
+        check(body, dict(role=role, package=package), {"COOKBOOK_ADAPTOR": "none"})
+
+
+def test_a_rollout_process(check):
+    found = check("""
+report = bootstrap("rollout")
+import torch
+entered = {row["name"] for row in report if row["state"] != "not entered"}
+loaded = [name for name in ("megatron", "vllm") if name in sys.modules]
+return "vllm.environment" in entered, torch.ones(1, device="npu").device.type, loaded
+""")
+    assert found == (True, "npu", [])
+
+
+def test_a_trainer(check, monkeypatch):
+    "The second call returns the same report, and so does a fresh process of `cookbook-npu shims`"
+    report = check("""
+report = bootstrap("trainer")
+assert bootstrap("trainer") == report
+assert "megatron.core" in sys.modules
+parallel_ready(dict(tensor_model_parallel_size=1))
+return model_ready()
+""")
+    states = {row["name"]: row["state"] for row in report}
+    assert set(states.values()) <= {"applied", "not needed"}, states
+    for name in ("torch.cuda_to_npu", "transformer_engine.stub", "megatron.torch_norm"):
+        assert states[name] == "applied"
+    for row in report:
+        assert row["link"].startswith("https://") and row["reason"] and row["detail"], row
+    monkeypatch.setenv("COOKBOOK_NPU_SIMULATE", "1")
+    assert [row["name"] for row in report_of_fresh_process()] == list(states)
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_a_shim_of_your_own(check, tmp_path, role):
+    (tmp_path / "my_shim.py").write_text(OWN)
+    body = "return [row for row in bootstrap(role) if row['name'] == 'json.strict']"
+    env = {"COOKBOOK_NPU_SHIMS": "my_shim", "PYTHONPATH": str(tmp_path)}
+    [row] = check(body, dict(role=role), env)
+    assert (row["state"], row["detail"]) == ("applied", "dumps writes NaN")
+
+
+def test_a_shim_that_is_missing(check):
+    with pytest.raises(RoleError, match="shims: mine cannot be loaded"):
+        check("bootstrap('rollout')", env={"COOKBOOK_NPU_SHIMS": "mine"})

@@ -1,0 +1,134 @@
+"""The shims of `npu.shims.megatron_core.dist_checkpointing`: hostile checkpoints, writing without forks."""
+
+import pytest
+from proof import prove
+
+pytestmark = pytest.mark.slow
+
+
+def test_safe_globals():
+    prove(
+        "megatron.safe_globals",
+        """
+        import argparse, signal, tempfile, torch
+        from megatron.core import optimizer, safe_globals
+        from cookbook_npu.npu.shims.megatron_core import dist_checkpointing
+        registry.apply("megatron.safe_globals")
+        if registry.undo("megatron.safe_globals").state == "not needed":
+            # a Megatron that allows everything: take two classes away
+            torch.serialization.clear_safe_globals()
+            removed = ("Signals", "OptimizerConfig")
+            kept = [c for c in safe_globals.SAFE_GLOBALS if c.__name__ not in removed]
+            torch.serialization.add_safe_globals(kept)
+        state = registry.apply("megatron.safe_globals")
+        assert state.state == "applied" and "Signals" in state.detail, state
+        saved = tempfile.mktemp()
+        arguments = argparse.Namespace(exit_signal=signal.SIGTERM)
+        torch.save({"args": arguments, "config": optimizer.OptimizerConfig(lr=0.5)}, saved)
+        def check(): return torch.load(saved)["config"].lr == 0.5
+        """,
+        "Weights only load failed",
+    )
+
+
+def test_safe_objects():
+    "A hostile object in a shard"
+    prove(
+        "megatron.safe_objects",
+        """
+        import os
+        import tempfile
+        from pathlib import Path
+
+        import torch
+        import torch.distributed as dist
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing.mapping import ShardedObject
+        from torch.distributed.checkpoint.api import CheckpointException
+
+
+        class Hostile:
+            def __reduce__(self):
+                return os.mkdir, (str(folder / "owned"),)
+
+
+        def state(data):
+            return {"rng_state": ShardedObject("rng_state", data, (1,), (0,), replica_id=0)}
+
+
+        dist.init_process_group("nccl")
+        folder = Path(tempfile.mkdtemp())
+        for name, data in (("good", [{"torch": torch.get_rng_state()}]), ("bad", Hostile())):
+            (folder / name).mkdir()
+            dist_checkpointing.save(state(data), folder / name)
+
+
+        def check():
+            loaded = dist_checkpointing.load(state(None), folder / "good")["rng_state"]
+            assert torch.equal(loaded[0]["torch"], torch.get_rng_state())
+            try:
+                dist_checkpointing.load(state(None), folder / "bad")
+            except CheckpointException as error:
+                assert "mkdir" in str(error), error
+            return not (folder / "owned").exists()
+        """,
+        "check() returned False",
+    )
+
+
+def test_safe_metadata():
+    prove(
+        "megatron.safe_metadata",
+        """
+        import os, pickle, tempfile, torch, torch.distributed as dist
+        from pathlib import Path
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing.mapping import ShardedTensor
+        from torch.distributed.checkpoint.api import CheckpointException
+        class Hostile:
+            def __reduce__(self): return os.mkdir, (str(folder/"owned"),)
+        def state(): return {"w": ShardedTensor.from_rank_offsets("w", torch.ones(4, device="cuda"))}
+        dist.init_process_group("nccl")
+        folder = Path(tempfile.mkdtemp())
+        saved = folder/"saved"
+        saved.mkdir()
+        dist_checkpointing.save(state(), saved)
+        good = (saved/".metadata").read_bytes()
+        def check():
+            (saved/".metadata").write_bytes(good)
+            assert dist_checkpointing.load(state(), saved)["w"].tolist() == [1.0] * 4
+            (saved/".metadata").write_bytes(pickle.dumps(Hostile()))
+            try:
+                dist_checkpointing.load(state(), saved)
+            except (pickle.UnpicklingError, CheckpointException, AttributeError):
+                pass  # refused; or the folder was made, and it is no metadata
+            return not (folder/"owned").exists()
+        """,
+        "check() returned False",
+    )
+
+
+def test_checkpoint_writer():
+    "A real checkpoint of one tensor starts no process"
+    prove(
+        "megatron.checkpoint_writer",
+        """
+        import os, tempfile, torch, torch.distributed as dist
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing import ShardedTensor
+        os.environ.setdefault("MASTER_PORT", "29500")
+        forked = []
+        os.register_at_fork(before=lambda: forked.append(1))
+        def sharded(values): return {"w": ShardedTensor.from_rank_offsets("w", values)}
+        def check():
+            if not dist.is_initialized():
+                dist.init_process_group("cpu:gloo,npu:hccl")
+            values = torch.arange(8.0, device="npu")
+            folder = tempfile.mkdtemp()
+            dist_checkpointing.save(sharded(values), folder)
+            loaded = dist_checkpointing.load(sharded(torch.zeros(8, device="npu")), folder)
+            assert torch.equal(loaded["w"], values)
+            return len(forked) == 0
+        """,
+        "check() returned False",
+    )

@@ -1,0 +1,162 @@
+"""Process groups that are destroyed and reloaded: memory, fifty cycles, failures."""
+
+import pytest
+from proof import prove, run_check
+
+pytestmark = pytest.mark.slow
+
+
+def test_memory_is_freed():
+    "Destroying is idempotent; a group that was not used gets no communicator on reload"
+    prove(
+        "torch.process_groups",
+        """
+        import os
+        os.environ["HCCL_BUFFSIZE"] = "8"
+        import torch, torch.distributed as dist
+        from cookbook_npu.npu.shims.torch import process_groups as pg
+        registry.apply("torch.process_groups")
+        torch.npu.set_device(rank)
+        dist.init_process_group("cpu:gloo,npu:hccl")
+        second = dist.new_group(backend="hccl")
+        unused = dist.new_group()
+        host = dist.new_group(backend="gloo")
+        alone = dist.new_subgroups(1)[0]
+        def communicators():
+            free, total = torch.npu.mem_get_info(rank)
+            return (total - free) // (16 << 20)
+        def count(group, device="npu"):
+            one = torch.ones(1, device=device)
+            dist.all_reduce(one, group=group)
+            return one.item()
+        def refusal(call):
+            try:
+                call()
+            except RuntimeError as error:
+                return str(error)
+            raise AssertionError("a late collective allocated memory")
+        def check():
+            assert pg.device_groups() == [dist.group.WORLD, second, unused]
+            torch.npu.empty_cache()
+            assert [count(None), count(second)] == [2, 2] and communicators() >= 2
+            assert len(pg.destroy_process_groups()) == 3 and pg.destroy_process_groups() == []
+            torch.npu.empty_cache()
+            assert communicators() == pg.total_communicator_bytes() == 0
+            assert pg.group_state(second) == "destroyed" and pg.group_state(host) == "active"
+            assert count(None, "cpu") == count(host, "cpu") == 2  # host collectives work
+            assert (second.size(), dist.get_rank(second), dist.get_backend(second)) == (2, rank, "hccl")
+            refused = refusal(lambda: count(second))
+            assert "allreduce on group" in refused and "ranks [0, 1]" in refused
+            one = torch.ones(1, device="npu")
+            assert "P2POp on group" in refusal(lambda: dist.P2POp(dist.isend, one, 1 - rank, second))
+            assert len(pg.reload_process_groups()) == 2 and pg.reload_process_groups() == []
+            assert communicators() == 2 and pg.total_communicator_bytes() == 2 * (16 << 20)
+            assert [count(None), count(second), count(unused)] == [2, 2, 2]
+            return communicators() == 3 and count(alone) == 1
+        """,
+        "ShimError: shim torch.process_groups is undone",
+        ranks=2,
+        bootstrap="simulator",
+    )
+
+
+def test_fifty_cycles():
+    "Memory stays constant, keys of the store do not accumulate, group objects stay the same"
+    run_check(
+        """
+        import os
+
+        os.environ["HCCL_BUFFSIZE"] = "4"
+        import torch
+        import torch.distributed as dist
+        from cookbook_npu.npu.shims.torch import process_groups as pg
+
+        registry.apply("torch.process_groups")
+        torch.npu.set_device(rank)
+        dist.init_process_group("hccl")
+
+
+        def check():
+            group = dist.new_group()
+            one = torch.ones(1, device="npu")
+            seen = set()
+            store = dist.distributed_c10d._get_default_store()
+            keys = []
+            for _ in range(50):
+                dist.all_reduce(one, op=dist.ReduceOp.MAX, group=group)
+                awake = torch.npu.mem_get_info(rank)[0]
+                pg.destroy_process_groups()
+                seen.add((awake, torch.npu.mem_get_info(rank)[0]))
+                pg.reload_process_groups()
+                met = pg._barrier.count
+                keys.append([n for n in range(1, met + 1) if store.check([f"process_groups/{n}/here"])])
+            assert len(keys[-1]) <= 2, keys[-1]
+            return len(seen) == 1 and group in pg.device_groups() and one.item() == 1
+        """,
+        ranks=2,
+        bootstrap="simulator",
+    )
+
+
+def test_a_reload_that_fails_once():
+    "Rank 1 waits for the timeout of the group, then both retry; after the last attempt, an error names it"
+    run_check(
+        """
+        import datetime, torch, torch.distributed as dist
+        from cookbook_npu.errors import DeviceError
+        from cookbook_npu.npu.shims.torch import process_groups as pg
+        from cookbook_npu.npu.simulator import faults
+        registry.apply("torch.process_groups")
+        torch.npu.set_device(rank)
+        dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=2))
+        def check():
+            one = torch.ones(1, device="npu")
+            dist.all_reduce(one)
+            pg.destroy_process_groups()
+            if rank == 0:
+                faults.fail_collective("all_reduce")
+            assert pg.reload_process_groups(pause_s=0.1) == [dist.group.WORLD.group_name]
+            pg.destroy_process_groups()
+            if rank == 0:
+                faults.fail_collective("all_reduce")
+            try:
+                pg.reload_process_groups(attempts=1)
+            except DeviceError as error:
+                assert "could not be reloaded in 1 attempts" in str(error), error
+            assert pg.group_state(dist.group.WORLD) == "destroyed"
+            faults.clear_faults()
+            pg.reload_process_groups()
+            dist.all_reduce(one)
+            return one.item() == 4
+        """,
+        ranks=2,
+        bootstrap="simulator",
+    )
+
+
+def test_a_rank_that_does_not_reload():
+    "The others raise an error with the number of ranks instead of hanging"
+    run_check(
+        """
+        import torch, torch.distributed as dist
+        from cookbook_npu.errors import DeviceError
+        from cookbook_npu.npu.shims.torch import process_groups as pg
+        registry.apply("torch.process_groups")
+        torch.npu.set_device(rank)
+        dist.init_process_group("cpu:gloo,npu:hccl")
+        def check():
+            dist.all_reduce(torch.ones(1, device="npu"))
+            pg.destroy_process_groups()
+            if rank == 0:
+                try:
+                    pg.reload_process_groups(timeout_s=0.3)
+                except DeviceError as error:
+                    assert "1 of 2 ranks reloaded" in str(error)
+                else:
+                    raise AssertionError("it reloaded alone")
+            dist.all_reduce(torch.ones(1))
+            return True
+        """,
+        ranks=2,
+        bootstrap="simulator",
+    )

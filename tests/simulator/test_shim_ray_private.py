@@ -1,0 +1,77 @@
+"""The shims of `npu.shims.ray_private`: each check passes with its shim and fails without."""
+
+import pytest
+from proof import prove
+
+pytestmark = pytest.mark.slow
+
+
+def test_unused_services():
+    "Without it `start_monitor` reads settings that this node does not have"
+    prove(
+        "ray.unused_services",
+        """
+        import ray
+        from ray._private.node import Node
+        import cookbook_npu.npu.shims.ray_private
+        registry.apply("ray.unused_services")
+
+        def check():
+            node = object.__new__(Node)
+            return node.start_monitor() is None
+        """,
+        "AttributeError",
+        bootstrap=None,
+    )
+
+
+def test_node_start():
+    "A raylet that registers at the third question"
+    prove(
+        "ray.node_start",
+        """
+        import ray
+        from ray._private import services
+        import cookbook_npu.npu.shims.ray_private
+        asked = []
+
+        def get_node(address, node_id):
+            asked.append(node_id)
+            if len(asked) < 3:
+                raise RuntimeError("no node")
+            return {"node_id": node_id}
+
+        services.get_node = get_node
+        registry.apply("ray.node_start")
+
+        def check():
+            asked.clear()
+            return services.get_node("", "n1") == {"node_id": "n1"} and len(asked) == 3
+        """,
+        "RuntimeError",
+        bootstrap=None,
+    )
+
+
+def test_worker_command():
+    "Ray's function starts a program that prints its argument"
+    prove(
+        "ray.worker_command",
+        """
+        import subprocess, sys, tempfile
+        import ray
+        from ray._private import services
+        import cookbook_npu.npu.shims.ray_private
+        registry.apply("ray.worker_command")
+
+        def check():
+            word = f"--python_worker_command={sys.executable} /ray/setup_worker.py /a.py"
+            with tempfile.TemporaryFile("w+") as log:
+                info = services.start_ray_process(["echo", word], "worker", False, stdout_file=log)
+                info.process.wait()
+                log.seek(0)
+                return "simulator.preload" in log.read()
+        """,
+        "check() returned False",
+        bootstrap=None,
+    )

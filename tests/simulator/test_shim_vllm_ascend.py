@@ -1,0 +1,551 @@
+"""The shims of `npu.shims.vllm_ascend` on classes with the same defects and signatures."""
+
+import pytest
+from proof import prove, run_check
+
+pytestmark = pytest.mark.slow
+
+
+def test_environment():
+    prove(
+        "vllm.environment",
+        """
+        import os, subprocess, sys
+        os.environ.update(TMS_INIT_ENABLE="1", TMS_HOOK_MODE="preload")
+        from cookbook_npu.npu.shims import vllm_ascend
+        assert registry.apply("vllm.environment").state == "applied"
+        def check():
+            code = "import os; print([n for n in os.environ if n.startswith('TMS_')])"
+            child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            return child.stdout.strip() == "[]"
+        """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+FAKE = """
+    import os, sys, types
+    def fake(path, **names):
+        "Put a module with these names where a package would be"
+        parts = path.split(".")
+        for n in range(1, len(parts) + 1):
+            name = ".".join(parts[:n])
+            module = sys.modules.setdefault(name, types.ModuleType(name))
+            module.__path__ = []
+            if n > 1:
+                setattr(sys.modules[".".join(parts[:n-1])], parts[n-1], module)
+        vars(module).update(names)
+        return module
+    from cookbook_npu.npu.shims import vllm_ascend as shims
+"""
+
+
+def test_nz_weights():
+    prove(
+        "vllm_ascend.nz_weights",
+        FAKE
+        + """
+    fake("vllm_ascend.envs")
+    def from_environment(name):  # as vllm-ascend reads it
+        return int(os.getenv(name, 1))
+    sys.modules["vllm_ascend.envs"].__getattr__ = from_environment
+    assert registry.apply("vllm_ascend.nz_weights").state == "applied"
+    def check():
+        return sys.modules["vllm_ascend.envs"].VLLM_ASCEND_ENABLE_NZ == 0
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+def test_another_value_of_enable_nz_is_refused():
+    run_check(
+        FAKE
+        + """
+    fake("vllm_ascend")
+    os.environ["VLLM_ASCEND_ENABLE_NZ"] = "2"
+    def check():
+        state = registry.apply("vllm_ascend.nz_weights")
+        return state.state == "refused" and "VLLM_ASCEND_ENABLE_NZ=2" in state.detail
+    """,
+        bootstrap=None,
+    )
+
+
+ARGS = (
+    FAKE
+    + """
+    from dataclasses import dataclass
+    @dataclass
+    class EngineArgs:
+        model: str
+        logprobs_mode: str = "raw_logprobs"
+        def __post_init__(self): self.seen = self.logprobs_mode
+    fake("vllm.engine.arg_utils", EngineArgs=EngineArgs)
+"""
+)
+
+
+def test_processed_logprobs():
+    prove(
+        "vllm.processed_logprobs",
+        ARGS
+        + """
+    assert registry.apply("vllm.processed_logprobs").state == "applied"
+    def check():
+        raw = EngineArgs("m", logprobs_mode="raw_logprobs")
+        return {EngineArgs("m").seen, raw.seen} == {"processed_logprobs"}
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+def test_sampler_logprobs():
+    prove(
+        "vllm_ascend.sampler_logprobs",
+        FAKE
+        + """
+    class AscendSampler:
+        def __init__(self, logprobs_mode="raw_logprobs"):
+            self.logprobs_mode = logprobs_mode
+            self.topk_topp_sampler = types.SimpleNamespace(logprobs_mode="raw_logprobs")
+    fake("vllm_ascend.sample.sampler", AscendSampler=AscendSampler)
+    assert registry.apply("vllm_ascend.sampler_logprobs").state == "applied"
+    def check():
+        sampler = AscendSampler()
+        modes = {sampler.logprobs_mode, sampler.topk_topp_sampler.logprobs_mode}
+        return modes == {"processed_logprobs"}
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+CORE = (
+    FAKE
+    + """
+    class Executor:
+        def __init__(self): self.sleeping, self.dummies = {"weights", "kv_cache"}, 0
+        @property
+        def is_sleeping(self): return bool(self.sleeping)
+        def wake_up(self, tags): self.sleeping -= set(tags or self.sleeping)
+        def execute_dummy_batch(self): self.dummies += 1
+    class EngineCore:
+        def __init__(self): self.model_executor, self.paused = Executor(), True
+        def resume_scheduler(self): self.paused = False
+        def wake_up(self, tags=None):  # as up to vLLM 0.23
+            tags = tags and [t for t in tags if t != "scheduling"]
+            if tags is None or tags: self.model_executor.wake_up(tags)
+            self.resume_scheduler()
+        def execute_dummy_batch(self): self.model_executor.execute_dummy_batch()
+    class DPEngineCoreProc(EngineCore):
+        def run_busy_loop(self): self.execute_dummy_batch()
+    fake("vllm.v1.engine.core", EngineCore=EngineCore, DPEngineCoreProc=DPEngineCoreProc)
+"""
+)
+
+
+def test_partial_wake():
+    prove(
+        "vllm.partial_wake",
+        CORE
+        + """
+    assert registry.apply("vllm.partial_wake").state == "applied"
+    def check():
+        core = EngineCore()
+        core.wake_up(["weights"])
+        assert core.paused, "resumed while the cache is away"
+        core.wake_up(["kv_cache"])
+        assert not core.paused
+        level_0 = EngineCore()
+        level_0.model_executor.sleeping = set()
+        level_0.wake_up(["scheduling"])
+        whole = EngineCore()
+        whole.wake_up()
+        return not level_0.paused and not whole.paused
+    """,
+        "resumed while the cache is away",
+        bootstrap=None,
+    )
+
+
+def test_dummy_batch():
+    prove(
+        "vllm.dummy_batch",
+        CORE
+        + """
+    assert registry.apply("vllm.dummy_batch").state == "applied"
+    def check():
+        core = EngineCore()
+        core.execute_dummy_batch()
+        assert core.model_executor.dummies == 0, "worked while asleep"
+        core.model_executor.sleeping = set()
+        core.execute_dummy_batch()
+        return core.model_executor.dummies == 1
+    """,
+        "worked while asleep",
+        bootstrap=None,
+    )
+
+
+def test_tied_head():
+    prove(
+        "vllm.tied_head",
+        FAKE
+        + """
+    import torch
+    def dispatch(layer, remove_weight):
+        packed = layer.weight.detach().clone()
+        layer.cpu_linear = lambda x, weight, bias: x @ packed.T
+    class Method:
+        def process_weights_after_loading(self, layer): dispatch(layer, False)
+    class GPUModelRunner:
+        def __init__(self):
+            self.model = head = torch.nn.Linear(4, 4, bias=False)
+            head.quant_method = Method()
+            dispatch(head, False)
+        def reload_weights(self, weights_iterator=None, weights_path=None, is_checkpoint_format=True):
+            for name, value in weights_iterator:
+                self.model.get_parameter(name).data.copy_(value)
+    fake("vllm.model_executor.layers.utils", dispatch_cpu_unquantized_gemm=dispatch)
+    fake("vllm.platforms", current_platform=types.SimpleNamespace(is_cpu=lambda: True))
+    fake("vllm.v1.worker.gpu_model_runner", GPUModelRunner=GPUModelRunner)
+    assert registry.apply("vllm.tied_head").state == "applied"
+    def check():
+        runner = GPUModelRunner()
+        runner.reload_weights(weights_iterator=iter([("weight", torch.eye(4))]))
+        return torch.equal(runner.model.cpu_linear(torch.eye(4), None, None), torch.eye(4))
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+def test_unused_packs_are_dropped():
+    run_check(
+        """
+        import sys, types
+        import torch
+        from cookbook_npu.npu.shims.vllm_ascend import drop_unused_packs, repack
+        path = "vllm.model_executor.layers.vocab_parallel_embedding"
+        sys.modules[path] = types.ModuleType(path)
+        class VocabParallelEmbedding(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+                self.quant_method = types.SimpleNamespace(process_weights_after_loading=self.pack)
+                self.pack(self)
+            def pack(self, layer):
+                packed = self.weight.clone()
+                self.cpu_linear = lambda x, weight, bias: x @ packed.T
+        class ParallelLMHead(VocabParallelEmbedding):
+            pass
+        sys.modules[path].VocabParallelEmbedding = VocabParallelEmbedding
+        def after_update(model):
+            dropped = drop_unused_packs(model)
+            for weight in model.parameters():
+                weight.fill_(1.0)
+            layers = [model.embed, model.lm_head]
+            sums = lambda: [float(x.cpu_linear(torch.ones(1, 2), x.weight, None).sum()) for x in layers]
+            stale = sums()
+            repack(model)
+            return dropped, stale, sums()
+        def check():
+            model, single = torch.nn.Module(), torch.nn.Module()
+            model.embed, model.lm_head = VocabParallelEmbedding(), ParallelLMHead()
+            single.embed = single.lm_head = VocabParallelEmbedding()  # one layer is both
+            return (after_update(model), after_update(single)) == (
+                (["embed"], [4.0, 0.0], [4.0, 4.0]), ([], [0.0, 0.0], [4.0, 4.0]))
+        """,
+        bootstrap=None,
+    )
+
+
+WORKER = (
+    FAKE
+    + """
+    import torch, threading
+    from types import SimpleNamespace
+    class CaMemAllocator:
+        held = 0
+        @classmethod
+        def get_instance(cls): return cls
+        @classmethod
+        def get_current_usage(cls): return cls.held
+    def snapshot(free, others):
+        memory = dict(cuda_memory=others, torch_memory=0, non_torch_memory=others)
+        return SimpleNamespace(free_memory=free, total_memory=64, **memory)
+    class NPUWorker:
+        free = 10
+        local_rank = 0
+        def _init_device(self):
+            self.local_rank += 1
+            self.init_snapshot = snapshot(free=self.free, others=54)
+            self.requested_memory = 0.5 * self.init_snapshot.total_memory
+            if self.init_snapshot.free_memory < self.requested_memory:
+                seen = f"Free memory on device ({self.free}/64 GiB) on startup"
+                raise ValueError(f"{seen} is less than desired GPU memory utilization")
+            return f"npu:{self.local_rank}"
+        @torch.inference_mode()
+        def determine_available_memory(self):
+            now = self.profile()
+            assert self.init_snapshot.free_memory > now.free_memory, (
+                "Error in memory profiling. "
+                f"Initial free memory {self.init_snapshot.free_memory} GiB, "
+                f"current free memory {now.free_memory} GiB.")
+            more = now.non_torch_memory - self.init_snapshot.non_torch_memory
+            return int(self.requested_memory - more - 8)
+        def sleep(self, level=1):
+            assert self.freed >= 0, "Memory usage increased after sleeping."
+    fake("vllm_ascend.worker.worker", NPUWorker=NPUWorker, CaMemAllocator=CaMemAllocator)
+"""
+)
+
+
+def test_startup_memory():
+    prove(
+        "vllm_ascend.startup_memory",
+        WORKER
+        + """
+    shims.STARTUP_POLL = 0.05
+    assert registry.apply("vllm_ascend.startup_memory").state == "applied"
+    def check():
+        worker = NPUWorker()
+        worker.local_rank = 0
+        later = threading.Timer(0.3, lambda: setattr(worker, "free", 60))  # the trainer falls asleep
+        later.start()
+        return worker._init_device() == "npu:1"
+    """,
+        "Free memory on device (10/64 GiB)",
+        bootstrap=None,
+    )
+
+
+def test_memory_that_is_never_released():
+    run_check(
+        WORKER
+        + """
+    shims.STARTUP_POLL, shims.STARTUP_WAIT = 0.05, 0.2
+    registry.apply("vllm_ascend.startup_memory")
+    def check():
+        try:
+            NPUWorker()._init_device()
+        except ValueError as error:
+            return "10/64 GiB" in str(error)
+    """,
+        bootstrap=None,
+    )
+
+
+def test_profiling_memory():
+    prove(
+        "vllm_ascend.profiling_memory",
+        WORKER
+        + """
+    assert registry.apply("vllm_ascend.profiling_memory").state == "applied"
+    def check():
+        worker = NPUWorker()
+        worker.requested_memory = 32
+        begin = snapshot(free=44, others=20)
+        worker.init_snapshot = begin
+        worker.profile = lambda: SimpleNamespace(free_memory=48, non_torch_memory=8)
+        assert worker.determine_available_memory() == 32 - 8 - 8
+        assert worker.init_snapshot is begin
+        # no other process interfered: as measured
+        worker.profile = lambda: SimpleNamespace(free_memory=33, non_torch_memory=23)
+        return worker.determine_available_memory() == 32 - 8 - 3
+    """,
+        "Error in memory profiling",
+        bootstrap=None,
+    )
+
+
+def test_kv_cache_bytes():
+    "What a worker plans while a trainer takes 15 GiB"
+    prove(
+        "vllm_ascend.kv_cache_bytes",
+        WORKER
+        + """
+    assert registry.apply("vllm_ascend.kv_cache_bytes").state == "applied"
+    def measured(given):
+        "What a worker plans while a trainer takes 15 GiB"
+        worker = NPUWorker()
+        worker.requested_memory = 32
+        worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=given)
+        worker.model_runner = SimpleNamespace(profile_run=lambda: None)
+        worker.init_snapshot = snapshot(free=60, others=4)
+        worker.profile = lambda: snapshot(free=60 - 3 - 15, others=4 + 3 + 15)
+        return worker.determine_available_memory()
+    def check():
+        assert measured(None) == 32 - 8 - 3 - 15
+        return measured(21) == 21
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+def test_a_worker_that_reads_the_setting_needs_no_shim():
+    run_check(
+        WORKER
+        + """
+    def reads(self):
+        return self.cache_config.kv_cache_memory_bytes
+    NPUWorker.determine_available_memory = reads
+    def check():
+        return registry.apply("vllm_ascend.kv_cache_bytes").state == "not needed"
+    """,
+        bootstrap=None,
+    )
+
+
+def test_sleep_memory():
+    prove(
+        "vllm_ascend.sleep_memory",
+        WORKER
+        + """
+    import warnings
+    warnings.simplefilter("ignore")
+    assert registry.apply("vllm_ascend.sleep_memory").state == "applied"
+    def check():
+        worker = NPUWorker()
+        worker.freed = -5
+        CaMemAllocator.held = 0
+        try:
+            worker.sleep()
+        except AssertionError:
+            pass
+        else:
+            return False
+        CaMemAllocator.held = 3 << 30
+        worker.sleep(level=2)
+        return True
+    """,
+        "Memory usage increased after sleeping",
+        bootstrap=None,
+    )
+
+
+def test_expert_layout():
+    prove(
+        "vllm_ascend.expert_layout",
+        FAKE
+        + """
+    import torch
+    class CaMemAllocator:
+        @classmethod
+        def get_instance(cls): return cls()
+        def wake_up(self, tags=None): pass
+    class NPUWorker:
+        def __init__(self, model, hidden):
+            config = types.SimpleNamespace(hidden_size=hidden)
+            config = types.SimpleNamespace(hf_text_config=config)
+            self.vllm_config = types.SimpleNamespace(model_config=config, quant_config=None)
+            self.model_runner = types.SimpleNamespace(model=model)
+        def wake_up(self, tags=None):
+            module.CaMemAllocator.get_instance().wake_up(tags)
+            hidden = self.vllm_config.model_config.hf_text_config.hidden_size
+            for name, weight in self.model_runner.model.named_parameters():
+                if "w2_weight" in name and weight.shape[2] == hidden:
+                    turned = torch.nn.Parameter(weight.transpose(1, 2), requires_grad=False)
+                    parent = self.model_runner.model.get_submodule(name.rpartition(".")[0])
+                    parent.w2_weight = turned
+    module = fake("vllm_ascend.worker.worker", NPUWorker=NPUWorker, CaMemAllocator=CaMemAllocator)
+    state = registry.apply("vllm_ascend.expert_layout")
+    assert state.state == "applied", state
+    def check():
+        model = torch.nn.ModuleDict({"experts": torch.nn.Module()})
+        weight = torch.nn.Parameter(torch.zeros(4, 8, 6), requires_grad=False)
+        model["experts"].w2_weight = weight
+        NPUWorker(model, 6).wake_up(["weights"])
+        return model["experts"].w2_weight is weight
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+IPC = (
+    FAKE
+    + """
+    def packed_npu_ipc_consumer(**buffer): return [("w", 1)]
+    def npu_generate_uuid(): raise OSError("a probe must not ask the network")
+    class NPUIPCWeightTransferEngine:
+        def receive_weights(self, update_info):
+            where = npu_generate_uuid()
+            handles = update_info.ipc_handles
+            if self.packed:
+                weights = packed_npu_ipc_consumer(ipc_handle=handles, physical_npu_id=where)
+            else:
+                self.model.load_weights([("w", 1)])
+    module = fake("vllm_ascend.distributed.weight_transfer.npu_ipc_engine", __builtins__=__builtins__)
+    # the method reads its globals from the fake module, as upstream's does
+    code = NPUIPCWeightTransferEngine.receive_weights.__code__
+    NPUIPCWeightTransferEngine.receive_weights = types.FunctionType(code, vars(module))
+    module.packed_npu_ipc_consumer = packed_npu_ipc_consumer
+    module.npu_generate_uuid = npu_generate_uuid
+    module.NPUIPCWeightTransferEngine = NPUIPCWeightTransferEngine
+"""
+)
+
+
+def test_packed_npu_ipc():
+    prove(
+        "vllm_ascend.packed_npu_ipc",
+        IPC
+        + """
+    assert registry.apply("vllm_ascend.packed_npu_ipc").state == "applied"
+    def check():
+        module.npu_generate_uuid = lambda: "here"
+        engine = NPUIPCWeightTransferEngine()
+        engine.model = types.SimpleNamespace(load_weights=lambda weights: None)
+        engine.packed = False
+        engine.receive_weights(types.SimpleNamespace(ipc_handles=[]))
+        engine.packed = True
+        try:
+            engine.receive_weights(types.SimpleNamespace(ipc_handles={}))
+        except Exception as error:
+            return "never loads them" in str(error)
+        return False
+    """,
+        "check() returned False",
+        bootstrap=None,
+    )
+
+
+def test_entry_points_are_idempotent():
+    run_check(
+        """
+        import os
+        os.environ.update(TMS_INIT_ENABLE="1", LD_PRELOAD="")
+        def check():
+            from cookbook_npu.npu.shims import vllm_ascend
+            vllm_ascend.enter_rollout()
+            vllm_ascend.enter_rollout()
+            states = {row["name"]: row["state"] for row in registry.report()}
+            assert "LD_PRELOAD" not in os.environ
+            assert states["vllm.environment"] == "applied"
+            assert states["vllm.partial_wake"] == "not entered"
+            assert states["vllm_ascend.nz_weights"] == "not needed"
+            return True
+        """,
+        bootstrap=None,
+    )
+
+
+def test_without_vllm_nothing_is_needed_or_imported():
+    run_check(
+        """
+        import importlib.util, sys
+        def check():
+            from cookbook_npu.npu.shims import vllm_ascend
+            assert not {"torch", "vllm", "ray"} & set(sys.modules)
+            vllm_ascend.installed = lambda package: False
+            report = vllm_ascend.enter_engine()
+            return {row["state"] for row in report if row["phase"] == "before_engine"} == {"not needed"}
+        """,
+        bootstrap=None,
+        fresh=True,
+    )
