@@ -1162,32 +1162,6 @@ def _eval(
     result = evaluate_run(run, step, settings)
     typer.echo(json.dumps(result, indent=1) if as_json else evaluation_text(result))
 
-# %% ../nbs/99_cli.ipynb #065bfcd9
-@app.command(
-    "chat",
-    rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu chat runs/NAME; echo '12+34=' | cookbook-npu chat runs/NAME; "
-    "in the conversation: /image PICTURE, /new, Ctrl-D",
-)
-def _chat(
-    run: _Run,
-    step: _Step = None,
-    temperature: Annotated[float, Option(min=0, help="0: greedy.")] = 0.0,
-    max_tokens: Annotated[
-        int | None, Option(min=1, help="Maximum reply length (default: that of the run).")
-    ] = None,
-    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
-    system: Annotated[str | None, Option(help="System message.")] = None,
-    engine: Annotated[str, Option(help="transformers or vllm.")] = "transformers",
-) -> None:
-    "Chat with a trained policy. Each line is a message; Ctrl-D ends."
-    from .policy.chat import ChatSettings, chat_with_run
-
-    settings = ChatSettings(temperature, max_tokens, seed, system, engine)
-    _announce("loading the policy")
-    lines = None if sys.stdin.isatty() else sys.stdin
-    chat_with_run(run, step, settings, lines, typer.echo)
-
 # %% ../nbs/99_cli.ipynb #411f4357
 def recipe_summary(notebook: Path) -> tuple[str, str]:
     "Return the title and the quoted summary of a recipe notebook"

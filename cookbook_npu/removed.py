@@ -18,7 +18,10 @@ REMOVED_KEYS = {
     "warm_start.noisy_learning_rate": "It is a constant now.",
 }
 # command of `cookbook-npu` -> what to use instead
-REMOVED_COMMANDS: dict[str, str] = {}
+REMOVED_COMMANDS: dict[str, str] = {
+    "chat": "Use cookbook-npu export RUN, then transformers serve and "
+    "transformers chat FOLDER, or vllm serve FOLDER and vllm chat.",
+}
 # command and option -> what to use instead
 REMOVED_OPTIONS: dict[str, str] = {}
 

@@ -46,7 +46,6 @@ WARM_UPS = {
     "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
     "testing/conformance": DEVICE,
-    "policy/chat": DEVICE,
     "train/critic": TRAINER,
     "policy/evaluate": DEVICE,
     "policy/export": TRANSFORMERS,

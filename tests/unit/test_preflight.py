@@ -109,10 +109,9 @@ def test_a_gpu_needs_no_vllm_and_not_its_cpu_build(monkeypatch):
     assert "cookbook-npu[vllm]" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("command", ["eval", "chat"])
-def test_engine_of_an_evaluation_that_is_not_installed(tmp_path, command):
+def test_engine_of_an_evaluation_that_is_not_installed(tmp_path):
     run_with_a_checkpoint(tmp_path / "run")
-    words = (command, "run", "--engine", "vllm")
+    words = ("eval", "run", "--engine", "vllm")
     assert "but vllm is not installed" in refused(
         tmp_path, *words, code=NO_VLLM, left={"run"}
     )
@@ -123,7 +122,6 @@ def test_engine_of_an_evaluation_that_is_not_installed(tmp_path, command):
     ("words", "told"),
     [
         (("eval", "run", "--engine", "vlm"), "rollout.engine is 'vlm'"),
-        (("chat", "run", "--engine", "vlm"), "rollout.engine is 'vlm'"),
         (("eval", "run", "--data", "no/such.jsonl"), "no/such.jsonl does not exist"),
         (("eval", "run", "--step", "7"), "It has those of step 3"),
         (("eval", "none"), "none"),
