@@ -186,7 +186,7 @@ MISTAKES = {
     ),
     "overrides that are no mapping": (
         ("-p", "overrides", "[1]"),
-        "which is no JSON mapping",
+        "-p overrides: overrides is [1], which is no mapping",
     ),
     "key without its section": (
         ("-p", "overrides", '{"max_staleness": 2}'),
