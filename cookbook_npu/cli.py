@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -58,7 +59,6 @@ from .npu.device import NPU, SIMULATE_ENV, free_port
 from .parameters import (
     NAMES,
     Given,
-    check_overrides,
     export_settings,
     gather_parameters,
     locate_errors,
@@ -81,16 +81,12 @@ from .terminal import counted, fit, terminal_columns
 # %% ../nbs/99_cli.ipynb #3e2bfde5
 def join_pairs(argv: Sequence[str]) -> list[str]:
     "Replace `-p name value` by `-p name=value` in a command line"
-    joined = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
+    joined: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if joined[-1:] in (["-p"], ["--parameter"]) and "=" not in word:
+            word = "=".join([word, *islice(words, 1)])
         joined.append(word)
-        if word in ("-p", "--parameter") and rest:
-            pair = rest.pop(0)
-            if "=" not in pair and rest:
-                pair = f"{pair}={rest.pop(0)}"
-            joined.append(pair)
     return joined
 
 # %% ../nbs/99_cli.ipynb #c428e9f6
@@ -149,7 +145,7 @@ def add_defaults(notebook: Path, given: Given) -> Given:
         if value is not None and value is not ... and (name, value) != ("scale", "laptop")
     }
     merged = Given()
-    merged.add(check_overrides(defaults), lambda name: notebook.name)
+    merged.add(defaults, lambda name: notebook.name)
     merged.add(
         given.as_parameters(), lambda name: given.sources[PARAMETERS.get(name, name)]
     )
@@ -959,9 +955,7 @@ def _plan(
     plan = make_plan(config, soc, mean_response=mean_response)
     if as_json:
         rows = settings_table(config, given, settings)
-        names = ("key", "value", "source")
-        shown = [dict(zip(names, row, strict=True)) for row in rows]
-        typer.echo(json.dumps(plan.as_json() | {"settings": shown}, indent=1))
+        typer.echo(json.dumps(plan.as_json() | {"settings": rows}, indent=1))
         return
     typer.echo(plan.as_text(roles))
     if not roles:
@@ -1161,32 +1155,6 @@ def _eval(
     _announce("loading the policy")
     result = evaluate_run(run, step, settings)
     typer.echo(json.dumps(result, indent=1) if as_json else evaluation_text(result))
-
-# %% ../nbs/99_cli.ipynb #065bfcd9
-@app.command(
-    "chat",
-    rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu chat runs/NAME; echo '12+34=' | cookbook-npu chat runs/NAME; "
-    "in the conversation: /image PICTURE, /new, Ctrl-D",
-)
-def _chat(
-    run: _Run,
-    step: _Step = None,
-    temperature: Annotated[float, Option(min=0, help="0: greedy.")] = 0.0,
-    max_tokens: Annotated[
-        int | None, Option(min=1, help="Maximum reply length (default: that of the run).")
-    ] = None,
-    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
-    system: Annotated[str | None, Option(help="System message.")] = None,
-    engine: Annotated[str, Option(help="transformers or vllm.")] = "transformers",
-) -> None:
-    "Chat with a trained policy. Each line is a message; Ctrl-D ends."
-    from .policy.chat import ChatSettings, chat_with_run
-
-    settings = ChatSettings(temperature, max_tokens, seed, system, engine)
-    _announce("loading the policy")
-    lines = None if sys.stdin.isatty() else sys.stdin
-    chat_with_run(run, step, settings, lines, typer.echo)
 
 # %% ../nbs/99_cli.ipynb #411f4357
 def recipe_summary(notebook: Path) -> tuple[str, str]:

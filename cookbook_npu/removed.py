@@ -23,7 +23,10 @@ REMOVED_VALUES = {
     "VerifiersEnvironment.",
 }
 # command of `cookbook-npu` -> what to use instead
-REMOVED_COMMANDS: dict[str, str] = {}
+REMOVED_COMMANDS: dict[str, str] = {
+    "chat": "Use cookbook-npu export RUN, then transformers serve and "
+    "transformers chat FOLDER, or vllm serve FOLDER and vllm chat.",
+}
 # command and option -> what to use instead
 REMOVED_OPTIONS: dict[str, str] = {}
 

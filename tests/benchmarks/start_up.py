@@ -3,8 +3,7 @@
 
 The command `cookbook-npu run qwen3_4b_colocate` at laptop scale (simulated NPU), warm start cached: an
 unmeasured run of one step comes first. Each worker says in its log how much processor time it took until it
-was ready; the wall times are those at which the command printed its lines. The aims: the whole command takes
-at most 1.5 times its time in steps, a trainer process 5 s of processor time until ready, an engine 4 s.
+was ready; the wall times are those at which the command printed its lines.
 `--fresh` also measures workers that are fresh interpreters (COOKBOOK_NPU_PRELOAD=0), in pairs.
 """
 
@@ -23,7 +22,6 @@ from options import option_parser
 
 READY = re.compile(r"ready after ([\d.]+) CPU s: (.*), (\d+) modules")
 STEP = re.compile(r"^step +(\d+)/")
-AIMS = {"trainer_cpu_s": 5.0, "engine_cpu_s": 4.0, "command_over_steps": 1.5}
 
 
 def command(root: Path, name: str, steps: int) -> list[str]:
@@ -95,18 +93,15 @@ def measure(root: Path, name: str, steps: int, env: dict[str, str]) -> dict[str,
     }
 
 
-def show(kind: str, rounds: list[dict[str, float]]) -> dict[str, float]:
+def show(kind: str, rounds: list[dict[str, float]]) -> None:
     "Print the medians of some rounds"
-    medians = {name: median(r[name] for r in rounds) for name in rounds[0]}
     print(f"{kind}, median of {len(rounds)} (simulated NPU, {os.cpu_count()} cores)")
-    for name, value in medians.items():
-        aim = f"   aim: at most {AIMS[name]:g}" if name in AIMS else ""
-        print(f"    {name:20} {value:7.2f}{aim}")
-    return medians
+    for name in rounds[0]:
+        print(f"    {name:20} {median(r[name] for r in rounds):7.2f}")
 
 
-def main() -> int:
-    "Measure, print, compare with the aims"
+def main() -> None:
+    "Measure and print"
     parser = option_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=1)
@@ -127,9 +122,9 @@ def main() -> int:
             for place, (kind, more) in enumerate(kinds.items()):
                 name = f"run{number}-{place}"
                 found[kind].append(measure(root, name, args.steps, os.environ | more))
-    medians = {kind: show(kind, rounds) for kind, rounds in found.items()}
-    return int(any(medians["forks"][name] > aim for name, aim in AIMS.items()))
+    for kind, rounds in found.items():
+        show(kind, rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

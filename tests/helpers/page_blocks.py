@@ -177,7 +177,7 @@ def text_of(page: Path) -> str:
 
 def is_run(line: str) -> bool:
     "Whether a command starts a run"
-    return bool(re.match(r"cookbook-npu (run|launch|rerun|eval|chat|export)\b", line))
+    return bool(re.match(r"cookbook-npu (run|launch|rerun|eval|export)\b", line))
 
 
 def steps(page: Path) -> list[tuple[str, str]]:

@@ -33,23 +33,12 @@ KERNEL += ["cookbook_npu.train.session", "preloaded_jobs"]
 TRAINER_RANK = ["mcore_bridge", "transformers.models.auto", "transformers.generation.utils"]
 # Ray's own processes beside a raylet
 AGENT = ["asyncio", "aiohttp.web", *FOR_RAY, "preloaded_jobs"]
-# the other side of a comparison; our package first, as there
-TRL = ["cookbook_npu", "torch", *QWEN, "datasets", "trl.trainer.grpo_trainer"]
-TRL += ["preloaded_jobs"]
-# benchmarks that use a device themselves; the others start processes that do
-WITH_DEVICE = ("engine_speed.py", "sleep_wake.py", "weight_update_speed.py")
 
 
 def warm_up_of(argv: list[str]) -> list[str]:
     "What the server of this process has imported: `argv` is its command line without options of Python"
     if argv[1] == "-m":
         return KERNEL
-    if "/tests/benchmarks/" in argv[1]:
-        side = argv[3].rpartition("-")[2] if "--work" in argv else ""
-        if side == "trl":
-            return TRL
-        device = side == "ours" or argv[1].endswith(WITH_DEVICE)
-        return WORKER if device else [*DRIVER, "preloaded_jobs"]
     return AGENT if "agent" in argv[1].rpartition("/ray/")[2] else WORKER
 
 

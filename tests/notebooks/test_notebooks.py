@@ -46,7 +46,6 @@ WARM_UPS = {
     "model/value_head": TRAINER,
     "model/vision": TRANSFORMERS,
     "rollout/transformers": DEVICE,
-    "policy/chat": DEVICE,
     "train/critic": TRAINER,
     "policy/evaluate": DEVICE,
     "policy/export": TRANSFORMERS,

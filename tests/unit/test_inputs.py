@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from PIL import Image
 
 from cookbook_npu.config import DataConfig, RunConfig, load_config, override, save_config
@@ -21,7 +20,7 @@ from cookbook_npu.data.sample import Sample
 from cookbook_npu.data.tokenizer import END, PAD, build_tokenizer
 from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.errors import ConfigError, DataError
-from cookbook_npu.parameters import read_parameter_file, read_parameters
+from cookbook_npu.parameters import read_parameter_file
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import input_checksums
 from cookbook_npu.runs.rerun import changed_data
@@ -339,22 +338,6 @@ def test_no_number_of_a_configuration_is_infinite(key, value):
         override(RunConfig(recipe="x"), {key: value})
 
 
-@pytest.mark.parametrize(("key", "value"), NOT_FINITE)
-def test_nor_of_a_command_or_a_file(tmp_path, key, value):
-    pair = f"overrides={json.dumps({key: value})}"
-    if isinstance(value, str):  # a text is a number for the configuration only
-        return
-    with pytest.raises(ConfigError, match="finite"):
-        read_parameters([pair])
-    for name, text in (
-        ("p.json", json.dumps({"overrides": {key: value}})),
-        ("p.yaml", yaml.safe_dump({"overrides": {key: value}})),
-    ):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(ConfigError, match="finite"):
-            read_parameter_file(tmp_path / name)
-
-
 def test_config_json_is_json(tmp_path):
     file = tmp_path / "config.json"
     save_config(RunConfig(recipe="x"), file)
@@ -399,7 +382,7 @@ def test_another_encoding_is_refused_by_name(tmp_path, encoding, question, model
         ("p.yaml", f"model: {model}\n"),
     ):
         (tmp_path / name).write_bytes(text.encode(encoding))
-        with pytest.raises(ConfigError, match=f"{name} .*{shown}"):
+        with pytest.raises(DataError, match=f"{name} .*{shown}"):
             read_parameter_file(tmp_path / name)
 
 

@@ -124,10 +124,9 @@ def test_a_gpu_needs_no_vllm_and_not_its_cpu_build(monkeypatch):
     assert "cookbook-npu[vllm]" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("command", ["eval", "chat"])
-def test_engine_of_an_evaluation_that_is_not_installed(tmp_path, command):
+def test_engine_of_an_evaluation_that_is_not_installed(tmp_path):
     run_with_a_checkpoint(tmp_path / "run")
-    words = (command, "run", "--engine", "vllm")
+    words = ("eval", "run", "--engine", "vllm")
     assert "but vllm is not installed" in refused(
         tmp_path, *words, code=NO_VLLM, left={"run"}
     )
@@ -138,7 +137,6 @@ def test_engine_of_an_evaluation_that_is_not_installed(tmp_path, command):
     ("words", "told"),
     [
         (("eval", "run", "--engine", "vlm"), "rollout.engine is 'vlm'"),
-        (("chat", "run", "--engine", "vlm"), "rollout.engine is 'vlm'"),
         (("eval", "run", "--data", "no/such.jsonl"), "no/such.jsonl does not exist"),
         (("eval", "run", "--step", "7"), "It has those of step 3"),
         (("eval", "none"), "none"),
@@ -203,7 +201,7 @@ MISTAKES = {
     ),
     "overrides that are no mapping": (
         ("-p", "overrides", "[1]"),
-        "which is no JSON mapping",
+        "-p overrides: overrides is [1], which is no mapping",
     ),
     "key without its section": (
         ("-p", "overrides", '{"max_staleness": 2}'),

@@ -1,5 +1,5 @@
-"""Python imports this when it starts, where this folder is on PYTHONPATH: Ray's workers and agents,
-notebook kernels and benchmarks are then forks of a server that has imported what they need.
+"""Python imports this when it starts, where this folder is on PYTHONPATH: Ray's workers and agents
+and notebook kernels are then forks of a server that has imported what they need.
 
 The process that was started stays, as a name for the other: it passes signals on, waits, and ends as the
 other ends. Without a server it goes on as if this file were not there.
@@ -13,7 +13,6 @@ SCRIPTS = (
     "ray/_private/runtime_env/agent/main.py",
     "ray/dashboard/agent.py",
 )
-BENCHMARKS = "/tests/benchmarks/"
 MODULES = ("ipykernel_launcher",)
 
 
@@ -21,7 +20,7 @@ def wanted(argv: list[str]) -> bool:
     "Is this the start of one of them?"
     if len(argv) > 2 and argv[1] == "-m":
         return argv[2] in MODULES
-    return len(argv) > 1 and (argv[1].endswith(SCRIPTS) or BENCHMARKS in argv[1])
+    return len(argv) > 1 and argv[1].endswith(SCRIPTS)
 
 
 arguments = [word for word in sys.orig_argv if word != "-u"]  # Ray's agents are started so
