@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
            'KeptCache', 'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher',
-           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number', 'absolute_path',
-           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
-           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
-           'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
-           'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
-           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
-           'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'Unused', 'check_parallel',
-           'check_argument_names', 'check_schedule', 'check_experts', 'check_context', 'check_pipeline',
-           'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
-           'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
+           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
+           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
+           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
+           'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig',
+           'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig',
+           'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder',
+           'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged',
+           'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'Unused',
+           'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts', 'check_context',
+           'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants',
+           'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config',
+           'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -1818,6 +1819,13 @@ def _check_devices(c: RunConfig) -> None:
     check_parallel(c.parallel, devices)
 
 # %% ../nbs/01_config.ipynb #654ac0ab
+# remedy for a mixture of experts on vLLM's CPU build
+EXPERTS_ON_CPU = (
+    "On a CPU vLLM does not repack experts after a weight update, and computes wrong responses: "
+    "use rollout.engine 'transformers'."
+)
+
+
 def _check_engines(c: RunConfig) -> None:
     devices = len(c.engine_devices)
     each = c.rollout.devices_per_engine
@@ -1835,9 +1843,7 @@ def _check_engines(c: RunConfig) -> None:
     on_cpu = c.target.vllm_on_cpu and c.rollout.engine == "vllm" and c.model.path is None
     if on_cpu and t.is_mixture:
         raise ConfigError(
-            f"rollout.engine is 'vllm' with a tiny {t.family}",
-            "On a CPU vLLM does not repack its experts after a weight update, and computes wrong "
-            "responses: use rollout.engine 'transformers'.",
+            f"rollout.engine is 'vllm' with a tiny {t.family}", EXPERTS_ON_CPU
         )
     if on_cpu and t.is_hybrid and c.model.dtype == "float32":
         raise ConfigError(

@@ -255,21 +255,13 @@ def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
 # %% ../../nbs/plan/03_roles.ipynb #79a70ae2
 def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any]:
     "Return the arguments of vllm.LLM on an accelerator, without `weight_transfer_config`"
-    from ..rollout.vllm import llm_arguments
+    from ..rollout.vllm import llm_arguments, run_arguments
 
-    r = config.rollout
-    d = model_of(config)
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",
-        config.model.dtype,
-        config.data.max_prompt_tokens + config.longest_response,
-        r.memory_utilization,
-        r.enforce_eager,
-        r.devices_per_engine,
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
-        sees=d.family not in ("qwen3", "qwen3_moe"),
-        max_pixels=config.data.image_max_pixels,
-        engine_args=r.engine_args,
+        sees=model_of(config).family not in ("qwen3", "qwen3_moe"),
         load_weights=False,  # the first update brings them
         lora=config.lora if config.sends_adapter else None,
+        **run_arguments(config),
     )
