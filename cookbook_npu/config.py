@@ -8,15 +8,15 @@ __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Sourc
            'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
            'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
            'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
-           'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig',
-           'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig',
-           'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder',
-           'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged',
-           'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'Unused',
-           'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts', 'check_context',
-           'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants',
-           'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config',
-           'load_config']
+           'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
+           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig',
+           'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
+           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
+           'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections',
+           'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts',
+           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
+           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -26,10 +26,8 @@ import keyword
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from operator import itemgetter
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -263,9 +261,14 @@ TASK_NAMES = (
     "geometry",
     "triangles",
 )
-Source = Annotated[
-    str, AfterValidator(lambda s: s if s in TASK_NAMES else absolute_path(s))
-]
+
+
+def source_path(name: str) -> str:
+    "Return the name of a generated task unchanged, anything else as `absolute_path`"
+    return name if name in TASK_NAMES else absolute_path(name)
+
+
+Source = Annotated[str, AfterValidator(source_path)]
 
 # %% ../nbs/01_config.ipynb #7d6c1684
 class DataConfig(Config):
@@ -609,7 +612,7 @@ class RolloutConfig(Config):
     )
     batch_size: int = setting(128, "transformers: maximum batch size", gt=0, shared=True)
     simulated_latency: float = setting(
-        0.0, "sleep in each decode step, s, to imitate a device (laptop scale only)", ge=0
+        0.0, "sleep in each decode step, s, to imitate a device", ge=0
     )
     eval_every: int = setting(
         20,
@@ -1291,6 +1294,22 @@ def own_modules(values: Mapping[str, Any]) -> list[str]:
     return own + list(values.get("shims") or ())
 
 # %% ../nbs/01_config.ipynb #555f1789
+def _flat_tenants(tenants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    "Return the tenants' own values by dotted key, with absolute paths"
+
+    def placed(key: str, value: Any) -> Any:
+        if key in ("data.prompt_data", "data.eval_data") and isinstance(value, str):
+            return source_path(value)
+        if key == "data.mixture" and isinstance(value, dict):
+            return {source_path(name): weight for name, weight in value.items()}
+        return value
+
+    return {
+        name: {key: placed(key, value) for key, value in flat_overrides(own)}
+        for name, own in tenants.items()
+    }
+
+
 class RunConfig(Config):
     "The configuration of a run; the content of config.json"
 
@@ -1323,7 +1342,7 @@ class RunConfig(Config):
     reward_model: RewardModelConfig = RewardModelConfig()
     sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
-    tenants: dict[str, dict[str, Any]] = setting(
+    tenants: Annotated[dict[str, dict[str, Any]], AfterValidator(_flat_tenants)] = setting(
         {},
         "name of a tenant -> its own values (dotted key -> value): each trains a LoRA adapter "
         "of its own, in one of lora.slots (empty: the run trains one policy)",
@@ -1375,7 +1394,7 @@ class RunConfig(Config):
     def needs_logprobs(self) -> bool:
         "Whether the actor's log-probs are computed before the training pass"
         several = self.global_batch_size < self.rollout_batch
-        noisy = self.lora.dropout > 0  # in the training pass
+        noisy = self.lora.rank > 0 and self.lora.dropout > 0  # in the training pass
         return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
 
     @property
@@ -1402,9 +1421,14 @@ class RunConfig(Config):
         return self.critic.learning_rate or 10 * self.optim.learning_rate
 
     @property
+    def critic_warmup_steps(self) -> int:
+        "First steps that train only the critic"
+        return self.critic.warmup_steps if self.has_critic else 0
+
+    @property
     def policy_steps(self) -> int:
         "Steps that train the policy: all but the critic's warm-up"
-        return self.num_steps - self.critic.warmup_steps
+        return self.num_steps - self.critic_warmup_steps
 
     @property
     def optimizer_steps(self) -> int:
@@ -1574,217 +1598,119 @@ def flat_overrides(
             yield key, value
 
 # %% ../nbs/01_config.ipynb #f4d22745
-class Unused(NamedTuple):
-    "Keys without effect in some runs, where they must keep their neutral values"
-
-    decided_by: str  # key
-    acts: Callable[
-        [Mapping[str, Any]], Any
-    ]  # from dotted key -> value: whether they have one
-    neutral: Mapping[str, Any]
-    remedy: str  # {key}, {neutral}
-
-
-def _defaults(section: type[Config], prefix: str, *names: str) -> dict[str, Any]:
-    "Return the defaults of some keys of a section, or of all"
-    unset = dict(section().flat())
-    return {f"{prefix}.{name}": unset[name] for name in names or unset}
-
-# %% ../nbs/01_config.ipynb #c573c3e2
-_ALGORITHM = partial(_defaults, AlgorithmConfig, "algorithm")
 # keys that act with placement.mode split alone, and their defaults
-SPLIT_KEYS = _defaults(
-    RolloutConfig,
-    "rollout",
-    "depth",
-    "max_staleness",
-    "decode_steps",
-    "group_timeout_s",
-    "kept_cache",
-)
-_UNUSED = [
-    Unused(
-        "rollout.engine",
-        lambda v: v["rollout.engine"] == "vllm",
-        {"rollout.engine_args": {}},
-        "Its entries are arguments of vLLM: set engine vllm, or leave it out.",
+SPLIT_KEYS = {
+    f"rollout.{name}": RolloutConfig.model_fields[name].default
+    for name in ("depth", "max_staleness", "decode_steps", "group_timeout_s", "kept_cache")
+}
+# prefixes of keys -> what they act with, in words and as a test of a configuration
+_ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
+    ("rollout.engine_args",): (
+        "rollout.engine 'vllm'",
+        lambda c: c.rollout.engine == "vllm",
     ),
-    Unused(
+    ("rollout.environment_arguments", "rollout.max_turns"): (
         "rollout.environment",
-        itemgetter("rollout.environment"),
-        _defaults(
-            RolloutConfig,
-            "rollout",
-            "environment_arguments",
-            "environment_timeout_s",
-            "environment_workers",
-            "max_turns",
-        ),
-        "Name the environment, or leave it out.",
+        lambda c: c.rollout.environment,
     ),
-    Unused(
-        "scale",
-        lambda v: find_target(v["scale"]).simulated,
-        {"rollout.simulated_latency": 0.0},
-        "It imitates a device on a laptop: set 0.",
+    tuple(SPLIT_KEYS): (
+        "placement.mode 'split'",
+        lambda c: c.placement.mode == "split",
     ),
-    Unused(
-        "data.apply_chat_template",
-        itemgetter("data.apply_chat_template"),
-        {"data.chat_template_kwargs": {}},
-        "Set data.apply_chat_template to true, or leave it out.",
+    ("data.chat_template_kwargs",): (
+        "data.apply_chat_template true",
+        lambda c: c.data.apply_chat_template,
     ),
-    Unused(
-        "distill.teacher",
-        lambda v: v["distill.teacher"] or v["distill.by_source"],
-        _defaults(DistillConfig, "distill"),
-        "Set distill.teacher, or remove it.",
+    ("distill.coef", "distill.reward_coef"): ("distill.teacher", lambda c: c.teachers),
+    ("lora.",): ("lora.rank above 0", lambda c: c.lora.rank),
+    ("critic.", "algorithm.gae_lambda"): (
+        "algorithm.advantage_estimator 'gae'",
+        lambda c: c.has_critic,
     ),
-    Unused(
-        "reward_model.path",
-        itemgetter("reward_model.path"),
-        {"reward_model.coef": 1.0},
-        "Set reward_model.path, or remove it.",
+    ("algorithm.rollout_is_",): (
+        "algorithm.rollout_is, for example 'truncate'",
+        lambda c: c.algorithm.rollout_is != "none",
     ),
-    Unused(
-        "lora.rank",
-        itemgetter("lora.rank"),
-        _defaults(LoraConfig, "lora"),
-        "Set lora.rank, for example 16, or leave it out.",
+    ("algorithm.clip_ratio_c",): (
+        "algorithm.loss 'ppo', 'gspo' or 'dppo'",
+        lambda c: c.algorithm.loss not in ("gmpo", "cispo", "sapo"),
     ),
-    Unused(
-        "sft.loss_mask",
-        lambda v: v["sft.loss_mask"] is None,
+    ("algorithm.clip_ratio_",): (
+        "a clipped algorithm.loss, such as 'ppo'",
+        lambda c: c.algorithm.loss != "sapo",
+    ),
+    ("algorithm.tau_",): (
+        "algorithm.loss 'sapo'",
+        lambda c: c.algorithm.loss == "sapo",
+    ),
+    ("algorithm.normalize_std",): (
+        "algorithm.advantage_estimator 'grpo'",
+        lambda c: c.algorithm.advantage_estimator == "grpo",
+    ),
+    ("optim.min_learning_rate",): (
+        "a decaying optim.schedule",
+        lambda c: c.optim.schedule != "constant",
+    ),
+    ("algorithm.entropy_coef", "algorithm.kl_", "algorithm.loss", "sampling.temperature")
+    + ("rollout.samples_per_prompt",): ("sft.loss_mask null", lambda c: not c.is_sft),
+}
+
+
+def _check_acting(c: RunConfig, given: Iterable[str]) -> None:
+    "Raise `ConfigError` for a given key that differs from its default and does not act"
+    keys = {
+        key for key in key_table() for name in given if f"{name}.".startswith(f"{key}.")
+    }
+    values = dict(c.flat())
+    for prefixes, (condition, acts) in _ACTS.items():
+        for key in sorted(keys):
+            changed = key.startswith(prefixes) and values[key] != key_table()[key].default
+            if changed and not acts(c):
+                raise ConfigError(
+                    f"{key} is {values[key]!r} without {condition}, and has no effect",
+                    f"Set {condition}, or leave {key} out.",
+                )
+
+# %% ../nbs/01_config.ipynb #dbcfbe8d
+# condition, in words and as a test -> the values that it requires, and why
+_REQUIRED: Mapping[str, tuple[Callable[["RunConfig"], Any], Mapping[str, Any], str]] = {
+    "sft.loss_mask": (
+        lambda c: c.is_sft,
         {
             "placement.mode": "colocate",
             "data.apply_chat_template": True,
             "rollout.environment": None,
             "rollout.routing_replay": False,
-            "rollout.samples_per_prompt": 8,
-            "sampling.temperature": 1.0,
             "train.global_batch_size": None,
-            **_ALGORITHM(),
             "algorithm.use_reference": False,
+            "algorithm.advantage_estimator": "grpo",
         },
-        "It does not act there: set it to {neutral}, or sft.loss_mask to null.",
+        "SFT trains on whole conversations, without engines and rewards",
     ),
-]
-
-# %% ../nbs/01_config.ipynb #d3c4c931
-_UNUSED += [
-    Unused(
-        "optim.schedule",
-        lambda v: v["optim.schedule"] != "constant",
-        {"optim.min_learning_rate": 0.0},
-        "It ends a decay: set optim.schedule, or leave {key} out.",
+    "algorithm.advantage_estimator 'gdpo'": (
+        lambda c: c.algorithm.advantage_estimator == "gdpo",
+        {
+            "algorithm.whiten": False,
+            "algorithm.kl_in_reward": 0.0,
+            "algorithm.overlong_buffer_share": 0.0,
+            "algorithm.dynamic_sampling_attempts": 1,
+        },
+        "GDPO normalizes the score of each scorer, and all of them over the batch",
     ),
-    Unused(
-        "placement.mode",
-        lambda v: v["placement.mode"] == "split",
-        SPLIT_KEYS,
-        "It is for placement.mode 'split': leave {key} out.",
-    ),
-    Unused(
-        "distill.reward_coef",
-        lambda v: (
-            v["distill.reward_coef"] or not (v["distill.teacher"] or v["distill.by_source"])
-        ),
-        _ALGORITHM("kl_in_reward", "overlong_buffer_share"),
-        "The teacher alone teaches, and the reward does not act: set distill.reward_coef, or "
-        "{key} to {neutral}.",
-    ),
-    Unused(
-        "algorithm.advantage_estimator",
-        lambda v: v["algorithm.advantage_estimator"] in ("grpo", "gdpo"),
-        _ALGORITHM("normalize_std"),
-        "Only grpo divides by the standard deviation: leave {key} out.",
-    ),
-    Unused(
-        "algorithm.kl_loss_coef",
-        itemgetter("algorithm.kl_loss_coef"),
-        _ALGORITHM("kl_unbiased"),
-        "The loss has no KL term: set algorithm.kl_loss_coef, or leave {key} out.",
-    ),
-    Unused(
-        "algorithm.overlong_buffer_share",
-        itemgetter("algorithm.overlong_buffer_share"),
-        _ALGORITHM("overlong_penalty"),
-        "Set algorithm.overlong_buffer_share, for example 0.2, or leave {key} out.",
-    ),
-    Unused(
-        "algorithm.rollout_is",
-        lambda v: v["algorithm.rollout_is"] != "none",
-        _ALGORITHM(
-            "rollout_is_threshold",
-            "rollout_is_threshold_lower",
-            "rollout_is_veto_threshold",
-        ),
-        "Set rollout_is, for example 'truncate', or leave {key} out.",
-    ),
-]
-
-# %% ../nbs/01_config.ipynb #b9487606
-_UNUSED += [
-    Unused(
-        "algorithm.advantage_estimator",
-        lambda v: v["algorithm.advantage_estimator"] == "gae",
-        _defaults(CriticConfig, "critic") | _ALGORITHM("gae_lambda"),
-        "Only PPO has a critic: set advantage_estimator to 'gae', or remove it.",
-    ),
-    Unused(
-        "algorithm.loss",
-        lambda v: v["algorithm.loss"] != "gmpo",
-        _ALGORITHM("clip_ratio_c"),
-        "GMPO bounds every log-ratio: leave {key} out.",
-    ),
-    Unused(
-        "algorithm.loss",
-        lambda v: v["algorithm.loss"] != "sapo",
-        _ALGORITHM("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
-        "SAPO has no clip: leave {key} out.",
-    ),
-    Unused(
-        "algorithm.loss",
-        lambda v: v["algorithm.loss"] == "sapo",
-        _ALGORITHM("tau_pos", "tau_neg"),
-        "Only SAPO has a gate: set loss to 'sapo', or leave {key} out.",
-    ),
-]
-_NOT_WITH_GDPO = {
-    "normalize_std": "it divides each reward by its standard deviation",
-    "whiten": "it already normalizes over the batch",
-    "kl_in_reward": "the penalty is not one of the rewards; kl_loss_coef is possible",
-    "overlong_buffer_share": "the penalty is not one of the rewards; the scorer length is",
-    "dynamic_sampling_attempts": "groups with equal sums have a gradient, too, when the parts differ",
 }
-_UNUSED += [
-    Unused(
-        "algorithm.advantage_estimator",
-        lambda v: v["algorithm.advantage_estimator"] != "gdpo",
-        _ALGORITHM(name),
-        f"GDPO: {why}. For it, set {name} to {{neutral}}.",
-    )
-    for name, why in _NOT_WITH_GDPO.items()
-]
-
-# %% ../nbs/01_config.ipynb #48f50e90
-def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, str]]:
-    "Yield (key, neutral value, reason, remedy) of each key that has a value without effect"
-    for row in _UNUSED:
-        if not row.acts(values):
-            why = f"with {row.decided_by} {values[row.decided_by]!r}"
-            for key, neutral in row.neutral.items():
-                if values[key] != neutral:
-                    yield key, neutral, why, row.remedy
 
 
-def _check_unused(c: RunConfig) -> None:
+def _check_required(c: RunConfig) -> None:
     values = dict(c.flat())
-    for key, neutral, why, remedy in _without_effect(values):
-        remedy = remedy.format(key=key, neutral=json.dumps(neutral))
-        raise ConfigError(f"{key} is {values[key]!r} {why}", remedy)
+    for condition, (holds, required, why) in _REQUIRED.items():
+        for key, wanted in required.items():
+            if values[key] != wanted and holds(c):
+                raise ConfigError(
+                    f"{key} is {values[key]!r} with {condition}",
+                    f"{why}: set {key} to {json.dumps(wanted)}.",
+                )
 
-# %% ../nbs/01_config.ipynb #dbcfbe8d
+
 def check_parallel(parallel: ParallelConfig, devices: int) -> None:
     "Raise `ConfigError` for a layout that is impossible on this number of trainer devices"
     p = parallel
@@ -2133,11 +2059,6 @@ def _check_kl(c: RunConfig) -> None:
 # %% ../nbs/01_config.ipynb #0310e4e6
 def _check_loss(c: RunConfig) -> None:
     a = c.algorithm
-    if a.loss == "cispo" and a.clip_ratio_c is not None:
-        raise ConfigError(
-            f"algorithm.clip_ratio_c is {a.clip_ratio_c} with algorithm.loss 'cispo'",
-            "CISPO bounds its weight by clip_ratio_high: leave clip_ratio_c unset.",
-        )
     if a.loss == "gspo" and a.clip_ratio_low > 0.05:
         raise ConfigError(
             f"algorithm.loss is 'gspo' with algorithm.clip_ratio_low {a.clip_ratio_low}",
@@ -2247,7 +2168,7 @@ def check_schedule(optim: OptimConfig, num_steps: int) -> None:
 
 
 def _check_schedule(c: RunConfig) -> None:
-    if c.has_critic and c.policy_steps <= 0:
+    if c.policy_steps <= 0:
         raise ConfigError(
             f"critic.warmup_steps is {c.critic.warmup_steps}, num_steps is {c.num_steps}",
             "Leave steps that train the policy.",
@@ -2561,10 +2482,7 @@ def _check_tenants(c: RunConfig) -> None:
             f"faults.on_failure is {c.faults.on_failure!r} with tenants",
             "They share their processes, which are not restarted: set it to 'fail'.",
         )
-    for name, own in tenant_configs(c).items():
-        stored = dict(own.flat())  # with absolute paths
-        given = flat_overrides(c.tenants[name])
-        c.tenants[name] = {key: stored.get(key, value) for key, value in given}
+    tenant_configs(c)
 
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
@@ -2591,7 +2509,7 @@ def _check_output(c: RunConfig) -> None:
 
 # %% ../nbs/01_config.ipynb #1496ada7
 _CHECKS = (
-    _check_unused,
+    _check_required,
     _check_devices,
     _check_engines,
     _check_weight_update,
@@ -2785,49 +2703,21 @@ def _check_key(key: str, config: RunConfig) -> None:
     )
 
 
-def _value(tree: Any, key: str) -> Any:
-    "Return the value of a key in a nested dict, its default where a section leaves it out"
-    for part in key.split("."):
-        if not isinstance(tree, dict) or part not in tree:
-            return key_table()[key].default
-        tree = tree[part]
-    return tree
-
-
-def _names(name: str, key: str) -> bool:
-    "Whether a name of `overrides` is a key, a section with it, or an entry of it"
-    return f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
-
-
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
-    announce: bool = True,  # name each reset key on stderr
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    A section in `overrides` sets the keys that it names and keeps its others. Keys that no longer
-    act, such as `engine_args` of another engine, are reset unless `overrides` set them."""
+    A section in `overrides` sets the keys that it names and keeps its others."""
     tree = config.model_dump()
     overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, copy.deepcopy(value))  # a later key may set an entry of it
-    values = {key: _value(tree, key) for key in key_table()}
-    unused = list(_without_effect(values))
-    environment = values["rollout.environment"]
-    if environment not in (None, config.rollout.environment):
-        why = f"with rollout.environment {environment!r}"
-        unused.append(("rollout.environment_arguments", {}, why, ""))
-    for key, neutral, why, _ in unused:
-        if values[key] != neutral and not any(_names(n, key) for n in overrides):
-            _set(tree, key, copy.deepcopy(neutral))
-            if announce:
-                print(
-                    f"{key} is reset to {neutral!r}: it has no effect {why}",
-                    file=sys.stderr,
-                )
-    return build_config(type(config), tree)
+    changed = build_config(type(config), tree)
+    _check_acting(changed, overrides)
+    return changed
 
 # %% ../nbs/01_config.ipynb #9f3cecab
 def save_config(config: RunConfig, path: Path | str) -> None:

@@ -172,7 +172,7 @@ def chat_with_run(
     checkpoint = chosen_checkpoint(run, step)
     keys = {"rollout.devices_per_engine": 1, "rollout.engine": settings.engine}
     keys["sft.loss_mask"] = None
-    config = override(run.config(), keys, announce=False)
+    config = override(run.config(), keys)
     check_engine(config)
     with policy_folder(run, checkpoint) as hf_path:
         device = prepare_device(config)

@@ -41,6 +41,7 @@ _TINY: dict[str, Any] = {
     "data.image_max_pixels": None,
     "data.metadata_keys": (),
     "data.apply_chat_template": False,
+    "data.chat_template_kwargs": {},
     "data.eval_data": None,
     "data.eval_prompts": 0,
     "sampling.max_response_tokens": 4,
@@ -114,7 +115,7 @@ def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
     if config.is_sft:
         own = {"data.apply_chat_template": True}
     keys = _TINY | _prompts(config, family) | model | engines | own
-    return override(config, keys, announce=False)
+    return override(config, keys)
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager
