@@ -27,7 +27,7 @@ def command() -> None:
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listens:
         signal.signal(signal.SIGINT, _end_at_once)
-    from .cli import main
+    from cookbook_npu.cli import main
 
     if listens:
         signal.signal(signal.SIGINT, _interrupt)

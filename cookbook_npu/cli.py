@@ -36,7 +36,7 @@ from typer.core import TyperGroup
 
 import cookbook_npu
 from .cluster.ray_cluster import check_address, preload_workers
-from .config import (
+from cookbook_npu.config import (
     OutputConfig,
     RunConfig,
     config_keys,
@@ -45,7 +45,7 @@ from .config import (
     same_setting,
     shims_environment,
 )
-from .errors import (
+from cookbook_npu.errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -55,7 +55,7 @@ from .errors import (
 )
 from .notebook import parameter_defaults, recipe_of
 from .npu.device import NPU, SIMULATE_ENV, free_port
-from .parameters import (
+from cookbook_npu.parameters import (
     NAMES,
     Given,
     check_overrides,
@@ -66,7 +66,7 @@ from .parameters import (
     settings_text,
 )
 from .plan.preflight import check_files, check_machine
-from .recipes import (
+from cookbook_npu.recipes import (
     PARAMETERS,
     RECIPES,
     find_recipe,
@@ -160,7 +160,7 @@ def name_run(notebook: Path, parameters: dict[str, Any]) -> Path:
     """Return the run folder, and add its name to `parameters` unless they have one
 
     Raises `RunLocked` or `ConfigError` for an existing folder."""
-    from .runs.folder import lock_folder
+    from cookbook_npu.runs.folder import lock_folder
 
     check_names(notebook, parameters)
     scale = parameters.get("scale") or "laptop"
@@ -203,8 +203,8 @@ def resume_parameters(folder: Path) -> tuple[str, dict[str, Any]]:
 
     The notebook is the run's own, so the cells of an edited copy run again; without one,
     e.g. after a run in Jupyter, it is the recipe by its name."""
-    from .runs.folder import RunFolder
-    from .runs.kernel import collect_notebooks
+    from cookbook_npu.runs.folder import RunFolder
+    from cookbook_npu.runs.kernel import collect_notebooks
 
     run = RunFolder.open(folder)
     collect_notebooks(run.path.parent)  # the command may have been killed
@@ -236,8 +236,8 @@ def print_progress(
     steps: int | None,  # of the whole run
 ) -> Iterator[None]:
     "Print the steps of a run of another process until the block ends"
-    from .runs.live import Follower
-    from .runs.metrics import step_line
+    from cookbook_npu.runs.live import Follower
+    from cookbook_npu.runs.metrics import step_line
 
     follower = Follower(folder / "metrics.jsonl")
     follower.new()  # skip the earlier steps of a resumed run
@@ -270,7 +270,7 @@ def execute(
     "Run a recipe with papermill; its output appears on the terminal"
     from papermill.exceptions import PapermillExecutionError
 
-    from .runs.kernel import KernelEnded, growing_notebook, run_notebook
+    from cookbook_npu.runs.kernel import KernelEnded, growing_notebook, run_notebook
 
     target = find_target(parameters.get("scale") or "laptop")
     if columns := terminal_columns():
@@ -341,14 +341,14 @@ def complete_scales(incomplete: str) -> list[str]:
 # %% ../nbs/99_cli.ipynb #e9f41e80
 def complete_shims(incomplete: str) -> list[str]:
     "Complete the name of a shim"
-    from .npu.shims.explain import shim_names
+    from cookbook_npu.npu.shims.explain import shim_names
 
     return [name for name in shim_names() if name.startswith(incomplete)]
 
 
 def complete_jobs(incomplete: str) -> list[str]:
     "Complete the id of a job"
-    from .cluster.launch import list_jobs
+    from cookbook_npu.cluster.launch import list_jobs
 
     jobs = list_jobs(default_runs_folder())
     return [job.id for job in jobs if job.id.startswith(incomplete)]
@@ -542,8 +542,8 @@ def is_finished(
     asked: Mapping[str, Any] | None = None,  # given for a resume
 ) -> bool:
     "Whether a run, or each of its tenants, has all its steps, or those that `asked` gives"
-    from .runs.folder import RunFolder
-    from .runs.metrics import count_steps, load_metrics
+    from cookbook_npu.runs.folder import RunFolder
+    from cookbook_npu.runs.metrics import count_steps, load_metrics
 
     run = RunFolder.open(folder)
     asked = asked or {}
@@ -564,7 +564,7 @@ def is_finished(
 
 def print_result(folder: Path, seconds: float | None = None) -> None:
     "Print the result table of a run, its wall time, and the paths of notebook and report"
-    from .runs.report import result_text, run_result
+    from cookbook_npu.runs.report import result_text, run_result
 
     rows = run_result(folder)
     if seconds is not None:
@@ -576,7 +576,7 @@ def print_result(folder: Path, seconds: float | None = None) -> None:
 
 def refuse_empty_result(folder: Path) -> None:
     "Exit with 1 for a finished run that learned nothing"
-    from .runs.result import check_learning
+    from cookbook_npu.runs.result import check_learning
 
     try:
         check_learning(folder)
@@ -663,7 +663,7 @@ def _shims(
     as_json: _AsJson = False,
 ) -> None:
     "List the NPU shims with their state in a new process."
-    from .npu.shims import explain as explanations
+    from cookbook_npu.npu.shims import explain as explanations
 
     if explain:
         typer.echo(explanations.explain_shim(explain))
@@ -683,8 +683,8 @@ def _shim_report(
     role: str, simulate: bool | None, own: Sequence[str] = ()
 ) -> list[dict[str, str]]:
     "Return the shims of a new process (simulate None: only where there is no NPU)"
-    from .npu.device import AUTOLOAD_ENV, probe_npu
-    from .npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
+    from cookbook_npu.npu.device import AUTOLOAD_ENV, probe_npu
+    from cookbook_npu.npu.shims.bootstrap import PROCESS_ROLES, report_of_fresh_process
 
     if role not in PROCESS_ROLES:
         known = ", ".join(PROCESS_ROLES)
@@ -701,7 +701,7 @@ def _shim_report(
 # %% ../nbs/99_cli.ipynb #e2dbcd82
 def planned_config(recipe: str, scale: str, parameters: Mapping[str, Any]) -> RunConfig:
     "Return the configuration of a run to inspect; model and data may be missing"
-    from .plan.plan import model_name
+    from cookbook_npu.plan.plan import model_name
 
     build = find_recipe(recipe)
     known = list(inspect.signature(build).parameters)
@@ -727,9 +727,9 @@ def machine_need(
     nodes: int | None = None,  # machines (None: as few as possible)
 ) -> Any:
     "Return the requirements of a run, a `Need` of npu.stack.checks"
-    from .npu.stack.checks import Need
-    from .plan.dimensions import total_parameters
-    from .plan.memory import host_bytes, model_of
+    from cookbook_npu.npu.stack.checks import Need
+    from cookbook_npu.plan.dimensions import total_parameters
+    from cookbook_npu.plan.memory import host_bytes, model_of
 
     config = planned_config(recipe, scale, parameters)
     model = model_of(config)
@@ -793,8 +793,8 @@ _Bundle = Annotated[
 
 def save_bundle(file: Path, report: Any, runs: Path, run: Path | None) -> str:
     "Write the bundle of a doctor's report, with a run or the newest one; return its description"
-    from .npu.stack.bundle import bundle_text, run_files, write_bundle
-    from .runs.folder import OUTPUT_REMEDY, newest_run, storage_errors
+    from cookbook_npu.npu.stack.bundle import bundle_text, run_files, write_bundle
+    from cookbook_npu.runs.folder import OUTPUT_REMEDY, newest_run, storage_errors
 
     with storage_errors(file, OUTPUT_REMEDY):
         names = write_bundle(file, report, run_files(runs, run or newest_run(runs)))
@@ -824,11 +824,11 @@ def _doctor(
     run: _BundleRun = None,
 ) -> None:
     "Check this machine: nearest known stack, first mismatch, all checks. Exits with 1 on a failure."
-    from .npu.stack.checks import machine_size
-    from .npu.stack.doctor import examine, machine_lock, show_changes
-    from .npu.stack.machine import read_machine
-    from .npu.stack.stacks import read_lock
-    from .runs.folder import RunFolder, write_output
+    from cookbook_npu.npu.stack.checks import machine_size
+    from cookbook_npu.npu.stack.doctor import examine, machine_lock, show_changes
+    from cookbook_npu.npu.stack.machine import read_machine
+    from cookbook_npu.npu.stack.stacks import read_lock
+    from cookbook_npu.runs.folder import RunFolder, write_output
 
     if run:
         if not bundle:
@@ -878,7 +878,7 @@ def show_search(
     as_json: bool,
 ) -> None:
     "Print the fastest layouts of a run; raises `ConfigError` for what is not a number of devices"
-    from .plan.search import search_devices, search_text
+    from cookbook_npu.plan.search import search_devices, search_text
 
     words = devices.replace(",", " ").split()
     if not all(word.isdigit() for word in words):
@@ -940,7 +940,7 @@ def _plan(
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, memory and time of a run; fails when memory is insufficient."
-    from .plan.plan import make_plan
+    from cookbook_npu.plan.plan import make_plan
 
     given = gather_parameters(file, parameter)
     if recipe.endswith(".ipynb"):
@@ -997,7 +997,7 @@ def _schedule(
     ] = None,
 ) -> None:
     "Predict the throughput of a split run with other depths, staleness bounds and engine counts."
-    from .plan import schedule
+    from cookbook_npu.plan import schedule
 
     if hours is None and (slow_engines or loss_hours or timeout_hours):
         raise ConfigError(
@@ -1007,7 +1007,7 @@ def _schedule(
     measured = schedule.measure_run(run, skip)
     typer.echo(fit(schedule.measured_schedule_text(measured)))
     if hours is not None:
-        from .train import virtual_run
+        from cookbook_npu.train import virtual_run
 
         disturbances = virtual_run.Disturbances(
             slow_engines=slow_engines,
@@ -1029,8 +1029,8 @@ def _report(
     soc: _ChipOfRun = None,
 ) -> None:
     "Write the report of a run again."
-    from .plan.deviation import plan_table
-    from .runs.report import write_report
+    from cookbook_npu.plan.deviation import plan_table
+    from cookbook_npu.runs.report import write_report
 
     _announce("drawing the curves")
     typer.echo(f"report: {write_report(run, plan=plan_table(run, soc))}")
@@ -1058,8 +1058,8 @@ def _evidence(
     note: Annotated[str, Option(help="Remarks; private content is hidden.")] = "",
 ) -> None:
     "Write an anonymized summary of a run, with the plan's predictions."
-    from .npu.stack.machine import read_machine
-    from .plan import evidence
+    from cookbook_npu.npu.stack.machine import read_machine
+    from cookbook_npu.plan import evidence
 
     if run.is_file():
         typer.echo(evidence.evidence_text(evidence.check_evidence(run)))
@@ -1103,7 +1103,7 @@ def _export(
     ] = False,
 ) -> None:
     "Export a trained policy as a Hugging Face folder for transformers and vLLM."
-    from .policy.export import check_hub, export_policy, push_folder
+    from cookbook_npu.policy.export import check_hub, export_policy, push_folder
 
     if public and not push:
         raise ConfigError("--public without --push", "Add --push REPO.")
@@ -1148,7 +1148,7 @@ def _eval(
     as_json: _AsJson = False,
 ) -> None:
     "Evaluate a checkpoint with the run's graders on one device: accuracy, pass@k."
-    from .policy.evaluate import EvalSettings, evaluate_run, evaluation_text
+    from cookbook_npu.policy.evaluate import EvalSettings, evaluate_run, evaluation_text
 
     settings = EvalSettings(
         data=data,
@@ -1181,7 +1181,7 @@ def _chat(
     engine: Annotated[str, Option(help="transformers or vllm.")] = "transformers",
 ) -> None:
     "Chat with a trained policy. Each line is a message; Ctrl-D ends."
-    from .policy.chat import ChatSettings, chat_with_run
+    from cookbook_npu.policy.chat import ChatSettings, chat_with_run
 
     settings = ChatSettings(temperature, max_tokens, seed, system, engine)
     _announce("loading the policy")
@@ -1228,7 +1228,7 @@ def _samples(
     number: Annotated[int, Option("-n", min=1, help="Prompts or responses to show.")] = 6,
 ) -> None:
     "Print answers to held-out prompts before and after training, or responses of a step."
-    from .runs.answers import answer_table, samples_text
+    from cookbook_npu.runs.answers import answer_table, samples_text
 
     if step is None and not worst:
         typer.echo(str(answer_table(run, number)))
@@ -1271,7 +1271,7 @@ def _list_runs(
     ] = False,
 ) -> None:
     "List runs: state, steps, time, accuracy, and what differs from the recipe; remove old ones."
-    from .runs import listing
+    from cookbook_npu.runs import listing
 
     lines = listing.list_runs(root)
     if not lines:
@@ -1295,7 +1295,7 @@ def _list_runs(
 # %% ../nbs/99_cli.ipynb #d57f3505
 def on_npus(run: Path) -> bool:
     "Whether a run folder is of scale 910b"
-    from .runs.folder import RunFolder
+    from cookbook_npu.runs.folder import RunFolder
 
     return RunFolder.open(run).config().target.has_soc
 
@@ -1304,8 +1304,8 @@ def compared(
     runs: Sequence[Path], against: str | None, soc: str | None = None
 ) -> list[Any]:
     "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
-    from .plan.deviation import deviation_text, deviations_of
-    from .runs.compare import compare_expected, compare_runs
+    from cookbook_npu.plan.deviation import deviation_text, deviations_of
+    from cookbook_npu.runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
         raise ConfigError(f"--against is {against!r}", "Give expected, or plan.")
@@ -1326,7 +1326,7 @@ def compared(
 
 def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int:
     "Compare the phases of runs with the plan; returns 0, or 1 where a phase is off"
-    from .plan.deviation import deviation_text, deviations_of
+    from cookbook_npu.plan.deviation import deviation_text, deviations_of
 
     found = [deviations_of(run, soc) for run in runs]
     if as_json:
@@ -1338,7 +1338,7 @@ def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int
 
 def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
     "Print comparisons, write the page of the first; returns 0 (same) or 1 (different)"
-    from .runs.compare import comparison_text, write_comparison
+    from cookbook_npu.runs.compare import comparison_text, write_comparison
 
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
@@ -1386,7 +1386,7 @@ def _compare(
 
     The phases of runs on NPUs are compared with the plan. Equal settings: exits with 0 (the same
     within the rules) or 1 (different); 2: no comparison."""
-    from .runs import outcomes
+    from cookbook_npu.runs import outcomes
 
     if against == "plan":
         raise typer.Exit(show_deviations(runs, soc, as_json))
@@ -1416,7 +1416,7 @@ def _rerun(
     ] = False,
 ) -> None:
     "Repeat a run with the same recipe, parameters, seeds and data, and compare the two."
-    from .runs.rerun import prepare_rerun, rerun_text
+    from cookbook_npu.runs.rerun import prepare_rerun, rerun_text
 
     rerun = prepare_rerun(run)
     typer.echo(fit(rerun_text(rerun)))
@@ -1525,7 +1525,7 @@ def _launch(
     restart: _Restart = False,
 ) -> None:
     "Run a recipe as a job: starts or joins Ray, outlives the terminal, cleans up."
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     check_options(resume, restart, scale, rehearse, address, port)
     if resume:
@@ -1579,7 +1579,7 @@ def _jobs(
     ] = None,
 ) -> None:
     "List launched jobs: running, succeeded, failed, stopped, lost, or submitted to a job server."
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     if job_id:
         typer.echo(launch.job_state(launch.find_job(runs, job_id)))
@@ -1597,7 +1597,7 @@ def _jobs(
 @app.command("attach", rich_help_panel=_DURING, epilog="Example: cookbook-npu attach ID")
 def _attach_job(runs: _Runs, job_id: _JobId) -> None:
     "Follow a job's log to its end; exits as the job does. Ctrl-C leaves the job running."
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     follow_job(launch.find_job(runs, job_id))
 
@@ -1605,14 +1605,14 @@ def _attach_job(runs: _Runs, job_id: _JobId) -> None:
 @app.command("stop", rich_help_panel=_DURING, epilog="Example: cookbook-npu stop ID")
 def _stop_job(runs: _Runs, job_id: _JobId) -> None:
     "Stop a job after its current step, with a checkpoint; twice: abort."
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     end_job(launch.find_job(runs, job_id))
 
 
 def end_job(job: Any) -> None:
     "Stop a job of cluster.launch and wait for its end"
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     if launch.is_running(job):
         typer.echo("stopping after the current step; repeat the command to abort")
@@ -1674,8 +1674,8 @@ def check_nodes(
 
 def check_network(nodes: int) -> None:
     "Warn of an undecided network interface of several machines; raises `ConfigError` for a wrong one"
-    from .npu.stack.checks import Need, diagnose
-    from .npu.stack.machine import read_machine
+    from cookbook_npu.npu.stack.checks import Need, diagnose
+    from cookbook_npu.npu.stack.machine import read_machine
 
     found = diagnose("interfaces", read_machine(), Need(nodes=nodes))
     if found.state == "fail":
@@ -1686,7 +1686,7 @@ def check_network(nodes: int) -> None:
 
 def check_launch(config: RunConfig, node: Any, nodes: int, address: str | None) -> None:
     "Print the environment of a job; raises `ConfigError` for a run that its machines cannot start"
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     check_nodes(config, None if address else node.devices, nodes)
     if address is None:
@@ -1707,7 +1707,7 @@ def new_job(
     nodes: int,
 ) -> Any:
     "Write the folder of a job; its parameters go into a file, so that no shell parses them"
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     name = f"{Path(recipe).stem}-{parameters['scale']}"
     job = launch.make_job(runs, name, [], address, node, nodes)
@@ -1729,7 +1729,7 @@ def resume_job(
     **place: Any,  # address, nodes, and fields of `Node`; None: as before
 ) -> Any:
     "Prepare a job to resume its run; a job without a run folder starts over"
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     parameters = json.loads(_parameter_file(job).read_text(encoding="utf-8"))
     overrides = parameters["overrides"]
@@ -1746,9 +1746,9 @@ def _parameter_file(job: Any) -> Path:
 # %% ../nbs/99_cli.ipynb #305d0937
 def _environment_text(config: RunConfig, address: str | None) -> str:
     "Return the environment of each role of a job"
-    from .cluster.environment import worker_env
-    from .cluster.launch import submitted_env
-    from .plan.roles import environment_text
+    from cookbook_npu.cluster.environment import worker_env
+    from cookbook_npu.cluster.launch import submitted_env
+    from cookbook_npu.plan.roles import environment_text
 
     server = address is not None and address.startswith("http")
     passed = submitted_env(os.environ) if server else worker_env({}, os.environ)
@@ -1757,7 +1757,7 @@ def _environment_text(config: RunConfig, address: str | None) -> str:
 
 def start_job(job: Any, detach: bool) -> None:
     "Launch a job, print its id, and follow its log unless `detach`"
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     record = job.record()
     if record["nodes"] > 1 and not record["address"]:
@@ -1776,7 +1776,7 @@ def start_job(job: Any, detach: bool) -> None:
 
 def follow_job(job: Any) -> None:
     "Print a job's log and exit with its code; an interrupt leaves the job running"
-    from .cluster import launch
+    from cookbook_npu.cluster import launch
 
     try:
         for piece in launch.follow_log(job):
@@ -1793,9 +1793,9 @@ def follow_job(job: Any) -> None:
 # %% ../nbs/99_cli.ipynb #95a3d8b4
 def show_rehearsal(config: RunConfig, runs: Path) -> None:
     "Rehearse a run and print its step and a summary"
-    from .plan.plan import device_map
-    from .rollout.vllm import has_cpu_vllm
-    from .train.rehearsal import (
+    from cookbook_npu.plan.plan import device_map
+    from cookbook_npu.rollout.vllm import has_cpu_vllm
+    from cookbook_npu.train.rehearsal import (
         read_own_data,
         rehearsal,
         rehearsal_summary,

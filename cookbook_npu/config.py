@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from fastcore.basics import patch
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -189,7 +190,6 @@ class ModelConfig(Config):
     recompute: Literal["none", "selective", "full"] = setting(
         "none", "activation recomputation"
     )
-    attention_softmax_fp32: bool = setting(True, "compute the attention softmax in float32")
     fused_kernels: bool = setting(
         False,
         "use a fused SwiGLU; on an NPU also fused rotary embedding and vision "
@@ -206,22 +206,11 @@ class ParallelConfig(Config):
     shared: ClassVar[bool] = True
 
     tensor: int = setting(1, "tensor-parallel size (TP)", basic=True, gt=0)
-    sequence: bool = setting(
-        True,
-        "sequence parallelism of the norms; no effect with tensor = 1; required by "
-        "mixture-of-experts models",
-    )
     pipeline: int = setting(
         1, "pipeline-parallel size (PP): each stage holds 1 / PP of the layers", gt=0
     )
     expert: int = setting(
         1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
-    )
-    expert_tensor: int | None = setting(
-        None,
-        "tensor-parallel size within an expert (expert TP) (None: tensor without expert "
-        "parallelism, otherwise 1)",
-        gt=0,
     )
     context: int = setting(
         1,
@@ -242,8 +231,8 @@ class ParallelConfig(Config):
 
     @property
     def expert_tensor_size(self) -> int:
-        "Expert TP"
-        return self.expert_tensor or (self.tensor if self.expert == 1 else 1)
+        "Tensor-parallel size within an expert (expert TP)"
+        return self.tensor if self.expert == 1 else 1
 
 # %% ../nbs/01_config.ipynb #23eb8ae4
 RecordFormat = Literal[
@@ -282,9 +271,6 @@ class DataConfig(Config):
     )
     mixture: dict[Source, float] = setting({}, "source -> weight; replaces prompt_data")
     record_format: RecordFormat = setting("auto", "format of a record")
-    eval_format: RecordFormat | None = setting(
-        None, "format of a record of eval_data (None: record_format)"
-    )
     input_key: str | None = setting(
         None, "key of the prompt in a record (None: from record_format)"
     )
@@ -295,9 +281,6 @@ class DataConfig(Config):
         None,
         "key of the images in a record, one for each <image> of the prompt (None: from "
         "record_format)",
-    )
-    image_min_pixels: int | None = setting(
-        None, "enlarge smaller images to this size, pixels (None: the model's limit)", gt=0
     )
     image_max_pixels: int | None = setting(
         None, "shrink larger images to this size, pixels (None: the model's limit)", gt=0
@@ -376,7 +359,6 @@ class JudgeConfig(Config):
     scale: tuple[float, float] = setting(
         (0.0, 10.0), "worst and best score; a score outside counts as missing"
     )
-    temperature: float = setting(0.0, "the judge's softmax temperature", ge=0)
     max_reply_tokens: int = setting(
         512,
         "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
@@ -390,7 +372,6 @@ class JudgeConfig(Config):
     concurrency: int = setting(
         16, "maximum number of concurrent requests", gt=0, effect="none"
     )
-    timeout_s: float = setting(60.0, "time limit of a request, s", gt=0, effect="later")
     retries: int = setting(
         4,
         "retries after a timeout, status 429 or 5xx, or a reply without a score; delays "
@@ -398,98 +379,70 @@ class JudgeConfig(Config):
         ge=0,
         effect="later",
     )
-    cache: Annotated[str, AfterValidator(lambda p: p and os.path.abspath(p))] | None = (
-        setting(
-            None,
-            "SQLite file of replies, may be shared by runs (None: in the run folder)",
-            effect="later",
-        )
-    )
     max_requests: int | None = setting(
         None,
         "budget of the run in requests, retries included (None: no limit)",
         gt=0,
         effect="later",
     )
-    max_tokens: int | None = setting(
-        None,
-        "budget of the run in input and output tokens (None: no limit)",
-        gt=0,
-        effect="later",
-    )
-    max_cost: float | None = setting(
-        None,
-        "budget of the run in the currency of the prices (None: no limit)",
-        gt=0,
-        effect="later",
-    )
-    input_price: float = setting(
-        0.0, "price of a million input tokens", ge=0, effect="later"
-    )
-    output_price: float = setting(
-        0.0, "price of a million output tokens", ge=0, effect="later"
-    )
-
-    def check(self) -> None:
-        "Raise `ConfigError` for settings with which no request can be sent"
-        if not self.url or not self.model:
-            missing = "model" if self.url else "url"
-            raise ConfigError(
-                f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
-                "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
-            )
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(
-                f"reward.judge.url is {self.url!r}",
-                "Give http://HOST:PORT/v1 or https://HOST/v1.",
-            )
-        # neither of the two messages repeats the value: it is, or holds, a secret
-        if address.username or address.password:
-            raise ConfigError(
-                f"reward.judge.url has a user or a password for {address.hostname}",
-                "The run folder would hold it: use reward.judge.api_key_env.",
-            )
-        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            raise ConfigError(
-                "reward.judge.api_key_env is not the name of an environment variable",
-                "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
-            )
-        if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
-            raise ConfigError(
-                "reward.judge.template shows no response to the judge",
-                "Write {response} or {answer} into it.",
-            )
-        self._check_score()
-
-    def _check_score(self) -> None:
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as e:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
-                "Correct it.",
-            ) from None
-        if not groups:
-            raise ConfigError(
-                f"reward.judge.pattern {self.pattern!r} has no group",
-                r"Put parentheses around the number, e.g. Score: (\d+).",
-            )
-        if self.scale[0] >= self.scale[1]:
-            raise ConfigError(
-                f"reward.judge.scale is {self.scale}",
-                "Give the worst score, then the best one.",
-            )
-        if self.max_cost and not (self.input_price or self.output_price):
-            raise ConfigError(
-                f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
-                "Set reward.judge.input_price and output_price, or max_tokens.",
-            )
 
 # %% ../nbs/01_config.ipynb #7d39d73d
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@patch
+def check(self: JudgeConfig) -> None:
+    "Raise `ConfigError` for settings with which no request can be sent"
+    if not self.url or not self.model:
+        missing = "model" if self.url else "url"
+        raise ConfigError(
+            f"reward.scorers has 'judge', and reward.judge.{missing} is not set",
+            "Give the endpoint's address, such as http://127.0.0.1:8000/v1, and a model that it serves.",
+        )
+    address = urlsplit(self.url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(
+            f"reward.judge.url is {self.url!r}",
+            "Give http://HOST:PORT/v1 or https://HOST/v1.",
+        )
+    # neither of the two messages repeats the value: it is, or holds, a secret
+    if address.username or address.password:
+        raise ConfigError(
+            f"reward.judge.url has a user or a password for {address.hostname}",
+            "The run folder would hold it: use reward.judge.api_key_env.",
+        )
+    if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+        raise ConfigError(
+            "reward.judge.api_key_env is not the name of an environment variable",
+            "Export the key, as in JUDGE_API_KEY, and give that name; the key is never stored.",
+        )
+    if not {"{response}", "{answer}"} & set(re.findall(r"\{\w+\}", self.template)):
+        raise ConfigError(
+            "reward.judge.template shows no response to the judge",
+            "Write {response} or {answer} into it.",
+        )
+    self._check_score()
+
+# %% ../nbs/01_config.ipynb #3bdbbc7e
+@patch
+def _check_score(self: JudgeConfig) -> None:
+    try:
+        groups = re.compile(self.pattern).groups
+    except re.error as e:
+        raise ConfigError(
+            f"reward.judge.pattern {self.pattern!r} is no regular expression: {e}",
+            "Correct it.",
+        ) from None
+    if not groups:
+        raise ConfigError(
+            f"reward.judge.pattern {self.pattern!r} has no group",
+            r"Put parentheses around the number, e.g. Score: (\d+).",
+        )
+    if self.scale[0] >= self.scale[1]:
+        raise ConfigError(
+            f"reward.judge.scale is {self.scale}",
+            "Give the worst score, then the best one.",
+        )
 
 # %% ../nbs/01_config.ipynb #76c81615
 class RewardConfig(Config):
@@ -507,7 +460,6 @@ class RewardConfig(Config):
     )
     workers: int = setting(2, "grading processes", gt=0, effect="none")
     arguments: dict[str, dict[str, Any]] = setting({}, "scorer name -> keyword arguments")
-    batch_size: int = setting(32, "responses per call of a batched or async scorer", gt=0)
     retries: int = setting(
         2,
         "retries of an async scorer (a reward server) after a failure or timeout",
@@ -602,9 +554,6 @@ class RolloutConfig(Config):
         "and chat template",
         shared=True,
     )
-    request_seeds: bool = setting(
-        True, "vllm: one seed per response; false: one per batch, which decodes faster"
-    )
     weight_update_method: WeightUpdateMethod = setting(
         "auto",
         "vllm: how the engine loads new weights; native: vLLM opens device memory "
@@ -662,9 +611,6 @@ class RolloutConfig(Config):
     environment_timeout_s: float = setting(
         60.0, "time limit of one environment call, s", gt=0, effect="later"
     )
-    environment_workers: int = setting(
-        16, "concurrent environment calls", gt=0, effect="none"
-    )
     max_turns: int = setting(8, "maximum turns of an episode", gt=0)
     eval_samples: int = setting(1, "samples per held-out prompt", gt=0)
     eval_temperature: float | None = setting(
@@ -720,9 +666,6 @@ class AlgorithmConfig(Config):
         ge=0,
         le=1,
     )
-    overlong_penalty: float = setting(
-        1.0, "maximum length penalty, reached at max_response_tokens", gt=0
-    )
     # policy loss (rl.losses, rl.loss_aggregation)
     loss: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"] = setting(
         "ppo",
@@ -748,10 +691,6 @@ class AlgorithmConfig(Config):
         "maximum ratio (None: no bound)",
         gt=1,
     )
-    tau_pos: float = setting(
-        1.0, "sapo: temperature of the gate for positive advantages", gt=0
-    )
-    tau_neg: float = setting(1.05, "sapo: temperature for other advantages", gt=0)
     loss_agg_mode: LossAggMode = setting(
         "seq-mean-token-mean", "loss aggregation over a step"
     )
@@ -803,7 +742,6 @@ class OptimConfig(Config):
     )
     min_learning_rate: float = setting(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = setting(0.1, "decoupled weight decay", ge=0)
-    beta1: float = setting(0.9, "first-moment decay", ge=0, lt=1)
     beta2: float = setting(0.98, "second-moment decay", ge=0, lt=1)
     eps: float = setting(1e-8, "Adam epsilon", gt=0)
     clip_grad: float = setting(1.0, "global gradient-norm clip; 0: off", ge=0)
@@ -811,9 +749,6 @@ class OptimConfig(Config):
         False,
         "keep moments and float32 weights on the host and update them there (bfloat16 "
         "models)",
-    )
-    cpu_offload_overlap: bool = setting(
-        True, "cpu_offload: overlap the copies between device and host with the update"
     )
 
 # %% ../nbs/01_config.ipynb #805446e2
@@ -843,9 +778,6 @@ class DistillConfig(Config):
         "teacher of all prompts without one of their own (None: no teacher)",
     )
     by_source: dict[str, Teacher] = setting({}, "data source -> its own teacher")
-    coef: float = setting(
-        1.0, "weight of the reverse KL to the teacher in the advantage of each token", gt=0
-    )
     reward_coef: float = setting(
         0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
     )
@@ -939,12 +871,6 @@ class TrainConfig(Config):
         "{'recompute_num_layers': 2}; fields that the run sets are rejected",
         shared=True,
     )
-    sequence_limit: int | None = setting(
-        None,
-        "maximum sequence length in training, tokens (None: maximum prompt + maximum "
-        "response)",
-        gt=0,
-    )
     layout: Literal["auto", "thd", "bshd"] = setting(
         "auto",
         "micro-batch layout: packed (thd) or padded (bshd); auto: packed where every "
@@ -952,12 +878,6 @@ class TrainConfig(Config):
         shared=True,
     )
     logprob_chunk_tokens: int = setting(1024, "tokens per chunk of logits", gt=0)
-    logprob_diff_alarm: float = setting(
-        0.2,
-        "alarm above this log-prob difference (train_rollout_logprob_abs_diff), nats",
-        gt=0,
-        effect="later",
-    )
     save_every: int = setting(
         0, "steps between checkpoints; 0: only at the end", basic=True, ge=0, effect="none"
     )
@@ -1055,12 +975,6 @@ class PlacementConfig(Config):
         ge=1024,
         le=63420,
     )
-    hccl_buffer_mb: int | None = setting(
-        None,
-        "HCCL_BUFFSIZE, one of the two buffers of a communicator, MiB (None: the "
-        "shell's value, else 200; 910b scale only)",
-        gt=0,
-    )
     trainer_env: dict[str, str] = setting(
         {},
         "environment variables of the trainer, e.g. OMP_NUM_THREADS; override the "
@@ -1074,9 +988,6 @@ class PlacementConfig(Config):
     simulated_memory_bytes: int = setting(
         2**30, "memory of one simulated NPU, bytes (laptop scale only)", gt=0
     )
-    call_timeout_s: float = setting(
-        7200.0, "timeout of one worker-group call, s", gt=0, effect="none"
-    )
 
 # %% ../nbs/01_config.ipynb #36f696b7
 class FaultConfig(Config):
@@ -1084,10 +995,12 @@ class FaultConfig(Config):
 
     effect: ClassVar[Effect] = "none"
 
-    on_failure: Literal["restart", "fail"] = setting(
-        "restart", "restart a lost worker group, or end the run", shared=True
+    max_restarts: int = setting(
+        3,
+        "restarts of lost worker groups before the run ends (0: end it at the first)",
+        ge=0,
+        shared=True,
     )
-    max_restarts: int = setting(3, "maximum restarts per run", ge=0)
     min_groups: float = setting(
         1.0,
         "minimum fraction of groups to continue with when engines or rewards are lost (1: "
@@ -1164,13 +1077,6 @@ class OutputConfig(Config):
     )
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow, clearml"
-    )
-    completions: int = setting(
-        6,
-        "held-out prompts whose answers trackers and TensorBoard get after each evaluation "
-        "(0: none)",
-        ge=0,
-        le=50,
     )
     project: str | None = setting(
         None, "project of the trackers; experiment for mlflow (None: the recipe)"
@@ -1374,123 +1280,6 @@ class RunConfig(Config):
             check(self)
         return self
 
-    @property
-    def target(self) -> Target:
-        "Return the target of the scale"
-        return find_target(self.scale)
-
-    @property
-    def rollout_batch(self) -> int:
-        "Samples per rollout, B = P x G; the conversations of a step of SFT"
-        each = 1 if self.is_sft else self.rollout.samples_per_prompt
-        return self.rollout.prompts_per_step * each
-
-    @property
-    def global_batch_size(self) -> int:
-        "Samples per optimizer step"
-        return self.train.global_batch_size or self.rollout_batch
-
-    @property
-    def needs_logprobs(self) -> bool:
-        "Whether the actor's log-probs are computed before the training pass"
-        several = self.global_batch_size < self.rollout_batch
-        noisy = self.lora.rank > 0 and self.lora.dropout > 0  # in the training pass
-        return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
-
-    @property
-    def has_critic(self) -> bool:
-        "Whether the run trains a critic (PPO)"
-        return self.algorithm.advantage_estimator == "gae"
-
-    @property
-    def teachers(self) -> list[str]:
-        "The teachers of on-policy distillation, each once"
-        d = self.distill
-        every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
-        return list(dict.fromkeys(every))
-
-    @property
-    def sends_adapter(self) -> bool:
-        "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
-        wanted = self.lora.rank > 0 and self.lora.weight_update != "merged"
-        return wanted and not why_merged(self)
-
-    @property
-    def critic_learning_rate(self) -> float:
-        "Learning rate of the critic, with its default"
-        return self.critic.learning_rate or 10 * self.optim.learning_rate
-
-    @property
-    def critic_warmup_steps(self) -> int:
-        "First steps that train only the critic"
-        return self.critic.warmup_steps if self.has_critic else 0
-
-    @property
-    def policy_steps(self) -> int:
-        "Steps that train the policy: all but the critic's warm-up"
-        return self.num_steps - self.critic_warmup_steps
-
-    @property
-    def optimizer_steps(self) -> int:
-        "Optimizer steps of the policy, for its schedule"
-        return self.policy_steps * (self.rollout_batch // self.global_batch_size)
-
-    @property
-    def eval_sampling(self) -> EvalSamplingConfig:
-        "Sampling of evaluations, with the defaults from training"
-        r = self.rollout
-        own = {
-            "temperature": r.eval_temperature,
-            "max_response_tokens": r.eval_max_response_tokens,
-            "top_p": r.eval_top_p,
-        }
-        changes = {name: value for name, value in own.items() if value is not None}
-        return EvalSamplingConfig(**self.sampling.model_dump() | changes)
-
-    @property
-    def longest_response(self) -> int:
-        "Maximum response length in training and evaluation, tokens"
-        in_evaluation = self.eval_sampling.max_response_tokens
-        return max(self.sampling.max_response_tokens, in_evaluation)
-
-    @property
-    def sequence_limit(self) -> int:
-        "Maximum sequence length in training, tokens"
-        return (
-            self.train.sequence_limit
-            or self.data.max_prompt_tokens + self.sampling.max_response_tokens
-        )
-
-    @property
-    def trainer_devices(self) -> int:
-        "Number of trainer devices, the first ones of the run"
-        p = self.placement
-        everything = p.devices // 2 if p.mode == "split" else p.devices
-        return p.trainer_devices or everything
-
-    @property
-    def engine_devices(self) -> range:
-        "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
-        if self.is_sft:
-            return range(0)
-        first = self.trainer_devices if self.placement.mode == "split" else 0
-        return range(first, self.placement.devices)
-
-    @property
-    def num_engines(self) -> int:
-        "Number of rollout engines"
-        return len(self.engine_devices) // self.rollout.devices_per_engine
-
-    @property
-    def data_parallel(self) -> int:
-        "Data-parallel size of the trainer (DP)"
-        return self.trainer_devices // self.parallel.model_size
-
-    @property
-    def is_sft(self) -> bool:
-        "Whether the run is supervised fine-tuning, without engines"
-        return self.sft.loss_mask is not None
-
 # %% ../nbs/01_config.ipynb #9f4a893d
 VLLM_MAX_RANK = 512  # of vLLM's adapters
 
@@ -1506,16 +1295,137 @@ def why_merged(config: "RunConfig") -> str:
     return ""
 
 
+@patch(as_prop=True)
+def target(self: RunConfig) -> Target:
+    "Return the target of the scale"
+    return find_target(self.scale)
 
 
+@patch(as_prop=True)
+def rollout_batch(self: RunConfig) -> int:
+    "Samples per rollout, B = P x G; the conversations of a step of SFT"
+    each = 1 if self.is_sft else self.rollout.samples_per_prompt
+    return self.rollout.prompts_per_step * each
 
 
+@patch(as_prop=True)
+def global_batch_size(self: RunConfig) -> int:
+    "Samples per optimizer step"
+    return self.train.global_batch_size or self.rollout_batch
 
 
+@patch(as_prop=True)
+def needs_logprobs(self: RunConfig) -> bool:
+    "Whether the actor's log-probs are computed before the training pass"
+    several = self.global_batch_size < self.rollout_batch
+    noisy = self.lora.rank > 0 and self.lora.dropout > 0  # in the training pass
+    return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
 
 
+@patch(as_prop=True)
+def has_critic(self: RunConfig) -> bool:
+    "Whether the run trains a critic (PPO)"
+    return self.algorithm.advantage_estimator == "gae"
 
 
+@patch(as_prop=True)
+def teachers(self: RunConfig) -> list[str]:
+    "The teachers of on-policy distillation, each once"
+    d = self.distill
+    every = [*([d.teacher] if d.teacher else []), *d.by_source.values()]
+    return list(dict.fromkeys(every))
+
+# %% ../nbs/01_config.ipynb #c80944d3
+@patch(as_prop=True)
+def sends_adapter(self: RunConfig) -> bool:
+    "Whether a weight update sends a LoRA adapter alone, without the weights of the model"
+    wanted = self.lora.rank > 0 and self.lora.weight_update != "merged"
+    return wanted and not why_merged(self)
+
+
+@patch(as_prop=True)
+def critic_learning_rate(self: RunConfig) -> float:
+    "Learning rate of the critic, with its default"
+    return self.critic.learning_rate or 10 * self.optim.learning_rate
+
+
+@patch(as_prop=True)
+def critic_warmup_steps(self: RunConfig) -> int:
+    "First steps that train only the critic"
+    return self.critic.warmup_steps if self.has_critic else 0
+
+
+@patch(as_prop=True)
+def policy_steps(self: RunConfig) -> int:
+    "Steps that train the policy: all but the critic's warm-up"
+    return self.num_steps - self.critic_warmup_steps
+
+# %% ../nbs/01_config.ipynb #cce1c2b0
+@patch(as_prop=True)
+def optimizer_steps(self: RunConfig) -> int:
+    "Optimizer steps of the policy, for its schedule"
+    return self.policy_steps * (self.rollout_batch // self.global_batch_size)
+
+# %% ../nbs/01_config.ipynb #1b9e1bd5
+@patch(as_prop=True)
+def eval_sampling(self: RunConfig) -> EvalSamplingConfig:
+    "Sampling of evaluations, with the defaults from training"
+    r = self.rollout
+    own = {
+        "temperature": r.eval_temperature,
+        "max_response_tokens": r.eval_max_response_tokens,
+        "top_p": r.eval_top_p,
+    }
+    changes = {name: value for name, value in own.items() if value is not None}
+    return EvalSamplingConfig(**self.sampling.model_dump() | changes)
+
+
+@patch(as_prop=True)
+def longest_response(self: RunConfig) -> int:
+    "Maximum response length in training and evaluation, tokens"
+    in_evaluation = self.eval_sampling.max_response_tokens
+    return max(self.sampling.max_response_tokens, in_evaluation)
+
+
+@patch(as_prop=True)
+def sequence_limit(self: RunConfig) -> int:
+    "Maximum sequence length in training, tokens"
+    return self.data.max_prompt_tokens + self.sampling.max_response_tokens
+
+
+@patch(as_prop=True)
+def trainer_devices(self: RunConfig) -> int:
+    "Number of trainer devices, the first ones of the run"
+    p = self.placement
+    everything = p.devices // 2 if p.mode == "split" else p.devices
+    return p.trainer_devices or everything
+
+
+@patch(as_prop=True)
+def engine_devices(self: RunConfig) -> range:
+    "Devices of the engines: all (colocate), those after the trainer's (split), none (SFT)"
+    if self.is_sft:
+        return range(0)
+    first = self.trainer_devices if self.placement.mode == "split" else 0
+    return range(first, self.placement.devices)
+
+
+@patch(as_prop=True)
+def num_engines(self: RunConfig) -> int:
+    "Number of rollout engines"
+    return len(self.engine_devices) // self.rollout.devices_per_engine
+
+
+@patch(as_prop=True)
+def data_parallel(self: RunConfig) -> int:
+    "Data-parallel size of the trainer (DP)"
+    return self.trainer_devices // self.parallel.model_size
+
+# %% ../nbs/01_config.ipynb #5f7985a7
+@patch(as_prop=True)
+def is_sft(self: RunConfig) -> bool:
+    "Whether the run is supervised fine-tuning, without engines"
+    return self.sft.loss_mask is not None
 
 # %% ../nbs/01_config.ipynb #4cca090a
 class ConfigKey(NamedTuple):
@@ -1621,7 +1531,7 @@ _ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
         "data.apply_chat_template true",
         lambda c: c.data.apply_chat_template,
     ),
-    ("distill.coef", "distill.reward_coef"): ("distill.teacher", lambda c: c.teachers),
+    ("distill.reward_coef",): ("distill.teacher", lambda c: c.teachers),
     ("lora.",): ("lora.rank above 0", lambda c: c.lora.rank),
     ("critic.", "algorithm.gae_lambda"): (
         "algorithm.advantage_estimator 'gae'",
@@ -1638,10 +1548,6 @@ _ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
     ("algorithm.clip_ratio_",): (
         "a clipped algorithm.loss, such as 'ppo'",
         lambda c: c.algorithm.loss != "sapo",
-    ),
-    ("algorithm.tau_",): (
-        "algorithm.loss 'sapo'",
-        lambda c: c.algorithm.loss == "sapo",
     ),
     ("algorithm.normalize_std",): (
         "algorithm.advantage_estimator 'grpo'",
@@ -1724,7 +1630,7 @@ def check_parallel(parallel: ParallelConfig, devices: int) -> None:
     experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
         raise ConfigError(
-            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} x "
+            f"parallel.expert {p.expert} x expert TP {p.expert_tensor_size} x "
             f"parallel.pipeline {p.pipeline} is {experts}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
@@ -1883,7 +1789,7 @@ MEGATRON_ARGS_OF_THE_RUN = {
     ),
     **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
     "tensor_model_parallel_size": "Set parallel.tensor.",
-    "sequence_parallel": "Set parallel.sequence.",
+    "sequence_parallel": "Leave it out: it is on with parallel.tensor above 1.",
     "pipeline_model_parallel_size": "Set parallel.pipeline.",
     **dict.fromkeys(
         (
@@ -1897,10 +1803,9 @@ MEGATRON_ARGS_OF_THE_RUN = {
     "context_parallel_size": "Set parallel.context.",
     "cp_comm_type": "Set parallel.context_algorithm.",
     "expert_model_parallel_size": "Set parallel.expert.",
-    "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
+    "expert_tensor_parallel_size": "Leave it out: an expert is split by parallel.tensor without EP.",
     "moe_enable_routing_replay": "Set rollout.routing_replay.",
     "recompute_granularity": "Set model.recompute.",
-    "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout"),
         "Leave it out: two passes over the same weights must give the same log-probs.",
@@ -2200,38 +2105,22 @@ def check_experts(
     model: str,  # its name in messages
 ) -> None:
     "Raise `ConfigError` if the layout cannot hold the experts of a model"
-    p = parallel
     if not num_experts:
-        for name in ("expert", "expert_tensor"):
-            if (getattr(p, name) or 1) > 1:
-                raise ConfigError(
-                    f"parallel.{name} is {getattr(p, name)}, {model} has no experts",
-                    "Leave it out.",
-                )
+        if parallel.expert > 1:
+            raise ConfigError(
+                f"parallel.expert is {parallel.expert}, {model} has no experts",
+                "Leave it out.",
+            )
         return
-    if p.expert == 1 and p.expert_tensor_size != p.tensor:
-        raise ConfigError(
-            f"parallel.expert is 1, parallel.expert_tensor {p.expert_tensor} and "
-            f"parallel.tensor {p.tensor}",
-            "Megatron sums the gradients of experts over the wrong ranks then: leave "
-            "parallel.expert_tensor out, or set parallel.expert.",
-        )
     for name, size, whole, what in (
-        ("expert", p.expert, num_experts, "experts"),
-        ("expert_tensor", p.expert_tensor_size, expert_width, "columns in an expert"),
+        ("expert", parallel.expert, num_experts, "experts"),
+        ("tensor", parallel.expert_tensor_size, expert_width, "columns in an expert"),
     ):
         if whole % size:
             raise ConfigError(
                 f"parallel.{name} is {size}, {model} has {whole} {what}",
                 f"Make parallel.{name} a divisor of that.",
             )
-    if p.tensor > 1 and not p.sequence:
-        raise ConfigError(
-            f"parallel.sequence is false with parallel.tensor {p.tensor} and {model}, "
-            "a mixture of experts",
-            "Set it to true: without it every rank of a tensor-parallel group would send the "
-            "same tokens to the experts.",
-        )
 
 # %% ../nbs/01_config.ipynb #ce6a38e6
 def _check_tiny(c: RunConfig) -> None:
@@ -2247,13 +2136,6 @@ def _check_tiny(c: RunConfig) -> None:
         )
     experts = t.num_experts if t.is_mixture else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
-    if c.parallel.expert > 1 and c.parallel.expert_tensor_size > 1 and c.target.simulated:
-        raise ConfigError(
-            f"parallel.expert is {c.parallel.expert}, parallel.expert_tensor "
-            f"{c.parallel.expert_tensor_size}",
-            "The ranks of an expert then gather different numbers of tokens, which the "
-            "simulated NPU's collectives cannot: leave parallel.expert_tensor out.",
-        )
     if experts and t.experts_per_token > experts:
         raise ConfigError(
             f"model.tiny.experts_per_token is {t.experts_per_token}, "
@@ -2477,10 +2359,10 @@ def _check_tenants(c: RunConfig) -> None:
             f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
             f"Set lora.slots to {len(c.tenants)}.",
         )
-    if c.faults.on_failure != "fail":
+    if c.faults.max_restarts:
         raise ConfigError(
-            f"faults.on_failure is {c.faults.on_failure!r} with tenants",
-            "They share their processes, which are not restarted: set it to 'fail'.",
+            f"faults.max_restarts is {c.faults.max_restarts} with tenants",
+            "They share their processes, which are not restarted: set it to 0.",
         )
     tenant_configs(c)
 
@@ -2746,6 +2628,9 @@ def stored_config(values: Any) -> RunConfig:
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
+        faults = values.get("faults")
+        if isinstance(faults, dict) and faults.get("on_failure") == "fail":
+            faults["max_restarts"] = 0
         for key in REMOVED_KEYS:
             _drop(values, key.split("."))
         for tenant in (values.get("tenants") or {}).values():

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .config import (
+from cookbook_npu.config import (
     RunConfig,
     config_keys,
     config_sections,

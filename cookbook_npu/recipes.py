@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fastcore.basics import patch
 
-from .config import (
+from cookbook_npu.config import (
     TASK_NAMES,
     ModelConfig,
     RunConfig,
@@ -243,73 +244,6 @@ class Recipe:
         )
         return self._build(scale, parameters, dict(flat_overrides(overrides or {})))
 
-    def _own(self, scale: Scale, model: str | None) -> RunConfig:
-        "Return the configuration with the recipe's own prompts"
-        # set the path first: with it the checks of model.tiny do not apply
-        path = ModelConfig(path=model)
-        return override(
-            RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
-        )
-
-    def _build(
-        self, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
-    ) -> RunConfig:
-        given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
-        model = parameters["model"] or overrides.get("model.path")
-        if not find_target(scale).has_tiny_model:
-            _require(scale, model=model)
-            if not have_prompts(overrides):
-                _require(scale, prompt_data=parameters["prompt_data"])
-        for key in given.keys() & overrides.keys():
-            raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
-        config = self._own(scale, model)
-        prompts = _deciding_source({**given, **overrides}, config.data.prompt_data)
-        changes = dict(prompt_settings(prompts, config))
-        if config.is_sft:
-            for name in ("engine", "samples_per_prompt"):
-                value = parameters[name] or overrides.get(PARAMETERS[name])
-                if value is not None:
-                    raise ConfigError(
-                        f"{name} is {value!r} in a recipe of supervised fine-tuning",
-                        "It samples nothing: leave it out.",
-                    )
-        for variant in self.chosen_variants(scale, overrides):
-            changes |= variant.settings
-        steps = {**given, **overrides}.get("num_steps")
-        if isinstance(steps, int) and 0 < steps < config.num_steps:
-            # a short run of a long recipe has the same share of warm-up
-            share = config.optim.warmup_steps * steps // config.num_steps
-            changes["optim.warmup_steps"] = share
-        environment = overrides.get("rollout.environment", config.rollout.environment)
-        if environment != config.rollout.environment:  # it has its own arguments
-            changes = {"rollout.environment_arguments": {}} | changes
-        built = override(config, {**changes, **given, **overrides})
-        tenants = _tenants_for_their_prompts(built, {*given, *overrides})
-        if tenants != built.tenants:
-            built = override(built, {"tenants": tenants})
-        if overrides.get("output.resume"):
-            return built  # with the recorded settings, whatever the recipe is now
-        usual = dict(config.flat()) | changes
-        for key, value in {**given, **overrides}.items():
-            without_effect = built.tenants and all(key in own for own in built.tenants.values())
-            if without_effect and value != usual[key]:
-                raise ConfigError(
-                    f"{key} is {value!r}, and each tenant has its own",
-                    f"Set tenants.NAME.{key} in overrides.",
-                )
-        return built
-
-    def _repr_markdown_(self) -> str:
-        "The settings of each scale as a table"
-        columns = {scale: self.settings(scale) for scale in SCALES}
-        keys = sorted({key for values in columns.values() for key in values})
-        lines = [f"**{self.title or self.name}**", "", f"| key | {' | '.join(columns)} |"]
-        lines += ["|---" * (len(columns) + 1) + "|"]
-        for key in keys:
-            cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
-            lines.append(f"| `{key}` | {' | '.join(cells)} |")
-        return "\n".join(lines)
-
 # %% ../nbs/02_recipes.ipynb #343ab792
 def have_prompts(overrides: Settings) -> bool:
     "Whether `overrides` names prompts of the run, or of each of its tenants"
@@ -353,6 +287,77 @@ def _require(scale: str, **parameters: Any) -> None:
             )
 
 
+@patch
+def _own(self: Recipe, scale: Scale, model: str | None) -> RunConfig:
+    "Return the configuration with the recipe's own prompts"
+    # set the path first: with it the checks of model.tiny do not apply
+    path = ModelConfig(path=model)
+    return override(
+        RunConfig(recipe=self.name, scale=scale, model=path), self.settings(scale)
+    )
+
+# %% ../nbs/02_recipes.ipynb #00921fa3
+@patch
+def _build(
+    self: Recipe, scale: Scale, parameters: Mapping[str, Any], overrides: Settings
+) -> RunConfig:
+    given = {PARAMETERS[k]: v for k, v in parameters.items() if v is not None}
+    model = parameters["model"] or overrides.get("model.path")
+    if not find_target(scale).has_tiny_model:
+        _require(scale, model=model)
+        if not have_prompts(overrides):
+            _require(scale, prompt_data=parameters["prompt_data"])
+    for key in given.keys() & overrides.keys():
+        raise ConfigError(f"{key} is set by a parameter and in overrides", "Set it once.")
+    config = self._own(scale, model)
+    prompts = _deciding_source({**given, **overrides}, config.data.prompt_data)
+    changes = dict(prompt_settings(prompts, config))
+    if config.is_sft:
+        for name in ("engine", "samples_per_prompt"):
+            value = parameters[name] or overrides.get(PARAMETERS[name])
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is {value!r} in a recipe of supervised fine-tuning",
+                    "It samples nothing: leave it out.",
+                )
+    for variant in self.chosen_variants(scale, overrides):
+        changes |= variant.settings
+    steps = {**given, **overrides}.get("num_steps")
+    if isinstance(steps, int) and 0 < steps < config.num_steps:
+        # a short run of a long recipe has the same share of warm-up
+        share = config.optim.warmup_steps * steps // config.num_steps
+        changes["optim.warmup_steps"] = share
+    environment = overrides.get("rollout.environment", config.rollout.environment)
+    if environment != config.rollout.environment:  # it has its own arguments
+        changes = {"rollout.environment_arguments": {}} | changes
+    built = override(config, {**changes, **given, **overrides})
+    tenants = _tenants_for_their_prompts(built, {*given, *overrides})
+    if tenants != built.tenants:
+        built = override(built, {"tenants": tenants})
+    if overrides.get("output.resume"):
+        return built  # with the recorded settings, whatever the recipe is now
+    usual = dict(config.flat()) | changes
+    for key, value in {**given, **overrides}.items():
+        without_effect = built.tenants and all(key in own for own in built.tenants.values())
+        if without_effect and value != usual[key]:
+            raise ConfigError(
+                f"{key} is {value!r}, and each tenant has its own",
+                f"Set tenants.NAME.{key} in overrides.",
+            )
+    return built
+
+# %% ../nbs/02_recipes.ipynb #278be479
+@patch
+def _repr_markdown_(self: Recipe) -> str:
+    "The settings of each scale as a table"
+    columns = {scale: self.settings(scale) for scale in SCALES}
+    keys = sorted({key for values in columns.values() for key in values})
+    lines = [f"**{self.title or self.name}**", "", f"| key | {' | '.join(columns)} |"]
+    lines += ["|---" * (len(columns) + 1) + "|"]
+    for key in keys:
+        cells = [f"`{v[key]}`" if key in v else "" for v in columns.values()]
+        lines.append(f"| `{key}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 # %% ../nbs/02_recipes.ipynb #355251e2
 _BATCH: Settings = {"rollout.prompts_per_step": 32, "rollout.samples_per_prompt": 8}
@@ -564,7 +569,7 @@ qwen3_4b_sft = Recipe(
 # %% ../nbs/02_recipes.ipynb #d307f318
 _LORA_TENANTS: Settings = {
     "algorithm.use_reference": False,
-    "faults.on_failure": "fail",
+    "faults.max_restarts": 0,
     "lora.rank": 16,
     "lora.slots": 2,
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fastcore.basics import patch
 
 from .errors import CookbookError
 
@@ -126,25 +127,29 @@ class StopRequest(AbstractContextManager):
         if error is None and self._late:
             signal.raise_signal(self._late)
 
-    def leave(self) -> None:
-        "Delay signals from here on, for the clean-up"
-        self._leaving = True
-        if self.at_once and self.hurry is not None:
-            self.hurry()
+# %% ../nbs/04_stop.ipynb #f4c80883
+@patch
+def leave(self: StopRequest) -> None:
+    "Delay signals from here on, for the clean-up"
+    self._leaving = True
+    if self.at_once and self.hurry is not None:
+        self.hurry()
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._leaving:
-            self._late = number
-            return
-        first = not self.signal
-        self.signal = self.signal or number
-        if first and self._waits:
-            with suppress(OSError):  # not print: the signal may interrupt one
-                os.write(2, b"stopping after this step; repeat to abort\n")
-            return
-        self.at_once = True
-        self._leaving = True
-        raise KeyboardInterrupt
+
+@patch
+def _receive(self: StopRequest, number: int, frame: FrameType | None) -> None:
+    if self._leaving:
+        self._late = number
+        return
+    first = not self.signal
+    self.signal = self.signal or number
+    if first and self._waits:
+        with suppress(OSError):  # not print: the signal may interrupt one
+            os.write(2, b"stopping after this step; repeat to abort\n")
+        return
+    self.at_once = True
+    self._leaving = True
+    raise KeyboardInterrupt
 
 # %% ../nbs/04_stop.ipynb #226c1fe3
 def ignore_signals() -> None:

@@ -81,7 +81,7 @@ def check_kind(env: Mapping[str, str], kind: str | None) -> None:
     saver = "torch_memory_saver" in env.get("LD_PRELOAD", "") or "TMS_HOOK_MODE" in env
     if kind != "rollout" and not saver:
         return
-    from ..npu.shims.memory_saver import expandable_segments
+    from cookbook_npu.npu.shims.memory_saver import expandable_segments
 
     expandable = expandable_segments(env)
     if expandable:

@@ -29,9 +29,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
 
 from .environment import MACHINE_VARIABLES, worker_env
-from ..cluster.ray_cluster import (
+from cookbook_npu.cluster.ray_cluster import (
     LOOPBACK,
     check_address,
     ensure_token,
@@ -429,60 +430,66 @@ class Supervisor:
             _replace_file(self.job.folder / "exit", str(code))
         return code
 
-    def _run(self, folder: Path | None) -> int:
-        "Start Ray in a folder unless it runs, then run the job; return its exit code"
-        node = Node(**self.record["node"])
-        address = self._start_head(node, folder) if folder else self.record["address"]
-        if self.record["nodes"] > 1:
-            # a separate process: Ray ends a driver that outlives its cluster
-            devices = str(self.record["nodes"] * node.devices)
-            words = [sys.executable, "-c", _WAIT_FOR_DEVICES, address, devices]
-            if code := self._start(words).wait():
-                return code
-        env = os.environ | {"RAY_ADDRESS": address, JOB_ENV: self.job.arguments}
-        self.started_run = self._start(self.record["run"], env=env)
-        code = wait_for_end(self.started_run)
-        stopped = self.stop_requested and code not in (0, EXIT_STOPPED)
-        return _TERMINATED if stopped else code
+# %% ../../nbs/cluster/03_launch.ipynb #3a250a43
+@patch
+def _run(self: Supervisor, folder: Path | None) -> int:
+    "Start Ray in a folder unless it runs, then run the job; return its exit code"
+    node = Node(**self.record["node"])
+    address = self._start_head(node, folder) if folder else self.record["address"]
+    if self.record["nodes"] > 1:
+        # a separate process: Ray ends a driver that outlives its cluster
+        devices = str(self.record["nodes"] * node.devices)
+        words = [sys.executable, "-c", _WAIT_FOR_DEVICES, address, devices]
+        if code := self._start(words).wait():
+            return code
+    env = os.environ | {"RAY_ADDRESS": address, JOB_ENV: self.job.arguments}
+    self.started_run = self._start(self.record["run"], env=env)
+    code = wait_for_end(self.started_run)
+    stopped = self.stop_requested and code not in (0, EXIT_STOPPED)
+    return _TERMINATED if stopped else code
 
-    def _start(
-        self,
-        words: Sequence[str],
-        output: Any = None,
-        env: Mapping[str, str] | None = None,  # None: of this process
-    ) -> subprocess.Popen:
-        "Start a process in its own session"
-        child = subprocess.Popen(
-            list(words),
-            env=env,
-            cwd=self.record["cwd"],
-            start_new_session=True,
-            stdout=output,
-            stderr=output,
-        )
-        self.children.append(child)
-        return child
 
-    def _start_head(self, node: Node, folder: Path) -> str:
-        "Start the head of a cluster; return its address"
-        attempts = _HEAD_ATTEMPTS
-        shell = {k: v for k, v in os.environ.items() if k in MACHINE_VARIABLES}
-        env = worker_env(RAY_ENV | address_env(node.host) | shell)
-        print("starting Ray", flush=True)
-        while True:
-            attempts -= 1
-            with open(self.job.ray_log, "wb") as log:
-                process = self._start(ray_head_command(node, folder), log, env)
-            try:
-                wait_for_head(folder, process)
-                return host_port(node.host, node.port)
-            except RoleError as e:
-                print(
-                    *self.job.ray_log.read_text(errors="replace").splitlines()[-20:], sep="\n"
-                )
-                if attempts < 1 or process.poll() is None:
-                    raise
-                print(f"{e} Trying again.", flush=True)
+@patch
+def _start(
+    self: Supervisor,
+    words: Sequence[str],
+    output: Any = None,
+    env: Mapping[str, str] | None = None,  # None: of this process
+) -> subprocess.Popen:
+    "Start a process in its own session"
+    child = subprocess.Popen(
+        list(words),
+        env=env,
+        cwd=self.record["cwd"],
+        start_new_session=True,
+        stdout=output,
+        stderr=output,
+    )
+    self.children.append(child)
+    return child
+
+
+@patch
+def _start_head(self: Supervisor, node: Node, folder: Path) -> str:
+    "Start the head of a cluster; return its address"
+    attempts = _HEAD_ATTEMPTS
+    shell = {k: v for k, v in os.environ.items() if k in MACHINE_VARIABLES}
+    env = worker_env(RAY_ENV | address_env(node.host) | shell)
+    print("starting Ray", flush=True)
+    while True:
+        attempts -= 1
+        with open(self.job.ray_log, "wb") as log:
+            process = self._start(ray_head_command(node, folder), log, env)
+        try:
+            wait_for_head(folder, process)
+            return host_port(node.host, node.port)
+        except RoleError as e:
+            print(
+                *self.job.ray_log.read_text(errors="replace").splitlines()[-20:], sep="\n"
+            )
+            if attempts < 1 or process.poll() is None:
+                raise
+            print(f"{e} Trying again.", flush=True)
 
 # %% ../../nbs/cluster/03_launch.ipynb #0c9ef68a
 def launch_job(job: Job, environ: Mapping[str, str] | None = None) -> Job:

@@ -29,10 +29,11 @@ from types import ModuleType
 from typing import Any, Self
 
 import psutil
+from fastcore.basics import patch
 
 from .environment import worker_env
 from ..errors import ConfigError, DeviceError, MissingError
-from ..npu.device import (
+from cookbook_npu.npu.device import (
     AUTOLOAD_ENV,
     CUDA,
     NPU,
@@ -43,7 +44,7 @@ from ..npu.device import (
 )
 from ..npu.shims.ray import check_environment
 from ..npu.shims.ray_private import applied
-from ..scratch import (
+from cookbook_npu.scratch import (
     SESSION_PREFIX,
     compiled_env,
     make_scratch,
@@ -414,43 +415,51 @@ class RayNode:
         if self.owned:
             self.processes = _find_ray()
 
-    def lost(self) -> str:
-        "Return which process of Ray has ended, of a cluster that this process started; empty: none"
-        for name, process in self.processes.items():
-            # a killed process is a zombie until Ray notices
-            with suppress(psutil.NoSuchProcess):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    continue
-            return f"{name}, process {process.pid}"
-        return ""
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #1879d71f
+@patch
+def lost(self: RayNode) -> str:
+    "Return which process of Ray has ended, of a cluster that this process started; empty: none"
+    for name, process in self.processes.items():
+        # a killed process is a zombie until Ray notices
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                continue
+        return f"{name}, process {process.pid}"
+    return ""
 
-    def check(self) -> None:
-        """Raise `DeviceError` if Ray has ended.
 
-        Check before each use of the object store: without a raylet Ray ends the driver silently, and
-        a minute after the end of its gcs_server."""
-        if what := self.lost():
-            raise _ray_has_ended("this machine", what)
+@patch
+def check(self: RayNode) -> None:
+    """Raise `DeviceError` if Ray has ended.
 
-    def check_machines(self, slots: Sequence[DeviceSlot]) -> None:
-        "Raise `DeviceError` if Ray has ended on a machine of a cluster that this process started"
-        if not self.owned:
-            return  # an external cluster may replace a lost machine
-        self.check()
-        dead = dead_nodes()
-        for slot in slots:
-            if slot.node_id in dead:
-                raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}")
+    Check before each use of the object store: without a raylet Ray ends the driver silently, and
+    a minute after the end of its gcs_server."""
+    if what := self.lost():
+        raise _ray_has_ended("this machine", what)
 
-    def stop(self) -> None:
-        "Stop the cluster if this process started it"
-        if self.owned:
-            import_ray().shutdown()
-        if self.folder:
-            remove_session_folder(self.folder)
-        self.owned = False
-        self.folder = None
-        self.processes = {}
+
+@patch
+def check_machines(self: RayNode, slots: Sequence[DeviceSlot]) -> None:
+    "Raise `DeviceError` if Ray has ended on a machine of a cluster that this process started"
+    if not self.owned:
+        return  # an external cluster may replace a lost machine
+    self.check()
+    dead = dead_nodes()
+    for slot in slots:
+        if slot.node_id in dead:
+            raise _ray_has_ended(slot.machine, f"node {slot.node_id[:8]}")
+
+
+@patch
+def stop(self: RayNode) -> None:
+    "Stop the cluster if this process started it"
+    if self.owned:
+        import_ray().shutdown()
+    if self.folder:
+        remove_session_folder(self.folder)
+    self.owned = False
+    self.folder = None
+    self.processes = {}
 
 # %% ../../nbs/cluster/01_ray_cluster.ipynb #d30fe2ef
 @dataclass
@@ -503,77 +512,82 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def reserve(self, devices: int, timeout: float, locate_timeout: float) -> None:
-        "Reserve devices and append their slots; raises `DeviceError` if too few are free"
-        from ray.util.placement_group import placement_group, remove_placement_group
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #0cc756e6
+@patch
+def reserve(self: Cluster, devices: int, timeout: float, locate_timeout: float) -> None:
+    "Reserve devices and append their slots; raises `DeviceError` if too few are free"
+    from ray.util.placement_group import placement_group, remove_placement_group
 
-        ray = import_ray()
-        resource = self.resource
-        total = ray.cluster_resources().get(resource, 0)
-        free = ray.available_resources().get(resource, 0)
-        if total < devices:
-            raise DeviceError(
-                f"{devices} x {resource} are wanted, the cluster has {total:g}",
-                "Ask for fewer devices, or add machines to the cluster.",
-            )
-        placement = placement_group([{resource: 1, "CPU": 0.5}] * devices, strategy="PACK")
-        if not placement.wait(timeout):
-            remove_placement_group(placement)
-            raise DeviceError(
-                f"{devices} x {resource} could not be reserved within {timeout:g} s: "
-                f"{free:g} of {total:g} were free",
-                "Wait until the other run ends, or ask for fewer devices.",
-            )
-        self.placements.append(placement)
-        extension = len(self.placements) - 1
-        found = _locate_slots(placement, resource, locate_timeout)
-        self.slots += tuple(replace(slot, extension=extension) for slot in found)
+    ray = import_ray()
+    resource = self.resource
+    total = ray.cluster_resources().get(resource, 0)
+    free = ray.available_resources().get(resource, 0)
+    if total < devices:
+        raise DeviceError(
+            f"{devices} x {resource} are wanted, the cluster has {total:g}",
+            "Ask for fewer devices, or add machines to the cluster.",
+        )
+    placement = placement_group([{resource: 1, "CPU": 0.5}] * devices, strategy="PACK")
+    if not placement.wait(timeout):
+        remove_placement_group(placement)
+        raise DeviceError(
+            f"{devices} x {resource} could not be reserved within {timeout:g} s: "
+            f"{free:g} of {total:g} were free",
+            "Wait until the other run ends, or ask for fewer devices.",
+        )
+    self.placements.append(placement)
+    extension = len(self.placements) - 1
+    found = _locate_slots(placement, resource, locate_timeout)
+    self.slots += tuple(replace(slot, extension=extension) for slot in found)
 
-    def extend(self, devices: int, timeout: float = 60.0) -> None:
-        "Reserve more devices within `timeout` s, numbered after the others; raises `DeviceError`"
-        free = import_ray().available_resources().get(self.resource, 0)
-        if free < devices:
-            raise DeviceError(
-                f"{devices} more {self.resource} are wanted, the cluster has {free:g} free ones",
-                "Add a machine to the cluster (`ray start --address ...`), then ask again.",
-            )
-        self.reserve(devices, timeout, timeout)
 
-    @classmethod
-    def start(
-        cls,
-        devices: int,
-        resource: str = "NPU",  # or "GPU"
-        simulated: bool = True,  # run on simulated NPUs
-        address: str | None = None,  # Ray cluster to attach to; None: start one
-        log_dir: str | Path | None = None,  # None: Ray keeps the workers' output
-        timeout: float = 60.0,  # of the reservation, s
-        preload: bool = False,  # workers on simulated NPUs are forks of a server
-    ) -> Self:
-        "Start or join a Ray cluster and reserve devices in it"
-        address = None if address in ("", "local") else address  # as Ray reads RAY_ADDRESS
-        for mistake in check_environment(os.environ):
-            warnings.warn(mistake, stacklevel=2)
-        env = cluster_env(devices, simulated)
-        cluster = cls(resource, simulated, env, Path(log_dir) if log_dir else None)
-        node = cluster.node
-        with ExitStack() as undo, ExitStack() as after:
-            undo.callback(cluster.stop)
-            if LOOPBACK not in os.environ and _stays_on_loopback(address):
-                os.environ[LOOPBACK] = "0"  # Ray reads it during import
-                after.callback(os.environ.pop, LOOPBACK)
-            if not import_ray().is_initialized():
-                if preload and simulated and address is None:
-                    node.server = start_forks(env)
-                settings = (devices, resource, simulated)
-                options = partial(init_options, *settings)
-                shims = ["ray.unused_services"]
-                shims += ["ray.node_start"] if address is None else []
-                shims += ["ray.worker_command"] if simulated else []
-                node.start(address, options, shims)
-            # a forked worker answers only after its fork server has finished importing
-            locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
-            cluster.reserve(devices, timeout, locate_timeout)
-            undo.pop_all()
-        atexit.register(cluster.stop)
-        return cluster
+@patch
+def extend(self: Cluster, devices: int, timeout: float = 60.0) -> None:
+    "Reserve more devices within `timeout` s, numbered after the others; raises `DeviceError`"
+    free = import_ray().available_resources().get(self.resource, 0)
+    if free < devices:
+        raise DeviceError(
+            f"{devices} more {self.resource} are wanted, the cluster has {free:g} free ones",
+            "Add a machine to the cluster (`ray start --address ...`), then ask again.",
+        )
+    self.reserve(devices, timeout, timeout)
+
+# %% ../../nbs/cluster/01_ray_cluster.ipynb #7c73f3c0
+@patch(cls_method=True)
+def start(
+    cls: Cluster,
+    devices: int,
+    resource: str = "NPU",  # or "GPU"
+    simulated: bool = True,  # run on simulated NPUs
+    address: str | None = None,  # Ray cluster to attach to; None: start one
+    log_dir: str | Path | None = None,  # None: Ray keeps the workers' output
+    timeout: float = 60.0,  # of the reservation, s
+    preload: bool = False,  # workers on simulated NPUs are forks of a server
+) -> Self:
+    "Start or join a Ray cluster and reserve devices in it"
+    address = None if address in ("", "local") else address  # as Ray reads RAY_ADDRESS
+    for mistake in check_environment(os.environ):
+        warnings.warn(mistake, stacklevel=2)
+    env = cluster_env(devices, simulated)
+    cluster = cls(resource, simulated, env, Path(log_dir) if log_dir else None)
+    node = cluster.node
+    with ExitStack() as undo, ExitStack() as after:
+        undo.callback(cluster.stop)
+        if LOOPBACK not in os.environ and _stays_on_loopback(address):
+            os.environ[LOOPBACK] = "0"  # Ray reads it during import
+            after.callback(os.environ.pop, LOOPBACK)
+        if not import_ray().is_initialized():
+            if preload and simulated and address is None:
+                node.server = start_forks(env)
+            settings = (devices, resource, simulated)
+            options = partial(init_options, *settings)
+            shims = ["ray.unused_services"]
+            shims += ["ray.node_start"] if address is None else []
+            shims += ["ray.worker_command"] if simulated else []
+            node.start(address, options, shims)
+        # a forked worker answers only after its fork server has finished importing
+        locate_timeout = max(timeout, START_TIMEOUT_S) if node.server else timeout
+        cluster.reserve(devices, timeout, locate_timeout)
+        undo.pop_all()
+    atexit.register(cluster.stop)
+    return cluster

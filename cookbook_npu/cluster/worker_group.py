@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import psutil
+from fastcore.basics import patch
 
-from ..cluster.environment import (
+from cookbook_npu.cluster.environment import (
     apply_env,
     load_role,
     redirect_output,
@@ -33,7 +34,7 @@ from ..cluster.environment import (
     traceback_tail,
     worker_env,
 )
-from ..cluster.ray_cluster import (
+from cookbook_npu.cluster.ray_cluster import (
     Cluster,
     DeviceSlot,
     bundle_options,
@@ -41,7 +42,7 @@ from ..cluster.ray_cluster import (
     device_options,
     import_ray,
 )
-from ..errors import (
+from cookbook_npu.errors import (
     ConfigError,
     CookbookError,
     RoleError,
@@ -49,7 +50,7 @@ from ..errors import (
     RoleTimeout,
     nearest,
 )
-from ..heartbeat import (
+from cookbook_npu.heartbeat import (
     HeartbeatWatch,
     describe_status,
     seconds_since_progress,
@@ -106,29 +107,37 @@ class WorkerGroup(AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def start(
-        self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> Future:
-        "Start a call of a method of the role on every rank, with the same arguments"
-        return self._start_on(method, dict.fromkeys(range(len(self)), args), kwargs, timeout)
+# %% ../../nbs/cluster/02_worker_group.ipynb #15839bb0
+@patch
+def start(
+    self: WorkerGroup, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
+) -> Future:
+    "Start a call of a method of the role on every rank, with the same arguments"
+    return self._start_on(method, dict.fromkeys(range(len(self)), args), kwargs, timeout)
 
-    def call(
-        self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> list[Any]:
-        "Call every rank with the same arguments; return the results in rank order"
-        return self.start(method, *args, timeout=timeout, **kwargs).result()
 
-    def start_rank_zero(
-        self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> Future:
-        "Start a call on rank 0 only"
-        return self._start_on(method, {0: args}, kwargs, timeout)
+@patch
+def call(
+    self: WorkerGroup, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
+) -> list[Any]:
+    "Call every rank with the same arguments; return the results in rank order"
+    return self.start(method, *args, timeout=timeout, **kwargs).result()
 
-    def call_rank_zero(
-        self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> Any:
-        "Call rank 0 only; return its result"
-        return self.start_rank_zero(method, *args, timeout=timeout, **kwargs).result()[0]
+
+@patch
+def start_rank_zero(
+    self: WorkerGroup, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
+) -> Future:
+    "Start a call on rank 0 only"
+    return self._start_on(method, {0: args}, kwargs, timeout)
+
+
+@patch
+def call_rank_zero(
+    self: WorkerGroup, method: str, *args: Any, timeout: float | None = None, **kwargs: Any
+) -> Any:
+    "Call rank 0 only; return its result"
+    return self.start_rank_zero(method, *args, timeout=timeout, **kwargs).result()[0]
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #2f06126d
 def find_method(role: Any, name: str) -> Any:
@@ -229,38 +238,40 @@ class WorkerActor:
                     traceback.print_exc()
             raise
 
-    def build(
-        self,
-        role: str | type,  # class, or its name as text
-        env: dict[str, str],  # full environment of this process
-        log: str | None,  # file of the output; None: Ray keeps it
-        bootstrap: str | None,  # "trainer", "rollout", "plain"; None: without a device
-        kwargs: dict[str, Any],  # of the class
-    ) -> None:
-        "Prepare this process and build the role object"
-        apply_env(env)
-        use_own_temporary_folder()
-        if log:
-            redirect_output(log)
-            start_heartbeat(Path(log).with_suffix(".heartbeat"))
-            self.has_log = True
-        rank = int(env["RANK"])
-        world_size = int(env["WORLD_SIZE"])
-        gc.disable()  # imports leave almost no garbage
-        with self._errors_logged():
-            install_finder()  # makes torchvision importable
-            if bootstrap:
-                module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
-                module.bootstrap(bootstrap)
-            self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
-            laptop.arm_faults(self.role, env)  # a no-op outside of fault tests
-        # Megatron runs the garbage collector at each save; frozen imports save 0.3 s
-        gc.collect()
-        gc.freeze()
-        gc.enable()
+# %% ../../nbs/cluster/02_worker_group.ipynb #b78048e9
+@patch
+def build(
+    self: WorkerActor,
+    role: str | type,  # class, or its name as text
+    env: dict[str, str],  # full environment of this process
+    log: str | None,  # file of the output; None: Ray keeps it
+    bootstrap: str | None,  # "trainer", "rollout", "plain"; None: without a device
+    kwargs: dict[str, Any],  # of the class
+) -> None:
+    "Prepare this process and build the role object"
+    apply_env(env)
+    use_own_temporary_folder()
+    if log:
+        redirect_output(log)
+        start_heartbeat(Path(log).with_suffix(".heartbeat"))
+        self.has_log = True
+    rank = int(env["RANK"])
+    world_size = int(env["WORLD_SIZE"])
+    gc.disable()  # imports leave almost no garbage
+    with self._errors_logged():
+        install_finder()  # makes torchvision importable
         if bootstrap:
-            how = f"{laptop.start_kind()}, {len(sys.modules)} modules"
-            print(f"ready after {time.process_time():.1f} CPU s: {how}", flush=True)
+            module = importlib.import_module("cookbook_npu.npu.shims.bootstrap")
+            module.bootstrap(bootstrap)
+        self.role = load_role(role)(rank=rank, world_size=world_size, **kwargs)
+        laptop.arm_faults(self.role, env)  # a no-op outside of fault tests
+    # Megatron runs the garbage collector at each save; frozen imports save 0.3 s
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    if bootstrap:
+        how = f"{laptop.start_kind()}, {len(sys.modules)} modules"
+        print(f"ready after {time.process_time():.1f} CPU s: {how}", flush=True)
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #c1de5a72
 @dataclass(eq=False)
@@ -476,161 +487,176 @@ class RayWorkerGroup(WorkerGroup):
     def __len__(self) -> int:
         return len(self.workers)
 
-    @classmethod
-    def create(
-        cls,
-        name: str,  # for messages and log files
-        role: str | type,  # class, "package.module:Class" or "/path/file.py:Class"
-        cluster: Cluster,
-        slots: Sequence[int | Sequence[int]] | None = None,  # see `assign_devices`
-        share: float = 0.4,  # of one device, for each worker; several roles share a device
-        bootstrap: str | None = None,  # "trainer", "rollout" or "plain"; None: without a device
-        env: Mapping[str, object] | None = None,  # of the role; a value of None removes
-        kwargs: Mapping[str, Any] | None = None,  # of the class
-        timeout: float = 600.0,  # default deadline of a call, and of the start, s
-        hang_timeout_s: float | None = None,  # see `RayWorkerGroup.hangs`
-        control_methods: Collection[str] = (),  # methods that run during another call
-    ) -> Self:
-        "Start a role, one process for each entry of `slots`"
-        cluster.node.check_machines(cluster.slots)
-        full = worker_env({**cluster.env, **(env or {})}, kind=bootstrap)
-        devices = assign_devices(cluster.slots, slots)
-        group = cls(name, cluster, timeout, hang_timeout_s, control_methods)
-        cluster.worker_groups.append(group)
-        try:
-            group._spawn(devices, full, share)
-            group._build(role, full, bootstrap, dict(kwargs or {}))
-        except BaseException:  # also an interrupt
-            group.abandon()
-            group.kill()
-            raise
-        return group
+# %% ../../nbs/cluster/02_worker_group.ipynb #71562490
+@patch(cls_method=True)
+def create(
+    cls: RayWorkerGroup,
+    name: str,  # for messages and log files
+    role: str | type,  # class, "package.module:Class" or "/path/file.py:Class"
+    cluster: Cluster,
+    slots: Sequence[int | Sequence[int]] | None = None,  # see `assign_devices`
+    share: float = 0.4,  # of one device, for each worker; several roles share a device
+    bootstrap: str | None = None,  # "trainer", "rollout" or "plain"; None: without a device
+    env: Mapping[str, object] | None = None,  # of the role; a value of None removes
+    kwargs: Mapping[str, Any] | None = None,  # of the class
+    timeout: float = 600.0,  # default deadline of a call, and of the start, s
+    hang_timeout_s: float | None = None,  # see `RayWorkerGroup.hangs`
+    control_methods: Collection[str] = (),  # methods that run during another call
+) -> Self:
+    "Start a role, one process for each entry of `slots`"
+    cluster.node.check_machines(cluster.slots)
+    full = worker_env({**cluster.env, **(env or {})}, kind=bootstrap)
+    devices = assign_devices(cluster.slots, slots)
+    group = cls(name, cluster, timeout, hang_timeout_s, control_methods)
+    cluster.worker_groups.append(group)
+    try:
+        group._spawn(devices, full, share)
+        group._build(role, full, bootstrap, dict(kwargs or {}))
+    except BaseException:  # also an interrupt
+        group.abandon()
+        group.kill()
+        raise
+    return group
 
-    def _spawn(
-        self, devices: list[list[DeviceSlot]], env: dict[str, str], share: float
-    ) -> None:
-        "Start the processes in rank order, each with a part of its first device"
-        cluster = self.cluster
-        actor_class = import_ray().remote(WorkerActor)
-        if self.control_methods:
-            # a second thread for control methods
-            actor_class = import_ray().remote(concurrency_groups={"control": 1})(WorkerActor)
-        options = device_options(cluster.resource, share)
-        early = startup_env(env)
-        if cluster.node.server:
-            early |= cluster.node.server.startup_env(env)
-        if early:
-            options["runtime_env"] = {"env_vars": early}
-        for rank, slots in enumerate(devices):
-            bundle = bundle_options(cluster.placements[slots[0].extension], slots[0].bundle)
-            actor = actor_class.options(**options, **bundle).remote()
-            worker = WorkerHandle(self.name, rank, len(devices), slots, actor)
-            if cluster.log_dir:
-                log = cluster.log_dir.resolve() / f"{self.name}-{rank}.log"
-                worker.log = str(log)
-                worker.watch = HeartbeatWatch(log.with_suffix(".heartbeat"))
-                worker.watch.path.unlink(missing_ok=True)  # of an earlier process
-            self.workers.append(worker)
 
-    def _build(
-        self,
-        role: str | type,
-        env: dict[str, str],
-        bootstrap: str | None,
-        kwargs: dict[str, Any],
-    ) -> None:
-        "Locate the workers, then build their roles"
+@patch
+def _spawn(
+    self: RayWorkerGroup, devices: list[list[DeviceSlot]], env: dict[str, str], share: float
+) -> None:
+    "Start the processes in rank order, each with a part of its first device"
+    cluster = self.cluster
+    actor_class = import_ray().remote(WorkerActor)
+    if self.control_methods:
+        # a second thread for control methods
+        actor_class = import_ray().remote(concurrency_groups={"control": 1})(WorkerActor)
+    options = device_options(cluster.resource, share)
+    early = startup_env(env)
+    if cluster.node.server:
+        early |= cluster.node.server.startup_env(env)
+    if early:
+        options["runtime_env"] = {"env_vars": early}
+    for rank, slots in enumerate(devices):
+        bundle = bundle_options(cluster.placements[slots[0].extension], slots[0].bundle)
+        actor = actor_class.options(**options, **bundle).remote()
+        worker = WorkerHandle(self.name, rank, len(devices), slots, actor)
+        if cluster.log_dir:
+            log = cluster.log_dir.resolve() / f"{self.name}-{rank}.log"
+            worker.log = str(log)
+            worker.watch = HeartbeatWatch(log.with_suffix(".heartbeat"))
+            worker.watch.path.unlink(missing_ok=True)  # of an earlier process
+        self.workers.append(worker)
 
-        def call(method: str, label: str, args: list[tuple]) -> list[Any]:
-            "Call a method of the actors; `label` names the call in messages"
-            refs = {}
-            for worker, own in zip(self.workers, args, strict=True):
-                refs[getattr(worker.actor, method).remote(*own)] = worker
-            return RayFuture(self, label, refs, self.timeout).result()
+# %% ../../nbs/cluster/02_worker_group.ipynb #49266b5e
+@patch
+def _build(
+    self: RayWorkerGroup,
+    role: str | type,
+    env: dict[str, str],
+    bootstrap: str | None,
+    kwargs: dict[str, Any],
+) -> None:
+    "Locate the workers, then build their roles"
 
-        found = call("where", "start", [()] * len(self))
-        place = (found[0]["node"], found[0]["port"], self.cluster.type.visible_env)
-        arguments = []
-        for worker, where in zip(self.workers, found, strict=True):
-            worker.pid = where["pid"]
-            own = env | {"COOKBOOK_NPU_ROLE": self.name}
-            if worker.slots[0].node_id:  # host names may repeat
-                own["COOKBOOK_NPU_MACHINE"] = worker.slots[0].node_id
-            own |= distributed_env(worker, *place)
-            arguments.append((role, own, worker.log, bootstrap, kwargs))
-        call("build", role_name(role), arguments)
-
-    def status(self) -> list[str]:
-        "Return a line for each rank with a log file: its call and last progress"
-        return [
-            describe_status(f"{worker.group} rank {worker.rank}", worker.watch.read())
-            for worker in self.workers
-            if worker.watch is not None
-        ]
-
-    def hangs(self, workers: Collection[WorkerHandle]) -> bool:
-        "Whether none of these workers has made progress for `hang_timeout_s`"
-        limit = self.hang_timeout_s
-        watches = [worker.watch for worker in workers]
-        return limit is not None and all(
-            watch is not None and seconds_since_progress(watch.read()) > limit
-            for watch in watches
-        )
-
-    def _start_on(
-        self,
-        method: str,
-        args: dict[int, tuple],
-        kwargs: dict,
-        timeout: float | None,
-    ) -> "RayFuture":
-        if not self.workers:
-            raise RoleError(
-                f"{self.name}: {method}() on a group that was ended", "Create the group again."
-            )
-        self.cluster.node.check()
-        control = method in self.control_methods
-        given = list(args.values())
-        # one copy in the object store serves all ranks
-        same = len(given) > 1 and all(own is given[0] for own in given)
-        shared = import_ray().put(given[0]) if same else None
+    def call(method: str, label: str, args: list[tuple]) -> list[Any]:
+        "Call a method of the actors; `label` names the call in messages"
         refs = {}
-        for rank, own in args.items():
-            worker = self.workers[rank]
-            call = worker.actor.call
-            if control:
-                call = worker.actor.control.options(concurrency_group="control")
-            elif worker.watch is not None:
-                worker.watch.restart()
-            refs[call.remote(method, own if shared is None else shared, kwargs)] = worker
-        return RayFuture(self, method, refs, self.timeout if timeout is None else timeout)
+        for worker, own in zip(self.workers, args, strict=True):
+            refs[getattr(worker.actor, method).remote(*own)] = worker
+        return RayFuture(self, label, refs, self.timeout).result()
 
-    def abandon(self) -> None:
-        "Let `kill` end the processes without closing the roles, which are busy"
-        self.unresponsive = True
+    found = call("where", "start", [()] * len(self))
+    place = (found[0]["node"], found[0]["port"], self.cluster.type.visible_env)
+    arguments = []
+    for worker, where in zip(self.workers, found, strict=True):
+        worker.pid = where["pid"]
+        own = env | {"COOKBOOK_NPU_ROLE": self.name}
+        if worker.slots[0].node_id:  # host names may repeat
+            own["COOKBOOK_NPU_MACHINE"] = worker.slots[0].node_id
+        own |= distributed_env(worker, *place)
+        arguments.append((role, own, worker.log, bootstrap, kwargs))
+    call("build", role_name(role), arguments)
 
-    def kill(self, grace: float = 5.0) -> None:
-        """Close the roles and end the processes; returns when they are gone.
 
-        `grace`, in s, is for `close` of the roles, and again for the processes."""
-        if self in self.cluster.worker_groups:
-            self.cluster.worker_groups.remove(self)
-        workers, self.workers = self.workers, []
-        ray = import_ray()
-        if not workers or not ray.is_initialized():
-            return
-        if not self.unresponsive and not self.cluster.node.lost():
-            closing = [worker.actor.close.remote() for worker in workers]
-            ray.wait(closing, num_returns=len(closing), timeout=grace)
-        here = [worker.pid for worker in workers if worker.is_here()]
-        local = [process for process in psutil.process_iter() if process.pid in here]
-        if self.cluster.node.lost():
-            for process in local:  # a call would wait a minute for Ray
-                process.kill()
-        else:
-            for worker in workers:
-                ray.kill(worker.actor)
-        psutil.wait_procs(local, timeout=grace)
+@patch
+def status(self: RayWorkerGroup) -> list[str]:
+    "Return a line for each rank with a log file: its call and last progress"
+    return [
+        describe_status(f"{worker.group} rank {worker.rank}", worker.watch.read())
+        for worker in self.workers
+        if worker.watch is not None
+    ]
+
+
+@patch
+def hangs(self: RayWorkerGroup, workers: Collection[WorkerHandle]) -> bool:
+    "Whether none of these workers has made progress for `hang_timeout_s`"
+    limit = self.hang_timeout_s
+    watches = [worker.watch for worker in workers]
+    return limit is not None and all(
+        watch is not None and seconds_since_progress(watch.read()) > limit
+        for watch in watches
+    )
+
+# %% ../../nbs/cluster/02_worker_group.ipynb #c4d9a32c
+@patch
+def _start_on(
+    self: RayWorkerGroup,
+    method: str,
+    args: dict[int, tuple],
+    kwargs: dict,
+    timeout: float | None,
+) -> "RayFuture":
+    if not self.workers:
+        raise RoleError(
+            f"{self.name}: {method}() on a group that was ended", "Create the group again."
+        )
+    self.cluster.node.check()
+    control = method in self.control_methods
+    given = list(args.values())
+    # one copy in the object store serves all ranks
+    same = len(given) > 1 and all(own is given[0] for own in given)
+    shared = import_ray().put(given[0]) if same else None
+    refs = {}
+    for rank, own in args.items():
+        worker = self.workers[rank]
+        call = worker.actor.call
+        if control:
+            call = worker.actor.control.options(concurrency_group="control")
+        elif worker.watch is not None:
+            worker.watch.restart()
+        refs[call.remote(method, own if shared is None else shared, kwargs)] = worker
+    return RayFuture(self, method, refs, self.timeout if timeout is None else timeout)
+
+
+@patch
+def abandon(self: RayWorkerGroup) -> None:
+    "Let `kill` end the processes without closing the roles, which are busy"
+    self.unresponsive = True
+
+
+@patch
+def kill(self: RayWorkerGroup, grace: float = 5.0) -> None:
+    """Close the roles and end the processes; returns when they are gone.
+
+    `grace`, in s, is for `close` of the roles, and again for the processes."""
+    if self in self.cluster.worker_groups:
+        self.cluster.worker_groups.remove(self)
+    workers, self.workers = self.workers, []
+    ray = import_ray()
+    if not workers or not ray.is_initialized():
+        return
+    if not self.unresponsive and not self.cluster.node.lost():
+        closing = [worker.actor.close.remote() for worker in workers]
+        ray.wait(closing, num_returns=len(closing), timeout=grace)
+    here = [worker.pid for worker in workers if worker.is_here()]
+    local = [process for process in psutil.process_iter() if process.pid in here]
+    if self.cluster.node.lost():
+        for process in local:  # a call would wait a minute for Ray
+            process.kill()
+    else:
+        for worker in workers:
+            ray.kill(worker.actor)
+    psutil.wait_procs(local, timeout=grace)
 
 # %% ../../nbs/cluster/02_worker_group.ipynb #fe332f9e
 POLL_S = 1.0  # between checks of the heartbeats
@@ -675,45 +701,49 @@ class RayFuture:
             raise late_error(late, self.method, reason, self.group.cluster.status())
         return [self.values[rank] for rank in sorted(self.values)]
 
-    def _collect(self, deadline: float) -> bool:
-        "Wait until all ranks have returned or the deadline has passed; return whether the call hangs"
-        cluster = self.group.cluster
-        while self.waiting:
+# %% ../../nbs/cluster/02_worker_group.ipynb #2bac978a
+@patch
+def _collect(self: RayFuture, deadline: float) -> bool:
+    "Wait until all ranks have returned or the deadline has passed; return whether the call hangs"
+    cluster = self.group.cluster
+    while self.waiting:
+        cluster.node.check()
+        left = deadline - time.monotonic()
+        timeout = max(0.0, min(left, POLL_S))
+        ready, _ = import_ray().wait(list(self.waiting), timeout=timeout)
+        if ready:
             cluster.node.check()
-            left = deadline - time.monotonic()
-            timeout = max(0.0, min(left, POLL_S))
-            ready, _ = import_ray().wait(list(self.waiting), timeout=timeout)
-            if ready:
-                cluster.node.check()
-                failure = self._take(ready[0])
-                if failure is not None and len(self.failures) == 1:
-                    grace = 20.0 if lost_peer(failure) else 1.0
-                    deadline = min(deadline, time.monotonic() + grace)
-                continue
-            if left <= POLL_S:
-                return False
-            if self.group.hangs(self.waiting.values()):
-                return True
-            if cluster.on_wait is not None:
-                cluster.on_wait()
-        return False
+            failure = self._take(ready[0])
+            if failure is not None and len(self.failures) == 1:
+                grace = 20.0 if lost_peer(failure) else 1.0
+                deadline = min(deadline, time.monotonic() + grace)
+            continue
+        if left <= POLL_S:
+            return False
+        if self.group.hangs(self.waiting.values()):
+            return True
+        if cluster.on_wait is not None:
+            cluster.on_wait()
+    return False
 
-    def _take(self, ref: Any) -> CookbookError | None:
-        "Take what one rank returned or raised; return a failure"
-        ray = import_ray()
-        worker = self.waiting.pop(ref)
-        try:
-            self.values[worker.rank] = ray.get(ref)
-            return None
-        except ray.exceptions.RayTaskError as e:
-            if not isinstance(e.cause, CookbookError):
-                self.group.in_unknown_state = True
-            failure = remote_error(e, worker, self.method)
-        except ray.exceptions.RayActorError:
-            self.group.unresponsive = True
-            failure = death_error(worker, self.method)
-        except ray.exceptions.RayError as e:
-            what = str(e).splitlines()[0]
-            failure = RoleError(f"{worker.place(self.method)}: {what}", worker.remedy)
-        self.failures[worker.rank] = failure
-        return failure
+
+@patch
+def _take(self: RayFuture, ref: Any) -> CookbookError | None:
+    "Take what one rank returned or raised; return a failure"
+    ray = import_ray()
+    worker = self.waiting.pop(ref)
+    try:
+        self.values[worker.rank] = ray.get(ref)
+        return None
+    except ray.exceptions.RayTaskError as e:
+        if not isinstance(e.cause, CookbookError):
+            self.group.in_unknown_state = True
+        failure = remote_error(e, worker, self.method)
+    except ray.exceptions.RayActorError:
+        self.group.unresponsive = True
+        failure = death_error(worker, self.method)
+    except ray.exceptions.RayError as e:
+        what = str(e).splitlines()[0]
+        failure = RoleError(f"{worker.place(self.method)}: {what}", worker.remedy)
+    self.failures[worker.rank] = failure
+    return failure

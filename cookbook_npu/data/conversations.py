@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from ..config import DataConfig, RunConfig
 from .datasets import read_images, read_records, source_name
-from ..data.images import (
+from cookbook_npu.data.images import (
     ImageProcessor,
     decode_first,
     make_room,
     with_image_parts,
 )
 from .messages import ChatFormat, ChatMessages, checked_messages
-from ..data.prompts import (
+from cookbook_npu.data.prompts import (
     EpochOrder,
     MixedOrder,
     PromptDataset,

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from fastcore.basics import patch
 
 from ..config import RewardConfig
 from .expressions import evaluate_expression
@@ -228,43 +229,51 @@ class ToolEnvironment(Environment):
         self.label = label_text(prompt.label)
         return None if self.calls == "brackets" else prompt.messages
 
-    def call(self, value: Any) -> str:
-        "The text of a call, in JSON unless it is in brackets"
-        if self.calls == "brackets":
-            return f"<{value}>"
-        call = {"name": self.tool, "arguments": {self.argument: value}}
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+# %% ../../nbs/data/12_environments.ipynb #5d6e92ac
+@patch
+def call(self: ToolEnvironment, value: Any) -> str:
+    "The text of a call, in JSON unless it is in brackets"
+    if self.calls == "brackets":
+        return f"<{value}>"
+    call = {"name": self.tool, "arguments": {self.argument: value}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
-    def step(self, text: str) -> Observation:
-        "The results of the calls of a turn, or the graded answer"
-        values = self._arguments(text)
-        if not values:
-            reward = self.grade(text)
-            return Observation(done=True, reward=reward, answers=(reward,))
-        results = [None if value is None else self.respond(value) for value in values]
-        return Observation(
-            messages=[self._message(result) for result in results],
-            tool_calls=len(results),
-            tool_errors=sum(result is None for result in results),
-        )
 
-    def _arguments(self, text: str) -> list[Any]:
-        "The argument of each call in a turn; None for a malformed call"
-        if self.calls == "brackets":
-            return [match[1] for match in _BRACKETS.finditer(text)]
-        return [
-            call.arguments.get(self.argument)
-            if isinstance(call, ToolCall) and call.name == self.tool
-            else None
-            for call in parse_tool_calls(text, self.tools)
-        ]
+@patch
+def step(self: ToolEnvironment, text: str) -> Observation:
+    "The results of the calls of a turn, or the graded answer"
+    values = self._arguments(text)
+    if not values:
+        reward = self.grade(text)
+        return Observation(done=True, reward=reward, answers=(reward,))
+    results = [None if value is None else self.respond(value) for value in values]
+    return Observation(
+        messages=[self._message(result) for result in results],
+        tool_calls=len(results),
+        tool_errors=sum(result is None for result in results),
+    )
 
-    def _message(self, result: str | list[Part] | None) -> dict[str, Any]:
-        if self.calls == "qwen":
-            return {"role": "tool", "content": result or f"error: {self.usage}"}
-        if isinstance(result, list):
-            return {"role": "tool", "content": [*result, {"type": "text", "text": "]"}]}
-        return {"role": "tool", "content": f"{result or '?'}]"}
+
+@patch
+def _arguments(self: ToolEnvironment, text: str) -> list[Any]:
+    "The argument of each call in a turn; None for a malformed call"
+    if self.calls == "brackets":
+        return [match[1] for match in _BRACKETS.finditer(text)]
+    return [
+        call.arguments.get(self.argument)
+        if isinstance(call, ToolCall) and call.name == self.tool
+        else None
+        for call in parse_tool_calls(text, self.tools)
+    ]
+
+
+@patch
+def _message(self: ToolEnvironment, result: str | list[Part] | None) -> dict[str, Any]:
+    if self.calls == "qwen":
+        return {"role": "tool", "content": result or f"error: {self.usage}"}
+    if isinstance(result, list):
+        return {"role": "tool", "content": [*result, {"type": "text", "text": "]"}]}
+    return {"role": "tool", "content": f"{result or '?'}]"}
 
 # %% ../../nbs/data/12_environments.ipynb #1a0a0791
 def calculate(
@@ -398,46 +407,52 @@ class CallPool:
             self.work_waits.notify_all()
             self.closing.notify_all()
 
-    def _start_thread(self, target: Callable[[], None]) -> None:
-        threading.Thread(target=target, name="environment", daemon=True).start()
+# %% ../../nbs/data/12_environments.ipynb #e4147877
+@patch
+def _start_thread(self: CallPool, target: Callable[[], None]) -> None:
+    threading.Thread(target=target, name="environment", daemon=True).start()
 
-    def _work(self) -> None:
-        "Make calls, one after another"
-        while True:
-            with self.lock:
-                self.work_waits.wait_for(lambda: self.waiting or self.closed)
-                if self.closed:
-                    return
-                call = self.waiting.popleft()
-                call.began = time.monotonic()
-                self.running[call] = None
-            attempt = _Attempt()
-            answer = None
-            with attempt:
-                answer = call.work()
-            with self.lock:
-                if call not in self.running:
-                    return  # abandoned: another thread has replaced this one
-                del self.running[call]
-            # without the lock: a callback may start another call
-            call.answer.set_result(attempt.failure or answer)
 
-    def _watch(self) -> None:
-        "Abandon calls past their limit, and replace their threads"
-        while True:
-            with self.lock:
-                oldest = next(iter(self.running), None)
-                left_s = self.timeout_s
-                if oldest is not None:
-                    left_s = max(oldest.began + self.timeout_s - time.monotonic(), 0.001)
-                self.closing.wait_for(lambda: self.closed, left_s)
-                if self.closed:
-                    return
-                since = time.monotonic() - self.timeout_s
-                late = [call for call in self.running if call.began <= since]
-                for call in late:
-                    del self.running[call]
-                    self._start_thread(self._work)
+@patch
+def _work(self: CallPool) -> None:
+    "Make calls, one after another"
+    while True:
+        with self.lock:
+            self.work_waits.wait_for(lambda: self.waiting or self.closed)
+            if self.closed:
+                return
+            call = self.waiting.popleft()
+            call.began = time.monotonic()
+            self.running[call] = None
+        attempt = _Attempt()
+        answer = None
+        with attempt:
+            answer = call.work()
+        with self.lock:
+            if call not in self.running:
+                return  # abandoned: another thread has replaced this one
+            del self.running[call]
+        # without the lock: a callback may start another call
+        call.answer.set_result(attempt.failure or answer)
+
+
+@patch
+def _watch(self: CallPool) -> None:
+    "Abandon calls past their limit, and replace their threads"
+    while True:
+        with self.lock:
+            oldest = next(iter(self.running), None)
+            left_s = self.timeout_s
+            if oldest is not None:
+                left_s = max(oldest.began + self.timeout_s - time.monotonic(), 0.001)
+            self.closing.wait_for(lambda: self.closed, left_s)
+            if self.closed:
+                return
+            since = time.monotonic() - self.timeout_s
+            late = [call for call in self.running if call.began <= since]
             for call in late:
-                reason = f"no answer in {self.timeout_s:g} s"
-                call.answer.set_result(CallFailure(reason, timed_out=True))
+                del self.running[call]
+                self._start_thread(self._work)
+        for call in late:
+            reason = f"no answer in {self.timeout_s:g} s"
+            call.answer.set_result(CallFailure(reason, timed_out=True))

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from ..data.final_answer import (
+from cookbook_npu.data.final_answer import (
     INTEGER,
     as_latex,
     plain_answer,

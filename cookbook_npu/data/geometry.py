@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..data.environments import (
+from cookbook_npu.data.environments import (
     GRADER,
     Calculator,
     Messages,

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from .equality import same_answer
 from .expressions import evaluate_expression, numbers_in, plain_expression
-from ..data.final_answer import (
+from cookbook_npu.data.final_answer import (
     ANSWER_WINDOW,
     INTEGER,
     WHOLE,

@@ -23,6 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from fastcore.basics import patch
 
 from . import graders
 from .graders import SCORERS, CallMode, ScorerFunction, load_function
@@ -240,74 +241,84 @@ class GradingProcess:
             self._closed = True
             self._kill()
 
-    def _read_line(self, limit_s: float) -> Any:
-        "The next JSON line; raises `TimeoutError`, or `EOFError` when the process has ended"
-        deadline = time.monotonic() + limit_s
-        assert self.process.stdout is not None
-        line = b""
-        while not line.endswith(b"\n"):
-            left_s = max(deadline - time.monotonic(), 0)
-            if not select.select([self.process.stdout], [], [], left_s)[0]:
-                raise TimeoutError
-            chunk = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not chunk:
-                raise EOFError
-            line += chunk
-        return json.loads(line)
+# %% ../../nbs/data/08_grading_process.ipynb #3ef0ab67
+@patch
+def _read_line(self: GradingProcess, limit_s: float) -> Any:
+    "The next JSON line; raises `TimeoutError`, or `EOFError` when the process has ended"
+    deadline = time.monotonic() + limit_s
+    assert self.process.stdout is not None
+    line = b""
+    while not line.endswith(b"\n"):
+        left_s = max(deadline - time.monotonic(), 0)
+        if not select.select([self.process.stdout], [], [], left_s)[0]:
+            raise TimeoutError
+        chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+        if not chunk:
+            raise EOFError
+        line += chunk
+    return json.loads(line)
 
-    def _stderr_tail(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")[-1500:].strip()
 
-    def wait_ready(self) -> dict[str, CallMode]:  # how each scorer is called
-        "Wait until the scorers are loaded"
-        if self._modes:
-            return self._modes
-        try:
-            self._modes = self._read_line(START_LIMIT_S)
-        except TimeoutError:
-            raise RoleTimeout(
-                f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
-                f"{self._stderr_tail()}",
-                "Check the load of the machine.",
-            ) from None
-        except EOFError:
-            raise ConfigError(
-                f"the scorers {', '.join(self.scorers)} cannot be loaded: {self._stderr_tail()}",
-                "Check reward.scorers.",
-            ) from None
+@patch
+def _stderr_tail(self: GradingProcess) -> str:
+    self._stderr.seek(0)
+    return self._stderr.read().decode(errors="replace")[-1500:].strip()
+
+
+@patch
+def wait_ready(self: GradingProcess) -> dict[str, CallMode]:  # how each scorer is called
+    "Wait until the scorers are loaded"
+    if self._modes:
         return self._modes
+    try:
+        self._modes = self._read_line(START_LIMIT_S)
+    except TimeoutError:
+        raise RoleTimeout(
+            f"a grading process was not ready after {START_LIMIT_S:.0f} s: "
+            f"{self._stderr_tail()}",
+            "Check the load of the machine.",
+        ) from None
+    except EOFError:
+        raise ConfigError(
+            f"the scorers {', '.join(self.scorers)} cannot be loaded: {self._stderr_tail()}",
+            "Check reward.scorers.",
+        ) from None
+    return self._modes
 
-    def grade(
-        self,
-        scorer: str,
-        items: Sequence[str],  # each an `Item` as JSON
-        timeout_s: float,  # time limit of one answer, s
-    ) -> list[dict[str, Any]]:  # {"score": number} or {"failed": why} for each
-        "Grade items in one call; raises `GradingStopped`"
-        if self._modes and self.process.poll() is not None:
-            self._restart()
-        mode = self.wait_ready()[scorer]
-        limit_s = {"each": timeout_s, "batch": timeout_s * len(items), "async": timeout_s + 1}
-        head = f'"scorer": {json.dumps(scorer)}, "timeout_s": {timeout_s}'
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f'{{{head}, "items": [{", ".join(items)}]}}\n'.encode())
-            self.process.stdin.flush()
-            answer = self._read_line(limit_s[mode])
-        except TimeoutError:
-            stopped = GradingStopped("timed_out")
-        except (EOFError, BrokenPipeError):
-            raised = self.process.wait() > 0
-            stopped = GradingStopped("crashed", self._stderr_tail() if raised else "")
-        else:
-            if "results" in answer:
-                return answer["results"]
-            raise GradingStopped("limited")
+# %% ../../nbs/data/08_grading_process.ipynb #5b1af5ac
+@patch
+def grade(
+    self: GradingProcess,
+    scorer: str,
+    items: Sequence[str],  # each an `Item` as JSON
+    timeout_s: float,  # time limit of one answer, s
+) -> list[dict[str, Any]]:  # {"score": number} or {"failed": why} for each
+    "Grade items in one call; raises `GradingStopped`"
+    if self._modes and self.process.poll() is not None:
         self._restart()
-        raise stopped
+    mode = self.wait_ready()[scorer]
+    limit_s = {"each": timeout_s, "batch": timeout_s * len(items), "async": timeout_s + 1}
+    head = f'"scorer": {json.dumps(scorer)}, "timeout_s": {timeout_s}'
+    assert self.process.stdin is not None
+    try:
+        self.process.stdin.write(f'{{{head}, "items": [{", ".join(items)}]}}\n'.encode())
+        self.process.stdin.flush()
+        answer = self._read_line(limit_s[mode])
+    except TimeoutError:
+        stopped = GradingStopped("timed_out")
+    except (EOFError, BrokenPipeError):
+        raised = self.process.wait() > 0
+        stopped = GradingStopped("crashed", self._stderr_tail() if raised else "")
+    else:
+        if "results" in answer:
+            return answer["results"]
+        raise GradingStopped("limited")
+    self._restart()
+    raise stopped
 
-    def _restart(self) -> None:
-        if not self._closed:
-            self._kill()
-            self._start()
+
+@patch
+def _restart(self: GradingProcess) -> None:
+    if not self._closed:
+        self._kill()
+        self._start()

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastcore.basics import patch
 
 from .sample import ImageInput
 from .tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
@@ -299,66 +300,48 @@ class ImageProcessor:
         )
         return new_width, new_height
 
-    def image(self, source: ImageSource) -> "LazyImage":
-        "An image, not decoded yet; raises `DataError` for an unusable header"
-        return LazyImage(source, self.grid(source), self)
+# %% ../../nbs/data/02_images.ipynb #b1d83480
+@patch
+def image(self: ImageProcessor, source: ImageSource) -> "LazyImage":
+    "An image, not decoded yet; raises `DataError` for an unusable header"
+    return LazyImage(source, self.grid(source), self)
 
-    def pixel_values(self, source: ImageSource) -> "np.ndarray":
-        "The pixel values of an image, [patches, features of a patch] float32"
-        key = source.key
-        with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
-        image = read_image(source)
-        if self.blank:
-            image.paste("white", (0, 0, *image.size))
-        out = self.hf(images=[image], size=self.hf.size, return_tensors="np")
-        pixels = out["pixel_values"].astype("float32", copy=False)
-        with self._lock:
-            self._cached_bytes += 0 if key in self._cache else pixels.nbytes
-            self._cache[key] = pixels
-            while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-                self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
-        return pixels
 
-    def inlined(self, source: ImageSource) -> ImageInput:
-        """An image whose reference is a data URL of the resized image.
+@patch
+def pixel_values(self: ImageProcessor, source: ImageSource) -> "np.ndarray":
+    "The pixel values of an image, [patches, features of a patch] float32"
+    key = source.key
+    with self._lock:
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+    image = read_image(source)
+    if self.blank:
+        image.paste("white", (0, 0, *image.size))
+    out = self.hf(images=[image], size=self.hf.size, return_tensors="np")
+    pixels = out["pixel_values"].astype("float32", copy=False)
+    with self._lock:
+        self._cached_bytes += 0 if key in self._cache else pixels.nbytes
+        self._cache[key] = pixels
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+    return pixels
 
-        The processor gives the same pixel values for that URL. Raises `DataError`."""
-        image = self.image(source)
-        content = io.BytesIO()
-        self.picture(image).save(content, "PNG")
-        encoded = base64.b64encode(content.getvalue()).decode("ascii")
-        return ImageInput(
-            reference=f"{DATA_URL}{encoded}",
-            pixel_values=image.pixel_values,
-            grid_thw=image.grid_thw,
-        )
 
-    def picture(self, image: ImageInput) -> "Image.Image":
-        """Convert pixel values back to the resized image, for an engine that accepts only images.
+@patch
+def inlined(self: ImageProcessor, source: ImageSource) -> ImageInput:
+    """An image whose reference is a data URL of the resized image.
 
-        Raises `DataError` for pixel values of other settings, and for an image that the engine
-        would resize again."""
-        import numpy as np
-        from PIL import Image
-
-        levels = _levels(image, self.hf)
-        exact = levels.round()
-        if abs(levels - exact).max() > 0.01 or exact.min() < 0 or exact.max() > 255:
-            raise DataError(
-                f"image {image.reference}: its pixel values are not of this model's processor",
-                "Make them with the preprocessor_config.json of the engine's model.",
-            )
-        height, width, _ = exact.shape
-        if self.resized(width, height) != (width, height):
-            raise DataError(
-                f"image {image.reference} has {width} x {height} pixels after resizing, "
-                f"outside of the model's {self.smallest} to {self.largest}",
-                "Choose data.image_min_pixels and data.image_max_pixels inside these bounds.",
-            )
-        return Image.fromarray(exact.astype(np.uint8))
+    The processor gives the same pixel values for that URL. Raises `DataError`."""
+    image = self.image(source)
+    content = io.BytesIO()
+    self.picture(image).save(content, "PNG")
+    encoded = base64.b64encode(content.getvalue()).decode("ascii")
+    return ImageInput(
+        reference=f"{DATA_URL}{encoded}",
+        pixel_values=image.pixel_values,
+        grid_thw=image.grid_thw,
+    )
 
 # %% ../../nbs/data/02_images.ipynb #06b3e49d
 def _levels(image: ImageInput, hf: Any) -> "np.ndarray":  # (height, width, 3), 0 to 255
@@ -376,6 +359,30 @@ def _levels(image: ImageInput, hf: Any) -> "np.ndarray":  # (height, width, 3), 
     return 255 * (channels_last.reshape(*shape) * hf.image_std + hf.image_mean)
 
 
+@patch
+def picture(self: ImageProcessor, image: ImageInput) -> "Image.Image":
+    """Convert pixel values back to the resized image, for an engine that accepts only images.
+
+    Raises `DataError` for pixel values of other settings, and for an image that the engine
+    would resize again."""
+    import numpy as np
+    from PIL import Image
+
+    levels = _levels(image, self.hf)
+    exact = levels.round()
+    if abs(levels - exact).max() > 0.01 or exact.min() < 0 or exact.max() > 255:
+        raise DataError(
+            f"image {image.reference}: its pixel values are not of this model's processor",
+            "Make them with the preprocessor_config.json of the engine's model.",
+        )
+    height, width, _ = exact.shape
+    if self.resized(width, height) != (width, height):
+        raise DataError(
+            f"image {image.reference} has {width} x {height} pixels after resizing, "
+            f"outside of the model's {self.smallest} to {self.largest}",
+            "Choose data.image_max_pixels inside these bounds.",
+        )
+    return Image.fromarray(exact.astype(np.uint8))
 
 # %% ../../nbs/data/02_images.ipynb #8141e7a3
 class LazyImage(ImageInput):

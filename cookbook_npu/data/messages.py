@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastcore.basics import patch
 
 from .images import plain_content
 from .sample import Sample
@@ -125,104 +126,90 @@ class ChatFormat:
                     nearest(name, words),
                 )
 
-    def text(
-        self,
-        messages: ChatMessages,  # of `checked_messages`
-        place: str = "the messages",
-        tools: ChatMessages = (),  # schemas for the template
-        complete: bool = False,  # a whole conversation, which no turn of the policy follows
-    ) -> str:  # up to the policy's turn
-        "ChatMessages as a text; raises `DataError` where the template leaves out one of them"
-        if not self.chat:
-            return "".join(plain_content(message["content"]) for message in messages)
-        rendered = self._rendered(messages, place, tools, complete)
-        texts = [_texts(message) for message in messages]
-        self._check_roles(messages, texts, place, tools)
-        for n, own in enumerate(texts):
-            if not all(text in rendered for text in own):
-                raise self._left_out(n + 1, messages[n], place)
-        return rendered
+# %% ../../nbs/data/20_messages.ipynb #604a92a5
+@patch
+def text(
+    self: ChatFormat,
+    messages: ChatMessages,  # of `checked_messages`
+    place: str = "the messages",
+    tools: ChatMessages = (),  # schemas for the template
+    complete: bool = False,  # a whole conversation, which no turn of the policy follows
+) -> str:  # up to the policy's turn
+    "ChatMessages as a text; raises `DataError` where the template leaves out one of them"
+    if not self.chat:
+        return "".join(plain_content(message["content"]) for message in messages)
+    rendered = self._rendered(messages, place, tools, complete)
+    texts = [_texts(message) for message in messages]
+    self._check_roles(messages, texts, place, tools)
+    for n, own in enumerate(texts):
+        if not all(text in rendered for text in own):
+            raise self._left_out(n + 1, messages[n], place)
+    return rendered
 
-    def _rendered(
-        self,
-        messages: ChatMessages,
-        place: str,
-        tools: ChatMessages,
-        complete: bool = False,
-    ) -> str:
-        from jinja2.exceptions import TemplateError
 
-        values: Any = [dict(message) for message in messages]
-        schemas: Any = [dict(tool) for tool in tools] or None
-        try:
-            rendered = self.tokenizer.apply_chat_template(
-                values,
-                tools=schemas,
-                add_generation_prompt=not complete,
-                tokenize=False,
-                **self.arguments,
-            )
-        except (TemplateError, TypeError, LookupError, ValueError) as e:
-            raise DataError(
-                f"{place}: the chat template cannot write the messages: {e}",
-                "Change the messages, or the model's chat template.",
-            ) from None
-        return str(rendered)
+@patch
+def _rendered(
+    self: ChatFormat,
+    messages: ChatMessages,
+    place: str,
+    tools: ChatMessages,
+    complete: bool = False,
+) -> str:
+    from jinja2.exceptions import TemplateError
 
-    def _check_roles(
-        self,
-        messages: ChatMessages,
-        texts: Sequence[Sequence[str]],
-        place: str,
-        tools: ChatMessages,
-    ) -> None:
-        "Raise `DataError` for a message that the template skips because of its role"
-        roles = tuple((message["role"], any(texts[n])) for n, message in enumerate(messages))
-        if roles in self._written:
-            return
-        marked = [dict(message) for message in messages]
-        for n, message in enumerate(marked):
-            if any(texts[n]):
-                message["content"] = _MARKER.format(n)
-        try:
-            rendered = self._rendered(marked, place, tools)
-        except DataError:  # the template asks for something in the texts
-            return
-        for n, message in enumerate(messages):
-            if any(texts[n]) and _MARKER.format(n) not in rendered:
-                raise self._left_out(n + 1, message, place)
-        self._written.add(roles)
-
-    def _left_out(
-        self, n: int, message: Mapping[str, Any], place: str
-    ) -> DataError:
-        return DataError(
-            f"{place}: the chat template leaves out message {n}, of the role "
-            f"{message['role']!r}: {str(message['content'])[:60]!r}",
-            "Give it a role that the template writes, or change the model's chat template.",
+    values: Any = [dict(message) for message in messages]
+    schemas: Any = [dict(tool) for tool in tools] or None
+    try:
+        rendered = self.tokenizer.apply_chat_template(
+            values,
+            tools=schemas,
+            add_generation_prompt=not complete,
+            tokenize=False,
+            **self.arguments,
         )
+    except (TemplateError, TypeError, LookupError, ValueError) as e:
+        raise DataError(
+            f"{place}: the chat template cannot write the messages: {e}",
+            "Change the messages, or the model's chat template.",
+        ) from None
+    return str(rendered)
 
-    def after_turn(self, messages: ChatMessages = (), place: str = "a turn") -> str:
-        "What the template writes after the text of a turn of the policy, further messages included"
-        before = [
-            {"role": "user", "content": "question"},
-            {"role": "assistant", "content": _TURN},
-        ]
-        return self.text([*before, *messages], place).partition(_TURN)[2]
+# %% ../../nbs/data/20_messages.ipynb #6b37943b
+@patch
+def _check_roles(
+    self: ChatFormat,
+    messages: ChatMessages,
+    texts: Sequence[Sequence[str]],
+    place: str,
+    tools: ChatMessages,
+) -> None:
+    "Raise `DataError` for a message that the template skips because of its role"
+    roles = tuple((message["role"], any(texts[n])) for n, message in enumerate(messages))
+    if roles in self._written:
+        return
+    marked = [dict(message) for message in messages]
+    for n, message in enumerate(marked):
+        if any(texts[n]):
+            message["content"] = _MARKER.format(n)
+    try:
+        rendered = self._rendered(marked, place, tools)
+    except DataError:  # the template asks for something in the texts
+        return
+    for n, message in enumerate(messages):
+        if any(texts[n]) and _MARKER.format(n) not in rendered:
+            raise self._left_out(n + 1, message, place)
+    self._written.add(roles)
 
-    @property
-    def turn_end(self) -> "TurnEnd":
-        "The end of a turn; empty without a template, or if it writes no turn of the assistant"
-        if not self.chat:
-            return TurnEnd()
-        try:
-            after = self.after_turn()
-        except DataError:
-            return TurnEnd()
-        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
-        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
-        token = ids[0] if ids and ids[0] in special else None
-        return TurnEnd(_END_MARK.findall(after)[0].strip(), token)
+
+@patch
+def _left_out(
+    self: ChatFormat, n: int, message: Mapping[str, Any], place: str
+) -> DataError:
+    return DataError(
+        f"{place}: the chat template leaves out message {n}, of the role "
+        f"{message['role']!r}: {str(message['content'])[:60]!r}",
+        "Give it a role that the template writes, or change the model's chat template.",
+    )
 
 # %% ../../nbs/data/20_messages.ipynb #2be9f67b
 _END_MARK = re.compile(r"(<[^>\s]*>|[^\n]*)")
@@ -247,8 +234,29 @@ class TurnEnd:
         )
 
 
+@patch
+def after_turn(self: ChatFormat, messages: ChatMessages = (), place: str = "a turn") -> str:
+    "What the template writes after the text of a turn of the policy, further messages included"
+    before = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": _TURN},
+    ]
+    return self.text([*before, *messages], place).partition(_TURN)[2]
 
 
+@patch(as_prop=True)
+def turn_end(self: ChatFormat) -> "TurnEnd":
+    "The end of a turn; empty without a template, or if it writes no turn of the assistant"
+    if not self.chat:
+        return TurnEnd()
+    try:
+        after = self.after_turn()
+    except DataError:
+        return TurnEnd()
+    ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
+    special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+    token = ids[0] if ids and ids[0] in special else None
+    return TurnEnd(_END_MARK.findall(after)[0].strip(), token)
 
 # %% ../../nbs/data/20_messages.ipynb #eb06aec7
 def _named_end(file: Path) -> Any:

@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from fastcore.basics import patch
 
 from . import prime_verifiers_worker
 from .environments import Environment, Messages, Observation
@@ -123,75 +124,89 @@ class VerifiersProcess:
     def _gone(self) -> str:
         return f"the process of {self.environment} ended with code {self.process.poll()}"
 
-    def _loaded(self, python: str) -> list[dict[str, Any]]:
-        "The questions of the loaded environment"
-        first = json.loads(self._reader.readline() or b"{}")
-        if "rows" in first:
-            return first["rows"]
-        self.close()
-        reason = first.get("refused", self._gone())
-        raise ConfigError(
-            f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
-            f"Try it with {python} -c 'import verifiers'; it must be installed there.",
-        )
+# %% ../../nbs/data/16_prime_verifiers.ipynb #ff1e9860
+@patch
+def _loaded(self: VerifiersProcess, python: str) -> list[dict[str, Any]]:
+    "The questions of the loaded environment"
+    first = json.loads(self._reader.readline() or b"{}")
+    if "rows" in first:
+        return first["rows"]
+    self.close()
+    reason = first.get("refused", self._gone())
+    raise ConfigError(
+        f"the environment {self.environment!r} of verifiers cannot be played: {reason}",
+        f"Try it with {python} -c 'import verifiers'; it must be installed there.",
+    )
 
-    def _read(self) -> None:
-        "Sort the lines into the queues of their rollouts"
-        with suppress(ConnectionResetError):
-            for raw in self._reader:
-                line = json.loads(raw)
-                (number,) = (line[key] for key in ("ask", "end", "failed") if key in line)
-                with self._lock:
-                    queue = self._queues.get(number)
-                if queue is not None:
-                    queue.put(line)
+
+@patch
+def _read(self: VerifiersProcess) -> None:
+    "Sort the lines into the queues of their rollouts"
+    with suppress(ConnectionResetError):
+        for raw in self._reader:
+            line = json.loads(raw)
+            (number,) = (line[key] for key in ("ask", "end", "failed") if key in line)
+            with self._lock:
+                queue = self._queues.get(number)
+            if queue is not None:
+                queue.put(line)
+    self.process.wait()
+    with self._lock:
+        self._ended = True
+        queues = list(self._queues.values())
+    for queue in queues:
+        queue.put({"failed": 0, "reason": self._gone()})
+
+# %% ../../nbs/data/16_prime_verifiers.ipynb #ff1e9861
+@patch
+def start(self: VerifiersProcess, row: int) -> int:  # number of the rollout
+    "Begin a rollout"
+    with self._lock:
+        if self._ended:
+            raise DataError(self._gone(), "Its last output is above.")
+        self._number += 1
+        number = self._number
+        self._queues[number] = SimpleQueue()
+        self._write(start=number, row=row)
+    return number
+
+
+@patch
+def next(self: VerifiersProcess, number: int) -> Line:
+    "Wait for the next line of a rollout"
+    return self._queues[number].get()
+
+
+@patch
+def answer(self: VerifiersProcess, number: int, message: Mapping[str, Any]) -> None:
+    "Answer the request of a rollout with the policy's turn"
+    with self._lock:
+        if not self._ended:
+            self._write(answer=number, message=message)
+
+
+@patch
+def stop(self: VerifiersProcess, number: int) -> None:
+    "Abort a rollout"
+    with self._lock:
+        self._queues.pop(number, None)
+        if not self._ended:
+            self._write(stop=number)
+
+
+@patch
+def close(self: VerifiersProcess) -> None:
+    "End the process"
+    with self._lock:
+        self._ended = True
+        self._socket.shutdown(socket.SHUT_WR)
+    try:
+        self.process.wait(CLOSING_S)
+    except subprocess.TimeoutExpired:
+        self.process.kill()
         self.process.wait()
-        with self._lock:
-            self._ended = True
-            queues = list(self._queues.values())
-        for queue in queues:
-            queue.put({"failed": 0, "reason": self._gone()})
-
-    def start(self, row: int) -> int:  # number of the rollout
-        "Begin a rollout"
-        with self._lock:
-            if self._ended:
-                raise DataError(self._gone(), "Its last output is above.")
-            self._number += 1
-            number = self._number
-            self._queues[number] = SimpleQueue()
-            self._write(start=number, row=row)
-        return number
-
-    def next(self, number: int) -> Line:
-        "Wait for the next line of a rollout"
-        return self._queues[number].get()
-
-    def answer(self, number: int, message: Mapping[str, Any]) -> None:
-        "Answer the request of a rollout with the policy's turn"
-        with self._lock:
-            if not self._ended:
-                self._write(answer=number, message=message)
-
-    def stop(self, number: int) -> None:
-        "Abort a rollout"
-        with self._lock:
-            self._queues.pop(number, None)
-            if not self._ended:
-                self._write(stop=number)
-
-    def close(self) -> None:
-        "End the process"
-        with self._lock:
-            self._ended = True
-            self._socket.shutdown(socket.SHUT_WR)
-        try:
-            self.process.wait(CLOSING_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.close()
-        self._socket.close()
+    self._reader.close()
+    self._socket.close()
 
 # %% ../../nbs/data/16_prime_verifiers.ipynb #ae5000e9
 class _SharedProcesses:
@@ -275,38 +290,46 @@ class VerifiersEnvironment(Environment):
         self._messages = line["messages"]
         return Observation(messages=new, tool_calls=len(found), tool_errors=errors)
 
-    def reset(self, prompt: Prompt, seed: int) -> Messages | None:
-        "Begin a rollout; its first request has the messages"
+# %% ../../nbs/data/16_prime_verifiers.ipynb #1044a409
+@patch
+def reset(self: VerifiersEnvironment, prompt: Prompt, seed: int) -> Messages | None:
+    "Begin a rollout; its first request has the messages"
+    self._leave()
+    row = _row_of(prompt, self.name, self._process.rows)
+    self._rollout = self._process.start(row)
+    line = self._next(self._rollout)
+    if "end" in line:
+        raise DataError(
+            f"{self.name} ended {prompt.prompt_id} without asking the policy",
+            "Leave the question out.",
+        )
+    self.tools = line["tools"]
+    self._messages = line["messages"]
+    return [shown_message(message) for message in self._messages]
+
+
+@patch
+def close(self: VerifiersEnvironment) -> None:
+    "Release the process"
+    if not self._closed:
+        self._closed = True
         self._leave()
-        row = _row_of(prompt, self.name, self._process.rows)
-        self._rollout = self._process.start(row)
-        line = self._next(self._rollout)
-        if "end" in line:
-            raise DataError(
-                f"{self.name} ended {prompt.prompt_id} without asking the policy",
-                "Leave the question out.",
-            )
-        self.tools = line["tools"]
-        self._messages = line["messages"]
-        return [shown_message(message) for message in self._messages]
+        _SHARED.detach(self._key)
 
-    def close(self) -> None:
-        "Release the process"
-        if not self._closed:
-            self._closed = True
-            self._leave()
-            _SHARED.detach(self._key)
 
-    def _leave(self) -> None:
-        if self._rollout is not None:
-            self._process.stop(self._rollout)
-            self._rollout = None
+@patch
+def _leave(self: VerifiersEnvironment) -> None:
+    if self._rollout is not None:
+        self._process.stop(self._rollout)
+        self._rollout = None
 
-    def _next(self, rollout: int) -> Line:
-        line = self._process.next(rollout)
-        if "failed" in line:
-            raise DataError(f"{self.name}: {line['reason']}", "Repair the environment.")
-        return line
+
+@patch
+def _next(self: VerifiersEnvironment, rollout: int) -> Line:
+    line = self._process.next(rollout)
+    if "failed" in line:
+        raise DataError(f"{self.name}: {line['reason']}", "Repair the environment.")
+    return line
 
 # %% ../../nbs/data/16_prime_verifiers.ipynb #df103b16
 def write_verifiers_prompts(

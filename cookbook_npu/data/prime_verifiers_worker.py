@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
 
 # %% ../../nbs/data/15_prime_verifiers_worker.ipynb #f9808a02
 MODEL = "policy"  # how requests name the model
@@ -264,23 +265,27 @@ class Worker:
         self.send(ask=rollout.number, messages=body["messages"], tools=tools)
         return await answer
 
-    def _start(self, number: int, row: int) -> None:
-        rollout = self.active[number] = ActiveRollout(number)
-        if None not in self.slots:
-            self.slots.append(None)
-        slot = self.slots.index(None)
-        self.slots[slot] = rollout
-        run = self.rollouts.run(row, f"{self.address}/{slot}/v1")
-        rollout.task = asyncio.ensure_future(run)
-        rollout.task.add_done_callback(partial(self._ended, number, slot))
+# %% ../../nbs/data/15_prime_verifiers_worker.ipynb #705a6256
+@patch
+def _start(self: Worker, number: int, row: int) -> None:
+    rollout = self.active[number] = ActiveRollout(number)
+    if None not in self.slots:
+        self.slots.append(None)
+    slot = self.slots.index(None)
+    self.slots[slot] = rollout
+    run = self.rollouts.run(row, f"{self.address}/{slot}/v1")
+    rollout.task = asyncio.ensure_future(run)
+    rollout.task.add_done_callback(partial(self._ended, number, slot))
 
-    def _ended(
-        self, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]"
-    ) -> None:
-        self.slots[slot] = None
-        end = _end_line(number, task)
-        if self.active.pop(number, None) is not None:  # it was not stopped
-            self.send(**end)
+
+@patch
+def _ended(
+    self: Worker, number: int, slot: int, task: "asyncio.Task[dict[str, Any]]"
+) -> None:
+    self.slots[slot] = None
+    end = _end_line(number, task)
+    if self.active.pop(number, None) is not None:  # it was not stopped
+        self.send(**end)
 
 # %% ../../nbs/data/15_prime_verifiers_worker.ipynb #2a2f71dc
 async def _answer_http(worker: Worker, request: Any) -> Any:

@@ -20,9 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
+from fastcore.basics import patch
 
 from ..config import DataConfig
-from ..data.datasets import (
+from cookbook_npu.data.datasets import (
     FORMATS,
     RecordSchema,
     detect_format,
@@ -33,7 +34,7 @@ from ..data.datasets import (
     read_records,
     source_name,
 )
-from ..data.images import (
+from cookbook_npu.data.images import (
     ImageProcessor,
     ImageSource,
     decode_first,
@@ -157,56 +158,66 @@ class PromptDataset:
         "The prompts of the next `n` draws, to be finished with `mark_done`"
         return [draw.prompt for draw in self.next_draws(n)]
 
-    def end_draw(self, number: int, outcome: Outcome = "trained") -> None:
-        "Finish a draw; raises `DataError` for one that is not in flight"
-        if outcome not in self.counts:
-            raise DataError(
-                f"a prompt cannot be {outcome!r}", f"It is one of {', '.join(self.counts)}."
-            )
-        with self.lock:
-            if number not in self.in_flight:
-                raise DataError(f"draw {number} is not in flight", "End each draw once.")
-            del self.in_flight[number]
-            self.done.add(number)
-            self.counts[outcome] += 1
+# %% ../../nbs/data/04_prompts.ipynb #c9cb6889
+@patch
+def end_draw(self: PromptDataset, number: int, outcome: Outcome = "trained") -> None:
+    "Finish a draw; raises `DataError` for one that is not in flight"
+    if outcome not in self.counts:
+        raise DataError(
+            f"a prompt cannot be {outcome!r}", f"It is one of {', '.join(self.counts)}."
+        )
+    with self.lock:
+        if number not in self.in_flight:
+            raise DataError(f"draw {number} is not in flight", "End each draw once.")
+        del self.in_flight[number]
+        self.done.add(number)
+        self.counts[outcome] += 1
 
-    def mark_done(
-        self, prompt_ids: Iterable[str], outcome: Outcome = "trained"
-    ) -> None:
-        "Finish the oldest draw of each prompt; raises `DataError` for one that is not in flight"
-        with self.lock:
-            for prompt_id in prompt_ids:
-                draws = [n for n, drawn in self.in_flight.items() if drawn == prompt_id]
-                if not draws:
-                    raise DataError(
-                        f"prompt {prompt_id} is not in flight",
-                        "Mark each group done once, by the prompt_id of its samples.",
-                    )
-                self.end_draw(draws[0], outcome)
 
-    def put_back(self) -> None:
-        "Return the prompts in flight to the queue"
-        with self.lock:
-            self.in_flight = {}
-            self.next_draw = 0
-
-    def state(self) -> dict[str, Any]:
-        "The resume state, JSON-able"
-        with self.lock:
-            progress = dict(done=self.done.as_list(), counts=dict(self.counts))
-        return progress | self.order.identity()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        "Continue from a saved state; raises `ConfigError` for the state of other prompts"
-        for key, value in self.order.identity().items():
-            if state.get(key) != value:
-                raise ConfigError(
-                    f"the saved order has {key} {state.get(key)!r}, this run has {value!r}",
-                    "Resume with the data and seed of the run.",
+@patch
+def mark_done(
+    self: PromptDataset, prompt_ids: Iterable[str], outcome: Outcome = "trained"
+) -> None:
+    "Finish the oldest draw of each prompt; raises `DataError` for one that is not in flight"
+    with self.lock:
+        for prompt_id in prompt_ids:
+            draws = [n for n, drawn in self.in_flight.items() if drawn == prompt_id]
+            if not draws:
+                raise DataError(
+                    f"prompt {prompt_id} is not in flight",
+                    "Mark each group done once, by the prompt_id of its samples.",
                 )
-        self.done = RangeSet(state["done"])
-        self.counts = dict(state["counts"])
-        self.put_back()
+            self.end_draw(draws[0], outcome)
+
+
+@patch
+def put_back(self: PromptDataset) -> None:
+    "Return the prompts in flight to the queue"
+    with self.lock:
+        self.in_flight = {}
+        self.next_draw = 0
+
+
+@patch
+def state(self: PromptDataset) -> dict[str, Any]:
+    "The resume state, JSON-able"
+    with self.lock:
+        progress = dict(done=self.done.as_list(), counts=dict(self.counts))
+    return progress | self.order.identity()
+
+
+@patch
+def load_state(self: PromptDataset, state: dict[str, Any]) -> None:
+    "Continue from a saved state; raises `ConfigError` for the state of other prompts"
+    for key, value in self.order.identity().items():
+        if state.get(key) != value:
+            raise ConfigError(
+                f"the saved order has {key} {state.get(key)!r}, this run has {value!r}",
+                "Resume with the data and seed of the run.",
+            )
+    self.done = RangeSet(state["done"])
+    self.counts = dict(state["counts"])
+    self.put_back()
 
 # %% ../../nbs/data/04_prompts.ipynb #bcf549fa
 class EpochOrder:
@@ -391,50 +402,52 @@ class _Reader:
             problem.prompt, problem.label, problem.metadata, images, place, prompt_id
         )
 
-    def _prompt(
-        self,
-        content: str | list[dict[str, Any]],
-        label: Any,
-        metadata: dict[str, Any],
-        values: list[Any],
-        place: str,
-        prompt_id: str,
-    ) -> Prompt:
-        images = read_pictures(values, self.processor, place, prompt_id, self.folder)
-        messages = checked_messages(content, place)
-        if len(messages) > 1 and not self.format.chat:
-            raise DataError(
-                f"{place}: the prompt has {len(messages)} messages",
-                "Set data.apply_chat_template to true.",
-            )
-        if images:
-            shown = [with_image_parts(message) for message in messages]
-        else:
-            shown = messages
-            if not all(isinstance(message["content"], str) for message in messages):
-                raise DataError(
-                    f"{place}: a message has an image part, and no image is read",
-                    "Set data.image_key, or remove the part.",
-                )
-        text = self.format.text(shown, place)
-        if len(text) > MAX_PROMPT_CHARS:
-            raise DataError(
-                f"{place}: the prompt has {len(text)} characters, more than {MAX_PROMPT_CHARS}",
-                "Shorten or remove the record.",
-            )
-        ids = self.tokenizer(text, add_special_tokens=False).input_ids
-        if not ids:
-            raise DataError(f"{place}: the prompt is empty", "Fix or remove the record.")
-        return Prompt(
-            prompt_id=prompt_id,
-            ids=make_room(ids, images, self.tokenizer, self.processor, place),
-            text=text,
-            label=label,
-            metadata=metadata,
-            images=images,
-            content=content if isinstance(content, str) else messages,
-            place=place,
+# %% ../../nbs/data/04_prompts.ipynb #460d9496
+@patch
+def _prompt(
+    self: _Reader,
+    content: str | list[dict[str, Any]],
+    label: Any,
+    metadata: dict[str, Any],
+    values: list[Any],
+    place: str,
+    prompt_id: str,
+) -> Prompt:
+    images = read_pictures(values, self.processor, place, prompt_id, self.folder)
+    messages = checked_messages(content, place)
+    if len(messages) > 1 and not self.format.chat:
+        raise DataError(
+            f"{place}: the prompt has {len(messages)} messages",
+            "Set data.apply_chat_template to true.",
         )
+    if images:
+        shown = [with_image_parts(message) for message in messages]
+    else:
+        shown = messages
+        if not all(isinstance(message["content"], str) for message in messages):
+            raise DataError(
+                f"{place}: a message has an image part, and no image is read",
+                "Set data.image_key, or remove the part.",
+            )
+    text = self.format.text(shown, place)
+    if len(text) > MAX_PROMPT_CHARS:
+        raise DataError(
+            f"{place}: the prompt has {len(text)} characters, more than {MAX_PROMPT_CHARS}",
+            "Shorten or remove the record.",
+        )
+    ids = self.tokenizer(text, add_special_tokens=False).input_ids
+    if not ids:
+        raise DataError(f"{place}: the prompt is empty", "Fix or remove the record.")
+    return Prompt(
+        prompt_id=prompt_id,
+        ids=make_room(ids, images, self.tokenizer, self.processor, place),
+        text=text,
+        label=label,
+        metadata=metadata,
+        images=images,
+        content=content if isinstance(content, str) else messages,
+        place=place,
+    )
 
 # %% ../../nbs/data/04_prompts.ipynb #9e4172f6
 _REASONS = {
@@ -554,9 +567,7 @@ def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor |
     "The image processor of a run; None for a model without a vision tower"
     if not (Path(hf_path) / "preprocessor_config.json").is_file():
         return None
-    return ImageProcessor(
-        hf_path, config.image_min_pixels, config.image_max_pixels, config.blank_images
-    )
+    return ImageProcessor(hf_path, None, config.image_max_pixels, config.blank_images)
 
 # %% ../../nbs/data/04_prompts.ipynb #2d4e3c25
 def _check_length(
@@ -586,10 +597,8 @@ def _held_out_file(
     "All prompts of `data.eval_data`; empty without it"
     if not config.eval_data:
         return []
-    record_format = config.eval_format or config.record_format
-    of_eval = config.model_copy(update={"record_format": record_format})
     given = frozenset[str](), processor, initial_tokens
-    return load_source(config.eval_data, of_eval, tokenizer, *given).prompts
+    return load_source(config.eval_data, config, tokenizer, *given).prompts
 
 
 def _load_one(

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fastcore.basics import patch
 
-from ..data.images import (
+from cookbook_npu.data.images import (
     ImageProcessor,
     image_source,
     make_room,
@@ -68,58 +69,66 @@ class TurnFormat:
         "The text of the first messages, up to the policy's turn; raises `DataError` for a lost one"
         return self.format.text(_checked(messages, place), place, tools)
 
-    def prompt_ids(
-        self,
-        messages: ChatMessages,
-        tools: ChatMessages = (),
-        images: Sequence[ImageInput] = (),
-        place: str = "the first messages",
-    ) -> list[int]:
-        "Token ids of the first messages; raises `DataError` when they do not match the images"
-        messages = _checked(messages, place)
-        if images:
-            messages = [with_image_parts(message) for message in messages]
-        ids = self.ids(self.prompt_text(messages, tools, place))
-        return make_room(ids, images, self.tokenizer, self.processor, place)
+# %% ../../nbs/data/13_turns.ipynb #a96443c6
+@patch
+def prompt_ids(
+    self: TurnFormat,
+    messages: ChatMessages,
+    tools: ChatMessages = (),
+    images: Sequence[ImageInput] = (),
+    place: str = "the first messages",
+) -> list[int]:
+    "Token ids of the first messages; raises `DataError` when they do not match the images"
+    messages = _checked(messages, place)
+    if images:
+        messages = [with_image_parts(message) for message in messages]
+    ids = self.ids(self.prompt_text(messages, tools, place))
+    return make_room(ids, images, self.tokenizer, self.processor, place)
 
-    def observation_ids(
-        self, messages: ChatMessages, last_id: int, place: str = "the observation"
-    ) -> list[int]:
-        "The tokens of an observation without images"
-        messages = _checked(messages, place)
-        if not self.chat:
-            return self.ids(self.format.text(messages, place))
-        ids = self.ids(self.format.after_turn(messages, place))
-        return ids[1:] if ids[0] == last_id else ids
 
-    def observation(
-        self, messages: ChatMessages, last_id: int, place: str = "the observation"
-    ) -> tuple[list[int], list[ImageInput]]:
-        "The tokens and images of an observation; raises `DataError` for an unusable image"
-        images = []
-        shown = []
-        for message in _checked(messages, place):
-            content = message["content"]
-            if not isinstance(content, str):
-                content = [dict(part) for part in content]
-                for n, part in enumerate(content):
-                    if part.get("type") != "image":
-                        continue
-                    if self.processor is None:
-                        raise no_processor(place)
-                    source = image_source(part.get("image"), place, place)
-                    images.append(self.processor.inlined(source))
-                    content[n] = {"type": "image"}
-            shown.append({**message, "content": content})
-        ids = self.observation_ids(shown, last_id, place)
-        return make_room(ids, images, self.tokenizer, self.processor, place), images
+@patch
+def observation_ids(
+    self: TurnFormat, messages: ChatMessages, last_id: int, place: str = "the observation"
+) -> list[int]:
+    "The tokens of an observation without images"
+    messages = _checked(messages, place)
+    if not self.chat:
+        return self.ids(self.format.text(messages, place))
+    ids = self.ids(self.format.after_turn(messages, place))
+    return ids[1:] if ids[0] == last_id else ids
 
-    def picture(self, reference: str) -> ImageInput:
-        "The image of a reference that `observation` returned"
-        if self.processor is None:
-            raise no_processor("an observation")
-        source = image_source(reference, "an observation", reference)
-        return self.processor.image(source)
+# %% ../../nbs/data/13_turns.ipynb #1a60ea8a
+@patch
+def observation(
+    self: TurnFormat, messages: ChatMessages, last_id: int, place: str = "the observation"
+) -> tuple[list[int], list[ImageInput]]:
+    "The tokens and images of an observation; raises `DataError` for an unusable image"
+    images = []
+    shown = []
+    for message in _checked(messages, place):
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [dict(part) for part in content]
+            for n, part in enumerate(content):
+                if part.get("type") != "image":
+                    continue
+                if self.processor is None:
+                    raise no_processor(place)
+                source = image_source(part.get("image"), place, place)
+                images.append(self.processor.inlined(source))
+                content[n] = {"type": "image"}
+        shown.append({**message, "content": content})
+    ids = self.observation_ids(shown, last_id, place)
+    return make_room(ids, images, self.tokenizer, self.processor, place), images
+
+
+@patch
+def picture(self: TurnFormat, reference: str) -> ImageInput:
+    "The image of a reference that `observation` returned"
+    if self.processor is None:
+        raise no_processor("an observation")
+    source = image_source(reference, "an observation", reference)
+    return self.processor.image(source)
 
 # %% ../../nbs/data/13_turns.ipynb #a23edf96
 def with_observation(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, ShimError
 from .megatron import MegatronModel
-from ..model.packing import (
+from cookbook_npu.model.packing import (
     ContextPart,
     TokenBatch,
     model_inputs,

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..config import (
+from cookbook_npu.config import (
     LoraConfig,
     ModelConfig,
     ParallelConfig,
@@ -39,7 +40,7 @@ from ..config import (
 )
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import ConfigError, MissingError, ShimError
-from ..model.lora import (
+from cookbook_npu.model.lora import (
     ADAPTER,
     adapter_name,
     adapter_state,
@@ -132,7 +133,7 @@ def current_layout(parallel: ParallelConfig) -> Layout:
         expert_size=experts,
         expert_tensor_size=parallel_state.get_expert_tensor_parallel_world_size() or 1,
         device=local_device(),
-        sequence=parallel.sequence and size > 1,
+        sequence=size > 1,
     )
 
 # %% ../../nbs/model/03_megatron.ipynb #2cd94777
@@ -149,7 +150,7 @@ def init_parallel(
         )
     from megatron.core import parallel_state, tensor_parallel
 
-    from ..npu.shims.torch.distributed import join_world
+    from cookbook_npu.npu.shims.torch.distributed import join_world
 
     check_parallel(parallel, int(os.environ.get("WORLD_SIZE", "1")))
     acc = accelerator()
@@ -222,8 +223,8 @@ def run_options(
         overlap_p2p_comm=False,  # needs interleaved stages
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor_size,
-        sequence_parallel=parallel.sequence and parallel.tensor > 1,
-        attention_softmax_in_fp32=model.attention_softmax_fp32,
+        sequence_parallel=parallel.tensor > 1,
+        attention_softmax_in_fp32=True,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         calculate_per_token_loss=True,
@@ -339,61 +340,79 @@ class MegatronModel:
         logits_BTV = mappings.gather_from_tensor_model_parallel_region(local_BTV)
         return logits_BTV[..., : self.vocab_size].float()
 
-    def zero_grad(self) -> None:
-        "Clear the gradient buffer"
-        self.ddp.zero_grad_buffer()
-        self.summed = False
+# %% ../../nbs/model/03_megatron.ipynb #8a69efde
+@patch
+def zero_grad(self: MegatronModel) -> None:
+    "Clear the gradient buffer"
+    self.ddp.zero_grad_buffer()
+    self.summed = False
 
-    def finish_gradients(self) -> None:
-        "Sum the gradients over data- and tensor-parallel ranks and tied weights, once per step"
-        from megatron.core.distributed import finalize_model_grads
 
-        if not self.summed:
-            finalize_model_grads([self.ddp])
-            self.summed = True
+@patch
+def finish_gradients(self: MegatronModel) -> None:
+    "Sum the gradients over data- and tensor-parallel ranks and tied weights, once per step"
+    from megatron.core.distributed import finalize_model_grads
 
-    def state_tensors(self) -> list[Tensor]:
-        "Return weights and buffers: device tensors that must survive a sleep"
-        return [*self.module.parameters(), *self.module.buffers()]
+    if not self.summed:
+        finalize_model_grads([self.ddp])
+        self.summed = True
 
-    def sharded_state(self) -> dict[str, Any]:
-        "Return what a checkpoint holds of the model, the weights or the adapter; collective"
-        if self.adapter_scale is None:
-            return self.module.sharded_state_dict()
-        return adapter_state(self.module, self.adapter)
 
-    def load_sharded(self, state: dict[str, Any]) -> None:
-        "Load the values that `sharded_state` described"
-        if self.adapter_scale is not None:
-            own = f".{self.adapter}."
-            state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
-        # not strict: "extra state" entries of layers have no tensor
-        self.module.load_state_dict(state, strict=False)
+@patch
+def state_tensors(self: MegatronModel) -> list[Tensor]:
+    "Return weights and buffers: device tensors that must survive a sleep"
+    return [*self.module.parameters(), *self.module.buffers()]
 
-    @property
-    def weight_bytes(self) -> int:
-        "Bytes of the whole model's weights: those of one copy, all its ranks together"
-        return sum(self.stage_bytes()) + self.other_stages[0]
 
-    @property
-    def largest_weight(self) -> int:
-        "Bytes of the largest weight of the whole model"
-        return max(*self.stage_bytes(), self.other_stages[1])
+@patch
+def sharded_state(self: MegatronModel) -> dict[str, Any]:
+    "Return what a checkpoint holds of the model, the weights or the adapter; collective"
+    if self.adapter_scale is None:
+        return self.module.sharded_state_dict()
+    return adapter_state(self.module, self.adapter)
 
-    def stage_bytes(self) -> list[int]:
-        "Return the bytes of each weight of this stage; not of a tied head on another one"
-        weights = [p for p in self.module.parameters() if not getattr(p, "shared", False)]
-        return [p.nbytes * self.shards(p) for p in weights]
 
-    def shards(self, parameter: torch.nn.Parameter) -> int:
-        "Return over how many ranks a parameter is spread, had it been split"
-        if getattr(parameter, "allreduce", True):  # not of experts at EP > 1
-            return self.layout.tensor_size
-        return self.layout.expert_size * self.layout.expert_tensor_size
+@patch
+def load_sharded(self: MegatronModel, state: dict[str, Any]) -> None:
+    "Load the values that `sharded_state` described"
+    if self.adapter_scale is not None:
+        own = f".{self.adapter}."
+        state = {name.replace(f".{ADAPTER}.", own): t for name, t in state.items()}
+    # not strict: "extra state" entries of layers have no tensor
+    self.module.load_state_dict(state, strict=False)
 
-    def gradient_tensors(self) -> list[Tensor]:
-        "Return the flat gradient buffers: device tensors that each step clears"
-        return [b.grad_data for b in (*self.ddp.buffers, *self.ddp.expert_parallel_buffers)]
+
+@patch(as_prop=True)
+def weight_bytes(self: MegatronModel) -> int:
+    "Bytes of the whole model's weights: those of one copy, all its ranks together"
+    return sum(self.stage_bytes()) + self.other_stages[0]
+
+
+@patch(as_prop=True)
+def largest_weight(self: MegatronModel) -> int:
+    "Bytes of the largest weight of the whole model"
+    return max(*self.stage_bytes(), self.other_stages[1])
+
+# %% ../../nbs/model/03_megatron.ipynb #ffc3d407
+@patch
+def stage_bytes(self: MegatronModel) -> list[int]:
+    "Return the bytes of each weight of this stage; not of a tied head on another one"
+    weights = [p for p in self.module.parameters() if not getattr(p, "shared", False)]
+    return [p.nbytes * self.shards(p) for p in weights]
+
+
+@patch
+def shards(self: MegatronModel, parameter: torch.nn.Parameter) -> int:
+    "Return over how many ranks a parameter is spread, had it been split"
+    if getattr(parameter, "allreduce", True):  # not of experts at EP > 1
+        return self.layout.tensor_size
+    return self.layout.expert_size * self.layout.expert_tensor_size
+
+
+@patch
+def gradient_tensors(self: MegatronModel) -> list[Tensor]:
+    "Return the flat gradient buffers: device tensors that each step clears"
+    return [b.grad_data for b in (*self.ddp.buffers, *self.ddp.expert_parallel_buffers)]
 
 # %% ../../nbs/model/03_megatron.ipynb #afd3ffdb
 def megatron_config(
@@ -422,7 +441,7 @@ def megatron_config(
         )
     values = hf_to_mcore_config(hf)
     if frozen and not values.get("num_moe_experts"):
-        parallel = parallel.model_copy(update={"expert": 1, "expert_tensor": None})
+        parallel = parallel.model_copy(update={"expert": 1})
     check_split(values, parallel.tensor)
     check_pipeline(parallel, values["num_layers"], str(path), least_layers(hf))
     check_experts(

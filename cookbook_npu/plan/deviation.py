@@ -22,7 +22,7 @@ from .evidence import PhaseTime, check_evidence, phase_times
 from .fit import leave_one_out
 from .published import published_runs
 from ..runs.folder import RunFolder
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     TRAINER_PHASES,
     MetricColumns,
     format_number,

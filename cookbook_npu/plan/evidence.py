@@ -39,14 +39,14 @@ from .dimensions import PUBLISHED
 from .memory import memory_phases
 from .time import estimate
 from ..recipes import RECIPES
-from ..runs.folder import (
+from cookbook_npu.runs.folder import (
     OUTPUT_REMEDY,
     RunFolder,
     read_lines,
     storage_errors,
     write_output,
 )
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     MetricColumns,
     format_bytes,
     format_number,

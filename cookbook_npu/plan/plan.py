@@ -11,19 +11,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..config import RunConfig, check_context, check_expert_adapters
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
 from ..npu.device import find_soc
-from ..plan.dimensions import (
+from cookbook_npu.plan.dimensions import (
     PUBLISHED,
     Dimensions,
     active_parameters,
     total_parameters,
 )
 from .fit import error_text
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     MemoryPhase,
     cache_tokens,
     capacity_of,
@@ -46,13 +47,13 @@ from ..plan.memory import (
     trainer_parameters,
 )
 from .roles import megatron_arguments, variables_table, vllm_arguments
-from ..plan.schedule import (
+from cookbook_npu.plan.schedule import (
     ScheduleRow,
     compare_schedules,
     schedule_of,
     schedule_text,
 )
-from ..plan.time import (
+from cookbook_npu.plan.time import (
     Estimate,
     estimate,
     evaluation_estimate,
@@ -379,229 +380,167 @@ class RunPlan:
             return ""
         return schedule_text(self.config, self.soc, self.mean_response)
 
-    def memory_text(self) -> str:
-        "Return the memory of each phase: a bar and its components, the largest first"
-        kind = " (simulated NPU)" if self.config.target.simulated else ""
-        lines = []
-        where = ""
-        width = max(15, *(len(phase.name) + 1 for phase in self.phases))
-        for phase in self.phases:
-            if phase.where != where:
-                where = phase.where
-                device = "one device" if where == "each device" else where
-                lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
-            held = sorted(phase.components, key=lambda c: -c.nbytes)
-            parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
-            bar = _bar(phase.nbytes, self.capacity)
-            size = _band(phase.low, phase.nbytes)
-            lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
-        lines += [*self._cache_lines(), *self._host_lines()]
-        if self.config.target.has_soc:
-            lines.append(
-                "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
-            )
-        return "\n".join(lines)
+# %% ../../nbs/plan/04_plan.ipynb #bd9fa47d
+@patch
+def memory_text(self: RunPlan) -> str:
+    "Return the memory of each phase: a bar and its components, the largest first"
+    kind = " (simulated NPU)" if self.config.target.simulated else ""
+    lines = []
+    where = ""
+    width = max(15, *(len(phase.name) + 1 for phase in self.phases))
+    for phase in self.phases:
+        if phase.where != where:
+            where = phase.where
+            device = "one device" if where == "each device" else where
+            lines.append(f"memory of {device}, of {_bytes(self.capacity)}{kind}")
+        held = sorted(phase.components, key=lambda c: -c.nbytes)
+        parts = ", ".join(f"{c.name} {_band(c.low, c.nbytes)}" for c in held if c.nbytes)
+        bar = _bar(phase.nbytes, self.capacity)
+        size = _band(phase.low, phase.nbytes)
+        lines.append(f"  {phase.name:{width}}{bar} {size:>10}  {parts}")
+    lines += [*self._cache_lines(), *self._host_lines()]
+    if self.config.target.has_soc:
+        lines.append(
+            "  a-b: lower and upper end, from published runs (nbs/plan/01_memory.ipynb)"
+        )
+    return "\n".join(lines)
 
-    @property
-    def cache_bytes(self) -> int | None:  # None: vLLM decides
-        "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
-        if self.config.is_sft or self.config.rollout.engine != "vllm":
-            return None
-        return planned_cache(self.config, self.capacity)
 
-    def _cache_lines(self) -> list[str]:
-        "Return the line about the key/value cache"
-        if self.cache_bytes is None:
-            return []
-        tokens = cache_tokens(self.model, self.config, self.capacity)
-        return [
-            f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
-            f"{tokens:,} tokens in each engine"
-        ]
+@patch(as_prop=True)
+def cache_bytes(self: RunPlan) -> int | None:  # None: vLLM decides
+    "Configured size of the key/value cache per device, bytes (None: vLLM decides)"
+    if self.config.is_sft or self.config.rollout.engine != "vllm":
+        return None
+    return planned_cache(self.config, self.capacity)
 
-    def _host_lines(self) -> list[str]:
-        "Return the line about the optimizers on the host"
-        stage = largest_stage(self.model, self.config)
-        models = [trained_parameters(stage, self.config)]
-        if self.config.has_critic:
-            models.append(critic_parameters(stage, self.config))
-        share = sum(optimizer_share(stage, self.config, n) for n in models)
-        nbytes = host_optimizer_bytes(share, self.config)
-        if not nbytes:
-            return []
-        return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
 
-    def time_text(self) -> str:
-        "Return the time of each phase for responses of full length"
-        if not self.times:
-            return ""
-        of_tenant = " of a tenant" if self.config.tenants else ""
-        lines = [
-            f"time of one step{of_tenant} on {self.soc}, responses of full length "
-            "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
-            f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
-            f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
-        ]
-        lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
-        if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
-            lines.append(
-                "  logprobs          none    one optimizer step: the training pass has them"
-            )
-        lines += self._total_lines()
-        return "\n".join(lines)
+@patch
+def _cache_lines(self: RunPlan) -> list[str]:
+    "Return the line about the key/value cache"
+    if self.cache_bytes is None:
+        return []
+    tokens = cache_tokens(self.model, self.config, self.capacity)
+    return [
+        f"  vLLM is given kv_cache_memory_bytes {self.cache_bytes} on each device: "
+        f"{tokens:,} tokens in each engine"
+    ]
 
-    def _total_lines(self) -> list[str]:
-        "Return the lines about a whole step, an evaluation and the run"
-        whole = counted(self.config.num_steps, "step")
-        lines = []
-        if self.evaluation is not None:
-            found = self.evaluation
-            every = f"every {counted(self.config.rollout.eval_every, 'step')}"
-            lines.append(f"  evaluation      {found.seconds:8.1f} s  {every}: {found.bound}")
-            whole += f" and {counted(self.count_evaluations(), 'evaluation')}"
-        whole += f": {_duration(self.run_seconds() or 0.0)}"
-        if self.is_split:
-            overlap = "  rollout and training overlap: see the schedule"
-            return [overlap, *lines, f"  {whole}, by the schedule"]
-        seconds = sum(e.seconds for e in self.times)
-        return [*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"]
+# %% ../../nbs/plan/04_plan.ipynb #9d7f7a83
+@patch
+def _host_lines(self: RunPlan) -> list[str]:
+    "Return the line about the optimizers on the host"
+    stage = largest_stage(self.model, self.config)
+    models = [trained_parameters(stage, self.config)]
+    if self.config.has_critic:
+        models.append(critic_parameters(stage, self.config))
+    share = sum(optimizer_share(stage, self.config, n) for n in models)
+    nbytes = host_optimizer_bytes(share, self.config)
+    if not nbytes:
+        return []
+    return [f"  on the host: the optimizer, {_bytes(nbytes)} for each trainer rank"]
 
-    @property
-    def devices_per_machine(self) -> int:
-        "Devices of a machine with the chip of the plan"
-        if not self.config.target.has_soc:
-            return DEVICES_PER_NODE
-        return find_soc(self.soc).devices_per_machine
 
-    @property
-    def is_split(self) -> bool:
-        "Whether trainer and engines have separate devices"
-        return self.config.placement.mode == "split"
+@patch
+def time_text(self: RunPlan) -> str:
+    "Return the time of each phase for responses of full length"
+    if not self.times:
+        return ""
+    of_tenant = " of a tenant" if self.config.tenants else ""
+    lines = [
+        f"time of one step{of_tenant} on {self.soc}, responses of full length "
+        "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
+        f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
+        f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
+    ]
+    lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+    if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
+        lines.append(
+            "  logprobs          none    one optimizer step: the training pass has them"
+        )
+    lines += self._total_lines()
+    return "\n".join(lines)
 
-    def count_evaluations(self, done: int = 0) -> int:
-        "Return the number of evaluations after the first `done` steps"
-        rollout = self.config.rollout
-        if self.evaluation is None or done >= self.config.num_steps:
-            return 0
-        after = -(-self.config.num_steps // rollout.eval_every) - done // rollout.eval_every
-        return after + (done == 0 and not rollout.skip_eval_before_train)
 
-    def run_seconds(
-        self,
-        done: int = 0,  # steps that a resumed run has
-    ) -> float | None:
-        "Return the planned seconds of the run's steps and evaluations; None: unknown speeds"
-        if not self.times:
-            return None
-        step = sum(e.seconds for e in self.times)
-        if self.is_split:
-            step = schedule_of(self.config, self.soc, self.mean_response).seconds
-        evaluation = self.evaluation.seconds if self.evaluation else 0.0
-        tenants = max(1, len(self.config.tenants))
-        steps = max(0, self.config.num_steps - done)
-        return tenants * (steps * step + self.count_evaluations(done) * evaluation)
+@patch
+def _total_lines(self: RunPlan) -> list[str]:
+    "Return the lines about a whole step, an evaluation and the run"
+    whole = counted(self.config.num_steps, "step")
+    lines = []
+    if self.evaluation is not None:
+        found = self.evaluation
+        every = f"every {counted(self.config.rollout.eval_every, 'step')}"
+        lines.append(f"  evaluation      {found.seconds:8.1f} s  {every}: {found.bound}")
+        whole += f" and {counted(self.count_evaluations(), 'evaluation')}"
+    whole += f": {_duration(self.run_seconds() or 0.0)}"
+    if self.is_split:
+        overlap = "  rollout and training overlap: see the schedule"
+        return [overlap, *lines, f"  {whole}, by the schedule"]
+    seconds = sum(e.seconds for e in self.times)
+    return [*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"]
 
-    def check_hours(
-        self,
-        hours: float,  # after which the job is stopped
-        done: int = 0,  # steps that a resumed run has
-    ) -> None:
-        "Raise `ConfigError` for a run that is planned to exceed a time limit, or has no steps left"
-        steps = self.config.num_steps - done
-        if steps <= 0:
-            raise ConfigError(
-                f"the run has {counted(done, 'step')} and num_steps is {self.config.num_steps}: "
-                "nothing is left to do",
-                "Raise num_steps, or start a run of another name.",
-            )
-        seconds = self.run_seconds(done) or 0.0
-        if seconds > 3600 * hours:
-            reached = done + int(steps * 3600 * hours / seconds)
-            raise ConfigError(
-                f"{counted(steps, 'step')} are planned to take {_duration(seconds)}, and the job is "
-                f"stopped after {hours:g} hours, near step {reached}",
-                f"Lower num_steps, shorten the responses, or give {-int(-seconds // 3600)} hours.",
-            )
+# %% ../../nbs/plan/04_plan.ipynb #35e09643
+@patch(as_prop=True)
+def devices_per_machine(self: RunPlan) -> int:
+    "Devices of a machine with the chip of the plan"
+    if not self.config.target.has_soc:
+        return DEVICES_PER_NODE
+    return find_soc(self.soc).devices_per_machine
 
-    def roles_text(self) -> str:
-        "Return the arguments and variables of each role; imports torch"
-        config = self.config
-        arguments = megatron_arguments(self.model, config)
-        lines = _table("trainer: Megatron receives", arguments)
-        if config.rollout.engine == "vllm" and not config.is_sft:
-            lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
-        for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
-            variables = variables_table(config, role, per_machine=self.devices_per_machine)
-            if variables:
-                lines += _table(f"{role}: variables", variables)
-        return "\n".join(lines)
 
-    @property
-    def warnings(self) -> list[str]:
-        "Warnings about the run, its memory, and a chip without verified numbers"
-        found = evaluation_warnings(self.config)
-        if self.config.target.checks_memory:
-            found += tight_phases([*self.phases], self.capacity)
-        if self.config.target.has_soc and find_soc(self.soc).unverified:
-            found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
-        return found
+@patch(as_prop=True)
+def is_split(self: RunPlan) -> bool:
+    "Whether trainer and engines have separate devices"
+    return self.config.placement.mode == "split"
 
-    def head_text(self) -> str:
-        "Return the run, its model and its process groups"
-        config = self.config
-        steps = counted(config.num_steps, "step")
-        lines = [
-            f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
-            *(f"warning: {text}" for text in self.warnings),
-            f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
-            f"{trainer_parameters(largest_stage(self.model, config), config):,} on each trainer device "
-            f"({_layout(config, self.model)})",
-            *_expert_lines(config, self.model),
-            "",
-            device_map(config, self.devices_per_machine),
-            "",
-        ]
-        for kind, groups in process_groups(config).items():
-            if not groups:
-                continue
-            members = " ".join(str(group).replace(" ", "") for group in groups)
-            lines.append(f"{kind:9}{members}")
-        return "\n".join(lines)
+# %% ../../nbs/plan/04_plan.ipynb #5296e8f2
+@patch
+def count_evaluations(self: RunPlan, done: int = 0) -> int:
+    "Return the number of evaluations after the first `done` steps"
+    rollout = self.config.rollout
+    if self.evaluation is None or done >= self.config.num_steps:
+        return 0
+    after = -(-self.config.num_steps // rollout.eval_every) - done // rollout.eval_every
+    return after + (done == 0 and not rollout.skip_eval_before_train)
 
-    def as_text(
-        self,
-        roles: bool = False,  # also arguments and variables of each role; imports torch
-    ) -> str:
-        "Return the plan as text, as wide as the terminal"
-        rows = batch_arithmetic(self.config, self.soc)
-        batch = [f"{what:14}{value}" for what, value in rows]
-        parts = [self.head_text(), prompts_text(self.config), "\n".join(batch)]
-        parts += [self.memory_text(), self.time_text(), self.schedule_text()]
-        if roles:
-            parts.append(self.roles_text())
-        return fit("\n\n".join(part for part in parts if part))
 
-    def as_json(self) -> dict[str, Any]:
-        "Return the plan as JSON content"
-        rows: list[ScheduleRow] = []
-        if self.is_split and self.times:
-            rows = compare_schedules(self.config, self.soc, self.mean_response)
-        return dict(
-            config=self.config.model_dump(mode="json"),
-            soc=self.soc,
-            capacity=self.capacity,
-            kv_cache_memory_bytes=self.cache_bytes,
-            devices=[
-                asdict(place) for place in device_roles(self.config, self.devices_per_machine)
-            ],
-            groups=process_groups(self.config),
-            phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
-            times=[asdict(e) for e in self.times],
-            evaluation=asdict(self.evaluation) if self.evaluation else None,
-            run_seconds=self.run_seconds(),
-            warnings=self.warnings,
-            set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
-            schedule=[row.as_json() for row in rows],
+@patch
+def run_seconds(
+    self: RunPlan,
+    done: int = 0,  # steps that a resumed run has
+) -> float | None:
+    "Return the planned seconds of the run's steps and evaluations; None: unknown speeds"
+    if not self.times:
+        return None
+    step = sum(e.seconds for e in self.times)
+    if self.is_split:
+        step = schedule_of(self.config, self.soc, self.mean_response).seconds
+    evaluation = self.evaluation.seconds if self.evaluation else 0.0
+    tenants = max(1, len(self.config.tenants))
+    steps = max(0, self.config.num_steps - done)
+    return tenants * (steps * step + self.count_evaluations(done) * evaluation)
+
+
+@patch
+def check_hours(
+    self: RunPlan,
+    hours: float,  # after which the job is stopped
+    done: int = 0,  # steps that a resumed run has
+) -> None:
+    "Raise `ConfigError` for a run that is planned to exceed a time limit, or has no steps left"
+    steps = self.config.num_steps - done
+    if steps <= 0:
+        raise ConfigError(
+            f"the run has {counted(done, 'step')} and num_steps is {self.config.num_steps}: "
+            "nothing is left to do",
+            "Raise num_steps, or start a run of another name.",
+        )
+    seconds = self.run_seconds(done) or 0.0
+    if seconds > 3600 * hours:
+        reached = done + int(steps * 3600 * hours / seconds)
+        raise ConfigError(
+            f"{counted(steps, 'step')} are planned to take {_duration(seconds)}, and the job is "
+            f"stopped after {hours:g} hours, near step {reached}",
+            f"Lower num_steps, shorten the responses, or give {-int(-seconds // 3600)} hours.",
         )
 
 # %% ../../nbs/plan/04_plan.ipynb #7d101fac
@@ -630,6 +569,96 @@ def _expert_lines(config: RunConfig, d: Dimensions) -> list[str]:
             "sequence parallelism is on: each rank of a TP group sends other tokens to the experts"
         )
     return lines
+
+# %% ../../nbs/plan/04_plan.ipynb #5aa862cd
+@patch
+def roles_text(self: RunPlan) -> str:
+    "Return the arguments and variables of each role; imports torch"
+    config = self.config
+    arguments = megatron_arguments(self.model, config)
+    lines = _table("trainer: Megatron receives", arguments)
+    if config.rollout.engine == "vllm" and not config.is_sft:
+        lines += _table("rollout: vLLM receives", vllm_arguments(config, self.soc))
+    for role in ("trainer",) if config.is_sft else ("trainer", "rollout"):
+        variables = variables_table(config, role, per_machine=self.devices_per_machine)
+        if variables:
+            lines += _table(f"{role}: variables", variables)
+    return "\n".join(lines)
+
+
+@patch(as_prop=True)
+def warnings(self: RunPlan) -> list[str]:
+    "Warnings about the run, its memory, and a chip without verified numbers"
+    found = evaluation_warnings(self.config)
+    if self.config.target.checks_memory:
+        found += tight_phases([*self.phases], self.capacity)
+    if self.config.target.has_soc and find_soc(self.soc).unverified:
+        found.append(f"{self.soc} is unverified: {find_soc(self.soc).unverified}.")
+    return found
+
+
+@patch
+def head_text(self: RunPlan) -> str:
+    "Return the run, its model and its process groups"
+    config = self.config
+    steps = counted(config.num_steps, "step")
+    lines = [
+        f"{config.recipe} at scale {config.scale}: {steps}, seed {config.seed}",
+        *(f"warning: {text}" for text in self.warnings),
+        f"{self.model.name}: {total_parameters(self.model):,} parameters in {config.model.dtype}, "
+        f"{trainer_parameters(largest_stage(self.model, config), config):,} on each trainer device "
+        f"({_layout(config, self.model)})",
+        *_expert_lines(config, self.model),
+        "",
+        device_map(config, self.devices_per_machine),
+        "",
+    ]
+    for kind, groups in process_groups(config).items():
+        if not groups:
+            continue
+        members = " ".join(str(group).replace(" ", "") for group in groups)
+        lines.append(f"{kind:9}{members}")
+    return "\n".join(lines)
+
+# %% ../../nbs/plan/04_plan.ipynb #16e5ec8c
+@patch
+def as_text(
+    self: RunPlan,
+    roles: bool = False,  # also arguments and variables of each role; imports torch
+) -> str:
+    "Return the plan as text, as wide as the terminal"
+    rows = batch_arithmetic(self.config, self.soc)
+    batch = [f"{what:14}{value}" for what, value in rows]
+    parts = [self.head_text(), prompts_text(self.config), "\n".join(batch)]
+    parts += [self.memory_text(), self.time_text(), self.schedule_text()]
+    if roles:
+        parts.append(self.roles_text())
+    return fit("\n\n".join(part for part in parts if part))
+
+
+@patch
+def as_json(self: RunPlan) -> dict[str, Any]:
+    "Return the plan as JSON content"
+    rows: list[ScheduleRow] = []
+    if self.is_split and self.times:
+        rows = compare_schedules(self.config, self.soc, self.mean_response)
+    return dict(
+        config=self.config.model_dump(mode="json"),
+        soc=self.soc,
+        capacity=self.capacity,
+        kv_cache_memory_bytes=self.cache_bytes,
+        devices=[
+            asdict(place) for place in device_roles(self.config, self.devices_per_machine)
+        ],
+        groups=process_groups(self.config),
+        phases=[asdict(phase) | {"nbytes": phase.nbytes} for phase in self.phases],
+        times=[asdict(e) for e in self.times],
+        evaluation=asdict(self.evaluation) if self.evaluation else None,
+        run_seconds=self.run_seconds(),
+        warnings=self.warnings,
+        set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
+        schedule=[row.as_json() for row in rows],
+    )
 
 # %% ../../nbs/plan/04_plan.ipynb #885c2480
 def make_plan(

@@ -17,7 +17,7 @@ from ..cluster.environment import environment_lines, worker_env
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..npu.device import NPU, allowed_preload
-from ..npu.role_variables import (
+from cookbook_npu.npu.role_variables import (
     DETERMINISTIC,
     ROLE_VARIABLES,
     SHELL_DECIDES,
@@ -160,8 +160,6 @@ def _defaults(
     found |= {name: environ[name] for name in SHELL_DECIDES if name in environ}
     if placement.hccl_port_base is not None:
         found |= port_ranges(config, role, share.first_device)
-    if placement.hccl_buffer_mb is not None:
-        found["HCCL_BUFFSIZE"] = str(placement.hccl_buffer_mb)
     return found
 
 # %% ../../nbs/plan/03_roles.ipynb #0c67217a
@@ -245,8 +243,8 @@ def architecture(d: Dimensions) -> dict[str, Any]:
 
 def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
     "Return the arguments of Megatron's model, data parallelism and optimizer"
-    from ..model.megatron import ddp_options, run_options
-    from ..model.optimizer import optimizer_options
+    from cookbook_npu.model.megatron import ddp_options, run_options
+    from cookbook_npu.model.optimizer import optimizer_options
 
     options = run_options(config.model, config.parallel, config.train.megatron_args)
     options["params_dtype"] = str(options["params_dtype"]).removeprefix("torch.")
@@ -255,7 +253,7 @@ def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
 # %% ../../nbs/plan/03_roles.ipynb #79a70ae2
 def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any]:
     "Return the arguments of vllm.LLM on an accelerator, without `weight_transfer_config`"
-    from ..rollout.vllm import llm_arguments, run_arguments
+    from cookbook_npu.rollout.vllm import llm_arguments, run_arguments
 
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",

@@ -23,10 +23,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple
 
+from fastcore.basics import patch
 
 from ..config import SPLIT_KEYS, RunConfig, override
 from ..errors import ConfigError, DataError, DeviceError
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     SAMPLED_ROWS,
     cache_tokens,
     capacity_of,
@@ -35,7 +36,7 @@ from ..plan.memory import (
     model_of,
     most_image_tokens,
 )
-from ..plan.time import (
+from cookbook_npu.plan.time import (
     cache_holds_turns,
     estimate,
     forward_flops,
@@ -190,36 +191,44 @@ class EngineModel:
             left = self.batch[0].ends - self.decoded
             self.next_end = self.clock + left * self.decode_seconds
 
-    def finish_response(self) -> _Response:
-        "Sample until the next response ends"
-        until = self.next_end
+# %% ../../nbs/plan/06_schedule.ipynb #6cbcdb4b
+@patch
+def finish_response(self: EngineModel) -> _Response:
+    "Sample until the next response ends"
+    until = self.next_end
+    self.busy += until - self.clock
+    self.clock = until
+    response = heapq.heappop(self.batch)
+    self.decoded = response.ends
+    self._fill_batch()
+    return response
+
+
+@patch
+def advance(self: EngineModel, until: float) -> None:
+    "Sample until a time before the end of the next response"
+    if self.batch:
         self.busy += until - self.clock
-        self.clock = until
-        response = heapq.heappop(self.batch)
-        self.decoded = response.ends
-        self._fill_batch()
-        return response
+        self.decoded += (until - self.clock) / self.decode_seconds
+    self.clock = until
 
-    def advance(self, until: float) -> None:
-        "Sample until a time before the end of the next response"
-        if self.batch:
-            self.busy += until - self.clock
-            self.decoded += (until - self.clock) / self.decode_seconds
-        self.clock = until
 
-    def update_weights(self, version: int) -> None:
-        "Pause for the update, then recompute the key/value cache of the unfinished responses"
-        self.version = version
-        self.clock += self.times.update_weights
-        tokens = sum(self.decoded - response.began for response in self.batch)
-        self.busy += tokens * self.times.recompute
-        self.clock += tokens * self.times.recompute
-        self._foresee()
+@patch
+def update_weights(self: EngineModel, version: int) -> None:
+    "Pause for the update, then recompute the key/value cache of the unfinished responses"
+    self.version = version
+    self.clock += self.times.update_weights
+    tokens = sum(self.decoded - response.began for response in self.batch)
+    self.busy += tokens * self.times.recompute
+    self.clock += tokens * self.times.recompute
+    self._foresee()
 
-    def resume_at(self, now: float) -> None:
-        "Continue to sample at a time, after a pause"
-        self.clock = now
-        self._foresee()
+
+@patch
+def resume_at(self: EngineModel, now: float) -> None:
+    "Continue to sample at a time, after a pause"
+    self.clock = now
+    self._foresee()
 
 # %% ../../nbs/plan/06_schedule.ipynb #a3fed191
 _NEXT_END = attrgetter("next_end")
@@ -270,42 +279,48 @@ class _Schedule:
             self.gate.finish(response.group)
         return complete
 
-    def _advance(self, until: float) -> None:
-        for engine in self.engines:
-            while engine.next_end <= until:
-                self._finish_response(engine)
-            engine.advance(max(until, engine.clock))
-        self.clock = until
+# %% ../../nbs/plan/06_schedule.ipynb #980f04cb
+@patch
+def _advance(self: _Schedule, until: float) -> None:
+    for engine in self.engines:
+        while engine.next_end <= until:
+            self._finish_response(engine)
+        engine.advance(max(until, engine.clock))
+    self.clock = until
 
-    def _wait(self) -> None:
-        "Let the engines sample until the gate opens"
-        began = self.clock
-        while why := self.gate.waits_for():
-            complete = False
-            while not complete:  # the gate opens with a group only
-                engine = min(self.engines, key=_NEXT_END)
-                if engine.next_end == math.inf:
-                    raise RuntimeError(f"step {self.gate.step} waits for {why}: nothing runs")
-                complete = self._finish_response(engine)
-                self.clock = max(self.clock, engine.clock)
-        self._advance(self.clock)
-        self.waited += self.clock - began
 
-    def step(self) -> Counter[int]:
-        "Run one step; returns the number of samples of each age"
-        self._start_groups()
-        self._wait()
-        ages = Counter(
-            self.gate.step - version
-            for group in self.gate.take()
-            for version in self.finished.pop(group)
-        )
-        self._advance(self.clock + self.times.train)
-        self.gate.advance()
-        for engine in self.engines:
-            engine.update_weights(self.gate.step)
-        self.clock += self.times.update_weights
-        return ages
+@patch
+def _wait(self: _Schedule) -> None:
+    "Let the engines sample until the gate opens"
+    began = self.clock
+    while why := self.gate.waits_for():
+        complete = False
+        while not complete:  # the gate opens with a group only
+            engine = min(self.engines, key=_NEXT_END)
+            if engine.next_end == math.inf:
+                raise RuntimeError(f"step {self.gate.step} waits for {why}: nothing runs")
+            complete = self._finish_response(engine)
+            self.clock = max(self.clock, engine.clock)
+    self._advance(self.clock)
+    self.waited += self.clock - began
+
+# %% ../../nbs/plan/06_schedule.ipynb #ddc45da7
+@patch
+def step(self: _Schedule) -> Counter[int]:
+    "Run one step; returns the number of samples of each age"
+    self._start_groups()
+    self._wait()
+    ages = Counter(
+        self.gate.step - version
+        for group in self.gate.take()
+        for version in self.finished.pop(group)
+    )
+    self._advance(self.clock + self.times.train)
+    self.gate.advance()
+    for engine in self.engines:
+        engine.update_weights(self.gate.step)
+    self.clock += self.times.update_weights
+    return ages
 
 # %% ../../nbs/plan/06_schedule.ipynb #eaac180e
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DeviceError
 from ..npu.device import find_soc
 from .fit import error_text
 from .memory import capacity_of, check_fits, micro_batch, model_of
-from ..plan.schedule import (
+from cookbook_npu.plan.schedule import (
     PhaseTimes,
     ScheduleResult,
     Workload,

@@ -17,7 +17,7 @@ from ..config import RunConfig
 from ..data.datasets import read_records
 from ..data.tasks import GENERATED
 from ..npu.device import find_soc
-from ..plan.dimensions import (
+from cookbook_npu.plan.dimensions import (
     Dimensions,
     active_parameters,
     dimensions_of_folder,
@@ -25,7 +25,7 @@ from ..plan.dimensions import (
     parameters_per_rank,
     total_parameters,
 )
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     ELEMENT_BYTES,
     cache_tokens,
     capacity_of,
@@ -212,7 +212,7 @@ def host_update_seconds(d: Dimensions, config: RunConfig, speeds: Speeds) -> flo
     moved = 8 * share / speeds.host_link
     updated = UPDATE_BYTES * share / speeds.host_memory
     steps = config.rollout_batch // config.global_batch_size
-    both = max(moved, updated) if config.optim.cpu_offload_overlap else moved + updated
+    both = max(moved, updated)  # the copies overlap with the update
     return steps * both
 
 # %% ../../nbs/plan/02_time.ipynb #4a94c305

@@ -20,8 +20,8 @@ from .export import chosen_checkpoint, policy_folder
 from ..runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from ..data.sample import ImageInput
-    from ..rollout.engine import Engine, SamplingParams
+    from cookbook_npu.data.sample import ImageInput
+    from cookbook_npu.rollout.engine import Engine, SamplingParams
 
 # %% ../../nbs/policy/02_chat.ipynb #f19eb012
 HELP = "a line is a message; /image PICTURE, /new, Ctrl-D ends"
@@ -46,13 +46,13 @@ class Chat:
     count: int = 0  # replies
 
     def __post_init__(self) -> None:
-        from ..data.messages import ChatFormat
+        from cookbook_npu.data.messages import ChatFormat
 
         self.format = ChatFormat(self.tokenizer, self.template, self.template_kwargs)
 
     def show(self, path: str) -> None:
         "Add an image to the next message; raises `DataError`"
-        from ..data.images import image_source
+        from cookbook_npu.data.images import image_source
 
         if self.processor is None:
             raise DataError(f"/image {path}: this policy has no vision", "Ask it in words.")
@@ -66,7 +66,7 @@ class Chat:
         self, messages: list[dict[str, Any]], images: "list[ImageInput]"
     ) -> list[int]:
         "Return the token ids of messages, with the placeholders of their images"
-        from ..data.images import make_room, with_image_parts
+        from cookbook_npu.data.images import make_room, with_image_parts
 
         place = "the conversation"
         if images:
@@ -78,8 +78,8 @@ class Chat:
 # %% ../../nbs/policy/02_chat.ipynb #9769c43c
 def reply(chat: Chat, text: str) -> str:
     "Send a message and return the reply of the policy"
-    from ..data.images import IMAGE_MARK
-    from ..rollout.engine import Request, derive_seed
+    from cookbook_npu.data.images import IMAGE_MARK
+    from cookbook_npu.rollout.engine import Request, derive_seed
 
     messages = list(chat.messages) if chat.template else []
     images = [*(chat.images if chat.template else ()), *chat.shown]
@@ -178,9 +178,9 @@ def chat_with_run(
         device = prepare_device(config)
         from transformers import AutoTokenizer
 
-        from ..data.prompts import image_processor
-        from ..rollout.engine import SamplingParams
-        from ..train.rollout_worker import make_engine
+        from cookbook_npu.data.prompts import image_processor
+        from cookbook_npu.rollout.engine import SamplingParams
+        from cookbook_npu.train.rollout_worker import make_engine
 
         tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
         processor = image_processor(hf_path, config.data)

@@ -21,7 +21,7 @@ from ..config import RunConfig, override
 from ..data.pass_at_k import eval_metrics
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, EnvironmentFault, MissingError, RewardError
-from ..plan.preflight import (
+from cookbook_npu.plan.preflight import (
     check_engine,
     check_episodes,
     check_eval_data,
@@ -33,9 +33,9 @@ from ..runs.folder import RunFolder, numbered_path, storage_errors, write_json
 from ..terminal import counted
 
 if TYPE_CHECKING:
-    from ..data.sample import Prompt, Sample
-    from ..rollout.engine import Engine, Request
-    from ..rollout.episodes import EpisodeRunner
+    from cookbook_npu.data.sample import Prompt, Sample
+    from cookbook_npu.rollout.engine import Engine, Request
+    from cookbook_npu.rollout.episodes import EpisodeRunner
 
 # %% ../../nbs/policy/01_evaluate.ipynb #99401c98
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def prepare_device(config: RunConfig) -> str:
     for name, value in role_environment(config, "rollout").items():
         if value is not None:
             os.environ[name] = value
-    from ..npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     bootstrap("rollout")
     return config.target.device_name
@@ -111,8 +111,8 @@ def sample_answers(
     episodes: "EpisodeRunner | None" = None,  # None: single-turn
 ) -> "tuple[list[Sample], dict[str, str]]":  # ungraded; group -> failure
     "Sample answers to the prompts; leaves out groups whose environment failed"
-    from ..rollout.engine import SamplingParams
-    from ..train.sampling import make_requests, sample_prompts, shard_requests
+    from cookbook_npu.rollout.engine import SamplingParams
+    from cookbook_npu.train.sampling import make_requests, sample_prompts, shard_requests
 
     sampling = SamplingParams.of(config.eval_sampling)
 
@@ -140,7 +140,7 @@ def grade_samples(
     config: RunConfig, prompts: "Sequence[Prompt]", samples: "Sequence[Sample]"
 ) -> None:
     "Set reward and verdict of answers with the run's graders; raises `RewardError` without one"
-    from ..data.rewards import RewardPool
+    from cookbook_npu.data.rewards import RewardPool
 
     with RewardPool(config.reward) as rewards:
         rewards.check_labels(prompts)
@@ -190,7 +190,7 @@ def _load_prompts(config: RunConfig, hf_path: Path) -> "list[Prompt]":
     "Return the tokenized prompts of an evaluation; raises `MissingError` if there are none"
     from transformers import AutoTokenizer
 
-    from ..data.prompts import eval_prompts, image_processor
+    from cookbook_npu.data.prompts import eval_prompts, image_processor
 
     tokenizer = AutoTokenizer.from_pretrained(hf_path, trust_remote_code=False)
     prompts = eval_prompts(config.data, tokenizer, image_processor(hf_path, config.data))
@@ -206,8 +206,8 @@ def _evaluated(
     config: RunConfig, hf_path: Path, step: int, num_shards: int
 ) -> "tuple[list[Sample], dict[str, str]]":
     "Return graded answers, and the groups whose environment failed"
-    from ..train.rollout_worker import make_engine
-    from ..train.session import start_episodes
+    from cookbook_npu.train.rollout_worker import make_engine
+    from cookbook_npu.train.session import start_episodes
 
     prompts = _load_prompts(config, hf_path)
     episodes = start_episodes(config, str(hf_path))

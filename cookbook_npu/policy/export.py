@@ -58,7 +58,7 @@ class PolicyWriter:
     "Writes the weights of a trainer's state as a Hugging Face folder, on one device"
 
     def __init__(self, rank: int, world_size: int, config: RunConfig, hf_path: str):
-        from ..model.megatron import init_parallel, load_model
+        from cookbook_npu.model.megatron import init_parallel, load_model
 
         one_device = ParallelConfig()
         init_parallel(one_device, config.seed)
@@ -70,9 +70,9 @@ class PolicyWriter:
         """Write the folder `target` from a folder of the trainer's state, of any TP and DP size.
 
         With `adapter` in peft's format, else merged. Raises `DataError` for a damaged state."""
-        from ..model.checkpoint import load_policy_weights
-        from ..model.megatron import export_adapter, export_weights
-        from ..train.trainer import write_hf_folder
+        from cookbook_npu.model.checkpoint import load_policy_weights
+        from cookbook_npu.model.megatron import export_adapter, export_weights
+        from cookbook_npu.train.trainer import write_hf_folder
 
         load_policy_weights(self.model, state)
         weights = (export_adapter if adapter else export_weights)(self.model)
@@ -85,10 +85,10 @@ def convert_state(
     run: RunFolder, checkpoint: Checkpoint, target: Path, adapter: bool = False
 ) -> None:
     "Convert a trainer's state into the Hugging Face folder `target`, in a process on one device"
-    from ..cluster.worker_group import RayWorkerGroup
-    from ..plan.roles import role_environment
-    from ..train.session import first_weights, start_cluster
-    from ..train.workers import DEVICE_SHARE
+    from cookbook_npu.cluster.worker_group import RayWorkerGroup
+    from cookbook_npu.plan.roles import role_environment
+    from cookbook_npu.train.session import first_weights, start_cluster
+    from cookbook_npu.train.workers import DEVICE_SHARE
 
     state = checkpoint.path / "state"
     if not (state / "metadata.json").is_file():
@@ -109,14 +109,14 @@ def convert_state(
             bootstrap="trainer",
             kwargs={"config": config, "hf_path": hf_path},
             env=role_environment(config, "trainer"),
-            timeout=config.placement.call_timeout_s,
+            timeout=config.target.call_timeout_s,
         ) as group:
             group.call("write", str(state), str(target), adapter)
 
 # %% ../../nbs/policy/00_export.ipynb #fb754102
 def write_template_defaults(folder: Path, arguments: Mapping[str, Any]) -> None:
     "Make the arguments with which a policy was trained the defaults of its chat template"
-    from ..data.tokenizer import read_tokenizer
+    from cookbook_npu.data.tokenizer import read_tokenizer
 
     if not arguments:
         return

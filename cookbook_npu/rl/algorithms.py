@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..config import (
+from cookbook_npu.config import (
     AlgorithmConfig,
     RunConfig,
     build_config,
     override,
 )
 from ..errors import ConfigError, DataError, nearest
-from ..rl.advantages import (
+from cookbook_npu.rl.advantages import (
     discounted_returns,
     gae,
     gdpo,
@@ -31,7 +31,7 @@ from ..rl.advantages import (
     token_rewards,
     whiten,
 )
-from ..rl.losses import (
+from cookbook_npu.rl.losses import (
     cispo_loss,
     dppo_loss,
     gmpo_loss,
@@ -203,7 +203,7 @@ def compute_policy_loss(
         case "cispo":
             return cispo_loss(*log_probs, *clips, token_name)
         case "sapo":
-            return sapo_loss(*log_probs, config.tau_pos, config.tau_neg, token_name)
+            return sapo_loss(*log_probs, token_name=token_name)
         case "dppo_tv":
             return dppo_loss(*log_probs, "tv", *clips, clip_c, token_name)
         case "dppo_kl":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fastcore.basics import patch
 
 from ..errors import ConfigError, DataError
 
@@ -81,23 +82,27 @@ class DynamicSampling:
             else:
                 self.spare.append(group)
 
-    def take(self) -> list[Any]:  # groups one after another
-        "The samples of the step, groups whose rewards differ first; fewer where groups were lost"
-        if self.missing:
-            raise DataError(
-                f"{self.sampled} groups were sampled for {self.wanted}",
-                "Sample `missing` prompts before `take`.",
-            )
-        chosen = (self.kept + self.spare)[: self.wanted]
-        return [sample for group in chosen for sample in group]
+# %% ../../nbs/rl/06_filters.ipynb #5ad3a353
+@patch
+def take(self: DynamicSampling) -> list[Any]:  # groups one after another
+    "The samples of the step, groups whose rewards differ first; fewer where groups were lost"
+    if self.missing:
+        raise DataError(
+            f"{self.sampled} groups were sampled for {self.wanted}",
+            "Sample `missing` prompts before `take`.",
+        )
+    chosen = (self.kept + self.spare)[: self.wanted]
+    return [sample for group in chosen for sample in group]
 
-    def metrics(self) -> dict[str, float]:  # dynamic/*
-        "Attempts, groups sampled, groups with equal rewards (all, and in the step), mean raw reward"
-        rewards = [s.reward for group in self.kept + self.spare for s in group]
-        return {
-            "dynamic/attempts": float(self.tried),
-            "dynamic/sampled_groups": float(self.sampled),
-            "dynamic/constant_groups": float(len(self.spare)),
-            "dynamic/filled_groups": float(max(self.wanted - len(self.kept), 0)),
-            "dynamic/raw_reward": sum(rewards) / len(rewards),
-        }
+
+@patch
+def metrics(self: DynamicSampling) -> dict[str, float]:  # dynamic/*
+    "Attempts, groups sampled, groups with equal rewards (all, and in the step), mean raw reward"
+    rewards = [s.reward for group in self.kept + self.spare for s in group]
+    return {
+        "dynamic/attempts": float(self.tried),
+        "dynamic/sampled_groups": float(self.sampled),
+        "dynamic/constant_groups": float(len(self.spare)),
+        "dynamic/filled_groups": float(max(self.wanted - len(self.kept), 0)),
+        "dynamic/raw_reward": sum(rewards) / len(rewards),
+    }

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fastcore.basics import patch
 
 from ..errors import ConfigError, DataError
 
@@ -116,46 +117,52 @@ class StalenessGate:
             )
         return self.running.pop(group)
 
-    def waits_for(self) -> str | None:  # None when the step may begin
-        "The reason why the next step may not begin yet"
-        missing = self.prompts_per_step - len(self.finished)
-        if missing > 0:
-            return f"{missing} more groups"
-        oldest = self.step - self.max_staleness
-        late = sum(version <= oldest for version in self.running.values())
-        if late:
-            return f"{late} groups of version {oldest} or before, which would be too old"
-        running = Counter(self.running.values())
-        finished = Counter(self.finished.values())
-        for j in range(self.max_staleness):
-            version = oldest + 1 + j
-            ready = sum(n for v, n in finished.items() if v <= version)
-            left = sum(n for v, n in running.items() if v <= version)
-            left += max(ready - self.prompts_per_step, 0)
-            if left > (j + 1) * self.prompts_per_step:
-                places = (j + 1) * self.prompts_per_step
-                return f"groups of version {version} or before: {left} for {places} places"
-        return None
+# %% ../../nbs/rl/08_staleness.ipynb #866ac9ab
+@patch
+def waits_for(self: StalenessGate) -> str | None:  # None when the step may begin
+    "The reason why the next step may not begin yet"
+    missing = self.prompts_per_step - len(self.finished)
+    if missing > 0:
+        return f"{missing} more groups"
+    oldest = self.step - self.max_staleness
+    late = sum(version <= oldest for version in self.running.values())
+    if late:
+        return f"{late} groups of version {oldest} or before, which would be too old"
+    running = Counter(self.running.values())
+    finished = Counter(self.finished.values())
+    for j in range(self.max_staleness):
+        version = oldest + 1 + j
+        ready = sum(n for v, n in finished.items() if v <= version)
+        left = sum(n for v, n in running.items() if v <= version)
+        left += max(ready - self.prompts_per_step, 0)
+        if left > (j + 1) * self.prompts_per_step:
+            places = (j + 1) * self.prompts_per_step
+            return f"groups of version {version} or before: {left} for {places} places"
+    return None
 
-    def take(self) -> list[Hashable]:  # P groups, the oldest first
-        "Begin a step; raises `DataError` when it may not begin, or another has not ended"
-        if self.taken:
-            raise DataError(
-                f"step {self.step} is under way", "Call `advance` after its update."
-            )
-        why = self.waits_for()
-        if why:
-            raise DataError(f"step {self.step} waits for {why}", "Ask `waits_for` first.")
-        oldest_first = sorted(self.finished, key=self.finished.__getitem__)
-        chosen = oldest_first[: self.prompts_per_step]
-        for group in chosen:
-            del self.finished[group]
-        self.taken = len(chosen)
-        return chosen
 
-    def advance(self) -> None:
-        "End the step; the engines now sample with its weights"
-        if not self.taken:
-            raise DataError(f"step {self.step} has not begun", "Call `take` first.")
-        self.taken = 0
-        self.step += 1
+@patch
+def take(self: StalenessGate) -> list[Hashable]:  # P groups, the oldest first
+    "Begin a step; raises `DataError` when it may not begin, or another has not ended"
+    if self.taken:
+        raise DataError(
+            f"step {self.step} is under way", "Call `advance` after its update."
+        )
+    why = self.waits_for()
+    if why:
+        raise DataError(f"step {self.step} waits for {why}", "Ask `waits_for` first.")
+    oldest_first = sorted(self.finished, key=self.finished.__getitem__)
+    chosen = oldest_first[: self.prompts_per_step]
+    for group in chosen:
+        del self.finished[group]
+    self.taken = len(chosen)
+    return chosen
+
+
+@patch
+def advance(self: StalenessGate) -> None:
+    "End the step; the engines now sample with its weights"
+    if not self.taken:
+        raise DataError(f"step {self.step} has not begun", "Call `take` first.")
+    self.taken = 0
+    self.step += 1

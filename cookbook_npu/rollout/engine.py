@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from pydantic import Field
 from torch import Tensor
 
@@ -556,321 +557,373 @@ class Engine(ABC):
     def _close(self) -> None:
         "Release everything"
 
-    @property
-    def state(self) -> str:
-        "Which of the states of the class this engine is in"
-        if self._closed:
-            return "closed"
-        if "weights" not in self._resident:
-            return "asleep"
-        if not self._weights_valid:
-            return "awaiting weights"
-        if "kv_cache" not in self._resident:
-            return "weights only"
-        return "paused" if self._gate.mode else "awake"
+# %% ../../nbs/rollout/00_engine.ipynb #73df9c87
+@patch(as_prop=True)
+def state(self: Engine) -> str:
+    "Which of the states of the class this engine is in"
+    if self._closed:
+        return "closed"
+    if "weights" not in self._resident:
+        return "asleep"
+    if not self._weights_valid:
+        return "awaiting weights"
+    if "kv_cache" not in self._resident:
+        return "weights only"
+    return "paused" if self._gate.mode else "awake"
 
-    def _require(self, method: str, *states: str) -> None:
-        "Raise `EngineError` unless the engine is in one of these states"
-        if self.state not in states:
+
+@patch
+def _require(self: Engine, method: str, *states: str) -> None:
+    "Raise `EngineError` unless the engine is in one of these states"
+    if self.state not in states:
+        raise EngineError(
+            f"{method} while the engine is {self.state}",
+            _REMEDIES.get(self.state, f"Allowed while {' or '.join(states)}."),
+        )
+
+# %% ../../nbs/rollout/00_engine.ipynb #90a3c8b6
+@patch(as_prop=True)
+def in_flight(self: Engine) -> int:
+    "Requests that are queued or decoding"
+    return len(self._running)
+
+
+@patch
+def _require_none_in_flight(self: Engine, method: str) -> None:
+    if self._running:
+        raise EngineError(
+            f"{method} with {len(self._running)} responses in flight",
+            "collect() or abort() them first.",
+        )
+
+
+@patch
+def _use_images(self: Engine, config: Any, supported: bool) -> None:
+    "Set up the placeholders of a model with a vision tower"
+    self.takes_images = supported
+    self.image_token_id = config.image_token_id
+    self.merge_size = config.vision_config.spatial_merge_size
+
+
+@patch
+def _queue(self: Engine, requests: Sequence[Request], sampling: SamplingParams) -> None:
+    check_requests(requests, self.max_tokens, sampling)
+    first = self._submitted
+    states = [RequestState(r, sampling, n) for n, r in enumerate(requests, first)]
+    for state in states:
+        name = f"request {state.key[0]}/{state.key[1]}"
+        if state.request.images and not self.takes_images:
             raise EngineError(
-                f"{method} while the engine is {self.state}",
-                _REMEDIES.get(self.state, f"Allowed while {' or '.join(states)}."),
+                f"{name} has images, {type(self).__name__} supports none",
+                "Send text prompts only.",
             )
-
-    @property
-    def in_flight(self) -> int:
-        "Requests that are queued or decoding"
-        return len(self._running)
-
-    def _require_none_in_flight(self, method: str) -> None:
-        if self._running:
+        if self.image_token_id is not None:
+            check_placeholders(state.request, self.image_token_id, self.merge_size)
+        if state.key in self._running:
             raise EngineError(
-                f"{method} with {len(self._running)} responses in flight",
-                "collect() or abort() them first.",
+                f"{name} is in flight already",
+                "Give each response of a group its own index, or abort the group first.",
             )
+    self._submitted += len(states)
+    self._running |= {state.key: state for state in states}
+    self.decoder.add(states, self.version)
 
-    def _use_images(self, config: Any, supported: bool) -> None:
-        "Set up the placeholders of a model with a vision tower"
-        self.takes_images = supported
-        self.image_token_id = config.image_token_id
-        self.merge_size = config.vision_config.spatial_merge_size
 
-    def _queue(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        check_requests(requests, self.max_tokens, sampling)
-        first = self._submitted
-        states = [RequestState(r, sampling, n) for n, r in enumerate(requests, first)]
-        for state in states:
-            name = f"request {state.key[0]}/{state.key[1]}"
-            if state.request.images and not self.takes_images:
-                raise EngineError(
-                    f"{name} has images, {type(self).__name__} supports none",
-                    "Send text prompts only.",
-                )
-            if self.image_token_id is not None:
-                check_placeholders(state.request, self.image_token_id, self.merge_size)
-            if state.key in self._running:
-                raise EngineError(
-                    f"{name} is in flight already",
-                    "Give each response of a group its own index, or abort the group first.",
-                )
-        self._submitted += len(states)
-        self._running |= {state.key: state for state in states}
-        self.decoder.add(states, self.version)
+@patch
+def _abort(self: Engine, states: list[RequestState]) -> list[RequestState]:
+    for state in states:
+        state.reason = "abort"
+        del self._running[state.key]
+    if states:
+        self.decoder.remove(states)
+    return states
 
-    def _abort(self, states: list[RequestState]) -> list[RequestState]:
-        for state in states:
-            state.reason = "abort"
+# %% ../../nbs/rollout/00_engine.ipynb #7a54861e
+@patch
+@contextmanager
+def _decoding(self: Engine, method: str) -> Iterator[None]:
+    with self._gate.lock:
+        self._require(method, "awake")
+        self._gate.start()
+    try:
+        yield
+    finally:
+        self._gate.finish()
+
+
+@patch
+def _decode(
+    self: Engine, decode_steps: int | None, wanted: int | None
+) -> list[RequestState]:
+    "Decode for `decode_steps` steps, or until `wanted` responses have finished"
+    steps = 0
+    while self._running and steps != decode_steps:
+        if wanted is not None and len(self._finished) >= wanted:
+            break
+        if not self._gate.pass_through():
+            self._finished += self._abort(list(self._running.values()))
+            break
+        for state in self.decoder.step(self.version):
             del self._running[state.key]
-        if states:
-            self.decoder.remove(states)
-        return states
+            self._finished.append(state)
+        steps += 1
+        if self.simulated_latency:
+            time.sleep(self.simulated_latency)
+    finished = sorted(self._finished, key=attrgetter("number"))
+    self._finished = []
+    return finished
 
-    @contextmanager
-    def _decoding(self, method: str) -> Iterator[None]:
-        with self._gate.lock:
-            self._require(method, "awake")
-            self._gate.start()
+# %% ../../nbs/rollout/00_engine.ipynb #6426ec4c
+@patch
+def pause(self: Engine, mode: PauseMode = "keep") -> None:
+    "Stop decoding until `resume`; mode abort returns partial responses; wait for the running step"
+    modes = get_args(PauseMode)
+    if mode not in modes:
+        raise EngineError(f"pause mode is {mode!r}", nearest(str(mode), modes))
+    with self._gate.lock:
+        self._require("pause", "awake", "paused")
+        self._gate.pause(mode)
+
+
+@patch
+def resume(self: Engine) -> None:
+    "Continue decoding"
+    with self._gate.lock:
+        self._require("resume", "paused", "awake")
+        self._gate.resume()
+
+# %% ../../nbs/rollout/00_engine.ipynb #18ea6153
+@patch
+def _require_no_decoding(self: Engine, method: str, *states: str) -> None:
+    self._require(method, *states)
+    if self._gate.running:
+        raise EngineError(
+            f"{method} while generate or collect runs", "Call it between two collects."
+        )
+
+
+@patch
+def _samples(self: Engine, states: list[RequestState]) -> list[Sample]:
+    self.tokens += sum(state.sampled for state in states)
+    return [make_sample(state, self.tokenizer) for state in states]
+
+
+@patch
+def submit(self: Engine, requests: Sequence[Request], sampling: SamplingParams) -> None:
+    "Queue requests for `collect`; they run together with those in flight"
+    with self._gate.lock:
+        self._require_no_decoding("submit", "awake", "paused")
+        self._queue(requests, sampling)
+
+
+@patch
+def collect(self: Engine, decode_steps: int | None = None) -> list[Sample]:
+    """Decode up to `decode_steps` steps (None: until a response has finished)
+
+    Runs in this thread; returns finished responses in the order of submission."""
+    if decode_steps is not None and decode_steps < 1:
+        raise EngineError(
+            f"collect with decode_steps {decode_steps}",
+            "Give at least 1, or None: until a response has finished.",
+        )
+    with self._decoding("collect"):
+        return self._samples(self._decode(decode_steps, None if decode_steps else 1))
+
+
+@patch
+def abort(self: Engine, group_ids: Collection[str] | None = None) -> list[Sample]:
+    "Abort unfinished responses, of some groups or of all; return the partial samples in order"
+    wanted = {group_ids} if isinstance(group_ids, str) else group_ids
+    with self._gate.lock:
+        self._require_no_decoding("abort", *_HAVE_WEIGHTS)
+        states = list(self._running.values())
+        if wanted is not None:
+            states = [s for s in states if s.request.group_id in wanted]
+        return self._samples(self._abort(states))
+
+# %% ../../nbs/rollout/00_engine.ipynb #463c28d7
+@patch
+def generate(
+    self: Engine, requests: Sequence[Request], sampling: SamplingParams
+) -> list[Sample]:  # in the order of the requests
+    "Sample a response to each request; nothing else may be in flight"
+    with self._decoding("generate"):
+        self._require_none_in_flight("generate")
         try:
-            yield
-        finally:
-            self._gate.finish()
+            self._queue(requests, sampling)
+            return self._samples(self._decode(None, len(requests)))
+        finally:  # drop everything after an error
+            self._finished = []
+            self._abort(list(self._running.values()))
 
-    def _decode(
-        self, decode_steps: int | None, wanted: int | None
-    ) -> list[RequestState]:
-        "Decode for `decode_steps` steps, or until `wanted` responses have finished"
-        steps = 0
-        while self._running and steps != decode_steps:
-            if wanted is not None and len(self._finished) >= wanted:
-                break
-            if not self._gate.pass_through():
-                self._finished += self._abort(list(self._running.values()))
-                break
-            for state in self.decoder.step(self.version):
-                del self._running[state.key]
-                self._finished.append(state)
-            steps += 1
-            if self.simulated_latency:
-                time.sleep(self.simulated_latency)
-        finished = sorted(self._finished, key=attrgetter("number"))
-        self._finished = []
-        return finished
 
-    def pause(self, mode: PauseMode = "keep") -> None:
-        "Stop decoding until `resume`; mode abort returns partial responses; wait for the running step"
-        modes = get_args(PauseMode)
-        if mode not in modes:
-            raise EngineError(f"pause mode is {mode!r}", nearest(str(mode), modes))
-        with self._gate.lock:
-            self._require("pause", "awake", "paused")
-            self._gate.pause(mode)
+@patch
+def generate_text(
+    self: Engine,
+    prompts: Sequence[str],
+    n: int = 1,
+    max_response_tokens: int = 128,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> list[str]:
+    "Sample n responses to each text prompt, prompt by prompt, without special tokens"
+    if self.tokenizer is None:
+        raise EngineError(
+            "generate_text with an engine that has no tokenizer",
+            "Build the engine from a folder with a tokenizer, or call generate.",
+        )
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    sampling = SamplingParams(
+        temperature=temperature, max_response_tokens=max_response_tokens
+    )
+    requests = text_requests(prompts, n, seed, self.tokenizer)
+    return [sample.text for sample in self.generate(requests, sampling)]
 
-    def resume(self) -> None:
-        "Continue decoding"
-        with self._gate.lock:
-            self._require("resume", "paused", "awake")
-            self._gate.resume()
+# %% ../../nbs/rollout/00_engine.ipynb #e9cfab01
+@patch
+def _find_mismatch(
+    self: Engine, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
+) -> str | None:
+    "Return the first tensor that differs from the trainer's, or None; a cast is allowed"
+    held = self.weights.checksums(list(expected))
+    for name, want in expected.items():
+        if held[name] == want:
+            continue
+        t = tensors[name]
+        others = {self.dtype, torch.float32} - {t.dtype}
+        if checksum(t) != want or all(checksum(t.to(d)) != held[name] for d in others):
+            return name
+    return None
 
-    def _require_no_decoding(self, method: str, *states: str) -> None:
-        self._require(method, *states)
+
+@patch
+def update_weights(
+    self: Engine,
+    version: int,  # at least the current one, while the weights are valid
+    named_tensors: Iterable[tuple[str, Tensor]],  # all, Hugging Face names, any device
+    expected: Mapping[str, int] | None = None,  # checksums by name, of some or all
+    handles: Mapping[str, tuple] | None = None,
+) -> None:
+    """Replace all weights and compare the held values with `expected`; see `kept_cache`
+
+    A refused update changes nothing. An update that fails later raises `WeightUpdateError`
+    and leaves the weights invalid."""
+    with self._gate.lock:
+        self._require("update_weights", *_HAVE_WEIGHTS)
+        if self._gate.running and not self._gate.waiting:
+            raise EngineError(
+                "update_weights while generate or collect runs", "Call pause() first."
+            )
+        if self._weights_valid and version < self.version:
+            raise WeightUpdateError(
+                f"version {version} is older than the engine's {self.version}",
+                "Versions must not decrease; after sleep(2) any version is accepted.",
+            )
+        tensors = collect_weights(named_tensors)
+        check_weights(tensors, self.weights.shapes, self.weights.tied)
+        self._weights_valid = False
+        self.weights.load(version, tensors, handles or {})
+        name = self._find_mismatch(version, tensors, expected or {})
+        if name:
+            raise WeightUpdateError(
+                f"weight update {version}: {self.holder} holds other values in {name} "
+                f"{list(tensors[name].shape)}",
+                "It samples nothing until an update succeeds: update again, or restart it.",
+            )
+        self.version = version
+        self._weights_changed()
+        self._weights_valid = True
+
+# %% ../../nbs/rollout/00_engine.ipynb #f9e8d708
+@patch
+def sleep(self: Engine, level: int = 2) -> None:
+    "Release the device memory; level 1 moves the weights to host memory, level 2 drops them"
+    if level not in (1, 2):
+        raise EngineError(
+            f"sleep level is {level!r}",
+            "Give 1 (keep the weights in host memory) or 2 (drop them).",
+        )
+    with self._gate.lock:
+        self._require("sleep", *_HAVE_WEIGHTS)
         if self._gate.running:
             raise EngineError(
-                f"{method} while generate or collect runs", "Call it between two collects."
+                "sleep while generate runs", 'Let it finish, or call pause("abort").'
             )
-
-    def _samples(self, states: list[RequestState]) -> list[Sample]:
-        self.tokens += sum(state.sampled for state in states)
-        return [make_sample(state, self.tokenizer) for state in states]
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        "Queue requests for `collect`; they run together with those in flight"
-        with self._gate.lock:
-            self._require_no_decoding("submit", "awake", "paused")
-            self._queue(requests, sampling)
-
-    def collect(self, decode_steps: int | None = None) -> list[Sample]:
-        """Decode up to `decode_steps` steps (None: until a response has finished)
-
-        Runs in this thread; returns finished responses in the order of submission."""
-        if decode_steps is not None and decode_steps < 1:
-            raise EngineError(
-                f"collect with decode_steps {decode_steps}",
-                "Give at least 1, or None: until a response has finished.",
-            )
-        with self._decoding("collect"):
-            return self._samples(self._decode(decode_steps, None if decode_steps else 1))
-
-    def abort(self, group_ids: Collection[str] | None = None) -> list[Sample]:
-        "Abort unfinished responses, of some groups or of all; return the partial samples in order"
-        wanted = {group_ids} if isinstance(group_ids, str) else group_ids
-        with self._gate.lock:
-            self._require_no_decoding("abort", *_HAVE_WEIGHTS)
-            states = list(self._running.values())
-            if wanted is not None:
-                states = [s for s in states if s.request.group_id in wanted]
-            return self._samples(self._abort(states))
-
-    def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams
-    ) -> list[Sample]:  # in the order of the requests
-        "Sample a response to each request; nothing else may be in flight"
-        with self._decoding("generate"):
-            self._require_none_in_flight("generate")
-            try:
-                self._queue(requests, sampling)
-                return self._samples(self._decode(None, len(requests)))
-            finally:  # drop everything after an error
-                self._finished = []
-                self._abort(list(self._running.values()))
-
-    def generate_text(
-        self,
-        prompts: Sequence[str],
-        n: int = 1,
-        max_response_tokens: int = 128,
-        temperature: float = 1.0,
-        seed: int = 0,
-    ) -> list[str]:
-        "Sample n responses to each text prompt, prompt by prompt, without special tokens"
-        if self.tokenizer is None:
-            raise EngineError(
-                "generate_text with an engine that has no tokenizer",
-                "Build the engine from a folder with a tokenizer, or call generate.",
-            )
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        sampling = SamplingParams(
-            temperature=temperature, max_response_tokens=max_response_tokens
-        )
-        requests = text_requests(prompts, n, seed, self.tokenizer)
-        return [sample.text for sample in self.generate(requests, sampling)]
-
-    def _find_mismatch(
-        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
-    ) -> str | None:
-        "Return the first tensor that differs from the trainer's, or None; a cast is allowed"
-        held = self.weights.checksums(list(expected))
-        for name, want in expected.items():
-            if held[name] == want:
-                continue
-            t = tensors[name]
-            others = {self.dtype, torch.float32} - {t.dtype}
-            if checksum(t) != want or all(checksum(t.to(d)) != held[name] for d in others):
-                return name
-        return None
-
-    def update_weights(
-        self,
-        version: int,  # at least the current one, while the weights are valid
-        named_tensors: Iterable[tuple[str, Tensor]],  # all, Hugging Face names, any device
-        expected: Mapping[str, int] | None = None,  # checksums by name, of some or all
-        handles: Mapping[str, tuple] | None = None,
-    ) -> None:
-        """Replace all weights and compare the held values with `expected`; see `kept_cache`
-
-        A refused update changes nothing. An update that fails later raises `WeightUpdateError`
-        and leaves the weights invalid."""
-        with self._gate.lock:
-            self._require("update_weights", *_HAVE_WEIGHTS)
-            if self._gate.running and not self._gate.waiting:
-                raise EngineError(
-                    "update_weights while generate or collect runs", "Call pause() first."
-                )
-            if self._weights_valid and version < self.version:
-                raise WeightUpdateError(
-                    f"version {version} is older than the engine's {self.version}",
-                    "Versions must not decrease; after sleep(2) any version is accepted.",
-                )
-            tensors = collect_weights(named_tensors)
-            check_weights(tensors, self.weights.shapes, self.weights.tied)
-            self._weights_valid = False
-            self.weights.load(version, tensors, handles or {})
-            name = self._find_mismatch(version, tensors, expected or {})
-            if name:
-                raise WeightUpdateError(
-                    f"weight update {version}: {self.holder} holds other values in {name} "
-                    f"{list(tensors[name].shape)}",
-                    "It samples nothing until an update succeeds: update again, or restart it.",
-                )
-            self.version = version
-            self._weights_changed()
-            self._weights_valid = True
-
-    def sleep(self, level: int = 2) -> None:
-        "Release the device memory; level 1 moves the weights to host memory, level 2 drops them"
-        if level not in (1, 2):
-            raise EngineError(
-                f"sleep level is {level!r}",
-                "Give 1 (keep the weights in host memory) or 2 (drop them).",
-            )
-        with self._gate.lock:
-            self._require("sleep", *_HAVE_WEIGHTS)
-            if self._gate.running:
-                raise EngineError(
-                    "sleep while generate runs", 'Let it finish, or call pause("abort").'
-                )
-            self._require_none_in_flight("sleep")
-            missing = {tag for tag in WAKE_TAGS if tag not in self._resident}
-            if missing:
-                self._wake(missing)  # vLLM can sleep only when all tags are awake
-            self._sleep(level)
-            self._gate.resume()
-            self._resident = set()
-            self._weights_valid = self._weights_valid and level == 1
-
-    def wake(self, tags: Iterable[str] = WAKE_TAGS) -> None:
-        "Allocate device memory again; after sleep(2) the weights are invalid until an update"
-        wanted = {tags} if isinstance(tags, str) else set(tags)
-        for tag in wanted:
-            if tag not in WAKE_TAGS:
-                raise EngineError(f"wake tag is {tag!r}", nearest(tag, WAKE_TAGS))
-        with self._gate.lock:
-            if self._closed:
-                raise EngineError("wake while the engine is closed", _REMEDIES["closed"])
-            if "kv_cache" in wanted and "weights" not in wanted | self._resident:
-                raise EngineError(
-                    'wake(["kv_cache"]) while the weights are asleep',
-                    'Call wake(["weights"]) first.',
-                )
-            missing = wanted - self._resident
-            if missing:
-                self._wake(missing)
-            self._resident |= wanted
-
-    def checksums(self, names: Iterable[str] | None = None) -> dict[str, int]:
-        "Return the checksums of the held weights (default: all) by name, in the engine's dtype"
-        self._require("checksums", *_HAVE_WEIGHTS)
-        shapes = self.weights.shapes
-        names = list(shapes) if names is None else list(names)
-        for name in names:
-            if name not in shapes and name not in self.weights.tied:
-                raise EngineError(f"{name} is not a weight of the model", nearest(name, shapes))
-        return self.weights.checksums(names)
-
-    def health(self) -> dict[str, Any]:
-        "Return the state of the engine, for logs and checks"
-        return {
-            "engine": type(self).__name__,
-            "model": self.model,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "state": self.state,
-            "version": self.version,
-            "tokens": self.tokens,
-            "running": self._gate.running,
-            "in_flight": self.in_flight,
-        }
-
-    def close(self) -> None:
-        "Release everything; a second call is a no-op"
-        if self._closed:
-            return
-        self._close()
-        self._closed = True
+        self._require_none_in_flight("sleep")
+        missing = {tag for tag in WAKE_TAGS if tag not in self._resident}
+        if missing:
+            self._wake(missing)  # vLLM can sleep only when all tags are awake
+        self._sleep(level)
+        self._gate.resume()
         self._resident = set()
-        self._running = {}
-        self._finished = []
+        self._weights_valid = self._weights_valid and level == 1
 
-    def __enter__(self) -> "Engine":
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+@patch
+def wake(self: Engine, tags: Iterable[str] = WAKE_TAGS) -> None:
+    "Allocate device memory again; after sleep(2) the weights are invalid until an update"
+    wanted = {tags} if isinstance(tags, str) else set(tags)
+    for tag in wanted:
+        if tag not in WAKE_TAGS:
+            raise EngineError(f"wake tag is {tag!r}", nearest(tag, WAKE_TAGS))
+    with self._gate.lock:
+        if self._closed:
+            raise EngineError("wake while the engine is closed", _REMEDIES["closed"])
+        if "kv_cache" in wanted and "weights" not in wanted | self._resident:
+            raise EngineError(
+                'wake(["kv_cache"]) while the weights are asleep',
+                'Call wake(["weights"]) first.',
+            )
+        missing = wanted - self._resident
+        if missing:
+            self._wake(missing)
+        self._resident |= wanted
+
+# %% ../../nbs/rollout/00_engine.ipynb #b4040a78
+@patch
+def checksums(self: Engine, names: Iterable[str] | None = None) -> dict[str, int]:
+    "Return the checksums of the held weights (default: all) by name, in the engine's dtype"
+    self._require("checksums", *_HAVE_WEIGHTS)
+    shapes = self.weights.shapes
+    names = list(shapes) if names is None else list(names)
+    for name in names:
+        if name not in shapes and name not in self.weights.tied:
+            raise EngineError(f"{name} is not a weight of the model", nearest(name, shapes))
+    return self.weights.checksums(names)
+
+
+@patch
+def health(self: Engine) -> dict[str, Any]:
+    "Return the state of the engine, for logs and checks"
+    return {
+        "engine": type(self).__name__,
+        "model": self.model,
+        "dtype": str(self.dtype).removeprefix("torch."),
+        "state": self.state,
+        "version": self.version,
+        "tokens": self.tokens,
+        "running": self._gate.running,
+        "in_flight": self.in_flight,
+    }
+
+
+@patch
+def close(self: Engine) -> None:
+    "Release everything; a second call is a no-op"
+    if self._closed:
+        return
+    self._close()
+    self._closed = True
+    self._resident = set()
+    self._running = {}
+    self._finished = []
+
+
+@patch
+def __enter__(self: Engine) -> "Engine":
+    return self
+
+
+@patch
+def __exit__(self: Engine, *error: object) -> None:
+    self.close()

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..data.environments import CallFailure, CallPool, Environment, Observation
 from ..data.rewards import write_policy_text
@@ -240,92 +241,108 @@ class EpisodeRunner:
         self.calls.run(self.environments.close_calls())
         self.calls.close()
 
-    def start_reset(self, episode: Episode) -> Future[EnvironmentAnswer]:
-        "Start an episode in an environment; pass the answer to `record_answer`"
-        environment = self.environments.take()
-        return self.calls.start(partial(self._reset, episode, environment))
+# %% ../../nbs/rollout/04_episodes.ipynb #18736db9
+@patch
+def start_reset(self: EpisodeRunner, episode: Episode) -> Future[EnvironmentAnswer]:
+    "Start an episode in an environment; pass the answer to `record_answer`"
+    environment = self.environments.take()
+    return self.calls.start(partial(self._reset, episode, environment))
 
-    def _reset(self, episode: Episode, environment: Environment | None) -> None:
-        environment = self.environments.create(environment)
-        prompt = episode.prompt
-        limit = self.max_prompt_tokens
-        ids = self._first_ids(prompt, environment, episode.request.seed)
-        if ids is not prompt.ids and limit is not None and len(ids) > limit:
-            raise DataError(
-                f"the first messages of {prompt.prompt_id} have {len(ids)} tokens, "
-                f"data.max_prompt_tokens is {limit}",
-                "Raise data.max_prompt_tokens.",
-            )
-        episode.request = replace(episode.request, prompt_ids=ids)
-        episode.environment = environment
 
-    def _first_ids(
-        self, prompt: Prompt, environment: Environment, seed: int
-    ) -> list[int]:
-        "Reset an environment; return the ids of its first messages"
-        messages = environment.reset(prompt, seed)
-        if messages is None:
-            return prompt.ids
-        place = f"the first messages of {prompt.prompt_id}"
-        return self.format.prompt_ids(messages, environment.tools, prompt.images, place)
+@patch
+def _reset(self: EpisodeRunner, episode: Episode, environment: Environment | None) -> None:
+    environment = self.environments.create(environment)
+    prompt = episode.prompt
+    limit = self.max_prompt_tokens
+    ids = self._first_ids(prompt, environment, episode.request.seed)
+    if ids is not prompt.ids and limit is not None and len(ids) > limit:
+        raise DataError(
+            f"the first messages of {prompt.prompt_id} have {len(ids)} tokens, "
+            f"data.max_prompt_tokens is {limit}",
+            "Raise data.max_prompt_tokens.",
+        )
+    episode.request = replace(episode.request, prompt_ids=ids)
+    episode.environment = environment
 
-    def count_tokens(self, prompt: Prompt) -> int:
-        "Return the tokens of an episode's first messages; if that fails, those of the prompt"
-        given = self.environments.take()
 
-        def count() -> int:
-            environment = self.environments.create(given)
-            ids = self._first_ids(prompt, environment, 0)
-            self.environments.free.append(environment)
-            return len(ids)
+@patch
+def _first_ids(
+    self: EpisodeRunner, prompt: Prompt, environment: Environment, seed: int
+) -> list[int]:
+    "Reset an environment; return the ids of its first messages"
+    messages = environment.reset(prompt, seed)
+    if messages is None:
+        return prompt.ids
+    place = f"the first messages of {prompt.prompt_id}"
+    return self.format.prompt_ids(messages, environment.tools, prompt.images, place)
 
-        (answer,) = self.calls.run([count])
-        return len(prompt.ids) if isinstance(answer, CallFailure) else answer
 
-    def start_step(
-        self, episode: Episode, sample: Sample
-    ) -> Future[EnvironmentAnswer]:
-        "Pass a turn of the policy to the environment; pass the answer to `record_answer`"
-        return self.calls.start(partial(self._step, episode, sample))
+@patch
+def count_tokens(self: EpisodeRunner, prompt: Prompt) -> int:
+    "Return the tokens of an episode's first messages; if that fails, those of the prompt"
+    given = self.environments.take()
 
-    def _step(self, episode: Episode, sample: Sample) -> EnvironmentAnswer:
-        assert episode.environment is not None
-        text = self.format.decode(last_turn_ids(sample))
-        observation = episode.environment.step(text)
+    def count() -> int:
+        environment = self.environments.create(given)
+        ids = self._first_ids(prompt, environment, 0)
+        self.environments.free.append(environment)
+        return len(ids)
+
+    (answer,) = self.calls.run([count])
+    return len(prompt.ids) if isinstance(answer, CallFailure) else answer
+
+# %% ../../nbs/rollout/04_episodes.ipynb #38570a22
+@patch
+def start_step(
+    self: EpisodeRunner, episode: Episode, sample: Sample
+) -> Future[EnvironmentAnswer]:
+    "Pass a turn of the policy to the environment; pass the answer to `record_answer`"
+    return self.calls.start(partial(self._step, episode, sample))
+
+
+@patch
+def _step(self: EpisodeRunner, episode: Episode, sample: Sample) -> EnvironmentAnswer:
+    assert episode.environment is not None
+    text = self.format.decode(last_turn_ids(sample))
+    observation = episode.environment.step(text)
+    if observation.done or episode.turns == self.max_turns:
+        return observation, ([], [])  # unused
+    place = f"the observation of {episode.prompt.prompt_id}"
+    last_id = sample.response_ids[-1]
+    return observation, self.format.observation(observation.messages, last_id, place)
+
+
+@patch
+def record_answer(
+    self: EpisodeRunner,
+    episode: Episode,
+    sample: Sample | None,
+    answer: EnvironmentAnswer,
+    limit: int,
+) -> None:
+    "Continue an episode with its next turn, its end, or a failure"
+    if isinstance(answer, CallFailure):
+        episode.failure = answer
+        self.environments.discard(episode.environment)
+    elif sample is not None and answer is not None:
+        observation, tokens = answer
+        episode.observe(observation)
         if observation.done or episode.turns == self.max_turns:
-            return observation, ([], [])  # unused
-        place = f"the observation of {episode.prompt.prompt_id}"
-        last_id = sample.response_ids[-1]
-        return observation, self.format.observation(observation.messages, last_id, place)
+            episode.finish("done" if observation.done else "max_turns", sample)
+        else:
+            continue_episode(episode, sample, tokens, limit)
 
-    def record_answer(
-        self,
-        episode: Episode,
-        sample: Sample | None,
-        answer: EnvironmentAnswer,
-        limit: int,
-    ) -> None:
-        "Continue an episode with its next turn, its end, or a failure"
-        if isinstance(answer, CallFailure):
-            episode.failure = answer
-            self.environments.discard(episode.environment)
-        elif sample is not None and answer is not None:
-            observation, tokens = answer
-            episode.observe(observation)
-            if observation.done or episode.turns == self.max_turns:
-                episode.finish("done" if observation.done else "max_turns", sample)
-            else:
-                continue_episode(episode, sample, tokens, limit)
 
-    def described(self, episode: Episode) -> Sample:
-        "Return the sample of an ended episode, with the episode in its metadata"
-        assert episode.sample is not None
-        sample = episode.sample
-        sample.metadata["environment"] = {n: getattr(episode, n) for n in SUMMARY_FIELDS}
-        if sample.turns:
-            write_policy_text(sample, self.format.decode)
-            sample.metadata["turn_texts"] = turn_texts(sample, self.format)
-        return sample
+@patch
+def described(self: EpisodeRunner, episode: Episode) -> Sample:
+    "Return the sample of an ended episode, with the episode in its metadata"
+    assert episode.sample is not None
+    sample = episode.sample
+    sample.metadata["environment"] = {n: getattr(episode, n) for n in SUMMARY_FIELDS}
+    if sample.turns:
+        write_policy_text(sample, self.format.decode)
+        sample.metadata["turn_texts"] = turn_texts(sample, self.format)
+    return sample
 
 # %% ../../nbs/rollout/04_episodes.ipynb #begun-co1
 class InitialPromptLength:

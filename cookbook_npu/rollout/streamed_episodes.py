@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..data.sample import Prompt, Sample
 from .engine import Request
@@ -62,28 +63,30 @@ class EpisodeStream:
         with self.changed:
             self.closed = True
 
-    def _wait_for(
-        self,
-        episode: Episode,
-        sample: Sample | None,
-        call: Future[EnvironmentAnswer],
-        limit: int,
-    ) -> None:
-        episode.waits = True
+# %% ../../nbs/rollout/05_streamed_episodes.ipynb #8ff989fd
+@patch
+def _wait_for(
+    self: EpisodeStream,
+    episode: Episode,
+    sample: Sample | None,
+    call: Future[EnvironmentAnswer],
+    limit: int,
+) -> None:
+    episode.waits = True
 
-        def answered(call: Future[EnvironmentAnswer]) -> None:
-            with self.changed:  # in an environment thread: hand over to `start`
-                if not self.closed:
-                    self.start(record, call.result())
+    def answered(call: Future[EnvironmentAnswer]) -> None:
+        with self.changed:  # in an environment thread: hand over to `start`
+            if not self.closed:
+                self.start(record, call.result())
 
-        def record(answer: EnvironmentAnswer) -> None:
-            self.runner.record_answer(episode, sample, answer, limit)
-            with self.changed:
-                episode.waits = False
-                over = episode.dropped or episode.outcome is not None
-                if over or episode.failure is not None:
-                    self.runner.environments.release([episode])
-                if not episode.dropped:
-                    self.on_answer(episode)
+    def record(answer: EnvironmentAnswer) -> None:
+        self.runner.record_answer(episode, sample, answer, limit)
+        with self.changed:
+            episode.waits = False
+            over = episode.dropped or episode.outcome is not None
+            if over or episode.failure is not None:
+                self.runner.environments.release([episode])
+            if not episode.dropped:
+                self.on_answer(episode)
 
-        call.add_done_callback(answered)
+    call.add_done_callback(answered)

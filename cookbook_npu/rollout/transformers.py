@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -35,7 +36,7 @@ from ..model.vision import vision_positions
 from ..npu.device import accelerator
 from ..npu.shims.fla import use_in_transformers
 from ..npu.shims.torchvision_ops import install_finder
-from ..rollout.engine import (
+from cookbook_npu.rollout.engine import (
     Engine,
     RequestState,
     SamplingParams,
@@ -592,59 +593,63 @@ class ModelRunner:
         if self.text_forward is not None:
             self.text_forward.rotations.table = None
 
-    def prefill(
-        self, states: list[RequestState]
-    ) -> tuple[RowBatch, Tensor]:  # their rows; [B, V] logits of the next tokens
-        "Run whole sequences, each different one once"
-        contents = [state.content for state in states]
-        owners = dict(zip(contents, states, strict=True))
-        different = [state.sequence for state in owners.values()]
-        ids_PT, pads_P = (t.to(self.device) for t in pad_left(different))
-        width = ids_PT.shape[1]
-        mask = None
-        if min(map(len, different)) < width:
-            mask = prefill_mask(pads_P, width)
-        longest = max(state.remaining for state in states)
-        cache = self.new_cache(min(longest, MOST_SPARE))
-        given, deltas = _image_inputs(list(owners.values()), width, self.net.config)
-        inputs = {name: t.to(self.device) for name, t in given.items()}
-        if not inputs:
-            column_T = torch.arange(width, device=self.device)
-            inputs["position_ids"] = (column_T - pads_P[:, None]).clamp(min=0)
-        logits_PV = self.forward(cache, ids_PT, mask, width - 1, **inputs)
-        where = {content: k for k, content in enumerate(owners)}
-        which = [where[content] for content in contents]
-        pads = [width - len(different[k]) for k in which]
-        if self.recorder is not None:
-            experts_PTLK = self.recorder.take(len(different))
-            for state, k, pad in zip(states, which, pads, strict=True):
-                state.routed_experts = [experts_PTLK[k, pad:]]
-        rope_deltas = [deltas[k] for k in which]
-        if len(different) < len(states):
-            which_B = torch.tensor(which, device=self.device)
-            cache.reorder_cache(cast(torch.LongTensor, which_B))
-            logits_PV = logits_PV[which_B]
-        return RowBatch(states, cache, width, pads, rope_deltas, self.device), logits_PV
+# %% ../../nbs/rollout/01_transformers.ipynb #bfde2300
+@patch
+def prefill(
+    self: ModelRunner, states: list[RequestState]
+) -> tuple[RowBatch, Tensor]:  # their rows; [B, V] logits of the next tokens
+    "Run whole sequences, each different one once"
+    contents = [state.content for state in states]
+    owners = dict(zip(contents, states, strict=True))
+    different = [state.sequence for state in owners.values()]
+    ids_PT, pads_P = (t.to(self.device) for t in pad_left(different))
+    width = ids_PT.shape[1]
+    mask = None
+    if min(map(len, different)) < width:
+        mask = prefill_mask(pads_P, width)
+    longest = max(state.remaining for state in states)
+    cache = self.new_cache(min(longest, MOST_SPARE))
+    given, deltas = _image_inputs(list(owners.values()), width, self.net.config)
+    inputs = {name: t.to(self.device) for name, t in given.items()}
+    if not inputs:
+        column_T = torch.arange(width, device=self.device)
+        inputs["position_ids"] = (column_T - pads_P[:, None]).clamp(min=0)
+    logits_PV = self.forward(cache, ids_PT, mask, width - 1, **inputs)
+    where = {content: k for k, content in enumerate(owners)}
+    which = [where[content] for content in contents]
+    pads = [width - len(different[k]) for k in which]
+    if self.recorder is not None:
+        experts_PTLK = self.recorder.take(len(different))
+        for state, k, pad in zip(states, which, pads, strict=True):
+            state.routed_experts = [experts_PTLK[k, pad:]]
+    rope_deltas = [deltas[k] for k in which]
+    if len(different) < len(states):
+        which_B = torch.tensor(which, device=self.device)
+        cache.reorder_cache(cast(torch.LongTensor, which_B))
+        logits_PV = logits_PV[which_B]
+    return RowBatch(states, cache, width, pads, rope_deltas, self.device), logits_PV
 
-    def decode(self, rows: RowBatch, token_B: Tensor) -> Tensor:
-        "Run the last sampled token of each row, a new column; return the logits [B, V] of the next"
-        mask = None
-        if rows.padded:
-            column_T = torch.arange(rows.width + 1, device=self.device)
-            mask = (column_T >= rows.pads_B[:, None])[:, None, None]
-        # text has the same position in all three dimensions
-        positions_B1 = (rows.offsets_B + rows.width)[:, None]
-        longest = rows.width + max(0, *rows.rope_deltas)
-        logits_BV = self.forward(
-            rows.cache, token_B[:, None], mask, longest, position_ids=positions_B1
-        )
-        rows.width += 1
-        if self.recorder is not None:
-            experts_B1LK = self.recorder.take(len(rows.states))
-            for state, experts_1LK in zip(rows.states, experts_B1LK, strict=True):
-                if state.reason is None:
-                    state.routed_experts.append(experts_1LK)
-        return logits_BV
+
+@patch
+def decode(self: ModelRunner, rows: RowBatch, token_B: Tensor) -> Tensor:
+    "Run the last sampled token of each row, a new column; return the logits [B, V] of the next"
+    mask = None
+    if rows.padded:
+        column_T = torch.arange(rows.width + 1, device=self.device)
+        mask = (column_T >= rows.pads_B[:, None])[:, None, None]
+    # text has the same position in all three dimensions
+    positions_B1 = (rows.offsets_B + rows.width)[:, None]
+    longest = rows.width + max(0, *rows.rope_deltas)
+    logits_BV = self.forward(
+        rows.cache, token_B[:, None], mask, longest, position_ids=positions_B1
+    )
+    rows.width += 1
+    if self.recorder is not None:
+        experts_B1LK = self.recorder.take(len(rows.states))
+        for state, experts_1LK in zip(rows.states, experts_B1LK, strict=True):
+            if state.reason is None:
+                state.routed_experts.append(experts_1LK)
+    return logits_BV
 
 # %% ../../nbs/rollout/01_transformers.ipynb #80f51206
 ADAPTER_PARTS = (
@@ -849,66 +854,72 @@ class BatchDecoder:
         self.queue.states.extendleft(reversed(self.running))
         self.clear()
 
-    def _run(self, prefills: list[list[RequestState]]) -> tuple[RowBatch, Tensor]:
-        "Return all rows, the new ones included, and the logits [B, V] of their next tokens"
-        parts: list[tuple[RowBatch, list[int]]] = []
-        logits: list[Tensor] = []
-        if self.batch is not None:
-            logits_BV = self.runner.decode(self.batch, self.token_B)
-            if not prefills:
-                return self.batch, logits_BV
-            live = self.batch.live
-            parts.append((self.batch, live))
-            logits.append(logits_BV[torch.tensor(live, device=logits_BV.device)])
-        for states in prefills:
-            rows, logits_BV = self.runner.prefill(states)
-            parts.append((rows, list(range(len(states)))))
-            logits.append(logits_BV)
-        self.sampler.renew()
-        if len(parts) == 1:
-            return parts[0][0], logits[0]
-        return join_rows(parts), torch.cat(logits)
+# %% ../../nbs/rollout/01_transformers.ipynb #9ebcf24d
+@patch
+def _run(self: BatchDecoder, prefills: list[list[RequestState]]) -> tuple[RowBatch, Tensor]:
+    "Return all rows, the new ones included, and the logits [B, V] of their next tokens"
+    parts: list[tuple[RowBatch, list[int]]] = []
+    logits: list[Tensor] = []
+    if self.batch is not None:
+        logits_BV = self.runner.decode(self.batch, self.token_B)
+        if not prefills:
+            return self.batch, logits_BV
+        live = self.batch.live
+        parts.append((self.batch, live))
+        logits.append(logits_BV[torch.tensor(live, device=logits_BV.device)])
+    for states in prefills:
+        rows, logits_BV = self.runner.prefill(states)
+        parts.append((rows, list(range(len(states)))))
+        logits.append(logits_BV)
+    self.sampler.renew()
+    if len(parts) == 1:
+        return parts[0][0], logits[0]
+    return join_rows(parts), torch.cat(logits)
 
-    @torch.inference_mode()
-    def step(self, version: int) -> list[RequestState]:  # finished requests
-        "Sample one token for every row, joining rows included"
-        joining = self.queue.admit(len(self.running))
-        try:
-            batch, logits_BV = self._run(list(self.queue.prefills(joining)))
-            check_logits(logits_BV, version)
-            self.token_B, logprob_B = self.sampler.sample(logits_BV, batch.states)
-            tokens = self.token_B.tolist()
-            logprobs = logprob_B.tolist()
-        except BaseException:
-            # some layers of the cache may have one more column: rebuild all of them
-            self.requeue()
-            lost = [s for s in joining if s not in self.queue.states]
-            self.queue.states.extendleft(reversed(lost))
-            raise
-        ended = []
-        for state, token, logprob in zip(batch.states, tokens, logprobs, strict=True):
-            if state.reason is not None:
-                continue
-            state.add(token, logprob, version)
-            if token in self.end_tokens:
-                state.reason = "stop"
-            elif len(state.ids) == state.limit:
-                state.reason = "length"
-            if state.reason is not None:
-                ended.append(state)
-        self._drop_ended(batch)
-        return ended
 
-    def _drop_ended(self, batch: RowBatch) -> None:
-        "Drop finished rows once they are half of the batch: dropping copies the cache"
-        self.batch = batch
-        live = batch.live
-        if not live:
-            self.clear()
-        elif 2 * len(live) <= len(batch.states):
-            rows_B = batch.keep(live)
-            self.token_B = self.token_B[rows_B]
-            self.sampler.keep(rows_B)
+@patch
+@torch.inference_mode()
+def step(self: BatchDecoder, version: int) -> list[RequestState]:  # finished requests
+    "Sample one token for every row, joining rows included"
+    joining = self.queue.admit(len(self.running))
+    try:
+        batch, logits_BV = self._run(list(self.queue.prefills(joining)))
+        check_logits(logits_BV, version)
+        self.token_B, logprob_B = self.sampler.sample(logits_BV, batch.states)
+        tokens = self.token_B.tolist()
+        logprobs = logprob_B.tolist()
+    except BaseException:
+        # some layers of the cache may have one more column: rebuild all of them
+        self.requeue()
+        lost = [s for s in joining if s not in self.queue.states]
+        self.queue.states.extendleft(reversed(lost))
+        raise
+    ended = []
+    for state, token, logprob in zip(batch.states, tokens, logprobs, strict=True):
+        if state.reason is not None:
+            continue
+        state.add(token, logprob, version)
+        if token in self.end_tokens:
+            state.reason = "stop"
+        elif len(state.ids) == state.limit:
+            state.reason = "length"
+        if state.reason is not None:
+            ended.append(state)
+    self._drop_ended(batch)
+    return ended
+
+# %% ../../nbs/rollout/01_transformers.ipynb #69616a8e
+@patch
+def _drop_ended(self: BatchDecoder, batch: RowBatch) -> None:
+    "Drop finished rows once they are half of the batch: dropping copies the cache"
+    self.batch = batch
+    live = batch.live
+    if not live:
+        self.clear()
+    elif 2 * len(live) <= len(batch.states):
+        rows_B = batch.keep(live)
+        self.token_B = self.token_B[rows_B]
+        self.sampler.keep(rows_B)
 
 # %% ../../nbs/rollout/01_transformers.ipynb #71b8d4fb
 def expert_rows(
@@ -994,56 +1005,65 @@ class DeviceWeights:
         if self.acc is not None:
             self.acc.empty_cache()
 
-    def _take_adapter(self, adapter: str) -> None:
-        "Count only the adapter as weights that updates replace, under peft's names"
-        held, self.weights = self.weights, {}
-        for name, t in held.items():
-            if ".lora_" in name and f".{adapter}." in name:
-                self.weights[PEFT_PREFIX + name.replace(f".{adapter}.", ".")] = t
-            elif ".lora_" not in name:
-                self.frozen[name] = t
-        self.tied = {}
-        self.shapes = {name: t.shape for name, t in self.weights.items()}
+# %% ../../nbs/rollout/01_transformers.ipynb #5ad19111
+@patch
+def _take_adapter(self: DeviceWeights, adapter: str) -> None:
+    "Count only the adapter as weights that updates replace, under peft's names"
+    held, self.weights = self.weights, {}
+    for name, t in held.items():
+        if ".lora_" in name and f".{adapter}." in name:
+            self.weights[PEFT_PREFIX + name.replace(f".{adapter}.", ".")] = t
+        elif ".lora_" not in name:
+            self.frozen[name] = t
+    self.tied = {}
+    self.shapes = {name: t.shape for name, t in self.weights.items()}
 
-    @property
-    def _held(self) -> dict[str, Tensor]:
-        return self.weights | self.buffers | self.frozen
 
-    def _host_copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        pin = self.device.type != "cpu"
-        return {
-            name: torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t)
-            for name, t in tensors.items()
-        }
+@patch(as_prop=True)
+def _held(self: DeviceWeights) -> dict[str, Tensor]:
+    return self.weights | self.buffers | self.frozen
 
-    def offload(self, keep_weights: bool) -> None:
-        "Release the device memory; move the buffers, and the weights to keep, to host memory"
-        kept = self.buffers | self.weights if keep_weights else self.buffers
-        self._host = self._host_copies(kept)
-        if not self._frozen_host:
-            self._frozen_host = self._host_copies(self.frozen)
-        self._sizes = {name: t.shape for name, t in self._held.items()}
-        for rows in self.shared:
-            rows.free()
-        for t in self._held.values():
-            t.data = t.data.new_empty(0)
-        if self.acc is not None:
-            self.acc.empty_cache()
 
-    def restore(self) -> None:
-        "Allocate the device memory again; dropped weights have undefined values"
-        for rows in self.shared:
-            rows.allocate()
-        has_memory = {id(part) for rows in self.shared for part in rows.parts}
-        host = self._host | self._frozen_host
-        for name, t in self._held.items():
-            if id(t) not in has_memory:
-                t.data = torch.empty(self._sizes[name], dtype=t.dtype, device=self.device)
-            if name in host:
-                t.data.copy_(host[name], non_blocking=True)
-        if self.acc is not None:
-            self.acc.synchronize()
-        self._host = {}
+@patch
+def _host_copies(self: DeviceWeights, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    pin = self.device.type != "cpu"
+    return {
+        name: torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t)
+        for name, t in tensors.items()
+    }
+
+
+@patch
+def offload(self: DeviceWeights, keep_weights: bool) -> None:
+    "Release the device memory; move the buffers, and the weights to keep, to host memory"
+    kept = self.buffers | self.weights if keep_weights else self.buffers
+    self._host = self._host_copies(kept)
+    if not self._frozen_host:
+        self._frozen_host = self._host_copies(self.frozen)
+    self._sizes = {name: t.shape for name, t in self._held.items()}
+    for rows in self.shared:
+        rows.free()
+    for t in self._held.values():
+        t.data = t.data.new_empty(0)
+    if self.acc is not None:
+        self.acc.empty_cache()
+
+
+@patch
+def restore(self: DeviceWeights) -> None:
+    "Allocate the device memory again; dropped weights have undefined values"
+    for rows in self.shared:
+        rows.allocate()
+    has_memory = {id(part) for rows in self.shared for part in rows.parts}
+    host = self._host | self._frozen_host
+    for name, t in self._held.items():
+        if id(t) not in has_memory:
+            t.data = torch.empty(self._sizes[name], dtype=t.dtype, device=self.device)
+        if name in host:
+            t.data.copy_(host[name], non_blocking=True)
+    if self.acc is not None:
+        self.acc.synchronize()
+    self._host = {}
 
 # %% ../../nbs/rollout/01_transformers.ipynb #9b4ff8ab
 def model_class(config: Any) -> type:  # of a transformers configuration

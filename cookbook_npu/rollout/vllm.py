@@ -34,10 +34,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
-from ..config import (
+from cookbook_npu.config import (
     EXPERTS_ON_CPU,
     KeptCache,
     LoraConfig,
@@ -56,13 +57,13 @@ from ..npu.role_variables import ROLE_VARIABLES
 from ..npu.shims import vllm_weights
 from ..npu.shims.memory_saver import expandable_segments
 from ..npu.shims.torchvision_ops import inspect_in_process, install_finder
-from ..npu.shims.vllm_ascend import (
+from cookbook_npu.npu.shims.vllm_ascend import (
     drop_unused_packs,
     enter_engine,
     enter_rollout,
 )
 from . import vllm_layers
-from ..rollout.engine import (
+from cookbook_npu.rollout.engine import (
     WAKE_TAGS,
     Engine,
     RequestState,
@@ -537,43 +538,49 @@ class VllmRequests:
             more = {} if adapter is None else {"lora_request": adapter}
             self.llm_engine.add_request(key, prompt, params, **more)
 
-    def restart_unsampled(self, version: int) -> None:
-        "Submit requests without any token again, under the salt of `version`"
-        fresh = [s for s in self.states.values() if not s.sampled]
-        self.remove(fresh)
-        self._submit(fresh, version)
+# %% ../../nbs/rollout/03_vllm.ipynb #9747d9b5
+@patch
+def restart_unsampled(self: VllmRequests, version: int) -> None:
+    "Submit requests without any token again, under the salt of `version`"
+    fresh = [s for s in self.states.values() if not s.sampled]
+    self.remove(fresh)
+    self._submit(fresh, version)
 
-    def step(self, version: int) -> list[RequestState]:  # finished requests
-        "Run one step of vLLM's engine"
-        report_progress(f"{len(self.states)} requests")
-        ended = []
-        for output in self.llm_engine.step():
-            state = self.states[output.request_id]
-            sent = self.expected.pop(output.request_id, None)
-            if sent is not None and list(output.prompt_token_ids) != sent:
-                raise EngineError(
-                    f"vLLM made {len(output.prompt_token_ids)} tokens of the prompt of "
-                    f"{state.request.group_id}/{state.request.index}, {len(sent)} were sent",
-                    "Its image processor has other settings than ours: do not train with it.",
-                )
-            new = output.outputs[0]
-            for token, entry in zip(new.token_ids, new.logprobs, strict=True):
-                state.add(token, entry[token].logprob, version)
-            if new.finish_reason is not None:
-                state.reason = new.finish_reason
-                if self.routing_replay:
-                    state.routed_experts = [_routed_experts(new)]
-                ended.append(self.states.pop(output.request_id))
-        return ended
 
-    def remove(self, states: Collection[RequestState]) -> None:
-        "Abort requests in vLLM"
-        wanted = set(states)
-        keys = [key for key, state in self.states.items() if state in wanted]
-        self.llm_engine.abort_request(keys)
-        for key in keys:
-            del self.states[key]
-            self.expected.pop(key, None)
+@patch
+def step(self: VllmRequests, version: int) -> list[RequestState]:  # finished requests
+    "Run one step of vLLM's engine"
+    report_progress(f"{len(self.states)} requests")
+    ended = []
+    for output in self.llm_engine.step():
+        state = self.states[output.request_id]
+        sent = self.expected.pop(output.request_id, None)
+        if sent is not None and list(output.prompt_token_ids) != sent:
+            raise EngineError(
+                f"vLLM made {len(output.prompt_token_ids)} tokens of the prompt of "
+                f"{state.request.group_id}/{state.request.index}, {len(sent)} were sent",
+                "Its image processor has other settings than ours: do not train with it.",
+            )
+        new = output.outputs[0]
+        for token, entry in zip(new.token_ids, new.logprobs, strict=True):
+            state.add(token, entry[token].logprob, version)
+        if new.finish_reason is not None:
+            state.reason = new.finish_reason
+            if self.routing_replay:
+                state.routed_experts = [_routed_experts(new)]
+            ended.append(self.states.pop(output.request_id))
+    return ended
+
+
+@patch
+def remove(self: VllmRequests, states: Collection[RequestState]) -> None:
+    "Abort requests in vLLM"
+    wanted = set(states)
+    keys = [key for key, state in self.states.items() if state in wanted]
+    self.llm_engine.abort_request(keys)
+    for key in keys:
+        del self.states[key]
+        self.expected.pop(key, None)
 
 # %% ../../nbs/rollout/03_vllm.ipynb #73fd6a65
 def remove_shared_memory(identity: str, folder: Path = Path("/dev/shm")) -> list[str]:
@@ -737,114 +744,130 @@ class VllmEngine(Engine):
         ends = sorted(end_token_ids(hf_path, tokenizer, stop_token_ids))
         self._build_parts(config, weight_update_method, ends, request_seeds, routing_replay)
 
-    def _start(self, vllm: ImportedVllm, arguments: Mapping[str, Any]) -> None:
-        "Start vLLM; raise `EngineError` for a sampler with raw log-probs"
-        self.platform = vllm.platform
-        self.can_sleep = vllm.can_sleep
-        self.tensor_parallel = arguments["tensor_parallel_size"]
-        self.graphs = not arguments["enforce_eager"]
-        self.memory_identity = ""  # part of the names of its shared memory; empty: none
-        if self.tensor_parallel > 1 and self.platform == "cpu":
-            module = "vllm.distributed.device_communicators.cpu_communicator"
-            self.memory_identity = name_shared_memory(importlib.import_module(module))
-        if self.platform == "cpu":
-            inspect_in_process()
-        self.llm: Any = vllm.LLM(**engine_settings(arguments, vllm.known))
-        VllmEngine.is_open = True
-        check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
-        if self.platform == "cpu":
-            self.llm.collective_rpc(_drop_unused_packs)
-        if self.tensor_parallel > 1:
-            rank, ranks, _ = vllm_layers.tensor_parallel_group()
-            self.holder = f"rank {rank} of {ranks} of the engine"
+# %% ../../nbs/rollout/03_vllm.ipynb #c50ce178
+@patch
+def _start(self: VllmEngine, vllm: ImportedVllm, arguments: Mapping[str, Any]) -> None:
+    "Start vLLM; raise `EngineError` for a sampler with raw log-probs"
+    self.platform = vllm.platform
+    self.can_sleep = vllm.can_sleep
+    self.tensor_parallel = arguments["tensor_parallel_size"]
+    self.graphs = not arguments["enforce_eager"]
+    self.memory_identity = ""  # part of the names of its shared memory; empty: none
+    if self.tensor_parallel > 1 and self.platform == "cpu":
+        module = "vllm.distributed.device_communicators.cpu_communicator"
+        self.memory_identity = name_shared_memory(importlib.import_module(module))
+    if self.platform == "cpu":
+        inspect_in_process()
+    self.llm: Any = vllm.LLM(**engine_settings(arguments, vllm.known))
+    VllmEngine.is_open = True
+    check_logprobs_mode(self.llm.collective_rpc(_sampler_mode)[0])
+    if self.platform == "cpu":
+        self.llm.collective_rpc(_drop_unused_packs)
+    if self.tensor_parallel > 1:
+        rank, ranks, _ = vllm_layers.tensor_parallel_group()
+        self.holder = f"rank {rank} of {ranks} of the engine"
 
-    def _build_parts(
-        self,
-        config: Any,
-        method: WeightUpdateMethod,
-        stop_token_ids: Sequence[int],
-        request_seeds: bool,
-        routing_replay: bool,
-    ) -> None:
-        images = None
-        if hasattr(config, "vision_config"):
-            has_processor = (Path(self.model) / "preprocessor_config.json").is_file()
-            can_clear = hasattr(self.llm.llm_engine, "reset_encoder_cache")
-            self._use_images(config, supported=has_processor and can_clear)
-            if self.takes_images:
-                images = VllmImages(self.model, config.image_token_id)
-        salted = self.kept_cache == "keep"
-        self.decoder: VllmRequests = VllmRequests(
-            self.llm.llm_engine, stop_token_ids, images, request_seeds, salted, routing_replay
+
+@patch
+def _build_parts(
+    self: VllmEngine,
+    config: Any,
+    method: WeightUpdateMethod,
+    stop_token_ids: Sequence[int],
+    request_seeds: bool,
+    routing_replay: bool,
+) -> None:
+    images = None
+    if hasattr(config, "vision_config"):
+        has_processor = (Path(self.model) / "preprocessor_config.json").is_file()
+        can_clear = hasattr(self.llm.llm_engine, "reset_encoder_cache")
+        self._use_images(config, supported=has_processor and can_clear)
+        if self.takes_images:
+            images = VllmImages(self.model, config.image_token_id)
+    salted = self.kept_cache == "keep"
+    self.decoder: VllmRequests = VllmRequests(
+        self.llm.llm_engine, stop_token_ids, images, request_seeds, salted, routing_replay
+    )
+    unsampled = unsampled_token_ids(config, self.tokenizer)
+    self.llm.collective_rpc(
+        vllm_layers.wrap_compute_logits, args=(unsampled, lambda: self.version)
+    )
+    shapes = folder_shapes(self.model)
+    tied = tied_names(shapes, config.tie_word_embeddings)
+    if self.lora is None:
+        self.weights: VllmWeights | VllmAdapter = VllmWeights(
+            self.llm, shapes, tied, self.dtype, method, self.graphs
         )
-        unsampled = unsampled_token_ids(config, self.tokenizer)
-        self.llm.collective_rpc(
-            vllm_layers.wrap_compute_logits, args=(unsampled, lambda: self.version)
-        )
-        shapes = folder_shapes(self.model)
-        tied = tied_names(shapes, config.tie_word_embeddings)
-        if self.lora is None:
-            self.weights: VllmWeights | VllmAdapter = VllmWeights(
-                self.llm, shapes, tied, self.dtype, method, self.graphs
-            )
-        else:
-            self.weights = VllmAdapter(self.llm, shapes, self.lora)
-            self.decoder.adapters[""] = self.weights.request()
+    else:
+        self.weights = VllmAdapter(self.llm, shapes, self.lora)
+        self.decoder.adapters[""] = self.weights.request()
 
-    def _weights_changed(self) -> None:
-        if self.kept_cache == "keep":
-            self.decoder.restart_unsampled(self.version)
-        elif self.llm.reset_prefix_cache() is False:  # running requests hold blocks
-            self.llm.reset_prefix_cache(reset_running_requests=True)
-        if self.takes_images:  # cached outputs of the old vision tower
-            self.llm.llm_engine.reset_encoder_cache()
+# %% ../../nbs/rollout/03_vllm.ipynb #d21c6f50
+@patch
+def _weights_changed(self: VllmEngine) -> None:
+    if self.kept_cache == "keep":
+        self.decoder.restart_unsampled(self.version)
+    elif self.llm.reset_prefix_cache() is False:  # running requests hold blocks
+        self.llm.reset_prefix_cache(reset_running_requests=True)
+    if self.takes_images:  # cached outputs of the old vision tower
+        self.llm.llm_engine.reset_encoder_cache()
 
-    def _find_mismatch(
-        self, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
-    ) -> str | None:
-        if self.platform != "cpu" and self.tensor_parallel == 1 and self.lora is None:
-            return super(VllmEngine, self)._find_mismatch(version, tensors, expected)
-        compared = {name: tensors[name] for name in expected}
-        arrived = checksums(compared.items())
-        for name, want in expected.items():
-            if arrived[name] != want:
-                return name
-        complete = len(expected) >= len(tensors)
-        return self.weights.find_difference(version, compared, complete)
 
-    def _sleep(self, level: int) -> None:
-        self.llm.reset_prefix_cache()
+@patch
+def _find_mismatch(
+    self: VllmEngine, version: int, tensors: dict[str, Tensor], expected: Mapping[str, int]
+) -> str | None:
+    if self.platform != "cpu" and self.tensor_parallel == 1 and self.lora is None:
+        return super(VllmEngine, self)._find_mismatch(version, tensors, expected)
+    compared = {name: tensors[name] for name in expected}
+    arrived = checksums(compared.items())
+    for name, want in expected.items():
+        if arrived[name] != want:
+            return name
+    complete = len(expected) >= len(tensors)
+    return self.weights.find_difference(version, compared, complete)
+
+# %% ../../nbs/rollout/03_vllm.ipynb #3c6a5e5d
+@patch
+def _sleep(self: VllmEngine, level: int) -> None:
+    self.llm.reset_prefix_cache()
+    if self.can_sleep:
+        # no update brings the weights under an adapter again
+        self.llm.sleep(level=level if self.lora is None else 1)
+
+
+@patch
+def _wake(self: VllmEngine, tags: set[str]) -> None:
+    if self.can_sleep:  # WAKE_TAGS has the weights first
+        self.llm.wake_up(tags=[tag for tag in WAKE_TAGS if tag in tags])
+
+
+@patch
+def _close(self: VllmEngine) -> None:
+    if self.platform == "npu":
+        # vllm-ascend's allocator keeps its memory, and refuses a second engine
+        VllmEngine.is_spent = True
         if self.can_sleep:
-            # no update brings the weights under an adapter again
-            self.llm.sleep(level=level if self.lora is None else 1)
+            self.llm.sleep(level=2)
+    self.llm.llm_engine.engine_core.shutdown()
+    del self.decoder
+    self.llm = None
+    self.weights.llm = None
+    VllmEngine.is_open = False
+    remove_shared_memory(Path(os.environ.get("VLLM_DIST_IDENT", "")).name)
+    remove_shared_memory(self.memory_identity)
 
-    def _wake(self, tags: set[str]) -> None:
-        if self.can_sleep:  # WAKE_TAGS has the weights first
-            self.llm.wake_up(tags=[tag for tag in WAKE_TAGS if tag in tags])
 
-    def _close(self) -> None:
-        if self.platform == "npu":
-            # vllm-ascend's allocator keeps its memory, and refuses a second engine
-            VllmEngine.is_spent = True
-            if self.can_sleep:
-                self.llm.sleep(level=2)
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.decoder
-        self.llm = None
-        self.weights.llm = None
-        VllmEngine.is_open = False
-        remove_shared_memory(Path(os.environ.get("VLLM_DIST_IDENT", "")).name)
-        remove_shared_memory(self.memory_identity)
-
-    def health(self) -> dict[str, Any]:
-        "Return the state of the engine and its vLLM"
-        return super(VllmEngine, self).health() | {
-            "vllm": importlib.import_module("vllm").__version__,
-            "platform": self.platform,
-            "can_sleep": self.can_sleep,
-            "weight_update_method": self.weights.method,
-            "weight_update_methods": self.weights.methods,
-        }
+@patch
+def health(self: VllmEngine) -> dict[str, Any]:
+    "Return the state of the engine and its vLLM"
+    return super(VllmEngine, self).health() | {
+        "vllm": importlib.import_module("vllm").__version__,
+        "platform": self.platform,
+        "can_sleep": self.can_sleep,
+        "weight_update_method": self.weights.method,
+        "weight_update_methods": self.weights.methods,
+    }
 
 # %% ../../nbs/rollout/03_vllm.ipynb #9bb89414
 class VllmAdapterEngine(VllmEngine):

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import LoraConfig
 from ..errors import EngineError
 from ..model.lora import PEFT_PREFIX, TOWER, hf_layers
-from ..rollout.vllm_layers import (
+from cookbook_npu.rollout.vllm_layers import (
     find_parameter,
     find_shard,
     tensor_parallel_group,

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from fastcore.basics import patch
 
 from ..errors import DataError, MissingError
-from ..runs.folder import (
+from cookbook_npu.runs.folder import (
     RunFolder,
     RunIdentity,
     check_regular,
@@ -170,58 +171,66 @@ class Checkpoints:
         "Return a hidden name for a checkpoint that is about to be removed"
         return self.root / f".{folder.name}.{why}-{time.monotonic_ns()}"
 
-    def partial(self, step: int) -> Path:
-        "Create a temporary folder; `commit` turns it into a checkpoint"
-        unique = f"{os.getpid()}-{time.monotonic_ns()}"
-        folder = self.root / f".{step_folder(step)}.{unique}"
-        with storage_errors(folder):
-            folder.mkdir()
-        return folder
+# %% ../../nbs/runs/05_checkpoints.ipynb #c4944ae3
+@patch
+def partial(self: Checkpoints, step: int) -> Path:
+    "Create a temporary folder; `commit` turns it into a checkpoint"
+    unique = f"{os.getpid()}-{time.monotonic_ns()}"
+    folder = self.root / f".{step_folder(step)}.{unique}"
+    with storage_errors(folder):
+        folder.mkdir()
+    return folder
 
-    def commit(
-        self, partial: Path, step: int, driver_state: Mapping[str, Any]
-    ) -> Checkpoint:
-        "Flush, write the manifest and rename; replaces a checkpoint of the same step"
-        target = self.root / step_folder(step)
-        files = {}
-        with storage_errors(target):
-            for path in checkpoint_files(partial):
-                with open(check_regular(path), "rb") as file:
-                    os.fsync(file.fileno())
-                    files[str(path.relative_to(partial))] = list(stream_checksum(file))
-            for here, _, _ in os.walk(partial):
-                fsync_path(Path(here))
-            state = dict(driver_state)
-            manifest = {**asdict(self.run), "step": step, "driver_state": state, "files": files}
-            write_checked_json(partial / MANIFEST_NAME, manifest)
-            if target.exists():
-                os.rename(target, self._aside(target, "replaced"))
-            os.rename(partial, target)
-            fsync_path(self.root)
-        return Checkpoint(target, step, state, files)
 
-    def remove_partial(self) -> list[Path]:
-        "Remove the unfinished checkpoints of earlier processes; returns their folders"
-        left = sorted(self.root.glob(".step_*"))
-        for folder in left:
-            shutil.rmtree(folder, ignore_errors=True)
-        return left
+@patch
+def commit(
+    self: Checkpoints, partial: Path, step: int, driver_state: Mapping[str, Any]
+) -> Checkpoint:
+    "Flush, write the manifest and rename; replaces a checkpoint of the same step"
+    target = self.root / step_folder(step)
+    files = {}
+    with storage_errors(target):
+        for path in checkpoint_files(partial):
+            with open(check_regular(path), "rb") as file:
+                os.fsync(file.fileno())
+                files[str(path.relative_to(partial))] = list(stream_checksum(file))
+        for here, _, _ in os.walk(partial):
+            fsync_path(Path(here))
+        state = dict(driver_state)
+        manifest = {**asdict(self.run), "step": step, "driver_state": state, "files": files}
+        write_checked_json(partial / MANIFEST_NAME, manifest)
+        if target.exists():
+            os.rename(target, self._aside(target, "replaced"))
+        os.rename(partial, target)
+        fsync_path(self.root)
+    return Checkpoint(target, step, state, files)
 
-    def prune(
-        self,
-        keep_last: int,  # newest checkpoints to keep, at least 1
-        keep_best: int = 0,  # further checkpoints to keep, by `driver_state["score"]`
-    ) -> list[int]:
-        "Remove old checkpoints; returns their steps"
-        found = self.finished()
-        scored = [c for c in found if c.driver_state.get("score") is not None]
-        scored.sort(key=lambda c: (c.driver_state["score"], c.step), reverse=True)
-        kept = {c.step for c in [*found[: max(1, keep_last)], *scored[:keep_best]]}
-        removed = []
-        for checkpoint in found:
-            if checkpoint.step not in kept:
-                aside = self._aside(checkpoint.path, "removed")
-                os.rename(checkpoint.path, aside)
-                shutil.rmtree(aside, ignore_errors=True)
-                removed.append(checkpoint.step)
-        return removed
+# %% ../../nbs/runs/05_checkpoints.ipynb #9aa1ae0e
+@patch
+def remove_partial(self: Checkpoints) -> list[Path]:
+    "Remove the unfinished checkpoints of earlier processes; returns their folders"
+    left = sorted(self.root.glob(".step_*"))
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+    return left
+
+
+@patch
+def prune(
+    self: Checkpoints,
+    keep_last: int,  # newest checkpoints to keep, at least 1
+    keep_best: int = 0,  # further checkpoints to keep, by `driver_state["score"]`
+) -> list[int]:
+    "Remove old checkpoints; returns their steps"
+    found = self.finished()
+    scored = [c for c in found if c.driver_state.get("score") is not None]
+    scored.sort(key=lambda c: (c.driver_state["score"], c.step), reverse=True)
+    kept = {c.step for c in [*found[: max(1, keep_last)], *scored[:keep_best]]}
+    removed = []
+    for checkpoint in found:
+        if checkpoint.step not in kept:
+            aside = self._aside(checkpoint.path, "removed")
+            os.rename(checkpoint.path, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+            removed.append(checkpoint.step)
+    return removed

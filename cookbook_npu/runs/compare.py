@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ..config import RunConfig, key_table
 from ..errors import DataError
 from .folder import IMAGES_OF, RunFolder, write_output
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     TIME_PREFIX,
     MetricColumns,
     count_steps,
@@ -28,7 +28,7 @@ from ..runs.metrics import (
     load_metrics,
     metric_points,
 )
-from ..runs.plots import (
+from cookbook_npu.runs.plots import (
     PANELS,
     Panel,
     matching_metrics,

@@ -33,8 +33,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from fastcore.basics import patch
 
-from ..config import (
+from cookbook_npu.config import (
     DataConfig,
     RunConfig,
     check_run_name,
@@ -44,7 +45,7 @@ from ..config import (
     tenant_configs,
 )
 from ..data.hub import local_model
-from ..errors import (
+from cookbook_npu.errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -385,11 +386,8 @@ def model_checksum(folder: Path | str) -> str:
 # %% ../../nbs/runs/00_folder.ipynb #190bfa96
 def _images_checksum(source: str, data: DataConfig) -> str | None:
     "SHA-256 of the images that the records of a file name by path; None without any"
-    from ..data.prompts import image_files
+    from cookbook_npu.data.prompts import image_files
 
-    if source == data.eval_data:
-        record_format = data.eval_format or data.record_format
-        data = data.model_copy(update={"record_format": record_format})
     files: set[Path] = set()
     with suppress(DataError):  # it is damaged since, which its own checksum shows
         files.update(image_files(source, data))
@@ -404,7 +402,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of each local input by path: prompts, images, model, scorer and environment modules
 
     Raises `FileNotFoundError`."""
-    from ..data.tasks import GENERATED
+    from cookbook_npu.data.tasks import GENERATED
 
     prompts = list(config.data.mixture) or [config.data.prompt_data]
     sources = dict.fromkeys([*prompts, config.data.eval_data])
@@ -559,241 +557,133 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def refuse_links(self) -> None:
-        "Raise `DataError` if the folder or one of its files is a link"
-        refuse_link(self.path)
-        for name in RUN_FILES:
-            refuse_link(self.path / name)
-        for log in self.logs.glob("*"):
-            refuse_link(log)
-
-    def check_writable(self) -> None:
-        "Raise `RunLocked` without the lock, `DataError` if a file became a link"
-        if self.lock_fd is None:
-            raise RunLocked(f"{self.path} was opened for reading", "Open it with write=True.")
-        self.refuse_links()
-
-    def identity(self) -> RunIdentity:
-        "Return the identity of the run; raises `MissingError` or `DataError`"
-        content = self._identity_record()
-        return RunIdentity(content["run"], content["config"])
-
-    def _identity_record(self) -> dict[str, Any]:
-        "Return the checked content of run.json"
-        content = read_checked_json(self.identity_file)
-        if content.keys() - {"resumed"} != {"run", "config"}:
-            raise DataError(
-                f"{self.identity_file} holds {', '.join(content)}, not run and config",
-                "Resume the run with the version of this package that began it.",
-            )
-        return content
-
-    def stack(self) -> dict[str, Any]:
-        "Return the content of stack.json; empty before the workers have started"
-        try:
-            content = read_json(self.stack_file)
-        except MissingError:
-            return {}
-        if not isinstance(content, dict):
-            kind = type(content).__name__
-            raise DataError(f"{self.stack_file} is a JSON {kind}", "Restore the file.")
-        return content
-
-    def settings(self) -> list[dict[str, Any]]:
-        "Return the settings that differ from the defaults: key, value, source; empty: not recorded"
-        try:
-            content = read_json(self.settings_file)
-        except MissingError:
-            return []
-        known = isinstance(content, list) and all(
-            isinstance(row, dict) and {"key", "source"} <= row.keys() for row in content
-        )
-        if not known:
-            raise DataError(f"{self.settings_file} is no list of settings", "Remove it.")
-        return content
-
-    def load_samples(
-        self, step: int, kind: SampleKind = "step"
-    ) -> list[dict[str, Any]]:
-        "Return the rollout of a step, or the evaluation after so many steps: one record per sample"
-        self.refuse_links()
-        path = self.samples_file(step, kind)
-        if not path.is_file():
-            raise MissingError(
-                f"{path} does not exist",
-                "Was output.save_samples off, or the step not reached?",
-            )
-        return read_lines(path, atomic=True)
-
-    def save_settings(self, config: RunConfig) -> None:
-        "Write settings.json; a resumed run keeps the sources of its settings"
-        self.check_writable()
-        write_json(self.settings_file, settings_record(config, earlier=self.settings()))
-
-    def save_stack(
-        self, device: Mapping[str, Any], shims: Iterable[Mapping[str, Any]] = ()
-    ) -> None:
-        "Write stack.json"
-        self.check_writable()
-        write_json(self.stack_file, stack_record(device, shims, input_checksums(self.config())))
-
-    def event(self, kind: str, **fields: Any) -> None:
-        "Append an event of a kind such as failure, restart or resume"
-        self.check_writable()
-        record = {"time": round(time.time(), 3), "kind": kind, **fields}
-        append_line(self.events_file, record)
-
-    def saved_samples(self, kind: SampleKind = "step") -> list[int]:
-        "Return the steps whose samples are in the folder, ascending"
-        names = [file.stem.partition("_")[2] for file in self.samples.glob(f"{kind}_*.jsonl")]
-        return sorted(int(digits) for digits in names if digits.isdecimal())
-
-    def save_samples(
-        self,
-        step: int,
-        records: Iterable[Mapping[str, Any]],
-        kind: SampleKind = "step",
-    ) -> Path:
-        "Write the rollout of a step, or an evaluation: one record per sample; returns the file"
-        self.check_writable()
-        path = self.samples_file(step, kind)
-        write_atomic(path, "".join(map(json_line, records)))
-        return path
-
-    def save_config(self, config: RunConfig) -> None:
-        "Update config.json of a resumed run and record the changed settings as an event"
-        self.check_writable()
-        was = self.config()
-        # keep the recorded location and flags of `output`
-        place = {f"output.{k}": getattr(was.output, k) for k in _PLACE}
-        now = override(config, place)
-        old = dict(was.flat())
-        changed = {k: [old[k], value] for k, value in now.flat() if old[k] != value}
-        if not changed:
-            return
-        values = now.model_dump()
-        record = self._identity_record()
-        resumed = [*record.get("resumed", ()), content_checksum(values)]
-        # run.json first: if the second write fails, the old configuration is still accepted
-        write_checked_json(self.identity_file, record | {"resumed": resumed})
-        write_json(self.config_file, values)
-        self.event("settings_changed", changed=changed)
-
-    def truncate_after(self, steps: int) -> Path | None:
-        """Move everything of later steps into `truncated/`; an interruption loses nothing.
-
-        `steps` is the number of finished steps to keep, -1 for none. Returns the folder with the
-        moved records, None if there are none."""
-        self.check_writable()
-        lines = {}
-        for file in (self.metrics_file, self.spans_file):
-            found = read_steps(file)
-            if any(line["step"] > steps for line in found):
-                lines[file] = found
-        later = []
-        for file in sorted(self.samples.glob("*_*.jsonl")):
-            kind, _, digits = file.stem.partition("_")
-            if not digits.isdecimal():
-                raise DataError(f"{file} has no step in its name", "Remove or rename it.")
-            # the rollout of step k is saved before the step is done
-            if int(digits) + (kind == "step") > steps:
-                later.append(file)
-        # damaged, or the run would resume from them; `prune` would keep them as the newest ones
-        for folder in self.checkpoints.glob("step_*"):
-            digits = folder.name.removeprefix("step_")
-            if digits.isdecimal() and int(digits) > steps:
-                later.append(folder)
-        if not lines and not later:
-            return None
-        with storage_errors(self.truncated):
-            aside = numbered_path(self.truncated)
-            aside.mkdir()
-            for file, found in lines.items():
-                moved = [line for line in found if line["step"] > steps]
-                kept = [line for line in found if line["step"] <= steps]
-                write_atomic(aside / file.name, "".join(map(json_line, moved)))
-                write_atomic(file, "".join(map(json_line, kept)))
-            for path in later:
-                os.rename(path, aside / path.name)
-        return aside
-
-    @classmethod
-    def create(cls, config: RunConfig, root: Path | str | None = None) -> Self:
-        """Create a run folder and open it for writing; after an error nothing remains.
-
-        `root` is the folder of run folders; None: config.output.runs_folder."""
-        root = Path(root or config.output.runs_folder).absolute()
-        name = config.output.name or default_name(config)
-        check_run_name(name)
-        if not root.parent.is_dir():
-            raise MissingError(
-                f"{root.parent} does not exist", "Create it, or correct output.root."
-            )
-        if root.exists() and not root.is_dir():
-            raise ConfigError(f"output.root {root} is a file", "Give a folder.")
-        new_root = not root.exists()
-        with storage_errors(root):
-            root.mkdir(exist_ok=True)
-        remove_half_made(root)
-        folder = cls(staged_folder(root))
-        staged = folder.path
-        try:
-            folder._fill(config)
-            folder.path = _rename_to_free(staged, root, name, bool(config.output.name))
-            return folder
-        except BaseException:
-            # also after an interrupt
-            folder.close()
-            shutil.rmtree(staged, ignore_errors=True)
-            if new_root and not any(root.iterdir()):
-                root.rmdir()
-            raise
-
-    def _fill(self, config: RunConfig) -> None:
-        "Make the folder, lock it, and write the files that every run has"
-        root_fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            # a shared lock: no process removes the new folder before it is locked
-            fcntl.flock(root_fd, fcntl.LOCK_SH)
-            with storage_errors(self.path):
-                self.path.mkdir()
-                self.lock_fd = lock_folder(self.path)
-                for folder in (self.samples, self.checkpoints, self.logs):
-                    folder.mkdir()
-        finally:
-            os.close(root_fd)
-        values = config.model_dump()
-        write_json(self.config_file, values)
-        identity = RunIdentity(secrets.token_hex(16), content_checksum(values))
-        write_checked_json(self.identity_file, asdict(identity))
-
-    @classmethod
-    def open(cls, path: Path | str, write: bool = False) -> Self:
-        "Open an existing run folder; to write, lock it and remove truncated lines"
-        folder = cls(Path(path).absolute())
-        folder.refuse_links()
-        if not folder.config_file.is_file():
-            raise MissingError(
-                f"{folder.path} is not a run folder: it has no config.json",
-                "Give the folder of a run.",
-            )
-        if write:
-            folder.lock_fd = lock_folder(folder.path)
-            remove_half_made(folder.path.parent)
-            for file in (folder.metrics_file, folder.events_file, folder.spans_file):
-                truncate_partial_line(file)
-        return folder
-
 # %% ../../nbs/runs/00_folder.ipynb #9d7bc8a4
 RUN_FILES = [".lock", *(v.name for v in vars(RunFolder).values() if isinstance(v, _Inside))]
 
 
+@patch
+def refuse_links(self: RunFolder) -> None:
+    "Raise `DataError` if the folder or one of its files is a link"
+    refuse_link(self.path)
+    for name in RUN_FILES:
+        refuse_link(self.path / name)
+    for log in self.logs.glob("*"):
+        refuse_link(log)
 
 
+@patch
+def check_writable(self: RunFolder) -> None:
+    "Raise `RunLocked` without the lock, `DataError` if a file became a link"
+    if self.lock_fd is None:
+        raise RunLocked(f"{self.path} was opened for reading", "Open it with write=True.")
+    self.refuse_links()
 
 
+@patch
+def identity(self: RunFolder) -> RunIdentity:
+    "Return the identity of the run; raises `MissingError` or `DataError`"
+    content = self._identity_record()
+    return RunIdentity(content["run"], content["config"])
 
 
+@patch
+def _identity_record(self: RunFolder) -> dict[str, Any]:
+    "Return the checked content of run.json"
+    content = read_checked_json(self.identity_file)
+    if content.keys() - {"resumed"} != {"run", "config"}:
+        raise DataError(
+            f"{self.identity_file} holds {', '.join(content)}, not run and config",
+            "Resume the run with the version of this package that began it.",
+        )
+    return content
+
+# %% ../../nbs/runs/00_folder.ipynb #8ba3a48f
+@patch
+def stack(self: RunFolder) -> dict[str, Any]:
+    "Return the content of stack.json; empty before the workers have started"
+    try:
+        content = read_json(self.stack_file)
+    except MissingError:
+        return {}
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise DataError(f"{self.stack_file} is a JSON {kind}", "Restore the file.")
+    return content
+
+
+@patch
+def settings(self: RunFolder) -> list[dict[str, Any]]:
+    "Return the settings that differ from the defaults: key, value, source; empty: not recorded"
+    try:
+        content = read_json(self.settings_file)
+    except MissingError:
+        return []
+    known = isinstance(content, list) and all(
+        isinstance(row, dict) and {"key", "source"} <= row.keys() for row in content
+    )
+    if not known:
+        raise DataError(f"{self.settings_file} is no list of settings", "Remove it.")
+    return content
+
+
+@patch
+def load_samples(
+    self: RunFolder, step: int, kind: SampleKind = "step"
+) -> list[dict[str, Any]]:
+    "Return the rollout of a step, or the evaluation after so many steps: one record per sample"
+    self.refuse_links()
+    path = self.samples_file(step, kind)
+    if not path.is_file():
+        raise MissingError(
+            f"{path} does not exist",
+            "Was output.save_samples off, or the step not reached?",
+        )
+    return read_lines(path, atomic=True)
+
+# %% ../../nbs/runs/00_folder.ipynb #66196b1e
+@patch
+def save_settings(self: RunFolder, config: RunConfig) -> None:
+    "Write settings.json; a resumed run keeps the sources of its settings"
+    self.check_writable()
+    write_json(self.settings_file, settings_record(config, earlier=self.settings()))
+
+
+@patch
+def save_stack(
+    self: RunFolder, device: Mapping[str, Any], shims: Iterable[Mapping[str, Any]] = ()
+) -> None:
+    "Write stack.json"
+    self.check_writable()
+    write_json(self.stack_file, stack_record(device, shims, input_checksums(self.config())))
+
+
+@patch
+def event(self: RunFolder, kind: str, **fields: Any) -> None:
+    "Append an event of a kind such as failure, restart or resume"
+    self.check_writable()
+    record = {"time": round(time.time(), 3), "kind": kind, **fields}
+    append_line(self.events_file, record)
+
+
+@patch
+def saved_samples(self: RunFolder, kind: SampleKind = "step") -> list[int]:
+    "Return the steps whose samples are in the folder, ascending"
+    names = [file.stem.partition("_")[2] for file in self.samples.glob(f"{kind}_*.jsonl")]
+    return sorted(int(digits) for digits in names if digits.isdecimal())
+
+
+@patch
+def save_samples(
+    self: RunFolder,
+    step: int,
+    records: Iterable[Mapping[str, Any]],
+    kind: SampleKind = "step",
+) -> Path:
+    "Write the rollout of a step, or an evaluation: one record per sample; returns the file"
+    self.check_writable()
+    path = self.samples_file(step, kind)
+    write_atomic(path, "".join(map(json_line, records)))
+    return path
 
 # %% ../../nbs/runs/00_folder.ipynb #f81077b6
 def numbered_path(folder: Path, suffix: str = "") -> Path:
@@ -820,3 +710,135 @@ def newest_run(root: Path) -> Path | None:
     folders = [file.parent for file in root.glob("*/config.json")]
     folders = [f for f in folders if not f.name.startswith((".", REHEARSAL))]
     return max(folders, key=start_time, default=None)
+
+# %% ../../nbs/runs/00_folder.ipynb #cb3ce994
+@patch
+def save_config(self: RunFolder, config: RunConfig) -> None:
+    "Update config.json of a resumed run and record the changed settings as an event"
+    self.check_writable()
+    was = self.config()
+    # keep the recorded location and flags of `output`
+    place = {f"output.{k}": getattr(was.output, k) for k in _PLACE}
+    now = override(config, place)
+    old = dict(was.flat())
+    changed = {k: [old[k], value] for k, value in now.flat() if old[k] != value}
+    if not changed:
+        return
+    values = now.model_dump()
+    record = self._identity_record()
+    resumed = [*record.get("resumed", ()), content_checksum(values)]
+    # run.json first: if the second write fails, the old configuration is still accepted
+    write_checked_json(self.identity_file, record | {"resumed": resumed})
+    write_json(self.config_file, values)
+    self.event("settings_changed", changed=changed)
+
+
+@patch
+def truncate_after(self: RunFolder, steps: int) -> Path | None:
+    """Move everything of later steps into `truncated/`; an interruption loses nothing.
+
+    `steps` is the number of finished steps to keep, -1 for none. Returns the folder with the
+    moved records, None if there are none."""
+    self.check_writable()
+    lines = {}
+    for file in (self.metrics_file, self.spans_file):
+        found = read_steps(file)
+        if any(line["step"] > steps for line in found):
+            lines[file] = found
+    later = []
+    for file in sorted(self.samples.glob("*_*.jsonl")):
+        kind, _, digits = file.stem.partition("_")
+        if not digits.isdecimal():
+            raise DataError(f"{file} has no step in its name", "Remove or rename it.")
+        # the rollout of step k is saved before the step is done
+        if int(digits) + (kind == "step") > steps:
+            later.append(file)
+    # damaged, or the run would resume from them; `prune` would keep them as the newest ones
+    for folder in self.checkpoints.glob("step_*"):
+        digits = folder.name.removeprefix("step_")
+        if digits.isdecimal() and int(digits) > steps:
+            later.append(folder)
+    if not lines and not later:
+        return None
+    with storage_errors(self.truncated):
+        aside = numbered_path(self.truncated)
+        aside.mkdir()
+        for file, found in lines.items():
+            moved = [line for line in found if line["step"] > steps]
+            kept = [line for line in found if line["step"] <= steps]
+            write_atomic(aside / file.name, "".join(map(json_line, moved)))
+            write_atomic(file, "".join(map(json_line, kept)))
+        for path in later:
+            os.rename(path, aside / path.name)
+    return aside
+
+# %% ../../nbs/runs/00_folder.ipynb #9b9992a8
+@patch(cls_method=True)
+def create(cls: RunFolder, config: RunConfig, root: Path | str | None = None) -> Self:
+    """Create a run folder and open it for writing; after an error nothing remains.
+
+    `root` is the folder of run folders; None: config.output.runs_folder."""
+    root = Path(root or config.output.runs_folder).absolute()
+    name = config.output.name or default_name(config)
+    check_run_name(name)
+    if not root.parent.is_dir():
+        raise MissingError(
+            f"{root.parent} does not exist", "Create it, or correct output.root."
+        )
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"output.root {root} is a file", "Give a folder.")
+    new_root = not root.exists()
+    with storage_errors(root):
+        root.mkdir(exist_ok=True)
+    remove_half_made(root)
+    folder = cls(staged_folder(root))
+    staged = folder.path
+    try:
+        folder._fill(config)
+        folder.path = _rename_to_free(staged, root, name, bool(config.output.name))
+        return folder
+    except BaseException:
+        # also after an interrupt
+        folder.close()
+        shutil.rmtree(staged, ignore_errors=True)
+        if new_root and not any(root.iterdir()):
+            root.rmdir()
+        raise
+
+
+@patch
+def _fill(self: RunFolder, config: RunConfig) -> None:
+    "Make the folder, lock it, and write the files that every run has"
+    root_fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # a shared lock: no process removes the new folder before it is locked
+        fcntl.flock(root_fd, fcntl.LOCK_SH)
+        with storage_errors(self.path):
+            self.path.mkdir()
+            self.lock_fd = lock_folder(self.path)
+            for folder in (self.samples, self.checkpoints, self.logs):
+                folder.mkdir()
+    finally:
+        os.close(root_fd)
+    values = config.model_dump()
+    write_json(self.config_file, values)
+    identity = RunIdentity(secrets.token_hex(16), content_checksum(values))
+    write_checked_json(self.identity_file, asdict(identity))
+
+# %% ../../nbs/runs/00_folder.ipynb #2d50fb10
+@patch(cls_method=True)
+def open(cls: RunFolder, path: Path | str, write: bool = False) -> Self:
+    "Open an existing run folder; to write, lock it and remove truncated lines"
+    folder = cls(Path(path).absolute())
+    folder.refuse_links()
+    if not folder.config_file.is_file():
+        raise MissingError(
+            f"{folder.path} is not a run folder: it has no config.json",
+            "Give the folder of a run.",
+        )
+    if write:
+        folder.lock_fd = lock_folder(folder.path)
+        remove_half_made(folder.path.parent)
+        for file in (folder.metrics_file, folder.events_file, folder.spans_file):
+            truncate_partial_line(file)
+    return folder

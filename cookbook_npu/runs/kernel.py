@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import papermill
 import psutil
+from fastcore.basics import patch
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_core.utils import run_sync
@@ -139,26 +140,28 @@ class KernelStop(StopRequest):
             self._ended.wait(0.05)
             left -= 0.05
 
-    def end(self) -> None:
-        "End the kernel and the forwarding thread"
-        self._ended.set()
-        os.close(self._write_end)
-        self._thread.join()
-        os.close(self._read_end)
-        manager = self.manager
-        for client in manager.clients:
-            client.stop_channels()
-        alive = manager.has_kernel and run_sync(manager.is_alive)()
-        if manager.has_kernel:
-            run_sync(manager.shutdown_kernel)(now=not alive)
-        if manager.pid and not alive:
-            _kill_session(manager.pid)
-            sweep_scratch()
-            remove_leftovers()
-            if not self.began:
-                lines = manager.output.read_text(errors="replace").split("\n")
-                self.last_line = next((line for line in reversed(lines) if line.strip()), "")
-        remove_scratch(self.scratch)
+# %% ../../nbs/runs/06_kernel.ipynb #4534c39b
+@patch
+def end(self: KernelStop) -> None:
+    "End the kernel and the forwarding thread"
+    self._ended.set()
+    os.close(self._write_end)
+    self._thread.join()
+    os.close(self._read_end)
+    manager = self.manager
+    for client in manager.clients:
+        client.stop_channels()
+    alive = manager.has_kernel and run_sync(manager.is_alive)()
+    if manager.has_kernel:
+        run_sync(manager.shutdown_kernel)(now=not alive)
+    if manager.pid and not alive:
+        _kill_session(manager.pid)
+        sweep_scratch()
+        remove_leftovers()
+        if not self.began:
+            lines = manager.output.read_text(errors="replace").split("\n")
+            self.last_line = next((line for line in reversed(lines) if line.strip()), "")
+    remove_scratch(self.scratch)
 
 # %% ../../nbs/runs/06_kernel.ipynb #c44335dc
 class _StoppableEngine(NBClientEngine):

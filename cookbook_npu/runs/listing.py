@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from ..errors import ConfigError, CookbookError, RunLocked
 from ..recipes import RECIPES, changed_settings
-from ..runs.folder import (
+from cookbook_npu.runs.folder import (
     REHEARSAL,
     RunFolder,
     lock_folder,
@@ -32,7 +32,7 @@ from ..runs.folder import (
     write_output,
 )
 from .live import format_duration
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     count_steps,
     format_number,
     load_metrics,

@@ -16,9 +16,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
 
 from .folder import read_lines
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     ConsoleSink,
     MetricColumns,
     Sink,
@@ -28,7 +29,7 @@ from ..runs.metrics import (
     step_line,
     to_columns,
 )
-from ..runs.plots import (
+from cookbook_npu.runs.plots import (
     COLOURS,
     PANELS,
     Panel,
@@ -216,29 +217,35 @@ class NotebookView(Sink):
         times = (self.done(), self.steps, elapsed)
         return _Html(progress_bar(*times, status, ended, self.before, notes))
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        "Update the bar at once, and the curves when they are due"
-        self.records.append(record)
-        # start-up and the first step, which warms caches, would distort the estimate
-        if len(self.records) == self.resumed + 1:
-            self.began = self.clock()
-            self.before = self.done()
-        self.show_notes(())
-        if self.clock() >= self.due:
-            self.figure.update(_Html(live_curves(to_columns(self.records), self.panels)))
-            self.due = self.clock() + _PAUSE_S
-        if self.answers and any(name.startswith("eval") for name in record):
-            self.table.update(self.answers())
+# %% ../../nbs/runs/03_live.ipynb #2a2b9321
+@patch
+def write(self: NotebookView, record: Mapping[str, Any]) -> None:
+    "Update the bar at once, and the curves when they are due"
+    self.records.append(record)
+    # start-up and the first step, which warms caches, would distort the estimate
+    if len(self.records) == self.resumed + 1:
+        self.began = self.clock()
+        self.before = self.done()
+    self.show_notes(())
+    if self.clock() >= self.due:
+        self.figure.update(_Html(live_curves(to_columns(self.records), self.panels)))
+        self.due = self.clock() + _PAUSE_S
+    if self.answers and any(name.startswith("eval") for name in record):
+        self.table.update(self.answers())
 
-    def show_notes(self, notes: Iterable[str]) -> None:
-        "Show lines below the bar during a long step, such as what each worker does"
-        self.bar.update(self.progress(notes=notes))
 
-    def close(self, failed: bool = False) -> None:
-        "Draw the last state"
-        self.bar.update(self.progress(ended=True))
-        if self.records:
-            self.figure.update(plot_curves(to_columns(self.records), self.panels))
+@patch
+def show_notes(self: NotebookView, notes: Iterable[str]) -> None:
+    "Show lines below the bar during a long step, such as what each worker does"
+    self.bar.update(self.progress(notes=notes))
+
+
+@patch
+def close(self: NotebookView, failed: bool = False) -> None:
+    "Draw the last state"
+    self.bar.update(self.progress(ended=True))
+    if self.records:
+        self.figure.update(plot_curves(to_columns(self.records), self.panels))
 
 # %% ../../nbs/runs/03_live.ipynb #f494976c
 def live_view(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fastcore.basics import patch
 
 from ..errors import ConfigError, DataError
 from .folder import RunFolder, append_line, read_steps, replace_nonfinite
@@ -25,7 +26,7 @@ from .spans import SpanLog
 from ..terminal import terminal_columns
 
 if TYPE_CHECKING:
-    from ..runs.answers import AnswerTable
+    from cookbook_npu.runs.answers import AnswerTable
 
 # %% ../../nbs/runs/01_metrics.ipynb #86e7f80b
 # phases of a step in order; the last one is the whole step
@@ -275,36 +276,38 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        "Log a step and return its record, with phase times; steps must increase"
-        if step <= self.last:
-            raise ConfigError(
-                f"step {step} is logged after step {self.last}",
-                "Log every step once, in order.",
+# %% ../../nbs/runs/01_metrics.ipynb #eb77382b
+@patch
+def log(self: Tracker, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    "Log a step and return its record, with phase times; steps must increase"
+    if step <= self.last:
+        raise ConfigError(
+            f"step {step} is logged after step {self.last}",
+            "Log every step once, in order.",
+        )
+    record: dict[str, Any] = {"step": step}
+    for name, value in metrics.items():
+        plain = value.item() if hasattr(value, "item") else value
+        if not (plain is None or isinstance(plain, bool | int | float | str)):
+            raise DataError(
+                f"metric {name} is a {type(plain).__name__}",
+                "Log numbers; put lists into events or samples.",
             )
-        record: dict[str, Any] = {"step": step}
-        for name, value in metrics.items():
-            plain = value.item() if hasattr(value, "item") else value
-            if not (plain is None or isinstance(plain, bool | int | float | str)):
-                raise DataError(
-                    f"metric {name} is a {type(plain).__name__}",
-                    "Log numbers; put lists into events or samples.",
-                )
-            record[name] = plain
-        # write first: `take` drops spans that were not written
-        self.spans.write(step)
-        record |= {TIME_PREFIX + phase: s for phase, s in self.spans.take().items()}
-        record = replace_nonfinite(record)
-        self.last = step
-        if self.file is not None:
-            append_line(self.file, record)  # on disk before the next step
+        record[name] = plain
+    # write first: `take` drops spans that were not written
+    self.spans.write(step)
+    record |= {TIME_PREFIX + phase: s for phase, s in self.spans.take().items()}
+    record = replace_nonfinite(record)
+    self.last = step
+    if self.file is not None:
+        append_line(self.file, record)  # on disk before the next step
+    for sink in self.sinks:
+        sink.write(record)
+    if self.answers and record.get("eval_accuracy") is not None:
+        answers = self.answers()
         for sink in self.sinks:
-            sink.write(record)
-        if self.answers and record.get("eval_accuracy") is not None:
-            answers = self.answers()
-            for sink in self.sinks:
-                sink.write_answers(step, answers)
-        return record
+            sink.write_answers(step, answers)
+    return record
 
 # %% ../../nbs/runs/01_metrics.ipynb #9f0c4687
 MetricColumns = Mapping[str, Sequence[Any]]  # metric -> one value per step

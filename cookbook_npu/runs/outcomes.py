@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..config import RunConfig, key_table, tenant_configs
 from ..errors import DataError
 from .folder import RunFolder, write_output
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     MetricColumns,
     count_steps,
     format_number,
     load_metrics,
     metric_points,
 )
-from ..runs.plots import (
+from cookbook_npu.runs.plots import (
     PANELS,
     Panel,
     matching_metrics,
@@ -148,21 +149,23 @@ class Outcomes:
                 found.append([metric, *map(str, finals), judged])
         return found
 
-    def figures(self) -> list[str]:
-        "Return one figure per metric with the curves of all runs, as SVG"
-        steps = sorted({step for m in self.metrics for step in m.get("step", [])})
-        columns: dict[str, list[Any]] = {"step": steps}
-        for name, metrics in zip(self.names(), self.metrics, strict=True):
-            for metric in metrics:
-                points = dict(metric_points(metrics, metric))
-                columns[f"{name} {metric}"] = [points.get(step) for step in steps]
-        shown = []
-        for panel in PANELS:
-            for metric in matching_metrics(self.metrics[0], panel.metrics):
-                lines = tuple(f"{name} {metric}" for name in self.names())
-                figure = plot_curves(columns, [Panel(metric, lines, panel.log)])
-                shown.append(to_svg(figure, f"{metric} of all runs"))
-        return shown
+# %% ../../nbs/runs/15_outcomes.ipynb #2465e1f8
+@patch
+def figures(self: Outcomes) -> list[str]:
+    "Return one figure per metric with the curves of all runs, as SVG"
+    steps = sorted({step for m in self.metrics for step in m.get("step", [])})
+    columns: dict[str, list[Any]] = {"step": steps}
+    for name, metrics in zip(self.names(), self.metrics, strict=True):
+        for metric in metrics:
+            points = dict(metric_points(metrics, metric))
+            columns[f"{name} {metric}"] = [points.get(step) for step in steps]
+    shown = []
+    for panel in PANELS:
+        for metric in matching_metrics(self.metrics[0], panel.metrics):
+            lines = tuple(f"{name} {metric}" for name in self.names())
+            figure = plot_curves(columns, [Panel(metric, lines, panel.log)])
+            shown.append(to_svg(figure, f"{metric} of all runs"))
+    return shown
 
 # %% ../../nbs/runs/15_outcomes.ipynb #d6acd4a5
 def _judged(finals: Sequence[Final]) -> str:

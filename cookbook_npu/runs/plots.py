@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     STEP_PHASES,
     MetricColumns,
     format_bytes,

@@ -21,7 +21,7 @@ from ..recipes import RECIPES, Expected, Reference, run_command
 from .folder import RunFolder, read_lines, write_atomic
 from .gallery import GallerySample, sample_gallery
 from .live import format_duration
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     OPTIONAL_PHASES,
     STEP_PHASES,
     TIME_PREFIX,
@@ -33,7 +33,7 @@ from ..runs.metrics import (
     metric_points,
     phase_means,
 )
-from ..runs.plots import (
+from cookbook_npu.runs.plots import (
     PANELS,
     Panel,
     matching_metrics,

@@ -17,12 +17,12 @@ from typing import Any
 from ..errors import NothingLearned
 from ..parameters import inherited_settings
 from .folder import RunFolder
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     format_number,
     load_metrics,
     metric_points,
 )
-from ..runs.report import (
+from cookbook_npu.runs.report import (
     ExpectedCheck,
     ResultRow,
     check_expected,

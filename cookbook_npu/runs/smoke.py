@@ -16,7 +16,7 @@ from ..config import RunConfig, Scale, flat_overrides
 from ..errors import ConfigError, SmokeFailed, nearest
 from ..recipes import Settings, find_recipe
 from .folder import RunFolder
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     MetricColumns,
     count_steps,
     format_number,

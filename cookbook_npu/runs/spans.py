@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from fastcore.basics import patch
 
 from ..errors import DataError
 from .folder import append_lines, read_steps
@@ -91,60 +92,70 @@ class SpanLog:
             with self.lock:
                 self.times[phase] = self.times.get(phase, 0.0) + ended - began
 
-    def add(
-        self,
-        role: str,
-        phase: str,
-        start: float,  # s, from `now`
-        end: float,  # s, from `now`
-        step: int | None = None,  # row of metrics.jsonl; None: use the next one
-        version: int | None = None,  # None: use the engines' current version
-    ) -> None:
-        "Record a span, not added to the phase times; raises `DataError` if it ends before it starts"
-        if end < start:
-            raise DataError(
-                f"span {phase!r} of {role!r} starts at {start} s and ends at {end} s",
-                "Take both times from `now`.",
-            )
-        version = self.version if version is None else version
-        span = RoleSpan(role, phase, round(start, 6), round(end, 6), step, version)
-        with self.lock:
-            last = self._last.get(role)
-            if last is not None and 0 <= span.start - last.end <= MERGE_GAP_S:
-                if (last.phase, last.step, last.version) == (phase, step, version):
-                    last.end = span.end
-                    return
-            self.waiting.append(span)
-            self._last[role] = span
-            full = len(self.waiting) >= MAX_BUFFERED
-        if full:
-            self._flush(self.newest + 1)
+# %% ../../nbs/runs/07_spans.ipynb #ee5ece96
+@patch
+def add(
+    self: SpanLog,
+    role: str,
+    phase: str,
+    start: float,  # s, from `now`
+    end: float,  # s, from `now`
+    step: int | None = None,  # row of metrics.jsonl; None: use the next one
+    version: int | None = None,  # None: use the engines' current version
+) -> None:
+    "Record a span, not added to the phase times; raises `DataError` if it ends before it starts"
+    if end < start:
+        raise DataError(
+            f"span {phase!r} of {role!r} starts at {start} s and ends at {end} s",
+            "Take both times from `now`.",
+        )
+    version = self.version if version is None else version
+    span = RoleSpan(role, phase, round(start, 6), round(end, 6), step, version)
+    with self.lock:
+        last = self._last.get(role)
+        if last is not None and 0 <= span.start - last.end <= MERGE_GAP_S:
+            if (last.phase, last.step, last.version) == (phase, step, version):
+                last.end = span.end
+                return
+        self.waiting.append(span)
+        self._last[role] = span
+        full = len(self.waiting) >= MAX_BUFFERED
+    if full:
+        self._flush(self.newest + 1)
 
-    def _drop(self) -> list[RoleSpan]:
-        "Empty the buffer and return its spans"
-        with self.lock:
-            spans, self.waiting, self._last = self.waiting, [], {}
-        return spans
+# %% ../../nbs/runs/07_spans.ipynb #6fd2044e
+@patch
+def _drop(self: SpanLog) -> list[RoleSpan]:
+    "Empty the buffer and return its spans"
+    with self.lock:
+        spans, self.waiting, self._last = self.waiting, [], {}
+    return spans
 
-    def _flush(self, step: int) -> None:
-        spans = self._drop()
-        if self.path is None or not spans:
-            return
-        for span in spans:
-            span.step = step if span.step is None else span.step
-        append_lines(self.path, map(asdict, spans))
 
-    def write(self, step: int) -> None:
-        "End a step: flush its spans to disk"
-        self._flush(step)
-        self.newest = step
+@patch
+def _flush(self: SpanLog, step: int) -> None:
+    spans = self._drop()
+    if self.path is None or not spans:
+        return
+    for span in spans:
+        span.step = step if span.step is None else span.step
+    append_lines(self.path, map(asdict, spans))
 
-    def take(self) -> dict[str, float]:
-        "Return the phase times in s and reset them; drops spans that `write` has not written"
-        self._drop()
-        with self.lock:
-            times, self.times = self.times, {}
-        return times
+
+@patch
+def write(self: SpanLog, step: int) -> None:
+    "End a step: flush its spans to disk"
+    self._flush(step)
+    self.newest = step
+
+
+@patch
+def take(self: SpanLog) -> dict[str, float]:
+    "Return the phase times in s and reset them; drops spans that `write` has not written"
+    self._drop()
+    with self.lock:
+        times, self.times = self.times, {}
+    return times
 
 # %% ../../nbs/runs/07_spans.ipynb #77a5c5b6
 def load_spans(path: Path | str) -> list[RoleSpan]:

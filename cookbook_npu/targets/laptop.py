@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..npu.device import (
+from cookbook_npu.npu.device import (
     AUTOLOAD_ENV,
     NPU,
     SIMULATE_ENV,
@@ -29,10 +29,10 @@ class Laptop(Target):
     device_name = "simulated NPU"
     simulated = True
     vllm_on_cpu = True
+    call_timeout_s = 600.0
     settings: Mapping[str, Any] = {
         "parallel.tensor": 2,
         "placement.devices": 2,
-        "placement.call_timeout_s": 300,
         "placement.verify_every_nth": 1,
         "rollout.engine": "transformers",
     }
@@ -64,21 +64,21 @@ def start_worker_forks(
     env: Mapping[str, str], modules: Sequence[str], make_root: Callable[[], Path]
 ) -> Any:
     "Return a `WorkerServer`, whose forks become workers; `None`: switched off by the user"
-    from ..npu.simulator import preload
+    from cookbook_npu.npu.simulator import preload
 
     return preload.start_worker_server(env, modules, make_root)
 
 
 def start_kind() -> str:
     "Return how this worker was started, for its log"
-    from ..npu.simulator import preload
+    from cookbook_npu.npu.simulator import preload
 
     return "a fork of a server" if preload.is_fork() else "a fresh interpreter"
 
 
 def arm_faults(role: Any, env: Mapping[str, str]) -> None:
     "Let the methods of a worker's role raise the faults that a test has configured"
-    from ..npu.simulator import faults
+    from cookbook_npu.npu.simulator import faults
 
     if faults.FAULTS_ENV in env:
         faults.arm_methods(role)
@@ -86,13 +86,13 @@ def arm_faults(role: Any, env: Mapping[str, str]) -> None:
 
 def remove_leftovers() -> None:
     "Remove the shared memory of simulated NPUs whose processes have died"
-    from ..npu.simulator import remove_dead_sessions
+    from cookbook_npu.npu.simulator import remove_dead_sessions
 
     remove_dead_sessions()
 
 
 def cache_folder() -> Path:
     "Return the folder in which the simulator and the warm starts are cached; may not exist"
-    from ..npu.simulator.toolchain import cache_root
+    from cookbook_npu.npu.simulator.toolchain import cache_root
 
     return cache_root()

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.images import (
+from cookbook_npu.data.images import (
     ImageProcessor,
     ImageSource,
     image_source,
@@ -42,7 +42,7 @@ from ..data.images import (
 from ..data.sample import ImageInput, Sample
 from ..data.tokenizer import find_tokenizer, unsampled_token_ids
 from ..errors import CookbookError, EngineError, WeightUpdateError
-from ..rollout.engine import (
+from cookbook_npu.rollout.engine import (
     Engine,
     Request,
     SamplingParams,

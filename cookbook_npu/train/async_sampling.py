@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..config import RunConfig, SamplingConfig
 from ..data.environments import CallFailure
 from ..data.prompts import Draw
 from ..data.sample import Prompt, Sample
-from ..errors import (
+from cookbook_npu.errors import (
     BudgetSpent,
     ConfigError,
     EngineError,
@@ -32,7 +33,7 @@ from ..rollout.engine import Request
 from ..rollout.episodes import Episode
 from ..rollout.streamed_episodes import EpisodeStream
 from .recovery import Failures
-from ..train.sampling import (
+from cookbook_npu.train.sampling import (
     Grading,
     Rollout,
     engine_of_group,
@@ -166,23 +167,27 @@ class BackgroundJobs:
                 self.ended.append(job)
             self.changed.notify_all()
 
-    def drain(self) -> None:
-        "Wait for all jobs, and those that they start; ignore their errors"
-        while self.jobs:
-            self.wait(list(self.jobs))
-            with self.changed:
-                self.jobs = [job for job in self.jobs if not job.done()]
-                self.ended = [job for job in self.ended if job in self.loops]
-
-    def close(self) -> None:
-        "End the loops and start no further jobs; running ones are not waited for"
-        # Under the lock: a pool calls `_notify`, which takes our lock, under its own lock;
-        # a thread that starts a job takes ours first.
+# %% ../../nbs/train/11_async_sampling.ipynb #81dd7e47
+@patch
+def drain(self: BackgroundJobs) -> None:
+    "Wait for all jobs, and those that they start; ignore their errors"
+    while self.jobs:
+        self.wait(list(self.jobs))
         with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-            self.grading.shutdown(wait=False, cancel_futures=True)
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.jobs = [job for job in self.jobs if not job.done()]
+            self.ended = [job for job in self.ended if job in self.loops]
+
+
+@patch
+def close(self: BackgroundJobs) -> None:
+    "End the loops and start no further jobs; running ones are not waited for"
+    # Under the lock: a pool calls `_notify`, which takes our lock, under its own lock;
+    # a thread that starts a job takes ours first.
+    with self.changed:
+        self.closed = True
+        self.changed.notify_all()
+        self.grading.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
 # %% ../../nbs/train/11_async_sampling.ipynb #b39c9b37
 Submission = tuple[list[Request], SamplingConfig]  # requests with equal sampling settings
@@ -248,102 +253,116 @@ class EngineThread:
             )
         self.status = status
 
-    def assign(self, group: RunningGroup) -> None:
-        "Sample a group that no engine has"
-        self.groups = [*(known for known in self.groups if known.missing), group]
-        group.engine = self.number
-        self.enqueue(group)
+# %% ../../nbs/train/11_async_sampling.ipynb #f65a8c25
+@patch
+def assign(self: EngineThread, group: RunningGroup) -> None:
+    "Sample a group that no engine has"
+    self.groups = [*(known for known in self.groups if known.missing), group]
+    group.engine = self.number
+    self.enqueue(group)
 
-    def enqueue(self, group: RunningGroup) -> None:
-        "Submit the ready requests of an assigned group"
-        if group.ready and group not in self.queue:
-            self.queue.append(group)
 
-    def abandon(self, group: RunningGroup) -> None:
-        "Stop sampling a group"
-        if group in self.groups:
-            self.groups.remove(group)
-        if group in self.queue:
-            self.queue.remove(group)
-        if group.submitted:
-            self.abandoned.append(group.group_id)
+@patch
+def enqueue(self: EngineThread, group: RunningGroup) -> None:
+    "Submit the ready requests of an assigned group"
+    if group.ready and group not in self.queue:
+        self.queue.append(group)
 
-    def release(self) -> list[RunningGroup]:
-        "Drop all work; return the unfinished groups"
-        unfinished = [group for group in self.groups if group.missing]
-        self.groups = []
-        self.queue = []
-        self.abandoned = []
-        self.in_flight = 0
-        return unfinished
 
-    def run(self) -> None:
-        "Work until the pool is closed"
-        jobs = self.pool.jobs
-        while True:
-            with jobs.changed:
-                jobs.changed.wait_for(lambda: jobs.closed or self.may_call)
-                if jobs.closed:
-                    return
-                abandoned, self.abandoned = self.abandoned, []
-                submissions = self._take_submissions()
-                self.calling = True
-            returned = False
-            try:
-                samples, error = self._call(submissions, abandoned)
-                returned = True
-            finally:
-                if not returned:  # an error that the driver raises: it must not wait here
-                    with jobs.changed:
-                        self.calling = False
-                        jobs.changed.notify_all()
-            with jobs.changed:
-                self.calling = False
-                jobs.changed.notify_all()
-                if jobs.closed:
-                    return
-                self.in_flight -= len(samples)
-                assert self.in_flight >= 0, f"engine {self.number}: {self.in_flight} in flight"
-                if error is not None:
-                    self.pool.restart(self.number, error)
-                self.pool.on_samples([s for s in samples if s.finish_reason != "abort"])
+@patch
+def abandon(self: EngineThread, group: RunningGroup) -> None:
+    "Stop sampling a group"
+    if group in self.groups:
+        self.groups.remove(group)
+    if group in self.queue:
+        self.queue.remove(group)
+    if group.submitted:
+        self.abandoned.append(group.group_id)
 
-    def _take_submissions(self) -> list[Submission]:
-        "Empty the queue"
-        submissions: list[Submission] = []
-        for group in self.queue:
-            if not submissions or submissions[-1][1] != group.sampling:
-                submissions.append(([], group.sampling))
-            ready = group.ready
-            submissions[-1][0].extend(ready)
-            group.submitted |= {request.index for request in ready}
-            self.in_flight += len(ready)
-            if group.began is None:
-                group.began = self.pool.state.tracker.now()
-        self.queue = []
-        return submissions
 
-    def _call(
-        self, submissions: list[Submission], abandoned: list[str]
-    ) -> tuple[list[Sample], RoleError | None]:
-        "Abort, submit and collect; return the samples, or the error of a lost engine"
-        state = self.pool.state
-        engine = state.engines.groups[self.number]
-        began = state.tracker.now()
-        samples: list[Sample] = []
+@patch
+def release(self: EngineThread) -> list[RunningGroup]:
+    "Drop all work; return the unfinished groups"
+    unfinished = [group for group in self.groups if group.missing]
+    self.groups = []
+    self.queue = []
+    self.abandoned = []
+    self.in_flight = 0
+    return unfinished
+
+# %% ../../nbs/train/11_async_sampling.ipynb #4bb11fbf
+@patch
+def run(self: EngineThread) -> None:
+    "Work until the pool is closed"
+    jobs = self.pool.jobs
+    while True:
+        with jobs.changed:
+            jobs.changed.wait_for(lambda: jobs.closed or self.may_call)
+            if jobs.closed:
+                return
+            abandoned, self.abandoned = self.abandoned, []
+            submissions = self._take_submissions()
+            self.calling = True
+        returned = False
         try:
-            if abandoned:
-                samples += engine.call("engine.abort", abandoned)[0]
-            for requests, sampling in submissions:
-                engine.call("submit", requests, sampling)
-            samples += engine.call("engine.collect", state.config.rollout.decode_steps)[0]
-        except RoleError as error:
-            return [], error
+            samples, error = self._call(submissions, abandoned)
+            returned = True
         finally:
-            ended = state.tracker.now()
-            self.busy_s += ended - began
-            state.tracker.record_span(f"engine {self.number}", "rollout", began, ended)
-        return samples, None
+            if not returned:  # an error that the driver raises: it must not wait here
+                with jobs.changed:
+                    self.calling = False
+                    jobs.changed.notify_all()
+        with jobs.changed:
+            self.calling = False
+            jobs.changed.notify_all()
+            if jobs.closed:
+                return
+            self.in_flight -= len(samples)
+            assert self.in_flight >= 0, f"engine {self.number}: {self.in_flight} in flight"
+            if error is not None:
+                self.pool.restart(self.number, error)
+            self.pool.on_samples([s for s in samples if s.finish_reason != "abort"])
+
+
+@patch
+def _take_submissions(self: EngineThread) -> list[Submission]:
+    "Empty the queue"
+    submissions: list[Submission] = []
+    for group in self.queue:
+        if not submissions or submissions[-1][1] != group.sampling:
+            submissions.append(([], group.sampling))
+        ready = group.ready
+        submissions[-1][0].extend(ready)
+        group.submitted |= {request.index for request in ready}
+        self.in_flight += len(ready)
+        if group.began is None:
+            group.began = self.pool.state.tracker.now()
+    self.queue = []
+    return submissions
+
+# %% ../../nbs/train/11_async_sampling.ipynb #7df62546
+@patch
+def _call(
+    self: EngineThread, submissions: list[Submission], abandoned: list[str]
+) -> tuple[list[Sample], RoleError | None]:
+    "Abort, submit and collect; return the samples, or the error of a lost engine"
+    state = self.pool.state
+    engine = state.engines.groups[self.number]
+    began = state.tracker.now()
+    samples: list[Sample] = []
+    try:
+        if abandoned:
+            samples += engine.call("engine.abort", abandoned)[0]
+        for requests, sampling in submissions:
+            engine.call("submit", requests, sampling)
+        samples += engine.call("engine.collect", state.config.rollout.decode_steps)[0]
+    except RoleError as error:
+        return [], error
+    finally:
+        ended = state.tracker.now()
+        self.busy_s += ended - began
+        state.tracker.record_span(f"engine {self.number}", "rollout", began, ended)
+    return samples, None
 
 # %% ../../nbs/train/11_async_sampling.ipynb #9181f482
 class EnginePool:
@@ -398,154 +417,182 @@ class EnginePool:
         "Total time in calls, s"
         return sum(thread.busy_s for thread in self.threads)
 
-    def assign(self, groups: Sequence[RunningGroup]) -> None:
-        "Assign groups, in the order of their draws, to ready engines"
-        with self.jobs.changed:
-            for group in groups:
-                group.submitted = set()
-                group.engine = None
-            ready = [self.threads[n] for n in self.numbers(EngineStatus.READY)]
-            if not ready:
-                self.unassigned.extend(groups)
-                return
-            loads = [thread.load for thread in ready]
-            all_idle = not any(loads)
-            for i, group in enumerate(groups):
-                if all_idle:
-                    chosen = engine_of_group(i, len(groups), len(ready))
-                else:
-                    chosen = loads.index(min(loads))
-                ready[chosen].assign(group)
-                loads[chosen] += len(group.missing)
+# %% ../../nbs/train/11_async_sampling.ipynb #e0b1bac4
+@patch
+def assign(self: EnginePool, groups: Sequence[RunningGroup]) -> None:
+    "Assign groups, in the order of their draws, to ready engines"
+    with self.jobs.changed:
+        for group in groups:
+            group.submitted = set()
+            group.engine = None
+        ready = [self.threads[n] for n in self.numbers(EngineStatus.READY)]
+        if not ready:
+            self.unassigned.extend(groups)
+            return
+        loads = [thread.load for thread in ready]
+        all_idle = not any(loads)
+        for i, group in enumerate(groups):
+            if all_idle:
+                chosen = engine_of_group(i, len(groups), len(ready))
+            else:
+                chosen = loads.index(min(loads))
+            ready[chosen].assign(group)
+            loads[chosen] += len(group.missing)
+        self.jobs.changed.notify_all()
+
+
+@patch
+def resubmit(self: EnginePool, group: RunningGroup) -> None:
+    "Sample the next turn of a running group on its engine"
+    with self.jobs.changed:
+        if group.engine is not None:
+            self.threads[group.engine].enqueue(group)
             self.jobs.changed.notify_all()
 
-    def resubmit(self, group: RunningGroup) -> None:
-        "Sample the next turn of a running group on its engine"
-        with self.jobs.changed:
-            if group.engine is not None:
-                self.threads[group.engine].enqueue(group)
-                self.jobs.changed.notify_all()
 
-    def abandon(self, group: RunningGroup) -> None:
-        "Stop sampling a group"
-        with self.jobs.changed:
-            if group in self.unassigned:
-                self.unassigned.remove(group)
-            if group.engine is not None:
-                self.threads[group.engine].abandon(group)
-                self.jobs.changed.notify_all()
+@patch
+def abandon(self: EnginePool, group: RunningGroup) -> None:
+    "Stop sampling a group"
+    with self.jobs.changed:
+        if group in self.unassigned:
+            self.unassigned.remove(group)
+        if group.engine is not None:
+            self.threads[group.engine].abandon(group)
+            self.jobs.changed.notify_all()
 
-    def start(self) -> None:
-        "Start calls after a halt"
-        with self.jobs.changed:
+# %% ../../nbs/train/11_async_sampling.ipynb #636dbd90
+@patch
+def start(self: EnginePool) -> None:
+    "Start calls after a halt"
+    with self.jobs.changed:
+        self.status = PoolStatus.SAMPLING
+        self.jobs.changed.notify_all()
+
+
+@patch
+def pause(self: EnginePool) -> None:
+    "Start no further calls; `wait_idle` waits for those in progress"
+    with self.jobs.changed:
+        if self.status is PoolStatus.SAMPLING:
+            self.status = PoolStatus.PAUSED
+        self.jobs.changed.notify_all()
+
+
+@patch
+def resume(self: EnginePool) -> None:
+    "Start calls again, unless sampling was halted meanwhile"
+    with self.jobs.changed:
+        if self.status is PoolStatus.PAUSED:
             self.status = PoolStatus.SAMPLING
-            self.jobs.changed.notify_all()
+        self.jobs.changed.notify_all()
 
-    def pause(self) -> None:
-        "Start no further calls; `wait_idle` waits for those in progress"
-        with self.jobs.changed:
-            if self.status is PoolStatus.SAMPLING:
-                self.status = PoolStatus.PAUSED
-            self.jobs.changed.notify_all()
 
-    def resume(self) -> None:
-        "Start calls again, unless sampling was halted meanwhile"
-        with self.jobs.changed:
-            if self.status is PoolStatus.PAUSED:
-                self.status = PoolStatus.SAMPLING
-            self.jobs.changed.notify_all()
+@patch
+def wait_idle(self: EnginePool) -> None:
+    "Wait until no call is in progress"
+    with self.jobs.changed:
+        self.jobs.changed.wait_for(lambda: not any(t.calling for t in self.threads))
 
-    def wait_idle(self) -> None:
-        "Wait until no call is in progress"
-        with self.jobs.changed:
-            self.jobs.changed.wait_for(lambda: not any(t.calling for t in self.threads))
+# %% ../../nbs/train/11_async_sampling.ipynb #2bd14b56
+@patch
+def set_loaded(self: EnginePool, numbers: Iterable[int]) -> None:
+    "Engines have loaded the current weights and are ready"
+    with self.jobs.changed:
+        for number in set(numbers) & set(self.loadable):
+            self.threads[number].set_status(EngineStatus.READY)
+        waiting, self.unassigned = self.unassigned, []
+        self.assign(waiting)
+        self.jobs.changed.notify_all()
 
-    def set_loaded(self, numbers: Iterable[int]) -> None:
-        "Engines have loaded the current weights and are ready"
-        with self.jobs.changed:
-            for number in set(numbers) & set(self.loadable):
-                self.threads[number].set_status(EngineStatus.READY)
-            waiting, self.unassigned = self.unassigned, []
-            self.assign(waiting)
-            self.jobs.changed.notify_all()
 
-    def halt(self) -> None:
-        "Start no further calls until `start`, and wait for those in progress"
-        with self.jobs.changed:
-            self.status = PoolStatus.HALTED
-            self.jobs.changed.notify_all()
-        self.wait_idle()
+@patch
+def halt(self: EnginePool) -> None:
+    "Start no further calls until `start`, and wait for those in progress"
+    with self.jobs.changed:
+        self.status = PoolStatus.HALTED
+        self.jobs.changed.notify_all()
+    self.wait_idle()
 
-    def unload(self) -> None:
-        "Abort all responses; every engine then waits for weights. The pool is halted, and no job runs"
-        with self.jobs.changed:
-            self.unassigned = []
-            for thread in self.threads:
-                thread.release()
-        for number in self.numbers(EngineStatus.READY):
-            try:
-                self.state.engines.groups[number].call("engine.abort")
-            except RoleError:
-                pass  # the restart of the run finds it lost, or the next weight update
-        with self.jobs.changed:
-            for number in self.in_service:
-                self.threads[number].set_status(EngineStatus.UNLOADED)
 
-    def restart(self, number: int, error: RoleError) -> None:
-        """Restart a lost engine; others continue its groups.
-
-        Raises the error where `faults` allows no other restart."""
-        with self.jobs.changed:
-            thread = self.threads[number]
-            unfinished = thread.release()
-            if thread.status is not EngineStatus.REMOVED:
-                thread.set_status(EngineStatus.STARTING)
-            self.failures.count(error)
-            self.assign(unfinished)
-            if thread.status is EngineStatus.STARTING:
-                self.starts[number] = self.jobs.start(self._start_engine, number, "restart")
-
-    def _start_engine(self, number: int, event: str) -> None:
-        self.state.workers.restart_engine(number)
-        with self.jobs.changed:
-            if self.threads[number].status is EngineStatus.REMOVED:
-                self.state.workers.end_engine(number)
-                return
+@patch
+def unload(self: EnginePool) -> None:
+    "Abort all responses; every engine then waits for weights. The pool is halted, and no job runs"
+    with self.jobs.changed:
+        self.unassigned = []
+        for thread in self.threads:
+            thread.release()
+    for number in self.numbers(EngineStatus.READY):
+        try:
+            self.state.engines.groups[number].call("engine.abort")
+        except RoleError:
+            pass  # the restart of the run finds it lost, or the next weight update
+    with self.jobs.changed:
+        for number in self.in_service:
             self.threads[number].set_status(EngineStatus.UNLOADED)
-            self.state.folder.event(event, engines=[number])
-            self.jobs.changed.notify_all()
 
-    def remove(self, number: int) -> None:
-        "Remove an engine; others continue its responses"
+# %% ../../nbs/train/11_async_sampling.ipynb #020014e1
+@patch
+def restart(self: EnginePool, number: int, error: RoleError) -> None:
+    """Restart a lost engine; others continue its groups.
+
+    Raises the error where `faults` allows no other restart."""
+    with self.jobs.changed:
         thread = self.threads[number]
-        with self.jobs.changed:
-            thread.set_status(EngineStatus.REMOVED)
-            self.jobs.changed.wait_for(lambda: not thread.calling)
-        partials: list[Sample] = []
-        if thread.groups:
-            try:
-                partials = self.state.engines.groups[number].call("engine.abort")[0]
-            except RoleError as error:
-                self.failures.count(error)
-        with self.jobs.changed:
-            by_id = {group.group_id: group for group in thread.groups}
-            for partial in partials:
-                if partial.group_id in by_id:
-                    by_id[partial.group_id].keep(partial)
-            self.assign(thread.release())
-        self.state.workers.end_engine(number)
-
-    def add(self) -> None:
-        "Start an engine in the background; it samples after the next weight update"
-        removed = self.numbers(EngineStatus.REMOVED)
-        number = removed[0] if removed else len(self.threads)
-        if number in self.starts:  # it may have been removed while it started
-            self.jobs.wait([self.starts[number]])
-        self.state.workers.add_engine(number)
-        with self.jobs.changed:
-            thread = self.threads[number] if removed else self._add_thread()
+        unfinished = thread.release()
+        if thread.status is not EngineStatus.REMOVED:
             thread.set_status(EngineStatus.STARTING)
-        self.starts[number] = self.jobs.start(self._start_engine, number, "engine_added")
+        self.failures.count(error)
+        self.assign(unfinished)
+        if thread.status is EngineStatus.STARTING:
+            self.starts[number] = self.jobs.start(self._start_engine, number, "restart")
+
+
+@patch
+def _start_engine(self: EnginePool, number: int, event: str) -> None:
+    self.state.workers.restart_engine(number)
+    with self.jobs.changed:
+        if self.threads[number].status is EngineStatus.REMOVED:
+            self.state.workers.end_engine(number)
+            return
+        self.threads[number].set_status(EngineStatus.UNLOADED)
+        self.state.folder.event(event, engines=[number])
+        self.jobs.changed.notify_all()
+
+# %% ../../nbs/train/11_async_sampling.ipynb #61ae0f27
+@patch
+def remove(self: EnginePool, number: int) -> None:
+    "Remove an engine; others continue its responses"
+    thread = self.threads[number]
+    with self.jobs.changed:
+        thread.set_status(EngineStatus.REMOVED)
+        self.jobs.changed.wait_for(lambda: not thread.calling)
+    partials: list[Sample] = []
+    if thread.groups:
+        try:
+            partials = self.state.engines.groups[number].call("engine.abort")[0]
+        except RoleError as error:
+            self.failures.count(error)
+    with self.jobs.changed:
+        by_id = {group.group_id: group for group in thread.groups}
+        for partial in partials:
+            if partial.group_id in by_id:
+                by_id[partial.group_id].keep(partial)
+        self.assign(thread.release())
+    self.state.workers.end_engine(number)
+
+
+@patch
+def add(self: EnginePool) -> None:
+    "Start an engine in the background; it samples after the next weight update"
+    removed = self.numbers(EngineStatus.REMOVED)
+    number = removed[0] if removed else len(self.threads)
+    if number in self.starts:  # it may have been removed while it started
+        self.jobs.wait([self.starts[number]])
+    self.state.workers.add_engine(number)
+    with self.jobs.changed:
+        thread = self.threads[number] if removed else self._add_thread()
+        thread.set_status(EngineStatus.STARTING)
+    self.starts[number] = self.jobs.start(self._start_engine, number, "engine_added")
 
 # %% ../../nbs/train/11_async_sampling.ipynb #74c244bd
 class Stragglers:
@@ -650,327 +697,375 @@ class AsyncSampler:
         now = self.state.tracker.now()
         self.counts = IntervalCounts(busy_s=self.engines.busy_s, since=now)
 
-    def start(self, step: int, evaluate: bool = False) -> None:
-        "Start sampling for a step, whose weights all engines have; with `evaluate` held-out prompts first"
-        with self.jobs.changed:
-            self._reset(step)
-            if evaluate:
-                self.start_evaluation(step)
-            self.engines.start()
-            self._admit()
-
-    def take(self, resend: Callable[[], object]) -> Rollout:
-        "Wait for the groups of the next step; `resend` gives restarted engines the current weights"
-        tracker = self.state.tracker
-        began = tracker.now()
-        self._wait_until(
-            lambda: self.gate.waits_for() is None or self.grading.budget_spent is not None,
-            resend,
-        )
-        with self.jobs.changed:
-            if self.gate.waits_for() is not None and self.grading.budget_spent is not None:
-                raise self.grading.budget_spent
-            step = self.gate.step
-            groups = [self.finished.pop(str(name)) for name in self.gate.take()]
-            self.stragglers.in_step = 0
-            self.constant = 0
-        ended = tracker.now()
-        self.counts.waited_s += ended - began
-        tracker.record_span("trainer", "wait", began, ended)
-        groups.sort(key=lambda group: group.number)
-        samples = [sample for group in groups for sample in group.in_order()]
-        continued = {s.group_id for s in samples if len(set(s.versions)) > 1}
-        metrics = {
-            **staleness_metrics(samples, step),
-            **self.grading.environment_metrics(samples),
-            "async/continued_groups": float(len(continued)),
-        }
-        return Rollout([group.draw for group in groups if group.draw], samples, metrics)
-
-    def _wait_until(
-        self, done: Callable[[], bool], resend: Callable[[], object]
-    ) -> None:
-        "Wait; raise the errors of other threads here"
-        on_wait = self.state.workers.cluster.on_wait
-        while True:
-            with self.jobs.changed:
-                self.jobs.changed.wait_for(
-                    lambda: done() or self.jobs.failed or self.engines.stranded, 1.0
-                )
-                self.jobs.check()
-                if done():
-                    return
-                stranded = self.engines.stranded
-            if stranded:
-                resend()
-            if on_wait is not None:
-                on_wait()
-
-    def advance(self) -> None:
-        "End a step: groups that start from here on count as of the next version; the engines are paused"
-        with self.jobs.changed:
-            self.gate.advance()
-
-    def resume(self, loaded: Iterable[int] = ()) -> None:
-        "Continue sampling on all ready engines and those that have loaded the current weights"
-        with self.jobs.changed:
-            self.engines.resume()
-            self.engines.set_loaded(loaded)
-            self._admit()
-
-    def halt(self) -> None:
-        "Stop sampling, forget all groups, and return their prompts; `start` continues"
-        self.engines.halt()
-        with self.jobs.changed:
-            for group in self.groups.values():
-                self._drop_episodes(group)
-            self.groups = {}
-            self.finished = {}
-            self.evaluation = RunningEvaluation()
-        self.jobs.drain()  # a weight update that is under way must not resume the engines
-        self.engines.unload()
-        self.state.prompts.put_back()
-
-    def set_num_engines(self, num_engines: int) -> None:
-        """Remove or add engines; no weight update is in progress
-
-        Raises `DeviceError`, before any change, when too few devices are free."""
-        before = self.engines.in_service
-        if num_engines < 1:
-            raise ConfigError(
-                f"set_num_engines({num_engines}), the run has {len(before)}",
-                "Keep at least one.",
-            )
-        self.state.workers.reserve_devices(num_engines)
-        for number in reversed(before[num_engines:]):
-            self.engines.remove(number)
-        for _ in range(num_engines - len(before)):
-            self.engines.add()
-        with self.jobs.changed:
-            self._admit()
-        self.state.folder.event("set_num_engines", engines=num_engines, before=len(before))
-
-    def close(self) -> None:
-        "End all threads"
-        if self.stream is not None:
-            self.stream.close()
-        self.jobs.close()
-
-    def _admit(self) -> None:
-        "Start new groups; called with the lock"
-        gate = self.gate
-        config = self.state.config
-        active = gate.taken + len(gate.finished) + len(gate.running)
-        needed = (config.num_steps - gate.step) * gate.prompts_per_step - active
-        room = min(gate.free, needed)
-        evaluates_first = gate.depth == 0 and self.evaluation.missing > 0
-        if room <= 0 or self.engines.status is not PoolStatus.SAMPLING or evaluates_first:
-            return
-        groups = []
-        for draw in self.state.prompts.next_draws(room):
-            group = training_group(draw, config)
-            gate.start(group.group_id)
-            groups.append(group)
-        self._start(groups)
-
-    def _start(self, groups: Sequence[RunningGroup]) -> None:
-        "Sample groups, and start their environments"
-        for group in groups:
-            self.groups[group.group_id] = group
-            if self.stream is not None:
-                requests = list(group.missing.values())
-                limit = group.sampling.max_response_tokens
-                group.episodes = self.stream.begin(requests, group.prompt, limit)
-        self.engines.assign(groups)
-
-    def _take_samples(self, samples: list[Sample]) -> None:
-        "Take responses, or turns of them, that an engine has finished; drop stragglers"
-        for sample in samples:
-            group = self.groups.get(sample.group_id)
-            if group is not None:
-                group.submitted.discard(sample.index)
-                self._take_sample(group, sample)
-        late = self.stragglers.find(self.groups.values(), self.state.tracker.now())
-        for group in late:
-            self.engines.abandon(group)
-            self._drop(group)
-            self.counts.timed_out += 1
-        if late:
-            self._admit()
-
-    def _take_sample(self, group: RunningGroup, sample: Sample) -> None:
-        if self.stream is not None:
-            episode = group.episodes[sample.index]
-            if self.stream.take(episode, sample, group.sampling.max_response_tokens):
-                return  # the environment answers it
-            sample = self.stream.runner.described(episode)
-        self._add(group, sample)
-
-    def _add(self, group: RunningGroup, sample: Sample) -> None:
-        if group.add(sample):
-            self.jobs.grade(self._grade, group)
-
-    def _take_answer(self, episode: Episode) -> None:
-        "Take the answer of an environment; called with the lock"
-        assert self.stream is not None
-        group = self.groups[episode.request.group_id]
-        if episode.failure is not None:
-            self._drop_failed(group, episode.failure)
-        elif episode.outcome is not None:
-            self._add(group, self.stream.runner.described(episode))
-        else:
-            group.missing[episode.request.index] = episode.request
-            self.engines.resubmit(group)
-        self.jobs.changed.notify_all()
-
-    def _drop_failed(self, group: RunningGroup, failure: CallFailure) -> None:
-        "Drop a group whose environment failed. Raises `EnvironmentFault` when all fail"
-        self.engines.abandon(group)
-        self.grading.record_failure(group.group_id, failure)
-        self._drop(group)
-        if group.draw is None:
-            self.evaluation.missing -= 1
-            self.evaluation.failed = (group.group_id, failure)
-        else:
-            self.failed_in_a_row += 1
-        if self.failed_in_a_row >= self.most_failures:
-            what = (
-                f"the environments of {self.failed_in_a_row} groups failed, one after another"
-            )
-            raise environment_fault(what, group.group_id, failure)
+# %% ../../nbs/train/11_async_sampling.ipynb #488a8e41
+@patch
+def start(self: AsyncSampler, step: int, evaluate: bool = False) -> None:
+    "Start sampling for a step, whose weights all engines have; with `evaluate` held-out prompts first"
+    with self.jobs.changed:
+        self._reset(step)
+        if evaluate:
+            self.start_evaluation(step)
+        self.engines.start()
         self._admit()
 
-    def _drop(self, group: RunningGroup) -> None:
-        "Drop a group, and finish its draw"
-        self.groups.pop(group.group_id, None)
-        self._drop_episodes(group)
-        if group.draw is not None:
-            self.gate.drop(group.group_id)
-            self.state.prompts.end_draw(group.draw.number, "dropped")
-            self.counts.dropped += 1
 
-    def _drop_episodes(self, group: RunningGroup) -> None:
-        if self.stream is not None:
-            self.stream.drop(list(group.episodes.values()))
+@patch
+def take(self: AsyncSampler, resend: Callable[[], object]) -> Rollout:
+    "Wait for the groups of the next step; `resend` gives restarted engines the current weights"
+    tracker = self.state.tracker
+    began = tracker.now()
+    self._wait_until(
+        lambda: self.gate.waits_for() is None or self.grading.budget_spent is not None,
+        resend,
+    )
+    with self.jobs.changed:
+        if self.gate.waits_for() is not None and self.grading.budget_spent is not None:
+            raise self.grading.budget_spent
+        step = self.gate.step
+        groups = [self.finished.pop(str(name)) for name in self.gate.take()]
+        self.stragglers.in_step = 0
+        self.constant = 0
+    ended = tracker.now()
+    self.counts.waited_s += ended - began
+    tracker.record_span("trainer", "wait", began, ended)
+    groups.sort(key=lambda group: group.number)
+    samples = [sample for group in groups for sample in group.in_order()]
+    continued = {s.group_id for s in samples if len(set(s.versions)) > 1}
+    metrics = {
+        **staleness_metrics(samples, step),
+        **self.grading.environment_metrics(samples),
+        "async/continued_groups": float(len(continued)),
+    }
+    return Rollout([group.draw for group in groups if group.draw], samples, metrics)
 
-    def _grade(self, group: RunningGroup) -> None:
-        "Reward a complete group, and keep or drop it"
-        try:
-            missing = self.grading.fill_rewards(group.in_order())
-        except BudgetSpent as spent:
-            # the driver reads it where it waits for groups, and ends the run between two steps
-            with self.jobs.changed:
-                self.grading.budget_spent = spent
-                self.jobs.changed.notify_all()
-            return
+# %% ../../nbs/train/11_async_sampling.ipynb #5b9f1145
+@patch
+def _wait_until(
+    self: AsyncSampler, done: Callable[[], bool], resend: Callable[[], object]
+) -> None:
+    "Wait; raise the errors of other threads here"
+    on_wait = self.state.workers.cluster.on_wait
+    while True:
         with self.jobs.changed:
-            if self.groups.get(group.group_id) is not group:
-                return  # sampling was halted meanwhile
-            if missing:
-                self._accept_missing(group)
-            if group.draw is None:
-                del self.groups[group.group_id]
-                self.evaluation.samples += [] if missing else group.in_order()
-                self.evaluation.missing -= 1
-            elif not missing and self._is_useful(group):
-                del self.groups[group.group_id]
-                self.gate.finish(group.group_id)
-                self.finished[group.group_id] = group
-            else:
-                self._drop(group)
-            self._admit()
-            self.jobs.changed.notify_all()
-
-    def _accept_missing(self, group: RunningGroup) -> None:
-        "Record a group without a reward. Raises `RewardError` when it is needed, or when all fail"
-        failure = self.state.rewards.failure
-        if self.state.config.faults.min_groups == 1:
-            raise missing_reward(f"group {group.group_id} has no reward", failure)
-        if group.draw is None:
-            self.evaluation.unrewarded += 1
-            return
-        self.failed_in_a_row += 1
-        if self.failed_in_a_row >= self.most_failures:
-            what = f"{self.failed_in_a_row} groups, one after another, have no reward"
-            raise missing_reward(what, failure)
-        self.state.folder.event("groups_dropped", kept=0, groups=1, error=failure)
-
-    def _is_useful(self, group: RunningGroup) -> bool:
-        "Whether to train on a group, which has all rewards"
-        config = self.state.config
-        self.failed_in_a_row = 0
-        rewards = [sample.reward or 0.0 for sample in group.in_order()]
-        attempts = config.algorithm.dynamic_sampling_attempts
-        allowed = (attempts - 1) * config.rollout.prompts_per_step
-        if reward_nonzero_std(rewards) or self.constant >= allowed:
-            return True
-        self.constant += 1
-        return False
-
-    def start_evaluation(self, steps_done: int) -> None:
-        "Sample the held-out prompts"
-        config = self.state.config
-        group_size = config.rollout.eval_samples
-        groups = []
-        for place, prompt in enumerate(self.state.held_out):
-            step = -1 - steps_done
-            requests = make_requests([prompt], group_size, config.seed, step, first=place)
-            groups.append(RunningGroup(None, prompt, config.eval_sampling, requests))
-        with self.jobs.changed:
-            self.evaluation = RunningEvaluation(steps_done, len(groups))
-            self._start(groups)
-
-    def drop_evaluation(self) -> None:
-        "Forget the running evaluation: it cannot be graded, or no engine has its weights any more"
-        self.state.folder.event("evaluation_dropped", groups=self.evaluation.missing)
-        with self.jobs.changed:
-            for group in [g for g in self.groups.values() if g.draw is None]:
-                self.engines.abandon(group)
-                self._drop_episodes(group)
-                del self.groups[group.group_id]
-            self.evaluation = RunningEvaluation()
-
-    def end_evaluation(self, resend: Callable[[], object]) -> dict[str, float]:
-        "Wait for the running evaluation; return eval_accuracy and pass@k, {} without one"
-        self._wait_until(
-            lambda: not self.evaluation.missing or self.grading.budget_spent is not None, resend
-        )
-        if self.evaluation.missing and self.grading.budget_spent is not None:
-            self.drop_evaluation()
-            return self.grading.abandon_evaluation(self.grading.budget_spent)
-        ended, self.evaluation = self.evaluation, RunningEvaluation()
-        if ended.failed is not None and not ended.samples:
-            what = "the environments of all groups of the evaluation failed"
-            raise environment_fault(what, *ended.failed)
-        lost, groups = ended.unrewarded, len(self.state.held_out)
-        failure = self.state.rewards.failure
-        if lost and not self.grading.accept_loss(lost, groups, failure, need_all=False):
-            raise missing_reward(f"{lost} of {groups} groups have no reward", failure)
-        if not ended.samples:
-            return {}
-        return self.grading.evaluation_metrics(ended.steps_done, ended.samples)
-
-    def metrics(self) -> dict[str, float]:
-        "Return async/* since the last call"
-        now = self.state.tracker.now()
-        busy = self.engines.busy_s
-        counts, self.counts = self.counts, IntervalCounts(busy_s=busy, since=now)
-        seconds = max(now - counts.since, 1e-9)
-        engines = len(self.engines.in_service)
-        rollout_share = (busy - counts.busy_s) / (seconds * engines)
-        share = self.stragglers.alarm(self.state.prompts.counts["trained"])
-        if share is not None:
-            self.state.folder.event(
-                "alarm_group_timeout",
-                share=round(share, 3),
-                why="long responses are under-represented: raise rollout.group_timeout_s",
+            self.jobs.changed.wait_for(
+                lambda: done() or self.jobs.failed or self.engines.stranded, 1.0
             )
-        return {
-            "async/queue_depth": float(len(self.finished)),
-            "async/dropped_groups": float(counts.dropped),
-            "async/timed_out_groups": float(counts.timed_out),
-            "async/engines": float(engines),
-            "async/trainer_idle_share": counts.waited_s / seconds,
-            "async/rollout_idle_share": max(1 - rollout_share, 0.0),
-            "async/paused_s": counts.paused_s,
-        }
+            self.jobs.check()
+            if done():
+                return
+            stranded = self.engines.stranded
+        if stranded:
+            resend()
+        if on_wait is not None:
+            on_wait()
+
+# %% ../../nbs/train/11_async_sampling.ipynb #bb69f3a4
+@patch
+def advance(self: AsyncSampler) -> None:
+    "End a step: groups that start from here on count as of the next version; the engines are paused"
+    with self.jobs.changed:
+        self.gate.advance()
+
+
+@patch
+def resume(self: AsyncSampler, loaded: Iterable[int] = ()) -> None:
+    "Continue sampling on all ready engines and those that have loaded the current weights"
+    with self.jobs.changed:
+        self.engines.resume()
+        self.engines.set_loaded(loaded)
+        self._admit()
+
+
+@patch
+def halt(self: AsyncSampler) -> None:
+    "Stop sampling, forget all groups, and return their prompts; `start` continues"
+    self.engines.halt()
+    with self.jobs.changed:
+        for group in self.groups.values():
+            self._drop_episodes(group)
+        self.groups = {}
+        self.finished = {}
+        self.evaluation = RunningEvaluation()
+    self.jobs.drain()  # a weight update that is under way must not resume the engines
+    self.engines.unload()
+    self.state.prompts.put_back()
+
+
+@patch
+def set_num_engines(self: AsyncSampler, num_engines: int) -> None:
+    """Remove or add engines; no weight update is in progress
+
+    Raises `DeviceError`, before any change, when too few devices are free."""
+    before = self.engines.in_service
+    if num_engines < 1:
+        raise ConfigError(
+            f"set_num_engines({num_engines}), the run has {len(before)}",
+            "Keep at least one.",
+        )
+    self.state.workers.reserve_devices(num_engines)
+    for number in reversed(before[num_engines:]):
+        self.engines.remove(number)
+    for _ in range(num_engines - len(before)):
+        self.engines.add()
+    with self.jobs.changed:
+        self._admit()
+    self.state.folder.event("set_num_engines", engines=num_engines, before=len(before))
+
+
+@patch
+def close(self: AsyncSampler) -> None:
+    "End all threads"
+    if self.stream is not None:
+        self.stream.close()
+    self.jobs.close()
+
+# %% ../../nbs/train/11_async_sampling.ipynb #9d7f80a0
+@patch
+def _admit(self: AsyncSampler) -> None:
+    "Start new groups; called with the lock"
+    gate = self.gate
+    config = self.state.config
+    active = gate.taken + len(gate.finished) + len(gate.running)
+    needed = (config.num_steps - gate.step) * gate.prompts_per_step - active
+    room = min(gate.free, needed)
+    evaluates_first = gate.depth == 0 and self.evaluation.missing > 0
+    if room <= 0 or self.engines.status is not PoolStatus.SAMPLING or evaluates_first:
+        return
+    groups = []
+    for draw in self.state.prompts.next_draws(room):
+        group = training_group(draw, config)
+        gate.start(group.group_id)
+        groups.append(group)
+    self._start(groups)
+
+
+@patch
+def _start(self: AsyncSampler, groups: Sequence[RunningGroup]) -> None:
+    "Sample groups, and start their environments"
+    for group in groups:
+        self.groups[group.group_id] = group
+        if self.stream is not None:
+            requests = list(group.missing.values())
+            limit = group.sampling.max_response_tokens
+            group.episodes = self.stream.begin(requests, group.prompt, limit)
+    self.engines.assign(groups)
+
+# %% ../../nbs/train/11_async_sampling.ipynb #bd4068f7
+@patch
+def _take_samples(self: AsyncSampler, samples: list[Sample]) -> None:
+    "Take responses, or turns of them, that an engine has finished; drop stragglers"
+    for sample in samples:
+        group = self.groups.get(sample.group_id)
+        if group is not None:
+            group.submitted.discard(sample.index)
+            self._take_sample(group, sample)
+    late = self.stragglers.find(self.groups.values(), self.state.tracker.now())
+    for group in late:
+        self.engines.abandon(group)
+        self._drop(group)
+        self.counts.timed_out += 1
+    if late:
+        self._admit()
+
+
+@patch
+def _take_sample(self: AsyncSampler, group: RunningGroup, sample: Sample) -> None:
+    if self.stream is not None:
+        episode = group.episodes[sample.index]
+        if self.stream.take(episode, sample, group.sampling.max_response_tokens):
+            return  # the environment answers it
+        sample = self.stream.runner.described(episode)
+    self._add(group, sample)
+
+
+@patch
+def _add(self: AsyncSampler, group: RunningGroup, sample: Sample) -> None:
+    if group.add(sample):
+        self.jobs.grade(self._grade, group)
+
+
+@patch
+def _take_answer(self: AsyncSampler, episode: Episode) -> None:
+    "Take the answer of an environment; called with the lock"
+    assert self.stream is not None
+    group = self.groups[episode.request.group_id]
+    if episode.failure is not None:
+        self._drop_failed(group, episode.failure)
+    elif episode.outcome is not None:
+        self._add(group, self.stream.runner.described(episode))
+    else:
+        group.missing[episode.request.index] = episode.request
+        self.engines.resubmit(group)
+    self.jobs.changed.notify_all()
+
+# %% ../../nbs/train/11_async_sampling.ipynb #58bd71c6
+@patch
+def _drop_failed(self: AsyncSampler, group: RunningGroup, failure: CallFailure) -> None:
+    "Drop a group whose environment failed. Raises `EnvironmentFault` when all fail"
+    self.engines.abandon(group)
+    self.grading.record_failure(group.group_id, failure)
+    self._drop(group)
+    if group.draw is None:
+        self.evaluation.missing -= 1
+        self.evaluation.failed = (group.group_id, failure)
+    else:
+        self.failed_in_a_row += 1
+    if self.failed_in_a_row >= self.most_failures:
+        what = (
+            f"the environments of {self.failed_in_a_row} groups failed, one after another"
+        )
+        raise environment_fault(what, group.group_id, failure)
+    self._admit()
+
+
+@patch
+def _drop(self: AsyncSampler, group: RunningGroup) -> None:
+    "Drop a group, and finish its draw"
+    self.groups.pop(group.group_id, None)
+    self._drop_episodes(group)
+    if group.draw is not None:
+        self.gate.drop(group.group_id)
+        self.state.prompts.end_draw(group.draw.number, "dropped")
+        self.counts.dropped += 1
+
+
+@patch
+def _drop_episodes(self: AsyncSampler, group: RunningGroup) -> None:
+    if self.stream is not None:
+        self.stream.drop(list(group.episodes.values()))
+
+# %% ../../nbs/train/11_async_sampling.ipynb #cced0dbd
+@patch
+def _grade(self: AsyncSampler, group: RunningGroup) -> None:
+    "Reward a complete group, and keep or drop it"
+    try:
+        missing = self.grading.fill_rewards(group.in_order())
+    except BudgetSpent as spent:
+        # the driver reads it where it waits for groups, and ends the run between two steps
+        with self.jobs.changed:
+            self.grading.budget_spent = spent
+            self.jobs.changed.notify_all()
+        return
+    with self.jobs.changed:
+        if self.groups.get(group.group_id) is not group:
+            return  # sampling was halted meanwhile
+        if missing:
+            self._accept_missing(group)
+        if group.draw is None:
+            del self.groups[group.group_id]
+            self.evaluation.samples += [] if missing else group.in_order()
+            self.evaluation.missing -= 1
+        elif not missing and self._is_useful(group):
+            del self.groups[group.group_id]
+            self.gate.finish(group.group_id)
+            self.finished[group.group_id] = group
+        else:
+            self._drop(group)
+        self._admit()
+        self.jobs.changed.notify_all()
+
+
+@patch
+def _accept_missing(self: AsyncSampler, group: RunningGroup) -> None:
+    "Record a group without a reward. Raises `RewardError` when it is needed, or when all fail"
+    failure = self.state.rewards.failure
+    if self.state.config.faults.min_groups == 1:
+        raise missing_reward(f"group {group.group_id} has no reward", failure)
+    if group.draw is None:
+        self.evaluation.unrewarded += 1
+        return
+    self.failed_in_a_row += 1
+    if self.failed_in_a_row >= self.most_failures:
+        what = f"{self.failed_in_a_row} groups, one after another, have no reward"
+        raise missing_reward(what, failure)
+    self.state.folder.event("groups_dropped", kept=0, groups=1, error=failure)
+
+
+@patch
+def _is_useful(self: AsyncSampler, group: RunningGroup) -> bool:
+    "Whether to train on a group, which has all rewards"
+    config = self.state.config
+    self.failed_in_a_row = 0
+    rewards = [sample.reward or 0.0 for sample in group.in_order()]
+    attempts = config.algorithm.dynamic_sampling_attempts
+    allowed = (attempts - 1) * config.rollout.prompts_per_step
+    if reward_nonzero_std(rewards) or self.constant >= allowed:
+        return True
+    self.constant += 1
+    return False
+
+# %% ../../nbs/train/11_async_sampling.ipynb #4c8541e6
+@patch
+def start_evaluation(self: AsyncSampler, steps_done: int) -> None:
+    "Sample the held-out prompts"
+    config = self.state.config
+    group_size = config.rollout.eval_samples
+    groups = []
+    for place, prompt in enumerate(self.state.held_out):
+        step = -1 - steps_done
+        requests = make_requests([prompt], group_size, config.seed, step, first=place)
+        groups.append(RunningGroup(None, prompt, config.eval_sampling, requests))
+    with self.jobs.changed:
+        self.evaluation = RunningEvaluation(steps_done, len(groups))
+        self._start(groups)
+
+
+@patch
+def drop_evaluation(self: AsyncSampler) -> None:
+    "Forget the running evaluation: it cannot be graded, or no engine has its weights any more"
+    self.state.folder.event("evaluation_dropped", groups=self.evaluation.missing)
+    with self.jobs.changed:
+        for group in [g for g in self.groups.values() if g.draw is None]:
+            self.engines.abandon(group)
+            self._drop_episodes(group)
+            del self.groups[group.group_id]
+        self.evaluation = RunningEvaluation()
+
+
+@patch
+def end_evaluation(self: AsyncSampler, resend: Callable[[], object]) -> dict[str, float]:
+    "Wait for the running evaluation; return eval_accuracy and pass@k, {} without one"
+    self._wait_until(
+        lambda: not self.evaluation.missing or self.grading.budget_spent is not None, resend
+    )
+    if self.evaluation.missing and self.grading.budget_spent is not None:
+        self.drop_evaluation()
+        return self.grading.abandon_evaluation(self.grading.budget_spent)
+    ended, self.evaluation = self.evaluation, RunningEvaluation()
+    if ended.failed is not None and not ended.samples:
+        what = "the environments of all groups of the evaluation failed"
+        raise environment_fault(what, *ended.failed)
+    lost, groups = ended.unrewarded, len(self.state.held_out)
+    failure = self.state.rewards.failure
+    if lost and not self.grading.accept_loss(lost, groups, failure, need_all=False):
+        raise missing_reward(f"{lost} of {groups} groups have no reward", failure)
+    if not ended.samples:
+        return {}
+    return self.grading.evaluation_metrics(ended.steps_done, ended.samples)
+
+# %% ../../nbs/train/11_async_sampling.ipynb #8776db1d
+@patch
+def metrics(self: AsyncSampler) -> dict[str, float]:
+    "Return async/* since the last call"
+    now = self.state.tracker.now()
+    busy = self.engines.busy_s
+    counts, self.counts = self.counts, IntervalCounts(busy_s=busy, since=now)
+    seconds = max(now - counts.since, 1e-9)
+    engines = len(self.engines.in_service)
+    rollout_share = (busy - counts.busy_s) / (seconds * engines)
+    share = self.stragglers.alarm(self.state.prompts.counts["trained"])
+    if share is not None:
+        self.state.folder.event(
+            "alarm_group_timeout",
+            share=round(share, 3),
+            why="long responses are under-represented: raise rollout.group_timeout_s",
+        )
+    return {
+        "async/queue_depth": float(len(self.finished)),
+        "async/dropped_groups": float(counts.dropped),
+        "async/timed_out_groups": float(counts.timed_out),
+        "async/engines": float(engines),
+        "async/trainer_idle_share": counts.waited_s / seconds,
+        "async/rollout_idle_share": max(1 - rollout_share, 0.0),
+        "async/paused_s": counts.paused_s,
+    }

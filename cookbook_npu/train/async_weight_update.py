@@ -12,10 +12,11 @@ from concurrent.futures import Future as Job
 from dataclasses import replace
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..cluster.ray_cluster import import_ray
 from ..cluster.worker_group import Future, WorkerGroup
-from ..errors import (
+from cookbook_npu.errors import (
     CookbookError,
     MissingError,
     RoleError,
@@ -94,86 +95,94 @@ class WeightBroadcast:
                 found.setdefault(machine, number)
         return list(found.values())
 
-    def deliver(
-        self,
-        numbers: Sequence[int],
-        manifest: Manifest,
-        restart: Callable[[int, RoleError], None],
-    ) -> tuple[list[int], Manifest]:
-        """Bring the buckets to every machine; return the engines left and where the buckets are.
+# %% ../../nbs/train/12_async_weight_update.ipynb #e0062131
+@patch
+def deliver(
+    self: WeightBroadcast,
+    numbers: Sequence[int],
+    manifest: Manifest,
+    restart: Callable[[int, RoleError], None],
+) -> tuple[list[int], Manifest]:
+    """Bring the buckets to every machine; return the engines left and where the buckets are.
 
-        Raises `RoleError` when the trainer is lost, `WeightUpdateError` when a broadcast
-        without a lost member fails twice."""
-        left = list(numbers)
-        may_retry = True
-        while receivers := self.receivers(left):
-            sender, *received = self._broadcast(receivers, manifest)
-            errors = [o for o in (sender, *received) if isinstance(o, CookbookError)]
-            if not errors:
-                placed = [replace(manifest, buckets=buckets) for buckets in received]
-                return left, merge_manifests([replace(manifest), *placed])
-            self.group = None
-            if isinstance(sender, RoleError):
-                raise sender
-            lost = [
-                (number, o)
-                for number, o in zip(receivers, received, strict=True)
-                if isinstance(o, RoleError)
-            ]
-            for number, error in lost:
-                restart(number, error)
-                left.remove(number)
-            if not lost and not may_retry:
-                raise errors[0]
-            may_retry = bool(lost)
-            # the death of a process says more than the closed connections of the others
-            why = lost[0][1].what if lost else errors[0].what
-            self.state.folder.event("weight_update_retry", version=manifest.version, why=why)
-        return left, manifest
+    Raises `RoleError` when the trainer is lost, `WeightUpdateError` when a broadcast
+    without a lost member fails twice."""
+    left = list(numbers)
+    may_retry = True
+    while receivers := self.receivers(left):
+        sender, *received = self._broadcast(receivers, manifest)
+        errors = [o for o in (sender, *received) if isinstance(o, CookbookError)]
+        if not errors:
+            placed = [replace(manifest, buckets=buckets) for buckets in received]
+            return left, merge_manifests([replace(manifest), *placed])
+        self.group = None
+        if isinstance(sender, RoleError):
+            raise sender
+        lost = [
+            (number, o)
+            for number, o in zip(receivers, received, strict=True)
+            if isinstance(o, RoleError)
+        ]
+        for number, error in lost:
+            restart(number, error)
+            left.remove(number)
+        if not lost and not may_retry:
+            raise errors[0]
+        may_retry = bool(lost)
+        # the death of a process says more than the closed connections of the others
+        why = lost[0][1].what if lost else errors[0].what
+        self.state.folder.event("weight_update_retry", version=manifest.version, why=why)
+    return left, manifest
 
-    def _broadcast(
-        self, receivers: list[int], manifest: Manifest
-    ) -> list[Any]:
-        "Broadcast once; return the outcome of each member"
-        engines = [self.state.engines.groups[number] for number in receivers]
-        group = self._group_of([self.state.trainer, *engines])
-        calls: list[Future] = []
-        for rank, member in enumerate(self.members):
-            try:
-                if rank == 0:
-                    call = member.start_rank_zero("weights.broadcast", manifest, group)
-                else:
-                    call = member.start_rank_zero("receive_weights", manifest, group, rank)
-            except RoleError as error:
-                call = Job()
-                call.set_exception(error)
-            calls.append(call)
-        store = group.part_of(self.store)
-        meetings = len(manifest.buckets) + 1
-        return wait_for_members(
-            calls, lambda why: give_up(store, why), group.timeout_s * meetings
-        )
+# %% ../../nbs/train/12_async_weight_update.ipynb #b0e640e6
+@patch
+def _broadcast(
+    self: WeightBroadcast, receivers: list[int], manifest: Manifest
+) -> list[Any]:
+    "Broadcast once; return the outcome of each member"
+    engines = [self.state.engines.groups[number] for number in receivers]
+    group = self._group_of([self.state.trainer, *engines])
+    calls: list[Future] = []
+    for rank, member in enumerate(self.members):
+        try:
+            if rank == 0:
+                call = member.start_rank_zero("weights.broadcast", manifest, group)
+            else:
+                call = member.start_rank_zero("receive_weights", manifest, group, rank)
+        except RoleError as error:
+            call = Job()
+            call.set_exception(error)
+        calls.append(call)
+    store = group.part_of(self.store)
+    meetings = len(manifest.buckets) + 1
+    return wait_for_members(
+        calls, lambda why: give_up(store, why), group.timeout_s * meetings
+    )
 
-    def _group_of(self, members: list[WorkerGroup]) -> UpdateGroup:
-        "Return the group of these processes: that of the last update if they are the same"
-        same = [id(member) for member in members] == [id(member) for member in self.members]
-        if self.group is None or not same:
-            host = import_ray().util.get_node_ip_address()
-            if self.store is None:
-                self.store = open_store(host)
-            self.count += 1
-            timeout_s = self.state.config.placement.transfer_timeout_s
-            self.members = members
-            self.group = UpdateGroup(host, self.store.port, self.count, len(members), timeout_s)
-            names = [member.name for member in members]
-            self.state.folder.event("broadcast_group", number=self.count, members=names)
-        return self.group
 
-    def release(self) -> None:
-        "Free the received buckets after all engines have read them"
-        for member in self.members[1:]:
-            if not member.lost and len(member):
-                member.start_rank_zero("received.release")
+@patch
+def _group_of(self: WeightBroadcast, members: list[WorkerGroup]) -> UpdateGroup:
+    "Return the group of these processes: that of the last update if they are the same"
+    same = [id(member) for member in members] == [id(member) for member in self.members]
+    if self.group is None or not same:
+        host = import_ray().util.get_node_ip_address()
+        if self.store is None:
+            self.store = open_store(host)
+        self.count += 1
+        timeout_s = self.state.config.placement.transfer_timeout_s
+        self.members = members
+        self.group = UpdateGroup(host, self.store.port, self.count, len(members), timeout_s)
+        names = [member.name for member in members]
+        self.state.folder.event("broadcast_group", number=self.count, members=names)
+    return self.group
+
+
+@patch
+def release(self: WeightBroadcast) -> None:
+    "Free the received buckets after all engines have read them"
+    for member in self.members[1:]:
+        if not member.lost and len(member):
+            member.start_rank_zero("received.release")
 
 # %% ../../nbs/train/12_async_weight_update.ipynb #48169526
 class AsyncWeightUpdate:
@@ -221,65 +230,77 @@ class AsyncWeightUpdate:
             self.sampler.jobs.check()
             self.state.trainer.call("weights.release")
 
-    def _send(self, version: int) -> None:
-        "Write, load and record a version; no engine samples meanwhile"
-        self.wait()
-        manifest = self._written(self.state.trainer.start("weights.write", version))
-        with releasing_weights(self.state.trainer):
-            loaded = self._load(manifest)
-        self.sampler.engines.set_loaded(loaded)
-
-    def _written(self, writing: Future) -> Manifest:
-        "Wait for the trainer and record the version"
-        with self.state.tracker.span("update_weights"):
-            manifest = merge_manifests(writing.result())
-        self.state.version = manifest.version
-        self.state.tracker.hold_version(manifest.version)
-        return manifest
-
-    def _load_and_resume(self, manifest: Manifest, began: float) -> None:
-        "Load into all engines while the trainer continues; those that have verified resume"
-        tracker = self.state.tracker
-        self.sampler.engines.wait_idle()
+# %% ../../nbs/train/12_async_weight_update.ipynb #27814dc6
+@patch
+def _send(self: AsyncWeightUpdate, version: int) -> None:
+    "Write, load and record a version; no engine samples meanwhile"
+    self.wait()
+    manifest = self._written(self.state.trainer.start("weights.write", version))
+    with releasing_weights(self.state.trainer):
         loaded = self._load(manifest)
-        ended = tracker.now()
-        for number in loaded:
-            tracker.record_span(f"engine {number}", "paused", began, ended)
-        self.sampler.counts.paused_s += ended - began
-        self.sampler.resume(loaded)
+    self.sampler.engines.set_loaded(loaded)
 
-    def _load(self, manifest: Manifest) -> list[int]:
-        "Load into all engines and verify; return those that succeed, the others are lost"
-        numbers = self._call(self.sampler.engines.loadable, "engine.wake", ["weights"])
-        try:
-            numbers = self._deliver(numbers, manifest)
-        except (WeightUpdateError, MissingError) as error:
-            # missing: the process that held the buckets of a machine has just died
-            self.state.folder.event(
-                "weight_update_retry", version=manifest.version, why=error.what
-            )
-            numbers = self._deliver(numbers, manifest)
-        self.broadcast.release()
-        return self._call(numbers, "engine.wake", ["kv_cache"])
 
-    def _deliver(
-        self, numbers: Sequence[int], manifest: Manifest
-    ) -> list[int]:
-        "Bring the buckets to the engines' machines, load and verify"
-        restart = self.sampler.engines.restart
-        numbers, manifest = self.broadcast.deliver(numbers, manifest, restart)
-        return self._call(numbers, "update_weights", manifest)
+@patch
+def _written(self: AsyncWeightUpdate, writing: Future) -> Manifest:
+    "Wait for the trainer and record the version"
+    with self.state.tracker.span("update_weights"):
+        manifest = merge_manifests(writing.result())
+    self.state.version = manifest.version
+    self.state.tracker.hold_version(manifest.version)
+    return manifest
 
-    def _call(
-        self, numbers: Sequence[int], method: str, argument: Any
-    ) -> list[int]:
-        "Call some engines; return the numbers of those that are not lost"
-        groups = [self.state.engines.groups[number] for number in numbers]
-        results = Engines(groups).try_each(method, [(argument,)] * len(groups))
-        alive = []
-        for number, result in zip(numbers, results, strict=True):
-            if isinstance(result, RoleError):
-                self.sampler.engines.restart(number, result)
-            else:
-                alive.append(number)
-        return alive
+
+@patch
+def _load_and_resume(self: AsyncWeightUpdate, manifest: Manifest, began: float) -> None:
+    "Load into all engines while the trainer continues; those that have verified resume"
+    tracker = self.state.tracker
+    self.sampler.engines.wait_idle()
+    loaded = self._load(manifest)
+    ended = tracker.now()
+    for number in loaded:
+        tracker.record_span(f"engine {number}", "paused", began, ended)
+    self.sampler.counts.paused_s += ended - began
+    self.sampler.resume(loaded)
+
+# %% ../../nbs/train/12_async_weight_update.ipynb #a1628f4d
+@patch
+def _load(self: AsyncWeightUpdate, manifest: Manifest) -> list[int]:
+    "Load into all engines and verify; return those that succeed, the others are lost"
+    numbers = self._call(self.sampler.engines.loadable, "engine.wake", ["weights"])
+    try:
+        numbers = self._deliver(numbers, manifest)
+    except (WeightUpdateError, MissingError) as error:
+        # missing: the process that held the buckets of a machine has just died
+        self.state.folder.event(
+            "weight_update_retry", version=manifest.version, why=error.what
+        )
+        numbers = self._deliver(numbers, manifest)
+    self.broadcast.release()
+    return self._call(numbers, "engine.wake", ["kv_cache"])
+
+
+@patch
+def _deliver(
+    self: AsyncWeightUpdate, numbers: Sequence[int], manifest: Manifest
+) -> list[int]:
+    "Bring the buckets to the engines' machines, load and verify"
+    restart = self.sampler.engines.restart
+    numbers, manifest = self.broadcast.deliver(numbers, manifest, restart)
+    return self._call(numbers, "update_weights", manifest)
+
+
+@patch
+def _call(
+    self: AsyncWeightUpdate, numbers: Sequence[int], method: str, argument: Any
+) -> list[int]:
+    "Call some engines; return the numbers of those that are not lost"
+    groups = [self.state.engines.groups[number] for number in numbers]
+    results = Engines(groups).try_each(method, [(argument,)] * len(groups))
+    alive = []
+    for number, result in zip(numbers, results, strict=True):
+        if isinstance(result, RoleError):
+            self.sampler.engines.restart(number, result)
+        else:
+            alive.append(number)
+    return alive

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..config import RunConfig, key_table, override, tenant_configs
 from ..errors import ConfigError, CookbookError
@@ -97,64 +98,74 @@ class CheckpointManager:
             score = -row[loss]
         self.pending.driver["score"] = score
 
-    def finish(self) -> Checkpoint | None:  # None: nothing was pending
-        "Wait for the files, commit the checkpoint, and remove old ones"
-        pending = self.pending
-        if pending is None:
-            return None
-        with self._discarded_on_error():
-            self.state.trainer.call("finish_state")
-            made = self.store.commit(pending.partial, pending.step, pending.driver)
-        self.pending = None
-        self.newest_step = pending.step
-        train = self.state.config.train
-        self.store.prune(train.keep_last, train.keep_best)
-        return made
+# %% ../../nbs/train/06_checkpointing.ipynb #8491da99
+@patch
+def finish(self: CheckpointManager) -> Checkpoint | None:  # None: nothing was pending
+    "Wait for the files, commit the checkpoint, and remove old ones"
+    pending = self.pending
+    if pending is None:
+        return None
+    with self._discarded_on_error():
+        self.state.trainer.call("finish_state")
+        made = self.store.commit(pending.partial, pending.step, pending.driver)
+    self.pending = None
+    self.newest_step = pending.step
+    train = self.state.config.train
+    self.store.prune(train.keep_last, train.keep_best)
+    return made
 
-    def finish_after(self, error: BaseException) -> None:
-        "Finish the pending checkpoint when something else failed, or say why it is lost"
-        pending = self.pending
-        if pending is None:
-            return
-        if self.state.trainer.lost:
-            why = "the trainer that wrote it is lost"
-        elif self.state.tracker.last < pending.step:
-            why = "its step failed before its metrics were complete; a resumed run repeats it"
-        else:
-            try:
-                self.finish()
-                return
-            except CookbookError as failed:
-                why = failed.what
-        self.discard()
-        self.state.folder.event("checkpoint_lost", step=pending.step, why=why)
-        error.add_note(f"The checkpoint of step {pending.step} was not finished: {why}.")
 
-    def discard(self) -> None:
-        "Remove the pending checkpoint"
-        if self.pending:
-            shutil.rmtree(self.pending.partial, ignore_errors=True)
-        self.pending = None
-
-    def restore(self, checkpoint: Checkpoint | None) -> None:
-        "Restore trainer (awake) and driver; the engines follow with the next weight update"
-        if checkpoint is None:
-            self.newest_step = 0
-            self.state.load_resume_state(self.initial, 0)
-            return
-        self.newest_step = checkpoint.step
-        self.saved_at = self.state.tracker.now()
-        self.state.trainer.call("load_state", str(checkpoint.path / "state"))
-        self.state.load_resume_state(checkpoint.driver_state, checkpoint.step)
-
-    @contextmanager
-    def _discarded_on_error(self) -> Iterator[None]:
-        "Remove the files of a failed checkpoint: the disk may be full"
+@patch
+def finish_after(self: CheckpointManager, error: BaseException) -> None:
+    "Finish the pending checkpoint when something else failed, or say why it is lost"
+    pending = self.pending
+    if pending is None:
+        return
+    if self.state.trainer.lost:
+        why = "the trainer that wrote it is lost"
+    elif self.state.tracker.last < pending.step:
+        why = "its step failed before its metrics were complete; a resumed run repeats it"
+    else:
         try:
-            yield
-        except CookbookError:
-            self.discard()
-            raise
+            self.finish()
+            return
+        except CookbookError as failed:
+            why = failed.what
+    self.discard()
+    self.state.folder.event("checkpoint_lost", step=pending.step, why=why)
+    error.add_note(f"The checkpoint of step {pending.step} was not finished: {why}.")
+
+# %% ../../nbs/train/06_checkpointing.ipynb #1ce7cd2b
+@patch
+def discard(self: CheckpointManager) -> None:
+    "Remove the pending checkpoint"
+    if self.pending:
+        shutil.rmtree(self.pending.partial, ignore_errors=True)
+    self.pending = None
+
+
+@patch
+def restore(self: CheckpointManager, checkpoint: Checkpoint | None) -> None:
+    "Restore trainer (awake) and driver; the engines follow with the next weight update"
+    if checkpoint is None:
+        self.newest_step = 0
+        self.state.load_resume_state(self.initial, 0)
+        return
+    self.newest_step = checkpoint.step
+    self.saved_at = self.state.tracker.now()
+    self.state.trainer.call("load_state", str(checkpoint.path / "state"))
+    self.state.load_resume_state(checkpoint.driver_state, checkpoint.step)
+
+
+@patch
+@contextmanager
+def _discarded_on_error(self: CheckpointManager) -> Iterator[None]:
+    "Remove the files of a failed checkpoint: the disk may be full"
+    try:
+        yield
+    except CookbookError:
+        self.discard()
+        raise
 
 # %% ../../nbs/train/06_checkpointing.ipynb #7770780e
 _INPUTS = (

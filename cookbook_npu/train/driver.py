@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import Future
 from ..config import RunConfig
@@ -18,7 +19,7 @@ from ..data.conversations import Conversation
 from ..data.sample import Sample
 from ..errors import BudgetSpent, ConfigError, RoleError
 from ..runs.checkpoints import Checkpoint
-from ..runs.metrics import (
+from cookbook_npu.runs.metrics import (
     TRAIN_WAIT,
     load_metrics,
     metric_points,
@@ -32,7 +33,7 @@ from .recovery import EngineRestarts, Failures, Recovery
 from .sampling import Grading, Rollout, Sampler
 from .sft import conversation_sample
 from .state import DriverState
-from ..train.train_step import (
+from cookbook_npu.train.train_step import (
     STEPS_TO_STOP,
     LogprobDiffAlarm,
     SftStep,
@@ -161,14 +162,16 @@ class ColocatedPlacement(Placement):
             return {}
         return self.sampler.evaluate(step + 1)
 
-    @contextmanager
-    def trainer_awake(self) -> Iterator[None]:
-        "Wake the trainer between two steps; afterwards the engines have the same weights again"
-        self.restarts.sleep_engines()
-        self.state.trainer.call("wake")
-        yield
-        self.restarts.retry(self.weights.resend)
-        self.state.tracker.spans.take()  # belongs to no step
+# %% ../../nbs/train/13_driver.ipynb #792fc3f9
+@patch
+@contextmanager
+def trainer_awake(self: ColocatedPlacement) -> Iterator[None]:
+    "Wake the trainer between two steps; afterwards the engines have the same weights again"
+    self.restarts.sleep_engines()
+    self.state.trainer.call("wake")
+    yield
+    self.restarts.retry(self.weights.resend)
+    self.state.tracker.spans.take()  # belongs to no step
 
 # %% ../../nbs/train/13_driver.ipynb #01ef8660
 class SplitPlacement(Placement):
@@ -227,30 +230,38 @@ class SplitPlacement(Placement):
             ended = self.sampler.end_evaluation(self.weights.resend) or ended
         return ended
 
-    def _repeats_evaluation(self) -> bool:
-        "Whether an evaluation follows the step to resume from, and no row has it"
-        config = self.state.config
-        step = self.state.start_step - 1
-        if step < 0 or not evaluates_after(config, step) or _waits_for_evaluation(config, step):
-            return False
-        accuracies = metric_points(load_metrics(self.state.folder.path), "eval_accuracy")
-        return step + 1 not in dict(accuracies)
+# %% ../../nbs/train/13_driver.ipynb #61472b9b
+@patch
+def _repeats_evaluation(self: SplitPlacement) -> bool:
+    "Whether an evaluation follows the step to resume from, and no row has it"
+    config = self.state.config
+    step = self.state.start_step - 1
+    if step < 0 or not evaluates_after(config, step) or _waits_for_evaluation(config, step):
+        return False
+    accuracies = metric_points(load_metrics(self.state.folder.path), "eval_accuracy")
+    return step + 1 not in dict(accuracies)
 
-    def set_num_engines(self, num_engines: int) -> None:
-        """Remove or add engines between two steps.
+# %% ../../nbs/train/13_driver.ipynb #67dd941a
+@patch
+def set_num_engines(self: SplitPlacement, num_engines: int) -> None:
+    """Remove or add engines between two steps.
 
-        The others continue the responses of a removed engine; an added one samples after the next weight
-        update. Raises `DeviceError` when the cluster has no free device."""
-        self.weights.wait()
-        self.sampler.set_num_engines(num_engines)
+    The others continue the responses of a removed engine; an added one samples after the next weight
+    update. Raises `DeviceError` when the cluster has no free device."""
+    self.weights.wait()
+    self.sampler.set_num_engines(num_engines)
 
-    def halt(self) -> None:
-        "Stop sampling and discard unfinished groups; their prompts are drawn again"
-        self.sampler.halt()
 
-    def close(self) -> None:
-        "End the threads of the engines"
-        self.sampler.close()
+@patch
+def halt(self: SplitPlacement) -> None:
+    "Stop sampling and discard unfinished groups; their prompts are drawn again"
+    self.sampler.halt()
+
+
+@patch
+def close(self: SplitPlacement) -> None:
+    "End the threads of the engines"
+    self.sampler.close()
 
 # %% ../../nbs/train/13_driver.ipynb #cf614c48
 class TrainerPlacement(Placement):
@@ -309,7 +320,7 @@ class Driver:
         self.checkpoints = CheckpointManager(state)
         self.train_step = SftStep(state) if state.config.is_sft else TrainStep(state)
         self.grading = Grading(state)
-        self.logprob_alarm = LogprobDiffAlarm(state.config.train.logprob_diff_alarm)
+        self.logprob_alarm = LogprobDiffAlarm()
         failures = Failures(state)
         split = state.config.placement.mode == "split"
         place = partial(SplitPlacement, threads=threads) if split else ColocatedPlacement
@@ -353,111 +364,127 @@ class Driver:
             outcome = "trained" if draw.prompt.prompt_id in trained else "dropped"
             self.state.prompts.end_draw(draw.number, outcome)
 
-    def _warn_past_turn(self, step: int, samples: Sequence[Sample]) -> None:
-        "Warn when responses continue after the end of their turn"
-        end = self.state.prompts.turn_end
-        past = sum(end.runs_past(sample) for sample in samples)
-        if not past:
-            return
-        text = (
-            f"{past} of {len(samples)} responses of step {step + 1} run past {end.text!r}, with which "
-            "the chat template ends a turn. Use a tokenizer that has it as one token, or add a token "
-            "to rollout.stop_token_ids"
-        )
-        print(text, flush=True)
-        self.state.folder.event("past_end_of_turn", responses=past, text=text)
+# %% ../../nbs/train/13_driver.ipynb #46901b26
+@patch
+def _warn_past_turn(self: Driver, step: int, samples: Sequence[Sample]) -> None:
+    "Warn when responses continue after the end of their turn"
+    end = self.state.prompts.turn_end
+    past = sum(end.runs_past(sample) for sample in samples)
+    if not past:
+        return
+    text = (
+        f"{past} of {len(samples)} responses of step {step + 1} run past {end.text!r}, with which "
+        "the chat template ends a turn. Use a tokenizer that has it as one token, or add a token "
+        "to rollout.stop_token_ids"
+    )
+    print(text, flush=True)
+    self.state.folder.event("past_end_of_turn", responses=past, text=text)
 
-    def start(self, checkpoint: Checkpoint | None) -> None:
-        "Send the first weights; continue from a checkpoint if there is one"
-        self.recovery.start(checkpoint)
-        if checkpoint is not None:
-            self.logprob_alarm.recall(load_metrics(self.state.folder.path))
+# %% ../../nbs/train/13_driver.ipynb #18be24bb
+@patch
+def start(self: Driver, checkpoint: Checkpoint | None) -> None:
+    "Send the first weights; continue from a checkpoint if there is one"
+    self.recovery.start(checkpoint)
+    if checkpoint is not None:
+        self.logprob_alarm.recall(load_metrics(self.state.folder.path))
 
-    def steps(self) -> Iterator[dict[str, Any]]:
-        """Yield the metrics of each remaining step.
 
-        Continues from a checkpoint when the trainer is lost. Raises `RunStopped` after a stop request,
-        and when the budget of a judge is spent."""
-        with self.stop.waiting():
-            while True:
-                try:
-                    yield from self._steps_from_start()
-                    return
-                except RoleError as error:
-                    self.checkpoints.finish_after(error)
-                    self.recovery.recover(error)
-                except (RunStopped, KeyboardInterrupt):  # saved already, or abort at once
-                    raise
-                except BaseException as error:  # of any part: nothing that is done is lost
-                    self.checkpoints.finish_after(error)
-                    raise
+@patch
+def steps(self: Driver) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of each remaining step.
 
-    def _steps_from_start(self) -> Iterator[dict[str, Any]]:
-        "Yield the metrics of the steps from `state.start_step` on"
-        state = self.state
-        rollout = state.config.rollout
-        evaluate = rollout.eval_every > 0 and not rollout.skip_eval_before_train
-        first = state.start_step == 0 and state.tracker.last < 0
-        before = self.placement.start(evaluate and first and bool(state.held_out))
-        if before:
-            yield state.tracker.log(0, before)
-        for step in range(state.start_step, state.config.num_steps):
-            if self.stop.signal or self.grading.budget_spent is not None:
-                self._stop_before(step)
+    Continues from a checkpoint when the trainer is lost. Raises `RunStopped` after a stop request,
+    and when the budget of a judge is spent."""
+    with self.stop.waiting():
+        while True:
             try:
-                record = self._logged_step(step)
-            except BudgetSpent as spent:
-                # while sampling: nothing of this step is trained, its prompts are drawn again
-                self.grading.budget_spent = spent
-                state.prompts.put_back()
-                self._stop_before(step)
-            yield record
-            if step + 1 < state.config.num_steps and self.train_step.is_stuck():
-                self._end_stuck(step + 1)
+                yield from self._steps_from_start()
                 return
+            except RoleError as error:
+                self.checkpoints.finish_after(error)
+                self.recovery.recover(error)
+            except (RunStopped, KeyboardInterrupt):  # saved already, or abort at once
+                raise
+            except BaseException as error:  # of any part: nothing that is done is lost
+                self.checkpoints.finish_after(error)
+                raise
 
-    def _logged_step(self, step: int) -> dict[str, Any]:
-        "Take a step, evaluate if due, and log its row"
-        config = self.state.config
-        tracker = self.state.tracker
-        with tracker.span("step"):
-            row = self.step(step)
-        rate = row["tokens"] / tracker.spans.times["step"]
-        row[TRAIN_WAIT] = train_wait_time(tracker.spans.times)
-        row["tokens_per_s_per_device"] = rate / config.placement.devices
-        row |= self.placement.evaluation(step)
-        if not config.is_sft:
-            row |= self.grading.reward_metrics(step) | self.grading.judge_metrics()
-        self.logprob_alarm.watch(step, row, self.state.folder)
-        record = tracker.log(step + 1, row)
-        self.checkpoints.set_score(row)
-        if step + 1 == config.num_steps:
-            self.checkpoints.finish()
-        return record
 
-    def _stop_before(self, step: int) -> NoReturn:
-        "End the run between two steps, with a checkpoint of the completed ones"
-        self._save_before(step)
-        self.state.stop_before(step, self.grading.budget_spent)
+@patch
+def _steps_from_start(self: Driver) -> Iterator[dict[str, Any]]:
+    "Yield the metrics of the steps from `state.start_step` on"
+    state = self.state
+    rollout = state.config.rollout
+    evaluate = rollout.eval_every > 0 and not rollout.skip_eval_before_train
+    first = state.start_step == 0 and state.tracker.last < 0
+    before = self.placement.start(evaluate and first and bool(state.held_out))
+    if before:
+        yield state.tracker.log(0, before)
+    for step in range(state.start_step, state.config.num_steps):
+        if self.stop.signal or self.grading.budget_spent is not None:
+            self._stop_before(step)
+        try:
+            record = self._logged_step(step)
+        except BudgetSpent as spent:
+            # while sampling: nothing of this step is trained, its prompts are drawn again
+            self.grading.budget_spent = spent
+            state.prompts.put_back()
+            self._stop_before(step)
+        yield record
+        if step + 1 < state.config.num_steps and self.train_step.is_stuck():
+            self._end_stuck(step + 1)
+            return
 
-    def _save_before(self, step: int) -> None:
-        "End the work ahead, and write a checkpoint of the completed steps"
-        self.placement.halt()
+# %% ../../nbs/train/13_driver.ipynb #b29b35e0
+@patch
+def _logged_step(self: Driver, step: int) -> dict[str, Any]:
+    "Take a step, evaluate if due, and log its row"
+    config = self.state.config
+    tracker = self.state.tracker
+    with tracker.span("step"):
+        row = self.step(step)
+    rate = row["tokens"] / tracker.spans.times["step"]
+    row[TRAIN_WAIT] = train_wait_time(tracker.spans.times)
+    row["tokens_per_s_per_device"] = rate / config.placement.devices
+    row |= self.placement.evaluation(step)
+    if not config.is_sft:
+        row |= self.grading.reward_metrics(step) | self.grading.judge_metrics()
+    self.logprob_alarm.watch(step, row, self.state.folder)
+    record = tracker.log(step + 1, row)
+    self.checkpoints.set_score(row)
+    if step + 1 == config.num_steps:
         self.checkpoints.finish()
-        if step > 0 and self.checkpoints.newest_step != step:
-            with self.placement.trainer_awake():
-                # as in a step, where the checkpoint begins before the update
-                self.checkpoints.begin(step, self.state.version - 1)
-                self.checkpoints.finish()
+    return record
 
-    def _end_stuck(self, step: int) -> None:
-        "End a run of the tiny model that learns nothing; the result says so"
-        self._save_before(step)
-        self.state.start_step = step
-        text = (
-            f"the run ends after {step} of {self.state.config.num_steps} steps: in the last "
-            f"{STEPS_TO_STOP} every group had equal rewards, so the tiny model learns nothing. Give a "
-            f"pretrained model (-p model FOLDER) or easier prompts; {resume_hint(self.state.folder.path)}"
-        )
-        print(text, flush=True)
-        self.state.folder.event("stuck", step=step, text=text)
+# %% ../../nbs/train/13_driver.ipynb #c78f2460
+@patch
+def _stop_before(self: Driver, step: int) -> NoReturn:
+    "End the run between two steps, with a checkpoint of the completed ones"
+    self._save_before(step)
+    self.state.stop_before(step, self.grading.budget_spent)
+
+
+@patch
+def _save_before(self: Driver, step: int) -> None:
+    "End the work ahead, and write a checkpoint of the completed steps"
+    self.placement.halt()
+    self.checkpoints.finish()
+    if step > 0 and self.checkpoints.newest_step != step:
+        with self.placement.trainer_awake():
+            # as in a step, where the checkpoint begins before the update
+            self.checkpoints.begin(step, self.state.version - 1)
+            self.checkpoints.finish()
+
+
+@patch
+def _end_stuck(self: Driver, step: int) -> None:
+    "End a run of the tiny model that learns nothing; the result says so"
+    self._save_before(step)
+    self.state.start_step = step
+    text = (
+        f"the run ends after {step} of {self.state.config.num_steps} steps: in the last "
+        f"{STEPS_TO_STOP} every group had equal rewards, so the tiny model learns nothing. Give a "
+        f"pretrained model (-p model FOLDER) or easier prompts; {resume_hint(self.state.folder.path)}"
+    )
+    print(text, flush=True)
+    self.state.folder.event("stuck", step=step, text=text)

@@ -18,13 +18,14 @@ from typing import Any
 
 import psutil
 import torch
+from fastcore.basics import patch
 
 from ..config import RunConfig
 from ..errors import ConfigError, DeviceError, ShimError
 from ..npu.device import Accelerator
 from ..npu.shims import memory_saver
 from ..npu.shims.memory_saver import HookMode
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     engine_components,
     engine_keeps_frozen,
     model_of,
@@ -187,15 +188,17 @@ class MemoryOffloader:
         "Return the bytes copied to the device"
         raise NotImplementedError
 
-    def _held(self) -> list[list[torch.UntypedStorage]]:
-        "Return the storages to keep, to drop, and of frozen tensors; each once, none empty"
-        found = []
-        seen: set[int] = set()
-        for tensors in (self.keep, self.drop, self.frozen):
-            storages = device_storages(tensors(), self.acc.type.name)
-            found.append([s for s in storages if s.nbytes() and s._cdata not in seen])
-            seen |= {s._cdata for s in storages}
-        return found
+# %% ../../nbs/train/01_offload.ipynb #2398f68d
+@patch
+def _held(self: MemoryOffloader) -> list[list[torch.UntypedStorage]]:
+    "Return the storages to keep, to drop, and of frozen tensors; each once, none empty"
+    found = []
+    seen: set[int] = set()
+    for tensors in (self.keep, self.drop, self.frozen):
+        storages = device_storages(tensors(), self.acc.type.name)
+        found.append([s for s in storages if s.nbytes() and s._cdata not in seen])
+        seen |= {s._cdata for s in storages}
+    return found
 
 # %% ../../nbs/train/01_offload.ipynb #c65e4f1a
 LET_ENGINE_SLEEP = (
@@ -285,31 +288,35 @@ class HostOffloader(MemoryOffloader):
                 whole = device_bytes[piece.storage]
                 yield host.view(piece), whole[piece.start : piece.start + piece.nbytes]
 
-    def _empty(self) -> None:
-        for storage, _ in self.freed:
-            storage.resize_(0)
-        self.acc.empty_cache()
+# %% ../../nbs/train/01_offload.ipynb #29057085
+@patch
+def _empty(self: HostOffloader) -> None:
+    for storage, _ in self.freed:
+        storage.resize_(0)
+    self.acc.empty_cache()
 
-    def _wake(self) -> int:
-        self.acc.empty_cache()  # cached memory is available, too
-        check_device_room(self.acc, self.nbytes, "waking")
-        try:
-            for storage, nbytes in self.freed:
-                storage.resize_(nbytes)
-        except torch.OutOfMemoryError as error:
-            # another process took memory after the check
-            self._empty()
-            raise DeviceError(
-                f"waking ran out of {self.acc.name} memory half-way; the trainer is still asleep",
-                "Let the other processes of the device sleep first.",
-            ) from error
-        nbytes = 0
-        for on_host, on_device in self._pairs(self.places):
-            on_device.copy_(on_host, non_blocking=True)
-            nbytes += on_host.nbytes
-        for storage in self.dropped:
-            storage_bytes(storage).zero_()
-        return nbytes
+
+@patch
+def _wake(self: HostOffloader) -> int:
+    self.acc.empty_cache()  # cached memory is available, too
+    check_device_room(self.acc, self.nbytes, "waking")
+    try:
+        for storage, nbytes in self.freed:
+            storage.resize_(nbytes)
+    except torch.OutOfMemoryError as error:
+        # another process took memory after the check
+        self._empty()
+        raise DeviceError(
+            f"waking ran out of {self.acc.name} memory half-way; the trainer is still asleep",
+            "Let the other processes of the device sleep first.",
+        ) from error
+    nbytes = 0
+    for on_host, on_device in self._pairs(self.places):
+        on_device.copy_(on_host, non_blocking=True)
+        nbytes += on_host.nbytes
+    for storage in self.dropped:
+        storage_bytes(storage).zero_()
+    return nbytes
 
 # %% ../../nbs/train/01_offload.ipynb #adf19b23
 SAVER_TAG = "cookbook_npu-trainer"

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import lost_peer
 from ..errors import RoleError, RoleRaised
 from ..runs.checkpoints import Checkpoint
 from ..scratch import sweep_scratch
-from ..train.checkpointing import (
+from cookbook_npu.train.checkpointing import (
     CheckpointManager,
     newest_checkpoint,
     truncate_run,
@@ -58,9 +59,7 @@ class Failures:
         repeated = kind is not None and kind in self._kinds
         self._kinds.add(kind)
         faults = self.state.config.faults
-        if faults.on_failure == "fail":
-            why = "faults.on_failure is fail"
-        elif repeated:
+        if repeated:
             why = "The same call raised the same error before, and no step was completed in between"
         elif self.restarts >= faults.max_restarts:
             why = f"This was failure {self.restarts + 1}, faults.max_restarts is {faults.max_restarts}"
@@ -153,29 +152,33 @@ class Recovery:
                 error = again
         raise error
 
-    def _restart(self) -> None:
-        "Restart the lost workers and resume from the newest checkpoint"
-        state = self.state
-        state.workers.end_trainer()  # an engine may need its device memory to fall asleep
-        self.checkpoints.discard()
-        sweep_scratch()
-        engines = state.workers.restart_lost_engines()
-        state.workers.restart_trainer()
-        seconds = self._resume(newest_checkpoint(state.folder))
-        state.folder.event(
-            "restart",
-            engines=engines,
-            trainer=True,
-            step=state.start_step,
-            restarts=self.failures.restarts,
-            seconds=seconds,
-        )
+# %% ../../nbs/train/09_recovery.ipynb #a4adb0d5
+@patch
+def _restart(self: Recovery) -> None:
+    "Restart the lost workers and resume from the newest checkpoint"
+    state = self.state
+    state.workers.end_trainer()  # an engine may need its device memory to fall asleep
+    self.checkpoints.discard()
+    sweep_scratch()
+    engines = state.workers.restart_lost_engines()
+    state.workers.restart_trainer()
+    seconds = self._resume(newest_checkpoint(state.folder))
+    state.folder.event(
+        "restart",
+        engines=engines,
+        trainer=True,
+        step=state.start_step,
+        restarts=self.failures.restarts,
+        seconds=seconds,
+    )
 
-    def _resume(self, checkpoint: Checkpoint | None) -> float:
-        "Restore trainer, driver and engines, then truncate the run folder; return the seconds"
-        began = time.perf_counter()
-        self.checkpoints.restore(checkpoint)
-        self.send_first_weights()
-        truncate_run(self.state.folder, checkpoint)
-        self.state.tracker.restart(checkpoint.step if checkpoint else -1)
-        return round(time.perf_counter() - began, 3)
+
+@patch
+def _resume(self: Recovery, checkpoint: Checkpoint | None) -> float:
+    "Restore trainer, driver and engines, then truncate the run folder; return the seconds"
+    began = time.perf_counter()
+    self.checkpoints.restore(checkpoint)
+    self.send_first_weights()
+    truncate_run(self.state.folder, checkpoint)
+    self.state.tracker.restart(checkpoint.step if checkpoint else -1)
+    return round(time.perf_counter() - began, 3)

@@ -33,11 +33,9 @@ _TINY: dict[str, Any] = {
     "model.tiny.ffn_size": 192,
     "data.mixture": {},
     "data.record_format": "auto",
-    "data.eval_format": None,
     "data.input_key": None,
     "data.label_key": None,
     "data.image_key": None,
-    "data.image_min_pixels": None,
     "data.image_max_pixels": None,
     "data.metadata_keys": (),
     "data.apply_chat_template": False,
@@ -56,8 +54,7 @@ _TINY: dict[str, Any] = {
     "train.save_every": 0,
     "optim.warmup_steps": 0,
     "critic.warmup_steps": 0,
-    "placement.call_timeout_s": 600.0,
-    "faults.on_failure": "fail",
+    "faults.max_restarts": 0,
     "output.trackers": (),
 }
 
@@ -136,9 +133,9 @@ def rehearsing() -> Iterator[None]:
 # %% ../../nbs/train/16_rehearsal.ipynb #cf8135a6
 def rehearse(config: RunConfig, root: str | None = None) -> list[dict[str, Any]]:
     "Take one step of a run's rehearsal on simulated NPUs; return its metrics"
-    from ..rollout.vllm import has_cpu_vllm
-    from ..runs.folder import REHEARSAL
-    from ..train.session import session
+    from cookbook_npu.rollout.vllm import has_cpu_vllm
+    from cookbook_npu.runs.folder import REHEARSAL
+    from cookbook_npu.train.session import session
 
     has_vllm = has_cpu_vllm()
     small = rehearsal(config, has_vllm)
@@ -178,8 +175,8 @@ def read_own_data(config: RunConfig) -> str | None:
     model = Path(config.model.path or "")
     from transformers import AutoTokenizer
 
-    from ..data.prompts import image_processor, load_prompts
-    from ..data.rewards import RewardPool
+    from cookbook_npu.data.prompts import image_processor, load_prompts
+    from cookbook_npu.data.rewards import RewardPool
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     processor = image_processor(model, config.data)

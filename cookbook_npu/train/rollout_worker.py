@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..config import RunConfig, SamplingConfig
@@ -20,7 +21,7 @@ from ..plan.memory import engine_keeps_frozen, planned_cache
 from ..rollout.engine import Engine, Request, SamplingParams
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, receive_buckets
 from ..weights.manifest import Manifest
-from ..weights.transport import (
+from cookbook_npu.weights.transport import (
     MappedBuckets,
     SharedMemory,
     read_buckets,
@@ -38,7 +39,7 @@ def make_engine(
     rollout = config.rollout
     lora = config.lora if config.sends_adapter and not load_weights else None
     if rollout.engine == "vllm":
-        from ..rollout.vllm import VllmEngine, run_arguments
+        from cookbook_npu.rollout.vllm import VllmEngine, run_arguments
 
         cache = None
         if config.target.has_soc:  # on a GPU, vLLM has to be the first that uses the device
@@ -46,7 +47,7 @@ def make_engine(
         return VllmEngine(
             hf_path,
             weight_update_method=rollout.weight_update_method,
-            request_seeds=rollout.request_seeds,
+            request_seeds=config.target.request_seeds,
             stop_token_ids=rollout.stop_token_ids,
             kept_cache=rollout.kept_cache,
             simulated_latency=rollout.simulated_latency,
@@ -55,7 +56,7 @@ def make_engine(
             lora=lora,
             **run_arguments(config),
         )
-    from ..rollout.transformers import TransformersEngine
+    from cookbook_npu.rollout.transformers import TransformersEngine
 
     resident = False
     if config.sends_adapter:
@@ -126,28 +127,32 @@ class RolloutWorker:
         self.received.release()
         self.engine.close()
 
-    def update_weights(self, manifest: Manifest) -> int:
-        """Load the weights of an update and compare.
+# %% ../../nbs/train/03_rollout_worker.ipynb #85c3ba36
+@patch
+def update_weights(self: RolloutWorker, manifest: Manifest) -> int:
+    """Load the weights of an update and compare.
 
-        Raises `WeightUpdateError` if the engine holds anything else; it then serves no
-        requests until an update succeeds."""
-        expected = manifest.expected
-        self.engine.update_weights(
-            manifest.version,
-            read_buckets(manifest, self.acc, self.mapped),
-            expected,
-            tensor_handles(manifest, self.acc),
-        )
-        return len(expected)
+    Raises `WeightUpdateError` if the engine holds anything else; it then serves no
+    requests until an update succeeds."""
+    expected = manifest.expected
+    self.engine.update_weights(
+        manifest.version,
+        read_buckets(manifest, self.acc, self.mapped),
+        expected,
+        tensor_handles(manifest, self.acc),
+    )
+    return len(expected)
 
-    def receive_weights(
-        self, manifest: Manifest, group: UpdateGroup, rank: int
-    ) -> list[dict[str, str]]:
-        """Receive a broadcast for all engines of this machine; `received.release` frees it.
 
-        Raises `WeightUpdateError` if another member is gone."""
-        member = self.broadcasts.join(group, rank)
-        return receive_buckets(member, manifest, self.received)
+@patch
+def receive_weights(
+    self: RolloutWorker, manifest: Manifest, group: UpdateGroup, rank: int
+) -> list[dict[str, str]]:
+    """Receive a broadcast for all engines of this machine; `received.release` frees it.
+
+    Raises `WeightUpdateError` if another member is gone."""
+    member = self.broadcasts.join(group, rank)
+    return receive_buckets(member, manifest, self.received)
 
 # %% ../../nbs/train/03_rollout_worker.ipynb #e48e7fa3
 @dataclass

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..config import SamplingConfig
 from ..data.environments import CallFailure
-from ..data.judge import JudgeCounts, judge_cost
+from ..data.judge import JudgeCounts
 from ..data.pass_at_k import eval_metrics
 from ..data.prompts import Draw
 from ..data.rewards import Counts, all_scorers
@@ -142,105 +143,6 @@ class Grading:
             )
         return [s for s in samples if s.group_id not in missing]
 
-    def accept_loss(self, lost: int, groups: int, why: str, need_all: bool) -> bool:
-        "Whether a rollout may continue without some of its groups; an event records that it does"
-        kept = groups - lost
-        if need_all or kept < self.state.config.faults.min_groups * groups:
-            return False
-        self.state.folder.event("groups_dropped", kept=kept, groups=groups, error=why)
-        return True
-
-    def evaluation_metrics(
-        self, steps_done: int, samples: Sequence[Sample]
-    ) -> dict[str, float]:
-        "Save the graded samples of an evaluation; return eval_accuracy and pass@k"
-        order = {prompt.prompt_id: i for i, prompt in enumerate(self.state.held_out)}
-        samples = sorted(samples, key=lambda s: (order[s.metadata["prompt_id"]], s.index))
-        if self.state.config.output.save_samples:
-            self.state.folder.save_samples(steps_done, [s.record() for s in samples], "eval")
-        accuracy = float(np.mean([bool(s.correct) for s in samples]))
-        # another scorer's wrong answers may get several bonuses
-        graded = accuracy > 0 or {"environment", "f1"} & set(
-            all_scorers(self.state.config.reward)
-        )
-        if not self._noted_credit and graded and (rewards := partial_credit(samples)):
-            self._noted_credit = True
-            which = "every reward above 0" if accuracy else "none of the rewards"
-            some = ", ".join(f"{reward:.3g}" for reward in rewards[:4])
-            print(
-                f"eval_accuracy counts {which} as correct ({some}, ...): a scorer with "
-                'partial credit returns {"score": ..., "acc": ...}, or set reward.correct_threshold',
-                flush=True,
-            )
-        return {"eval_accuracy": accuracy, **eval_metrics(samples)}
-
-    def record_failure(self, group_id: str, failure: CallFailure) -> None:
-        "Count and record a group whose environment failed"
-        self._failed_groups += 1
-        self.state.folder.event(
-            "environment_failed",
-            group=group_id,
-            reason=failure.reason,
-            timed_out=failure.timed_out,
-        )
-
-    def environment_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
-        "Return env/*, with the groups that failed since the last call; {} without environments"
-        if self.state.episodes is None:
-            return {}
-        failed, self._failed_groups = self._failed_groups, 0
-        return {**episode_metrics(samples), "env/failed_groups": float(failed)}
-
-    def reward_metrics(self, step: int) -> dict[str, float]:
-        "Return reward/verifier_* since the last call; an event records too large a share of failures"
-        now = self.state.rewards.counts
-        was, self._counted = self._counted, replace(now)
-        failed = {
-            "timeouts": now.timed_out - was.timed_out,
-            "crashes": now.crashed - was.crashed,
-            "memory": now.limited - was.limited,
-            "ungradable": now.ungradable - was.ungradable,
-        }
-        answers = now.graded - was.graded + sum(failed.values())
-        share = sum(failed.values()) / max(answers, 1)
-        if share > FAILURE_ALARM:
-            self.state.folder.event(
-                "verifier_failures",
-                step=step,
-                share=share,
-                limit=FAILURE_ALARM,
-                **failed,
-                remedy="Look at the labels and at the longest answers, raise reward.timeout_s or memory_mb.",
-            )
-        return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
-
-    def judge_metrics(self) -> dict[str, float]:
-        "Return reward/judge_* since the last call; {} without a judge"
-        now = self.state.rewards.judge_counts
-        if now is None:
-            return {}
-        was, self._asked = self._asked, now
-        counts = {
-            "reward/judge_requests": now.requests - was.requests,
-            "reward/judge_cached": now.cached - was.cached,
-            "reward/judge_retries": now.retries - was.retries,
-            "reward/judge_failures": now.failures - was.failures,
-            "reward/judge_input_tokens": now.input_tokens - was.input_tokens,
-            "reward/judge_output_tokens": now.output_tokens - was.output_tokens,
-        }
-        row = {name: float(count) for name, count in counts.items()}
-        judge = self.state.config.reward.judge
-        if judge.input_price or judge.output_price:
-            tokens = counts["reward/judge_input_tokens"], counts["reward/judge_output_tokens"]
-            row["reward/judge_cost"] = judge_cost(judge, *tokens)
-        return row
-
-    def abandon_evaluation(self, spent: BudgetSpent) -> dict[str, float]:
-        "Note that an evaluation could not be graded; returns no metrics"
-        self.budget_spent = spent
-        print(f"the evaluation is left out: {spent.what}", flush=True)
-        return {}
-
 # %% ../../nbs/train/10_sampling.ipynb #db22bacf
 def partial_credit(samples: Sequence[Sample]) -> list[float]:
     "Return the rewards above 0 if there are at least three, and all or none count as correct"
@@ -249,9 +151,62 @@ def partial_credit(samples: Sequence[Sample]) -> list[float]:
     verdicts = {bool(s.correct) for s in above}
     return rewards if len(rewards) > 2 and len(verdicts) == 1 else []
 
+# %% ../../nbs/train/10_sampling.ipynb #ecac7a47
+@patch
+def accept_loss(self: Grading, lost: int, groups: int, why: str, need_all: bool) -> bool:
+    "Whether a rollout may continue without some of its groups; an event records that it does"
+    kept = groups - lost
+    if need_all or kept < self.state.config.faults.min_groups * groups:
+        return False
+    self.state.folder.event("groups_dropped", kept=kept, groups=groups, error=why)
+    return True
+
+
+@patch
+def evaluation_metrics(
+    self: Grading, steps_done: int, samples: Sequence[Sample]
+) -> dict[str, float]:
+    "Save the graded samples of an evaluation; return eval_accuracy and pass@k"
+    order = {prompt.prompt_id: i for i, prompt in enumerate(self.state.held_out)}
+    samples = sorted(samples, key=lambda s: (order[s.metadata["prompt_id"]], s.index))
+    if self.state.config.output.save_samples:
+        self.state.folder.save_samples(steps_done, [s.record() for s in samples], "eval")
+    accuracy = float(np.mean([bool(s.correct) for s in samples]))
+    # another scorer's wrong answers may get several bonuses
+    graded = accuracy > 0 or {"environment", "f1"} & set(
+        all_scorers(self.state.config.reward)
+    )
+    if not self._noted_credit and graded and (rewards := partial_credit(samples)):
+        self._noted_credit = True
+        which = "every reward above 0" if accuracy else "none of the rewards"
+        some = ", ".join(f"{reward:.3g}" for reward in rewards[:4])
+        print(
+            f"eval_accuracy counts {which} as correct ({some}, ...): a scorer with "
+            'partial credit returns {"score": ..., "acc": ...}, or set reward.correct_threshold',
+            flush=True,
+        )
+    return {"eval_accuracy": accuracy, **eval_metrics(samples)}
+
 # %% ../../nbs/train/10_sampling.ipynb #095e7ec2
+@patch
+def record_failure(self: Grading, group_id: str, failure: CallFailure) -> None:
+    "Count and record a group whose environment failed"
+    self._failed_groups += 1
+    self.state.folder.event(
+        "environment_failed",
+        group=group_id,
+        reason=failure.reason,
+        timed_out=failure.timed_out,
+    )
 
 
+@patch
+def environment_metrics(self: Grading, samples: Sequence[Sample]) -> dict[str, float]:
+    "Return env/*, with the groups that failed since the last call; {} without environments"
+    if self.state.episodes is None:
+        return {}
+    failed, self._failed_groups = self._failed_groups, 0
+    return {**episode_metrics(samples), "env/failed_groups": float(failed)}
 
 
 FAILURE_ALARM = (
@@ -259,6 +214,55 @@ FAILURE_ALARM = (
 )
 
 
+@patch
+def reward_metrics(self: Grading, step: int) -> dict[str, float]:
+    "Return reward/verifier_* since the last call; an event records too large a share of failures"
+    now = self.state.rewards.counts
+    was, self._counted = self._counted, replace(now)
+    failed = {
+        "timeouts": now.timed_out - was.timed_out,
+        "crashes": now.crashed - was.crashed,
+        "memory": now.limited - was.limited,
+        "ungradable": now.ungradable - was.ungradable,
+    }
+    answers = now.graded - was.graded + sum(failed.values())
+    share = sum(failed.values()) / max(answers, 1)
+    if share > FAILURE_ALARM:
+        self.state.folder.event(
+            "verifier_failures",
+            step=step,
+            share=share,
+            limit=FAILURE_ALARM,
+            **failed,
+            remedy="Look at the labels and at the longest answers, raise reward.timeout_s or memory_mb.",
+        )
+    return {f"reward/verifier_{name}": float(count) for name, count in failed.items()}
+
+# %% ../../nbs/train/10_sampling.ipynb #c9545deb
+@patch
+def judge_metrics(self: Grading) -> dict[str, float]:
+    "Return reward/judge_* since the last call; {} without a judge"
+    now = self.state.rewards.judge_counts
+    if now is None:
+        return {}
+    was, self._asked = self._asked, now
+    counts = {
+        "reward/judge_requests": now.requests - was.requests,
+        "reward/judge_cached": now.cached - was.cached,
+        "reward/judge_retries": now.retries - was.retries,
+        "reward/judge_failures": now.failures - was.failures,
+        "reward/judge_input_tokens": now.input_tokens - was.input_tokens,
+        "reward/judge_output_tokens": now.output_tokens - was.output_tokens,
+    }
+    return {name: float(count) for name, count in counts.items()}
+
+
+@patch
+def abandon_evaluation(self: Grading, spent: BudgetSpent) -> dict[str, float]:
+    "Note that an evaluation could not be graded; returns no metrics"
+    self.budget_spent = spent
+    print(f"the evaluation is left out: {spent.what}", flush=True)
+    return {}
 
 # %% ../../nbs/train/10_sampling.ipynb #293b78cf
 @dataclass
@@ -336,59 +340,63 @@ class Sampler:
             return self.grading.abandon_evaluation(spent)
         return self.grading.evaluation_metrics(steps_done, samples)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        step: int,  # part of every seed
-        first: int = 0,  # groups already generated in this step
-        need_all: bool = True,  # no group may be missing
-        sampling: SamplingConfig | None = None,  # None: as for training
-        need_any: bool = True,  # raise if the environments of all groups fail
-    ) -> list[Sample]:
-        "Return graded samples of some prompts, group by group"
-        config = self.state.config
-        sampling = sampling or config.sampling
-        samples, failures = sample_prompts(
-            prompts,
-            make_requests(prompts, group_size, config.seed, step, first),
-            lambda requests: self._sample(requests, sampling, need_all),
-            self.state.episodes,
-            sampling.max_response_tokens,
-        )
-        for group_id, failure in failures.items():
-            self.grading.record_failure(group_id, failure)
-        if need_any and failures and not samples:
-            group_id, failure = next(iter(failures.items()))
-            what = f"the environments of all {len(failures)} groups failed"
-            raise environment_fault(what, group_id, failure)
-        return self.grading.grade(samples, need_all)
+# %% ../../nbs/train/10_sampling.ipynb #f0da55cf
+@patch
+def generate(
+    self: Sampler,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    step: int,  # part of every seed
+    first: int = 0,  # groups already generated in this step
+    need_all: bool = True,  # no group may be missing
+    sampling: SamplingConfig | None = None,  # None: as for training
+    need_any: bool = True,  # raise if the environments of all groups fail
+) -> list[Sample]:
+    "Return graded samples of some prompts, group by group"
+    config = self.state.config
+    sampling = sampling or config.sampling
+    samples, failures = sample_prompts(
+        prompts,
+        make_requests(prompts, group_size, config.seed, step, first),
+        lambda requests: self._sample(requests, sampling, need_all),
+        self.state.episodes,
+        sampling.max_response_tokens,
+    )
+    for group_id, failure in failures.items():
+        self.grading.record_failure(group_id, failure)
+    if need_any and failures and not samples:
+        group_id, failure = next(iter(failures.items()))
+        what = f"the environments of all {len(failures)} groups failed"
+        raise environment_fault(what, group_id, failure)
+    return self.grading.grade(samples, need_all)
 
-    def _sample(
-        self, requests: Sequence[Request], sampling: SamplingConfig, need_all: bool
-    ) -> list[Sample]:
-        "Sample on all engines; repeat it when an engine is lost and its groups are needed"
-        shards = shard_requests(requests, self.state.config.num_engines)
+# %% ../../nbs/train/10_sampling.ipynb #d01b81c9
+@patch
+def _sample(
+    self: Sampler, requests: Sequence[Request], sampling: SamplingConfig, need_all: bool
+) -> list[Sample]:
+    "Sample on all engines; repeat it when an engine is lost and its groups are needed"
+    shards = shard_requests(requests, self.state.config.num_engines)
 
-        def attempt() -> list[Sample]:
-            samples: list[Sample] = []
-            failures: list[RoleError] = []
-            calls = [(shard, sampling) for shard in shards]
-            for answer in self.state.engines.try_each("generate", calls):
-                if isinstance(answer, RoleError):
-                    failures.append(answer)
-                else:
-                    samples.extend(answer)
-            if failures:
-                groups = {r.group_id for r in requests}
-                lost = len(groups) - len({s.group_id for s in samples})
-                why = str(failures[0])
-                if not self.grading.accept_loss(lost, len(groups), why, need_all):
-                    raise failures[0]
-            return samples
+    def attempt() -> list[Sample]:
+        samples: list[Sample] = []
+        failures: list[RoleError] = []
+        calls = [(shard, sampling) for shard in shards]
+        for answer in self.state.engines.try_each("generate", calls):
+            if isinstance(answer, RoleError):
+                failures.append(answer)
+            else:
+                samples.extend(answer)
+        if failures:
+            groups = {r.group_id for r in requests}
+            lost = len(groups) - len({s.group_id for s in samples})
+            why = str(failures[0])
+            if not self.grading.accept_loss(lost, len(groups), why, need_all):
+                raise failures[0]
+        return samples
 
-        def attempt_again() -> list[Sample]:
-            self.weights.resend()  # a restarted engine has none
-            return attempt()
+    def attempt_again() -> list[Sample]:
+        self.weights.resend()  # a restarted engine has none
+        return attempt()
 
-        return self.restarts.retry(attempt, again=attempt_again)
+    return self.restarts.retry(attempt, again=attempt_again)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import WorkerGroup
 from ..config import RunConfig
@@ -72,17 +73,19 @@ class DriverState:
         self.version = saved["version"]
         self.start_step = step
 
-    def stop_before(self, step: int, spent: BudgetSpent | None = None) -> NoReturn:
-        "Record an event and raise `RunStopped` with the command to resume"
-        self.start_step = step
-        folder, key = self.folder.path, ""
-        if self.tenant:  # resumed with its run
-            folder, key = folder.parents[1], f"tenants.{self.tenant}."
-        hint = resume_hint(folder)
-        place = f"stopped at step {step} of {self.config.num_steps}"
-        if spent is None:
-            self.folder.event("stopped", step=step)
-            raise RunStopped(f"{place}; {hint}")
-        self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
-        larger = json.dumps({f"{key}{spent.key}": 2 * spent.limit})
-        raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")
+# %% ../../nbs/train/05_state.ipynb #ae07deea
+@patch
+def stop_before(self: DriverState, step: int, spent: BudgetSpent | None = None) -> NoReturn:
+    "Record an event and raise `RunStopped` with the command to resume"
+    self.start_step = step
+    folder, key = self.folder.path, ""
+    if self.tenant:  # resumed with its run
+        folder, key = folder.parents[1], f"tenants.{self.tenant}."
+    hint = resume_hint(folder)
+    place = f"stopped at step {step} of {self.config.num_steps}"
+    if spent is None:
+        self.folder.event("stopped", step=step)
+        raise RunStopped(f"{place}; {hint}")
+    self.folder.event("budget_spent", step=step, key=spent.key, limit=spent.limit)
+    larger = json.dumps({f"{key}{spent.key}": 2 * spent.limit})
+    raise RunStopped(f"{place}: {spent.what}; {hint} -p overrides '{larger}'")

@@ -13,6 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from fastcore.basics import patch
 
 from ..errors import CookbookError
 from .rollout_worker import Engines
@@ -81,32 +82,38 @@ class TenantBatch:
             pool.shutdown(wait=False)
         return {name: ended[name].result() for name in works}
 
-    def _end(self, name: str, work: Future) -> None:
-        self.events.put((name, work))
+# %% ../../nbs/train/26_tenant_batch.ipynb #0b10af7f
+@patch
+def _end(self: TenantBatch, name: str, work: Future) -> None:
+    self.events.put((name, work))
 
-    def _sample(self, asked: dict[str, Any]) -> Mapping[str, Any]:
+
+@patch
+def _sample(self: TenantBatch, asked: dict[str, Any]) -> Mapping[str, Any]:
+    began = time.perf_counter()
+    try:
+        return self.sample_all(asked)
+    except CookbookError as error:
+        return dict.fromkeys(asked, error)
+    finally:
+        self.seconds = (time.perf_counter() - began) / len(asked)
+
+
+@patch
+def sample(self: TenantBatch, name: str, asked: Any) -> Any:
+    "Wait for the batch of all tenants; return the tenant's answer, or raise it"
+    if name not in self.answers:  # outside of `run`
+        answer = self._sample({name: asked})[name]
+    else:
         began = time.perf_counter()
-        try:
-            return self.sample_all(asked)
-        except CookbookError as error:
-            return dict.fromkeys(asked, error)
-        finally:
-            self.seconds = (time.perf_counter() - began) / len(asked)
-
-    def sample(self, name: str, asked: Any) -> Any:
-        "Wait for the batch of all tenants; return the tenant's answer, or raise it"
-        if name not in self.answers:  # outside of `run`
-            answer = self._sample({name: asked})[name]
-        else:
-            began = time.perf_counter()
-            self.events.put((name, asked))
-            answer = self.answers[name].get()
-            clock = self.clocks.get(name)
-            if clock is not None:
-                clock.idle += time.perf_counter() - began - self.seconds
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        self.events.put((name, asked))
+        answer = self.answers[name].get()
+        clock = self.clocks.get(name)
+        if clock is not None:
+            clock.idle += time.perf_counter() - began - self.seconds
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 # %% ../../nbs/train/26_tenant_batch.ipynb #7cd19bec
 class BatchedEngines(Engines):

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import Future
@@ -30,7 +31,7 @@ from ..stop import RunStopped, StopRequest, resume_hint
 from .checkpointing import open_folder
 from .driver import ColocatedPlacement, Driver, Placement
 from .sampling import Rollout
-from ..train.session import (
+from cookbook_npu.train.session import (
     Run,
     first_weights,
     open_run_data,
@@ -40,12 +41,12 @@ from ..train.session import (
     start_devices,
 )
 from .state import DriverState
-from ..train.tenant_batch import (
+from cookbook_npu.train.tenant_batch import (
     BatchedEngines,
     TenantBatch,
     TenantClock,
 )
-from ..train.tenants import (
+from cookbook_npu.train.tenants import (
     Tenant,
     Tenants,
 )
@@ -239,55 +240,63 @@ class TenantRun(Run):
             for rows_left in active.values():
                 rows_left.close()
 
-    def _round(self, due: Mapping[str, Rows]) -> dict[str, dict[str, Any] | None]:
-        "Return the next row of some tenants, see `_next`"
-        if self.together is None:
-            return {name: self._next(name, rows) for name, rows in due.items()}
-        works = {name: partial(self._next, name, rows) for name, rows in due.items()}
-        return self.together.run(works)
+# %% ../../nbs/train/24_tenant_run.ipynb #d6027cc2
+@patch
+def _round(self: TenantRun, due: Mapping[str, Rows]) -> dict[str, dict[str, Any] | None]:
+    "Return the next row of some tenants, see `_next`"
+    if self.together is None:
+        return {name: self._next(name, rows) for name, rows in due.items()}
+    works = {name: partial(self._next, name, rows) for name, rows in due.items()}
+    return self.together.run(works)
 
-    def _next(self, name: str, rows: Rows) -> dict[str, Any] | None:
-        "Return the next row of a tenant; None if it has ended, failed or stopped"
-        one = self.records[name]
-        try:
-            return next(rows)
-        except StopIteration:
+
+@patch
+def _next(self: TenantRun, name: str, rows: Rows) -> dict[str, Any] | None:
+    "Return the next row of a tenant; None if it has ended, failed or stopped"
+    one = self.records[name]
+    try:
+        return next(rows)
+    except StopIteration:
+        pass
+    except RunStopped as stopped:
+        if self.stop.signal:
+            return None
+        one.error = str(stopped)  # the budget of its judge
+    except CookbookError as error:
+        if self.tenants.lost:
+            raise
+        one.error = str(error)
+    self._end(name)
+    return None
+
+
+@patch
+def _end(self: TenantRun, name: str) -> None:
+    "Return the slot of a tenant that has ended or failed"
+    one = self.records[name]
+    assert one.tenant is not None and one.driver is not None
+    one.ended = True
+    one.stack.close()
+    self.tenants.release(one.tenant)
+    step = max(one.driver.state.tracker.last, 0)
+    if not one.error:
+        self.run_folder.event("tenant_done", tenant=name, step=step)
+        return
+    self.run_folder.event("tenant_failed", tenant=name, step=step, error=one.error)
+    print(f"tenant {name} failed after step {step}: {one.error}", flush=True)
+
+
+@patch
+def _stop(self: TenantRun, active: dict[str, Rows]) -> None:
+    "Stop all tenants, each with a checkpoint; raises `RunStopped`"
+    for name in list(active):
+        while self._next(name, active[name]) is not None:
             pass
-        except RunStopped as stopped:
-            if self.stop.signal:
-                return None
-            one.error = str(stopped)  # the budget of its judge
-        except CookbookError as error:
-            if self.tenants.lost:
-                raise
-            one.error = str(error)
-        self._end(name)
-        return None
-
-    def _end(self, name: str) -> None:
-        "Return the slot of a tenant that has ended or failed"
-        one = self.records[name]
-        assert one.tenant is not None and one.driver is not None
-        one.ended = True
-        one.stack.close()
-        self.tenants.release(one.tenant)
-        step = max(one.driver.state.tracker.last, 0)
-        if not one.error:
-            self.run_folder.event("tenant_done", tenant=name, step=step)
-            return
-        self.run_folder.event("tenant_failed", tenant=name, step=step, error=one.error)
-        print(f"tenant {name} failed after step {step}: {one.error}", flush=True)
-
-    def _stop(self, active: dict[str, Rows]) -> None:
-        "Stop all tenants, each with a checkpoint; raises `RunStopped`"
-        for name in list(active):
-            while self._next(name, active[name]) is not None:
-                pass
-            del active[name]
-        step = max(self.tracker.last, 0)
-        self.run_folder.event("stopped", step=step)
-        place = f"stopped at step {step} of {self.tenants.config.num_steps}"
-        raise RunStopped(f"{place}; {resume_hint(self.folder)}")
+        del active[name]
+    step = max(self.tracker.last, 0)
+    self.run_folder.event("stopped", step=step)
+    place = f"stopped at step {step} of {self.tenants.config.num_steps}"
+    raise RunStopped(f"{place}; {resume_hint(self.folder)}")
 
 # %% ../../nbs/train/24_tenant_run.ipynb #1270c507
 def open_tenants(

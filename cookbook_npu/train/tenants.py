@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import Future, WorkerGroup, find_method
-from ..config import (
+from cookbook_npu.config import (
     AlgorithmConfig,
     RunConfig,
     SamplingConfig,
@@ -28,7 +29,7 @@ from ..config import (
 )
 from ..data.sample import Prompt, Sample
 from ..data.tokenizer import read_tokenizer
-from ..errors import (
+from cookbook_npu.errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -38,7 +39,7 @@ from ..errors import (
 )
 from ..model.checkpoint import random_state, set_random_state
 from ..model.lora import adapter_name, reset_adapter, use_adapter
-from ..model.megatron import (
+from cookbook_npu.model.megatron import (
     MegatronModel,
     init_parallel,
     load_adapters,
@@ -85,50 +86,54 @@ class SlotTrainer(Trainer):
         self.first_units = 0  # of its first batch
         self.random: dict[str, Any] = {}  # between two calls
 
-    def add_gradient(self, batch: Batch) -> dict[str, float]:
-        """Add a batch's gradient to the next step's; return weighted metric sums, {} unless TP and CP rank 0
+# %% ../../nbs/train/23_tenants.ipynb #51a366ee
+@patch
+def add_gradient(self: SlotTrainer, batch: Batch) -> dict[str, float]:
+    """Add a batch's gradient to the next step's; return weighted metric sums, {} unless TP and CP rank 0
 
-        An error discards the whole gradient, on all ranks."""
-        units = loss_units(batch, self.config.algorithm)
-        if not units:
-            return {}
-        share = units / self.first_units if self.units else 1.0
-        if share != 1.0:
-            weights = [np.float32(share) * weight_T for weight_T in batch.loss_weights]
-            batch = replace(batch, loss_weights=weights)
-        sums: dict[str, float] = {}
-        error = None
-        try:
-            rows = range(len(batch))
-            sums = self.forward_backward(batch, rows, accumulate=self.units > 0)
-        except (NumericsError, DataError) as e:
-            error = e
-        failing = count_failing_ranks(error, self.device)
-        if failing:
-            self.units = 0
-            raise error or NumericsError(
-                f"{failing} other ranks could not compute the gradient", "See their errors."
-            )
-        if not self.units:
-            self.first_units = units
-        self.units += units
-        return {name: value / share for name, value in sums.items()}
-
-    def step(self) -> dict[str, float]:  # equal on all ranks
-        """Update the weights; return `grad_norm` and `lr`
-
-        Raises `NumericsError` for a non-finite gradient: it is discarded, and the weights stay."""
-        if not self.units:
-            raise ConfigError(
-                "optim_step without a gradient",
-                "Call forward_backward with graded samples first.",
-            )
-        if self.units != self.first_units:
-            self.model.ddp.scale_gradients(self.first_units / self.units)
+    An error discards the whole gradient, on all ranks."""
+    units = loss_units(batch, self.config.algorithm)
+    if not units:
+        return {}
+    share = units / self.first_units if self.units else 1.0
+    if share != 1.0:
+        weights = [np.float32(share) * weight_T for weight_T in batch.loss_weights]
+        batch = replace(batch, loss_weights=weights)
+    sums: dict[str, float] = {}
+    error = None
+    try:
+        rows = range(len(batch))
+        sums = self.forward_backward(batch, rows, accumulate=self.units > 0)
+    except (NumericsError, DataError) as e:
+        error = e
+    failing = count_failing_ranks(error, self.device)
+    if failing:
         self.units = 0
-        stepped = self.optim_step()
-        self.check_weights(stepped["lr"])
-        return stepped
+        raise error or NumericsError(
+            f"{failing} other ranks could not compute the gradient", "See their errors."
+        )
+    if not self.units:
+        self.first_units = units
+    self.units += units
+    return {name: value / share for name, value in sums.items()}
+
+
+@patch
+def step(self: SlotTrainer) -> dict[str, float]:  # equal on all ranks
+    """Update the weights; return `grad_norm` and `lr`
+
+    Raises `NumericsError` for a non-finite gradient: it is discarded, and the weights stay."""
+    if not self.units:
+        raise ConfigError(
+            "optim_step without a gradient",
+            "Call forward_backward with graded samples first.",
+        )
+    if self.units != self.first_units:
+        self.model.ddp.scale_gradients(self.first_units / self.units)
+    self.units = 0
+    stepped = self.optim_step()
+    self.check_weights(stepped["lr"])
+    return stepped
 
 # %% ../../nbs/train/23_tenants.ipynb #0c4f4bb6
 @dataclass
@@ -241,7 +246,7 @@ class TenantEngine:
     def _adapter_engine(self, slot: int) -> Engine:
         "Return the engine of one adapter on the model"
         if self.config.rollout.engine == "vllm":
-            from ..rollout.vllm import VllmAdapterEngine
+            from cookbook_npu.rollout.vllm import VllmAdapterEngine
 
             assert self.together is not None
             return VllmAdapterEngine(self.engine, slot, self.together)
@@ -260,27 +265,33 @@ class TenantEngine:
             raise ConfigError(f"{method} in slot {slot}, which is free", "Lease it first.")
         return find_method(self.slots[slot], method)(*args, **kwargs)
 
-    def generate_together(
-        self,
-        asked: Mapping[int, tuple[list[Request], SamplingConfig]],  # by slot
-    ) -> dict[int, list[Sample] | CookbookError]:
-        "Sample for several tenants in one batch; return the samples of each, or its error"
-        return generate_together(
-            {
-                slot: (self.slots[slot].engine, requests, SamplingParams.of(sampling))
-                for slot, (requests, sampling) in asked.items()
-            }
-        )
+# %% ../../nbs/train/23_tenants.ipynb #e855cfcc
+@patch
+def generate_together(
+    self: TenantEngine,
+    asked: Mapping[int, tuple[list[Request], SamplingConfig]],  # by slot
+) -> dict[int, list[Sample] | CookbookError]:
+    "Sample for several tenants in one batch; return the samples of each, or its error"
+    return generate_together(
+        {
+            slot: (self.slots[slot].engine, requests, SamplingParams.of(sampling))
+            for slot, (requests, sampling) in asked.items()
+        }
+    )
 
-    def health(self) -> dict[str, Any]:
-        "Return the state of the engine and its tenants"
-        return {"rank": self.rank, **self.engine.health(), "slots": sorted(self.slots)}
 
-    def close(self) -> None:
-        "Free all memory"
-        for slot in list(self.slots):
-            self.release(slot)
-        self.engine.close()
+@patch
+def health(self: TenantEngine) -> dict[str, Any]:
+    "Return the state of the engine and its tenants"
+    return {"rank": self.rank, **self.engine.health(), "slots": sorted(self.slots)}
+
+
+@patch
+def close(self: TenantEngine) -> None:
+    "Free all memory"
+    for slot in list(self.slots):
+        self.release(slot)
+    self.engine.close()
 
 # %% ../../nbs/train/23_tenants.ipynb #5e27c49c
 class SlotGroup(WorkerGroup):
@@ -360,48 +371,6 @@ class Tenant:
             self.engines.call("update_weights", manifest)
         self.version = manifest.version
 
-    def forward_backward(
-        self,
-        samples: Sequence[Sample],  # graded, whole groups
-    ) -> dict[str, float]:
-        """Add the gradient of the loss on some samples; return pg_loss and other means over them
-
-        With samples of earlier weights the engine's log-probs are the old ones, of the ratio and of a KL
-        in the reward. Raises
-        `DataError` before anything is computed, and `NumericsError` for a value that is not finite."""
-        config = self.config
-        algorithm = config.algorithm
-        size = group_size(samples)
-        longest = config.sampling.max_response_tokens
-        batch = make_batch(samples, size, algorithm, len(samples), longest)
-        if any(set(sample.versions) - {self.version} for sample in samples):
-            batch.old_logprobs = batch.rollout_logprobs
-        elif algorithm.kl_in_reward or config.lora.dropout > 0:  # dropout: in training alone
-            batch.old_logprobs = self._logprobs(batch, "actor")
-        if algorithm.use_reference:
-            batch.ref_logprobs = self._logprobs(batch, "reference")
-        complete_batch(batch, samples, size, algorithm, longest)
-        return sum_over_ranks(self.trainer.call("add_gradient", batch))
-
-    def _logprobs(
-        self, batch: Batch, policy: Literal["actor", "reference"]
-    ) -> PerSequence:
-        return merge_sequences(self.trainer.call("logprobs", batch, policy), len(batch))
-
-    def optim_step(self) -> dict[str, float]:
-        """Update the weights and send them to the engines; return `grad_norm` and `lr`
-
-        Raises `NumericsError` for a gradient that is not finite: the weights stay, and the tenant
-        may continue."""
-        stepped = self.trainer.call("step")[0]
-        self.update_engines()
-        return stepped
-
-    def save(self, folder: str | Path) -> Path:  # created or replaced
-        "Write the adapter in peft's format, or the whole model as a Hugging Face folder; return the folder"
-        self.trainer.call("save", str(folder), self.hf_path)
-        return Path(folder)
-
 # %% ../../nbs/train/23_tenants.ipynb #5e01a3f1
 def group_size(samples: Sequence[Sample]) -> int:
     "Return the number of samples of each group; raise `DataError` if they differ, or without samples"
@@ -414,10 +383,54 @@ def group_size(samples: Sequence[Sample]) -> int:
     return next(iter(sizes.values()))
 
 
+@patch
+def forward_backward(
+    self: Tenant,
+    samples: Sequence[Sample],  # graded, whole groups
+) -> dict[str, float]:
+    """Add the gradient of the loss on some samples; return pg_loss and other means over them
+
+    With samples of earlier weights the engine's log-probs are the old ones, of the ratio and of a KL
+    in the reward. Raises
+    `DataError` before anything is computed, and `NumericsError` for a value that is not finite."""
+    config = self.config
+    algorithm = config.algorithm
+    size = group_size(samples)
+    longest = config.sampling.max_response_tokens
+    batch = make_batch(samples, size, algorithm, len(samples), longest)
+    if any(set(sample.versions) - {self.version} for sample in samples):
+        batch.old_logprobs = batch.rollout_logprobs
+    elif algorithm.kl_in_reward or config.lora.dropout > 0:  # dropout: in training alone
+        batch.old_logprobs = self._logprobs(batch, "actor")
+    if algorithm.use_reference:
+        batch.ref_logprobs = self._logprobs(batch, "reference")
+    complete_batch(batch, samples, size, algorithm, longest)
+    return sum_over_ranks(self.trainer.call("add_gradient", batch))
 
 
+@patch
+def _logprobs(
+    self: Tenant, batch: Batch, policy: Literal["actor", "reference"]
+) -> PerSequence:
+    return merge_sequences(self.trainer.call("logprobs", batch, policy), len(batch))
 
 
+@patch
+def optim_step(self: Tenant) -> dict[str, float]:
+    """Update the weights and send them to the engines; return `grad_norm` and `lr`
+
+    Raises `NumericsError` for a gradient that is not finite: the weights stay, and the tenant
+    may continue."""
+    stepped = self.trainer.call("step")[0]
+    self.update_engines()
+    return stepped
+
+# %% ../../nbs/train/23_tenants.ipynb #383e595d
+@patch
+def save(self: Tenant, folder: str | Path) -> Path:  # created or replaced
+    "Write the adapter in peft's format, or the whole model as a Hugging Face folder; return the folder"
+    self.trainer.call("save", str(folder), self.hf_path)
+    return Path(folder)
 
 # %% ../../nbs/train/23_tenants.ipynb #5bd08151
 @dataclass
@@ -452,102 +465,110 @@ class Tenants:
     def __exit__(self, *error: object) -> None:
         self.stack.close()
 
-    @classmethod
-    def on(
-        cls,
-        cluster: Cluster,
-        config: RunConfig,
-        hf_path: str,
-        folder: RunFolder,
-        stack: ExitStack,  # ends the processes
-    ) -> Self:
-        "Start trainer and engines of all tenants on the devices of a cluster"
-        here = "cookbook_npu.train.tenants"
+# %% ../../nbs/train/23_tenants.ipynb #0856add7
+@patch(cls_method=True)
+def on(
+    cls: Tenants,
+    cluster: Cluster,
+    config: RunConfig,
+    hf_path: str,
+    folder: RunFolder,
+    stack: ExitStack,  # ends the processes
+) -> Self:
+    "Start trainer and engines of all tenants on the devices of a cluster"
+    here = "cookbook_npu.train.tenants"
 
-        def start() -> WorkerGroup:
-            return start_trainer(cluster, config, hf_path, role=f"{here}:TenantTrainer")
+    def start() -> WorkerGroup:
+        return start_trainer(cluster, config, hf_path, role=f"{here}:TenantTrainer")
 
-        def engine(number: int) -> WorkerGroup:
-            role = f"{here}:TenantEngine"
-            return start_engine(cluster, config, hf_path, number, role=role, asleep=False)
+    def engine(number: int) -> WorkerGroup:
+        role = f"{here}:TenantEngine"
+        return start_engine(cluster, config, hf_path, number, role=role, asleep=False)
 
-        engines = [partial(engine, number) for number in range(config.num_engines)]
-        trainer, *groups = start_groups(start, engines, config.target.engines_start_first)
-        for group in (trainer, *groups):
-            stack.callback(group.kill)
-        return cls(config, trainer, Engines(groups), hf_path, folder)
+    engines = [partial(engine, number) for number in range(config.num_engines)]
+    trainer, *groups = start_groups(start, engines, config.target.engines_start_first)
+    for group in (trainer, *groups):
+        stack.callback(group.kill)
+    return cls(config, trainer, Engines(groups), hf_path, folder)
 
-    def lease(
-        self,
-        name: str,
-        settings: Mapping[str, Any] | RunConfig | None = None,  # its own values; or all of them
-    ) -> Tenant:
-        "Return a tenant in a free slot; raise `ConfigError` if all slots are leased"
-        config = settings
-        if not isinstance(config, RunConfig):
-            config = tenant_config(self.config, config or {})
-        if name in {tenant.name for tenant in self.leased.values()}:
-            raise ConfigError(f"there is a tenant {name!r} already", "Choose another name.")
-        slots = self.config.lora.slots
-        free = [slot for slot in range(slots) if slot not in self.leased]
+# %% ../../nbs/train/23_tenants.ipynb #29541c9e
+@patch
+def lease(
+    self: Tenants,
+    name: str,
+    settings: Mapping[str, Any] | RunConfig | None = None,  # its own values; or all of them
+) -> Tenant:
+    "Return a tenant in a free slot; raise `ConfigError` if all slots are leased"
+    config = settings
+    if not isinstance(config, RunConfig):
+        config = tenant_config(self.config, config or {})
+    if name in {tenant.name for tenant in self.leased.values()}:
+        raise ConfigError(f"there is a tenant {name!r} already", "Choose another name.")
+    slots = self.config.lora.slots
+    free = [slot for slot in range(slots) if slot not in self.leased]
+    if not self.config.lora.rank:
+        free = [slot for slot in free if slot not in self.used]
+    if not free:
+        remedy = "Release one, or set lora.slots higher."
         if not self.config.lora.rank:
-            free = [slot for slot in free if slot not in self.used]
-        if not free:
-            remedy = "Release one, or set lora.slots higher."
-            if not self.config.lora.rank:
-                remedy = "The whole model has one tenant: start new Tenants for another one."
-            raise ConfigError(f"no slot is free for tenant {name!r}", remedy)
-        slot = free[0]
-        self.trainer.call("lease", slot, config)
-        self.engines.call("lease", slot)
-        groups: list[WorkerGroup] = [SlotGroup(group, slot) for group in self.engines.groups]
-        tenant = Tenant(
-            name,
-            slot,
-            config,
-            SlotGroup(self.trainer, slot),
-            Engines(groups),
-            self.hf_path,
-            read_tokenizer(self.hf_path),
+            remedy = "The whole model has one tenant: start new Tenants for another one."
+        raise ConfigError(f"no slot is free for tenant {name!r}", remedy)
+    slot = free[0]
+    self.trainer.call("lease", slot, config)
+    self.engines.call("lease", slot)
+    groups: list[WorkerGroup] = [SlotGroup(group, slot) for group in self.engines.groups]
+    tenant = Tenant(
+        name,
+        slot,
+        config,
+        SlotGroup(self.trainer, slot),
+        Engines(groups),
+        self.hf_path,
+        read_tokenizer(self.hf_path),
+    )
+    tenant.update_engines()
+    self.leased[slot] = tenant
+    self.used.add(slot)
+    return tenant
+
+# %% ../../nbs/train/23_tenants.ipynb #c21832ee
+@patch(as_prop=True)
+def lost(self: Tenants) -> bool:
+    "Whether a process is gone: all tenants have to be started again"
+    return any(group.lost for group in (self.trainer, *self.engines.groups))
+
+
+@patch
+def release(self: Tenants, tenant: Tenant) -> None:
+    "Take a tenant's slot back; its weights are lost unless they were saved"
+    if self.leased.get(tenant.slot) is not tenant:
+        names = [other.name for other in self.leased.values()]
+        raise ConfigError(
+            f"{tenant.name!r} is not a tenant here", nearest(tenant.name, names)
         )
-        tenant.update_engines()
-        self.leased[slot] = tenant
-        self.used.add(slot)
-        return tenant
+    self.trainer.call("release", tenant.slot)
+    self.engines.call("release", tenant.slot)
+    del self.leased[tenant.slot]
 
-    @property
-    def lost(self) -> bool:
-        "Whether a process is gone: all tenants have to be started again"
-        return any(group.lost for group in (self.trainer, *self.engines.groups))
-
-    def release(self, tenant: Tenant) -> None:
-        "Take a tenant's slot back; its weights are lost unless they were saved"
-        if self.leased.get(tenant.slot) is not tenant:
-            names = [other.name for other in self.leased.values()]
-            raise ConfigError(
-                f"{tenant.name!r} is not a tenant here", nearest(tenant.name, names)
-            )
-        self.trainer.call("release", tenant.slot)
-        self.engines.call("release", tenant.slot)
-        del self.leased[tenant.slot]
-
-    def sample_together(
-        self,
-        # by tenant: the requests of each engine, and how to sample
-        asked: Mapping[str, Sequence[tuple[list[Request], SamplingConfig]]],
-    ) -> dict[str, list[list[Sample] | RoleError] | CookbookError]:
-        "Sample for several tenants; return for each what its engines return, or the error of its requests"
-        slots = {tenant.name: slot for slot, tenant in self.leased.items()}
-        calls = [
-            ({slots[name]: shards[i] for name, shards in asked.items()},)
-            for i in range(len(self.engines.groups))
+# %% ../../nbs/train/23_tenants.ipynb #902c2d98
+@patch
+def sample_together(
+    self: Tenants,
+    # by tenant: the requests of each engine, and how to sample
+    asked: Mapping[str, Sequence[tuple[list[Request], SamplingConfig]]],
+) -> dict[str, list[list[Sample] | RoleError] | CookbookError]:
+    "Sample for several tenants; return for each what its engines return, or the error of its requests"
+    slots = {tenant.name: slot for slot, tenant in self.leased.items()}
+    calls = [
+        ({slots[name]: shards[i] for name, shards in asked.items()},)
+        for i in range(len(self.engines.groups))
+    ]
+    answers = self.engines.try_each("generate_together", calls)
+    found: dict[str, Any] = {}
+    for name in asked:
+        own = [a if isinstance(a, RoleError) else a[slots[name]] for a in answers]
+        errors = [
+            a for a in own if isinstance(a, CookbookError) and not isinstance(a, RoleError)
         ]
-        answers = self.engines.try_each("generate_together", calls)
-        found: dict[str, Any] = {}
-        for name in asked:
-            own = [a if isinstance(a, RoleError) else a[slots[name]] for a in answers]
-            errors = [
-                a for a in own if isinstance(a, CookbookError) and not isinstance(a, RoleError)
-            ]
-            found[name] = errors[0] if errors else own
-        return found
+        found[name] = errors[0] if errors else own
+    return found

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'STEPS_TO_STOP', 'NO_LOSS_STEPS', 'TRAIN_TFLOPS', 'LOGPROB_DIFF', 'FIRST_STEPS',
-           'ALARM_FACTOR', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'report_no_loss',
-           'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops', 'value_metrics', 'fresh_logprob_diff',
-           'split_logprob_diff', 'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep', 'held_out_loss']
+           'ALARM_FACTOR', 'LOGPROB_DIFF_ALARM', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks',
+           'report_no_loss', 'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops', 'value_metrics',
+           'fresh_logprob_diff', 'split_logprob_diff', 'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep',
+           'held_out_loss']
 
 # %% ../../nbs/train/07_train_step.ipynb #0526cf8b
 import math
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 
 from ..config import DataConfig
 from ..data.conversations import Conversation
@@ -32,7 +34,7 @@ from ..plan.time import TRAIN_PASSES, forward_flops
 from ..rl.advantages import explained_variance
 from ..runs.folder import RunFolder
 from ..runs.metrics import MetricColumns, metric_points
-from ..train.batch import (
+from cookbook_npu.train.batch import (
     Batch,
     PerSequence,
     RowValues,
@@ -177,23 +179,23 @@ def split_logprob_diff(
 # %% ../../nbs/train/07_train_step.ipynb #c014f48d
 FIRST_STEPS = 5  # define the normal difference
 ALARM_FACTOR = 4.0  # of their median
+LOGPROB_DIFF_ALARM = 0.2  # nats; alarm above this difference in every step
 SMALLEST_ALARM = 1e-3  # nats; a smaller difference does not affect the policy loss
 
 
 class LogprobDiffAlarm:
     "Watches `train_rollout_logprob_abs_diff` against the first steps of the run and a ceiling"
 
-    def __init__(self, ceiling: float):
-        self.ceiling = ceiling  # alarm above this difference, nats
+    def __init__(self) -> None:
         self.first: list[float] = []  # differences of the first steps
 
     @property
     def limit(self) -> float:
         "The largest difference without an alarm, nats"
         if len(self.first) < FIRST_STEPS:
-            return self.ceiling
+            return LOGPROB_DIFF_ALARM
         normal = ALARM_FACTOR * median(self.first)
-        return min(self.ceiling, max(normal, SMALLEST_ALARM))
+        return min(LOGPROB_DIFF_ALARM, max(normal, SMALLEST_ALARM))
 
     def exceeded(self, diff: float) -> bool:
         "Whether the difference of a step is an alarm; records those of the first steps"
@@ -281,159 +283,58 @@ class TrainStep:
                 found[reference] = _decoded(self.state.episodes.format.picture(reference))
         return found
 
-    def run(
-        self,
-        step: int,
-        batch: Batch,
-        samples: list[Sample],
-    ) -> dict[str, float]:
-        """Train, with the trainer awake; return the metrics except those of `late_metrics`.
+# %% ../../nbs/train/07_train_step.ipynb #64a4c1c2
+@patch
+def run(
+    self: TrainStep,
+    step: int,
+    batch: Batch,
+    samples: list[Sample],
+) -> dict[str, float]:
+    """Train, with the trainer awake; return the metrics except those of `late_metrics`.
 
-        Scores of a reward model; log-probs under the reference and, where needed, the actor; values of a
-        critic; advantages; then all optimizer steps."""
-        self.unmeasured = None  # of an unfinished step
-        span = self.state.tracker.span
-        config = self.state.config
-        scored = self._score(step, batch, samples) if config.reward_model.path else {}
-        if config.algorithm.use_reference:
-            with span("ref_logprobs"):
-                batch.ref_logprobs = self._sequences(batch, "logprobs", batch, "reference")
-        if self._needs_logprobs(step, batch):
-            with span("logprobs"):
-                batch.old_logprobs = self._sequences(batch, "logprobs", batch, "actor")
-        if config.has_critic:
-            with span("values"):
-                batch.values = self._sequences(batch, "critic.forward_only", batch)
-        complete_batch(
-            batch,
-            samples,
-            config.rollout.samples_per_prompt,
-            config.algorithm,
-            config.sampling.max_response_tokens,
-        )
-        taught = self._teach(batch, samples) if config.teachers else {}
-        mismatch = self._mismatch(batch) if batch.old_logprobs else {}
-        metrics = self._train(step, batch, samples)
-        if batch.old_logprobs:
-            self.passes_compared |= "ppo_kl" in metrics
-        elif not metrics.keys() & {"skipped_steps", NO_LOSS_STEPS}:
-            with span("actor_train"):
-                batch.old_logprobs = self._sequences(batch, "trained_logprobs")
-            self.unmeasured = batch
-        if config.placement.mode == "split" and LOGPROB_DIFF in metrics and batch.old_logprobs:
-            metrics = split_logprob_diff(metrics, batch, samples, version=step)
-        if NO_LOSS_STEPS not in metrics:
-            metrics |= self._speed(batch)
-        names = ("skipped_steps", "critic/skipped_steps")
-        skipped = sum(metrics.get(name, 0.0) for name in names)
-        if skipped:
-            self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
-        if NO_LOSS_STEPS in metrics:
-            report_no_loss(step, metrics[NO_LOSS_STEPS], batch, self.state.folder)
-        return scored | metrics | mismatch | taught
-
-    def _score(
-        self, step: int, batch: Batch, samples: list[Sample]
-    ) -> dict[str, float]:
-        "Add the scores of the reward model to the rewards, and save the samples"
-        config = self.state.config
-        if self.turn_end is None:
-            self.turn_end = turn_end_tokens(config.data, self.state.workers.hf_path)
-        inputs = reward_inputs(samples, *self.turn_end)
-        with self.state.tracker.span("reward_model"):
-            found = self._sequences(inputs, "reward_model.score", inputs)
-        metrics = add_model_scores(batch, samples, [float(one[0]) for one in found], config)
-        if config.output.save_samples:
-            self.state.folder.save_samples(step, [s.record() for s in samples])
-        return metrics
-
-    def _teach(self, batch: Batch, samples: list[Sample]) -> dict[str, float]:
-        "Add the teachers' part to the advantages; return its metric"
-        distill = self.state.config.distill
-        teachers = [teacher_of(distill, sample.metadata) for sample in samples]
-        found: RowValues = {}
-        with self.state.tracker.span("teacher_logprobs"):
-            for answer in self.state.trainer.call("teacher_logprobs", batch, teachers):
-                found |= answer
-        # the policy's own where there is no teacher: nothing to learn from it
-        rows = enumerate(batch.old_logprobs)
-        batch.teacher_logprobs = [found.get(i, own) for i, own in rows]
-        return add_teacher(batch, distill)
-
-    def late_metrics(self) -> dict[str, float]:
-        "Return the mismatch metrics that are known only after training; {} without any"
-        batch, self.unmeasured = self.unmeasured, None
-        return {} if batch is None else self._mismatch(batch)
-
-    def _mismatch(self, batch: Batch) -> dict[str, float]:
-        "Compare the log-probs of engine and trainer"
-        return rollout_mismatch(batch, self.state.config.algorithm)
-
-    def _speed(self, batch: Batch) -> dict[str, float]:
-        "Return the operations per second and device; {} when the policy was not trained"
-        seconds = self.state.tracker.spans.times.get("actor_train")
-        if not seconds:
-            return {}
-        config = self.state.config
-        flops = training_flops(model_of(config), batch, config.model.freeze_vision_tower)
-        return {TRAIN_TFLOPS: flops / seconds / config.trainer_devices / 1e12}
-
-    def _needs_logprobs(self, step: int, batch: Batch) -> bool:
-        """Whether the actor's log-probs are needed before training.
-
-        With one optimizer step they equal those of the training pass. The first time both are computed,
-        and `ppo_kl` compares them."""
-        config = self.state.config
-        warming_up = step < config.critic_warmup_steps
-        several = len(batch.optimizer_steps) > 1
-        return not self.passes_compared or warming_up or several or config.needs_logprobs
-
-    def _sequences(self, batch: Batch, method: str, *args: Any) -> PerSequence:
-        "Call the trainer for the values of every sequence of a batch"
-        return merge_sequences(self.state.trainer.call(method, *args), len(batch))
-
-    def _train(
-        self, step: int, batch: Batch, samples: list[Sample]
-    ) -> dict[str, float]:
-        "Train the critic, if there is one, then the policy"
-        span = self.state.tracker.span
-        config = self.state.config
-        metrics = {}
-        warming_up = step < config.critic_warmup_steps
-        if config.has_critic:
-            with span("critic_train"):
-                metrics = sum_over_ranks(self.state.trainer.call("critic.train", batch))
-            metrics |= value_metrics(batch) | {"critic/warmup": float(warming_up)}
-        if warming_up:
-            return metrics | self._watch(step, batch, samples)
+    Scores of a reward model; log-probs under the reference and, where needed, the actor; values of a
+    critic; advantages; then all optimizer steps."""
+    self.unmeasured = None  # of an unfinished step
+    span = self.state.tracker.span
+    config = self.state.config
+    scored = self._score(step, batch, samples) if config.reward_model.path else {}
+    if config.algorithm.use_reference:
+        with span("ref_logprobs"):
+            batch.ref_logprobs = self._sequences(batch, "logprobs", batch, "reference")
+    if self._needs_logprobs(step, batch):
+        with span("logprobs"):
+            batch.old_logprobs = self._sequences(batch, "logprobs", batch, "actor")
+    if config.has_critic:
+        with span("values"):
+            batch.values = self._sequences(batch, "critic.forward_only", batch)
+    complete_batch(
+        batch,
+        samples,
+        config.rollout.samples_per_prompt,
+        config.algorithm,
+        config.sampling.max_response_tokens,
+    )
+    taught = self._teach(batch, samples) if config.teachers else {}
+    mismatch = self._mismatch(batch) if batch.old_logprobs else {}
+    metrics = self._train(step, batch, samples)
+    if batch.old_logprobs:
+        self.passes_compared |= "ppo_kl" in metrics
+    elif not metrics.keys() & {"skipped_steps", NO_LOSS_STEPS}:
         with span("actor_train"):
-            training = self.state.trainer.start("train", batch)
-            metrics |= self._watch(step, batch, samples)
-            return metrics | sum_over_ranks(training.result())
-
-    def _watch(
-        self, step: int, batch: Batch, samples: list[Sample]
-    ) -> dict[str, float]:
-        share = zero_advantage_share(batch.advantages)
-        rewards = [sample.reward or 0.0 for sample in samples]
-        self.no_signal.watch(step, share, rewards, self.state.folder)
-        return {ZERO_ADVANTAGES: share}
-
-    @contextmanager
-    def samples_saved_on_error(
-        self, step: int, samples: list[Sample]
-    ) -> Iterator[None]:
-        "Save the samples and record an event when something in the block is not finite"
-        try:
-            yield
-        except NumericsError as error:
-            self._save_samples(step, samples, error.what)
-            raise
-
-    def _save_samples(self, step: int, samples: list[Sample], why: str) -> None:
-        folder = self.state.folder
-        path = folder.save_samples(step, [s.record() for s in samples])
-        folder.event("not_finite", step=step, why=why, samples=str(path))
+            batch.old_logprobs = self._sequences(batch, "trained_logprobs")
+        self.unmeasured = batch
+    if config.placement.mode == "split" and LOGPROB_DIFF in metrics and batch.old_logprobs:
+        metrics = split_logprob_diff(metrics, batch, samples, version=step)
+    if NO_LOSS_STEPS not in metrics:
+        metrics |= self._speed(batch)
+    names = ("skipped_steps", "critic/skipped_steps")
+    skipped = sum(metrics.get(name, 0.0) for name in names)
+    if skipped:
+        self._save_samples(step, samples, f"{skipped:g} optimizer steps skipped")
+    if NO_LOSS_STEPS in metrics:
+        report_no_loss(step, metrics[NO_LOSS_STEPS], batch, self.state.folder)
+    return scored | metrics | mismatch | taught
 
 # %% ../../nbs/train/07_train_step.ipynb #112cb7db
 def turn_end_tokens(
@@ -448,6 +349,129 @@ def turn_end_tokens(
     return end_token_ids(folder, tokenizer), ids
 
 
+@patch
+def _score(
+    self: TrainStep, step: int, batch: Batch, samples: list[Sample]
+) -> dict[str, float]:
+    "Add the scores of the reward model to the rewards, and save the samples"
+    config = self.state.config
+    if self.turn_end is None:
+        self.turn_end = turn_end_tokens(config.data, self.state.workers.hf_path)
+    inputs = reward_inputs(samples, *self.turn_end)
+    with self.state.tracker.span("reward_model"):
+        found = self._sequences(inputs, "reward_model.score", inputs)
+    metrics = add_model_scores(batch, samples, [float(one[0]) for one in found], config)
+    if config.output.save_samples:
+        self.state.folder.save_samples(step, [s.record() for s in samples])
+    return metrics
+
+# %% ../../nbs/train/07_train_step.ipynb #e0dedf1f
+@patch
+def _teach(self: TrainStep, batch: Batch, samples: list[Sample]) -> dict[str, float]:
+    "Add the teachers' part to the advantages; return its metric"
+    distill = self.state.config.distill
+    teachers = [teacher_of(distill, sample.metadata) for sample in samples]
+    found: RowValues = {}
+    with self.state.tracker.span("teacher_logprobs"):
+        for answer in self.state.trainer.call("teacher_logprobs", batch, teachers):
+            found |= answer
+    # the policy's own where there is no teacher: nothing to learn from it
+    rows = enumerate(batch.old_logprobs)
+    batch.teacher_logprobs = [found.get(i, own) for i, own in rows]
+    return add_teacher(batch, distill)
+
+
+@patch
+def late_metrics(self: TrainStep) -> dict[str, float]:
+    "Return the mismatch metrics that are known only after training; {} without any"
+    batch, self.unmeasured = self.unmeasured, None
+    return {} if batch is None else self._mismatch(batch)
+
+
+@patch
+def _mismatch(self: TrainStep, batch: Batch) -> dict[str, float]:
+    "Compare the log-probs of engine and trainer"
+    return rollout_mismatch(batch, self.state.config.algorithm)
+
+
+@patch
+def _speed(self: TrainStep, batch: Batch) -> dict[str, float]:
+    "Return the operations per second and device; {} when the policy was not trained"
+    seconds = self.state.tracker.spans.times.get("actor_train")
+    if not seconds:
+        return {}
+    config = self.state.config
+    flops = training_flops(model_of(config), batch, config.model.freeze_vision_tower)
+    return {TRAIN_TFLOPS: flops / seconds / config.trainer_devices / 1e12}
+
+
+@patch
+def _needs_logprobs(self: TrainStep, step: int, batch: Batch) -> bool:
+    """Whether the actor's log-probs are needed before training.
+
+    With one optimizer step they equal those of the training pass. The first time both are computed,
+    and `ppo_kl` compares them."""
+    config = self.state.config
+    warming_up = step < config.critic_warmup_steps
+    several = len(batch.optimizer_steps) > 1
+    return not self.passes_compared or warming_up or several or config.needs_logprobs
+
+
+@patch
+def _sequences(self: TrainStep, batch: Batch, method: str, *args: Any) -> PerSequence:
+    "Call the trainer for the values of every sequence of a batch"
+    return merge_sequences(self.state.trainer.call(method, *args), len(batch))
+
+# %% ../../nbs/train/07_train_step.ipynb #de038933
+@patch
+def _train(
+    self: TrainStep, step: int, batch: Batch, samples: list[Sample]
+) -> dict[str, float]:
+    "Train the critic, if there is one, then the policy"
+    span = self.state.tracker.span
+    config = self.state.config
+    metrics = {}
+    warming_up = step < config.critic_warmup_steps
+    if config.has_critic:
+        with span("critic_train"):
+            metrics = sum_over_ranks(self.state.trainer.call("critic.train", batch))
+        metrics |= value_metrics(batch) | {"critic/warmup": float(warming_up)}
+    if warming_up:
+        return metrics | self._watch(step, batch, samples)
+    with span("actor_train"):
+        training = self.state.trainer.start("train", batch)
+        metrics |= self._watch(step, batch, samples)
+        return metrics | sum_over_ranks(training.result())
+
+
+@patch
+def _watch(
+    self: TrainStep, step: int, batch: Batch, samples: list[Sample]
+) -> dict[str, float]:
+    share = zero_advantage_share(batch.advantages)
+    rewards = [sample.reward or 0.0 for sample in samples]
+    self.no_signal.watch(step, share, rewards, self.state.folder)
+    return {ZERO_ADVANTAGES: share}
+
+
+@patch
+@contextmanager
+def samples_saved_on_error(
+    self: TrainStep, step: int, samples: list[Sample]
+) -> Iterator[None]:
+    "Save the samples and record an event when something in the block is not finite"
+    try:
+        yield
+    except NumericsError as error:
+        self._save_samples(step, samples, error.what)
+        raise
+
+
+@patch
+def _save_samples(self: TrainStep, step: int, samples: list[Sample], why: str) -> None:
+    folder = self.state.folder
+    path = folder.save_samples(step, [s.record() for s in samples])
+    folder.event("not_finite", step=step, why=why, samples=str(path))
 
 # %% ../../nbs/train/07_train_step.ipynb #65e77a5d
 class SftStep(TrainStep):

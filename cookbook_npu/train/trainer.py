@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 from ..config import LoraConfig, OptimConfig, RunConfig
-from ..errors import (
+from cookbook_npu.errors import (
     ConfigError,
     CookbookError,
     DataError,
@@ -35,7 +36,7 @@ from ..model.checkpoint import load_state as load_checkpoint
 from ..model.delta_net import choose_layout
 from ..model.logprobs import packed_logprobs
 from ..model.lora import adapter_off, without_dropout, write_adapter
-from ..model.megatron import (
+from cookbook_npu.model.megatron import (
     MegatronModel,
     export_adapter,
     export_weights,
@@ -43,7 +44,7 @@ from ..model.megatron import (
     init_parallel,
     load_model,
 )
-from ..model.micro_batching import (
+from cookbook_npu.model.micro_batching import (
     check_lengths,
     plan_micro_batches,
     sequence_cost,
@@ -51,7 +52,7 @@ from ..model.micro_batching import (
 from ..model.optimizer import Optimizer, build_optimizer
 from ..model.packing import LAYOUTS, TokenBatch
 from ..model.routing_replay import stop_replay
-from ..model.vision import (
+from cookbook_npu.model.vision import (
     check_image_runs,
     check_vision_layout,
     vision_positions,
@@ -61,7 +62,7 @@ from ..model.vision import (
 from ..npu.device import Accelerator, accelerator
 from ..npu.shims.registry import registry
 from ..npu.shims.torch import process_groups
-from ..plan.memory import (
+from cookbook_npu.plan.memory import (
     HandleNeeds,
     engine_keeps_frozen,
     host_optimizer_bytes,
@@ -69,7 +70,7 @@ from ..plan.memory import (
     planned_backend,
 )
 from .batch import Batch, RowValues, compute_loss, make_micro_batch
-from ..train.offload import (
+from cookbook_npu.train.offload import (
     HOST_RESERVE,
     HostCopy,
     check_device_room,
@@ -83,7 +84,7 @@ from ..train.offload import (
 from ..weights.broadcast import BroadcastEnd, UpdateGroup, send_buckets
 from ..weights.checksum import why_on_host
 from ..weights.manifest import Manifest
-from ..weights.transport import (
+from cookbook_npu.weights.transport import (
     DeviceHandles,
     NoDeviceRoom,
     SharedMemory,
@@ -166,90 +167,38 @@ class TrainerMemory:
         held += [] if self.resident else self.frozen()
         return sum(s.nbytes() for s in device_storages(held, self.acc.type.name))
 
-    def table(self) -> dict[str, int]:  # component -> bytes
-        "Return the components of the peak since the rank woke, and the communicators"
-        parts = {
-            "weights": self.weights(),
-            "gradients": self.gradients(),
-            "optimizer": self.moments(),
-        }
-        sizes = component_bytes(parts, self.acc.type.name)
-        activations = max(0, self.acc.max_memory_allocated(0) - sum(sizes.values()))
-        communicators = process_groups.total_communicator_bytes()
-        return {**sizes, "activations": activations, "communicators": communicators}
+# %% ../../nbs/train/02_trainer.ipynb #5dd21c64
+@patch
+def table(self: TrainerMemory) -> dict[str, int]:  # component -> bytes
+    "Return the components of the peak since the rank woke, and the communicators"
+    parts = {
+        "weights": self.weights(),
+        "gradients": self.gradients(),
+        "optimizer": self.moments(),
+    }
+    sizes = component_bytes(parts, self.acc.type.name)
+    activations = max(0, self.acc.max_memory_allocated(0) - sum(sizes.values()))
+    communicators = process_groups.total_communicator_bytes()
+    return {**sizes, "activations": activations, "communicators": communicators}
 
-    def explaining(self, what: str) -> AbstractContextManager:
-        "Return a context in which an out-of-memory error becomes a `DeviceError` with the table"
-        return explain_out_of_memory(what, self.table, self.acc)
 
-    def metrics(self) -> dict[str, float]:  # bytes
-        "Return the memory metrics of this rank, awake"
-        free, total = self.acc.mem_get_info(0)
-        components = self.table()
-        return {
-            "memory/free_before_sleep": free,
-            "memory/total": total,
-            "memory/trainer_peak": sum(components.values()),
-            **{f"memory/{name}": nbytes for name, nbytes in components.items()},
-        }
+@patch
+def explaining(self: TrainerMemory, what: str) -> AbstractContextManager:
+    "Return a context in which an out-of-memory error becomes a `DeviceError` with the table"
+    return explain_out_of_memory(what, self.table, self.acc)
 
-    @property
-    def groups_destroyed(self) -> bool:
-        "Whether communicators must be created again before this rank can communicate"
-        return any(
-            process_groups.group_state(group) == "destroyed"
-            for group in process_groups.device_groups()
-        )
 
-    def offload(self, copy_bytes: int) -> dict[str, float]:
-        """Give the device memory back, on all ranks or on none; then that of the communicators.
-
-        Raises `DeviceError` if the engine could not wake in the memory that is free now."""
-        metrics = self.metrics()
-        free_megatron_buffers()
-        run_on_all_ranks(self.offloader.sleep, undo=self.offloader.wake)
-        if self.config.placement.destroy_process_groups:
-            process_groups.destroy_process_groups()
-        self.free_asleep, _ = self.acc.mem_get_info(0)
-        self.check_engine_room(copy_bytes)
-        if self.config.lora.rank:
-            metrics["memory/sleep_moved"] = self.offloader.moved
-        return metrics | {"memory/free_after_sleep": self.free_asleep}
-
-    def onload(self) -> None:
-        """Take the device memory back, bit for bit, on all ranks or on none; then the communicators.
-
-        May be called again if those could not be created."""
-        if self.offloader.asleep or not self.groups_destroyed:
-            run_on_all_ranks(self.offloader.wake, undo=self.offloader.sleep)
-        if self.groups_destroyed:
-            process_groups.reload_process_groups()
-
-    def check_engine_room(self, copy_bytes: int) -> None:
-        "Raise `DeviceError` if a sleeping engine could not wake in the memory that is free now"
-        if self.engine_needs is None:
-            self.engine_needs = engine_needs(self.config, self.capacity)
-        loading, sampling = self.engine_needs
-        remedy = "Lower rollout.memory_utilization, or see who else is on the device."
-        need = sampling
-        if copy_bytes:
-            remedy = f"Set placement.transfer_backend to shm. {remedy}"
-            need = max(loading, sampling - copy_bytes)
-        check_device_room(self.acc, need, "waking the engine", remedy)
-
-    def engine_metrics(self) -> dict[str, float]:  # bytes
-        "Return what the engine holds on this device while this rank sleeps: weights, the rest as cache"
-        free, _ = self.acc.mem_get_info(0)
-        taken = max(0, self.free_asleep - free)
-        shards = self.config.rollout.devices_per_engine
-        weights = min(taken, self.optimizers[0].model.weight_bytes // shards)
-        if engine_keeps_frozen(self.config, self.capacity):
-            weights = 0  # never freed
-        return {
-            "memory/engine_weights": weights,
-            "memory/kv_cache": taken - weights,
-            "memory/free_sampling": free,
-        }
+@patch
+def metrics(self: TrainerMemory) -> dict[str, float]:  # bytes
+    "Return the memory metrics of this rank, awake"
+    free, total = self.acc.mem_get_info(0)
+    components = self.table()
+    return {
+        "memory/free_before_sleep": free,
+        "memory/total": total,
+        "memory/trainer_peak": sum(components.values()),
+        **{f"memory/{name}": nbytes for name, nbytes in components.items()},
+    }
 
 # %% ../../nbs/train/02_trainer.ipynb #5ae0c7b4
 def run_on_all_ranks(
@@ -274,6 +223,73 @@ def run_on_all_ranks(
         f"{failing} other ranks could not; this one has undone its part",
         "See the errors of these ranks.",
     )
+
+# %% ../../nbs/train/02_trainer.ipynb #d29b6258
+@patch(as_prop=True)
+def groups_destroyed(self: TrainerMemory) -> bool:
+    "Whether communicators must be created again before this rank can communicate"
+    return any(
+        process_groups.group_state(group) == "destroyed"
+        for group in process_groups.device_groups()
+    )
+
+
+@patch
+def offload(self: TrainerMemory, copy_bytes: int) -> dict[str, float]:
+    """Give the device memory back, on all ranks or on none; then that of the communicators.
+
+    Raises `DeviceError` if the engine could not wake in the memory that is free now."""
+    metrics = self.metrics()
+    free_megatron_buffers()
+    run_on_all_ranks(self.offloader.sleep, undo=self.offloader.wake)
+    if self.config.placement.destroy_process_groups:
+        process_groups.destroy_process_groups()
+    self.free_asleep, _ = self.acc.mem_get_info(0)
+    self.check_engine_room(copy_bytes)
+    if self.config.lora.rank:
+        metrics["memory/sleep_moved"] = self.offloader.moved
+    return metrics | {"memory/free_after_sleep": self.free_asleep}
+
+
+@patch
+def onload(self: TrainerMemory) -> None:
+    """Take the device memory back, bit for bit, on all ranks or on none; then the communicators.
+
+    May be called again if those could not be created."""
+    if self.offloader.asleep or not self.groups_destroyed:
+        run_on_all_ranks(self.offloader.wake, undo=self.offloader.sleep)
+    if self.groups_destroyed:
+        process_groups.reload_process_groups()
+
+# %% ../../nbs/train/02_trainer.ipynb #1bb2a9ab
+@patch
+def check_engine_room(self: TrainerMemory, copy_bytes: int) -> None:
+    "Raise `DeviceError` if a sleeping engine could not wake in the memory that is free now"
+    if self.engine_needs is None:
+        self.engine_needs = engine_needs(self.config, self.capacity)
+    loading, sampling = self.engine_needs
+    remedy = "Lower rollout.memory_utilization, or see who else is on the device."
+    need = sampling
+    if copy_bytes:
+        remedy = f"Set placement.transfer_backend to shm. {remedy}"
+        need = max(loading, sampling - copy_bytes)
+    check_device_room(self.acc, need, "waking the engine", remedy)
+
+
+@patch
+def engine_metrics(self: TrainerMemory) -> dict[str, float]:  # bytes
+    "Return what the engine holds on this device while this rank sleeps: weights, the rest as cache"
+    free, _ = self.acc.mem_get_info(0)
+    taken = max(0, self.free_asleep - free)
+    shards = self.config.rollout.devices_per_engine
+    weights = min(taken, self.optimizers[0].model.weight_bytes // shards)
+    if engine_keeps_frozen(self.config, self.capacity):
+        weights = 0  # never freed
+    return {
+        "memory/engine_weights": weights,
+        "memory/kv_cache": taken - weights,
+        "memory/free_sampling": free,
+    }
 
 # %% ../../nbs/train/02_trainer.ipynb #e849d1d9
 class ModelPasses(ABC):
@@ -312,109 +328,6 @@ class ModelPasses(ABC):
         place = self.model.layout
         return place.tensor_rank == place.context_rank == 0 and place.is_last_stage
 
-    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
-        "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
-        layout = self.model.layout
-        all_lengths = batch.lengths
-        lengths = [all_lengths[i] for i in rows]
-        names = [batch.tokens[i].name for i in rows]
-        check_lengths(lengths, self.sequence_limit, names)
-        for i in rows:
-            ids = batch.tokens[i]
-            check_image_runs(ids.name, ids.sequence, ids.images, self.model.hf_config)
-        hidden_size = self.model.decoder.config.hidden_size
-        plan = plan_micro_batches(
-            lengths,
-            self.config.train.micro_batch_tokens,
-            layout.data_size,
-            [sequence_cost(n, hidden_size) for n in lengths],
-            padded=self.layout == "bshd",
-        )
-        return [[rows[i] for i in members] for members in plan[layout.data_rank]]
-
-    def forward(
-        self, batch: Batch, rows: Sequence[int], grad: bool
-    ) -> tuple[Tensor, ...]:
-        "Return what `compute` returns for one micro-batch"
-        report_progress(f"a micro-batch of {len(rows)} rows")
-        samples = []
-        for i in rows:
-            ids = batch.tokens[i]
-            if ids.images:
-                hf_config = self.model.hf_config
-                check_vision_layout(self.layout, hf_config)
-                positions = vision_positions(ids.sequence, ids.images, hf_config)
-                ids = ids._replace(positions=positions)
-            samples.append(ids)
-        place = self.model.layout
-        packed = LAYOUTS[self.layout](samples, place.row_multiple, place.sequence_multiple)
-        what = f"a forward pass of the {self.name}"
-        dropout = nullcontext() if grad else without_dropout(self.model.module)
-        with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:
-            return self.compute(packed)
-
-    def by_row(
-        self, batch: Batch, rows: Sequence[int], value_T: Tensor
-    ) -> RowValues:
-        "Return the values of a micro-batch on the host; {} unless this rank reports"
-        if not rows or not self.is_reporting:
-            return {}
-        lengths = batch.response_lengths
-        parts = value_T.float().cpu().split([lengths[i] for i in rows])
-        return {i: part.numpy() for i, part in zip(rows, parts, strict=True)}
-
-    def run_schedule(
-        self,
-        batch: Batch,
-        rows: Sequence[int],
-        loss: Callable[[list[int], tuple[Tensor, ...]], Tensor] | None = None,
-    ) -> list[tuple[list[int], Tensor]]:  # rows and values of each micro-batch
-        """Run Megatron's schedule (1F1B) over this rank's micro-batches; return values on the last stage
-
-        With a loss, from the rows of a micro-batch and what `compute` returned, backward passes follow."""
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
-        passes: list[tuple[list[int], Tensor]] = []
-        micro_batches = self.micro_batches(batch, rows)
-
-        def forward_step(
-            members_of: Iterator[list[int]], model: Any
-        ) -> tuple[Tensor, Callable]:
-            # a rank without rows takes part in the pass, too
-            members = next(members_of)
-            outputs = self.forward(batch, members, grad=loss is not None)
-
-            def finish(output: Tensor, non_loss_data: bool = False) -> Any:  # on the last stage
-                passes.append((members, output.detach()))
-                # the number of tokens is unused: losses are divided already
-                return loss and (loss(members, outputs), torch.tensor(0, dtype=torch.int), None)
-
-            return outputs[0], finish
-
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter(micro_batches),
-            model=self.model.ddp,
-            num_microbatches=len(micro_batches),
-            seq_length=1,  # unused: the stages tell each other the shapes
-            micro_batch_size=1,
-            forward_only=loss is None,
-            collect_non_loss_data=loss is None,
-        )
-        # the hidden states that a stage received last, which would stay on the device in a sleep
-        self.model.module.set_input_tensor(None)
-        return passes
-
-    def forward_only(
-        self, batch: Batch, rows: Sequence[int] | None = None
-    ) -> RowValues:
-        "Return the log-prob or value of every response token of some rows; {} unless this rank reports"
-        found: RowValues = {}
-        chosen = range(len(batch)) if rows is None else rows
-        for members, value_T in self.run_schedule(batch, chosen):
-            found |= self.by_row(batch, members, value_T)
-        return found
-
 
 class ModelTrainer(ModelPasses):
     "Passes and optimizer steps of one model, the policy or the critic"
@@ -434,144 +347,267 @@ class ModelTrainer(ModelPasses):
     ) -> tuple[Tensor, dict[str, Tensor]]:  # loss, weighted metric sums
         "Return the loss of a micro-batch from what `compute` returned"
 
-    def forward_backward(
-        self,
-        batch: Batch,
-        rows: Sequence[int],  # of one optimizer step
-        accumulate: bool = False,  # add to the gradient that is there
-    ) -> dict[
-        str, float
-    ]:  # weighted metric sums of this rank's rows; {} unless this rank reports
-        """Compute the gradient of one optimizer step.
+# %% ../../nbs/train/02_trainer.ipynb #95458ef5
+@patch
+def micro_batches(self: ModelPasses, batch: Batch, rows: Sequence[int]) -> list[list[int]]:
+    "Return this rank's share of some rows; raises `DataError` for a sequence above the limit"
+    layout = self.model.layout
+    all_lengths = batch.lengths
+    lengths = [all_lengths[i] for i in rows]
+    names = [batch.tokens[i].name for i in rows]
+    check_lengths(lengths, self.sequence_limit, names)
+    for i in rows:
+        ids = batch.tokens[i]
+        check_image_runs(ids.name, ids.sequence, ids.images, self.model.hf_config)
+    hidden_size = self.model.decoder.config.hidden_size
+    plan = plan_micro_batches(
+        lengths,
+        self.config.train.micro_batch_tokens,
+        layout.data_size,
+        [sequence_cost(n, hidden_size) for n in lengths],
+        padded=self.layout == "bshd",
+    )
+    return [[rows[i] for i in members] for members in plan[layout.data_rank]]
 
-        Without old log-probs, `trained` has those of these passes afterwards."""
-        if not batch.old_logprobs and len(batch.optimizer_steps) > 1:
-            raise DataError(
-                f"a batch of {len(batch.optimizer_steps)} optimizer steps has no old log-probs",
-                "Fill old_logprobs from logprobs(): the first step changes the policy.",
-            )
-        if not accumulate:
-            self.optimizer.zero_grad()
-        sums: dict[str, Tensor] = {}
-        errors = []
 
-        def loss(members: list[int], outputs: tuple[Tensor, ...]) -> Tensor:
-            if members and not errors:
-                try:
-                    value, metrics = self.loss(batch, members, outputs)
-                except NumericsError as error:
-                    errors.append(error)
-                else:
-                    for name, metric in metrics.items():
-                        sums[name] = sums.get(name, 0) + metric
-                    return value
-            # without rows, or after an error: other ranks wait for the backward pass
-            return outputs[0].sum() * 0
+@patch
+def forward(
+    self: ModelPasses, batch: Batch, rows: Sequence[int], grad: bool
+) -> tuple[Tensor, ...]:
+    "Return what `compute` returns for one micro-batch"
+    report_progress(f"a micro-batch of {len(rows)} rows")
+    samples = []
+    for i in rows:
+        ids = batch.tokens[i]
+        if ids.images:
+            hf_config = self.model.hf_config
+            check_vision_layout(self.layout, hf_config)
+            positions = vision_positions(ids.sequence, ids.images, hf_config)
+            ids = ids._replace(positions=positions)
+        samples.append(ids)
+    place = self.model.layout
+    packed = LAYOUTS[self.layout](samples, place.row_multiple, place.sequence_multiple)
+    what = f"a forward pass of the {self.name}"
+    dropout = nullcontext() if grad else without_dropout(self.model.module)
+    with torch.set_grad_enabled(grad), self.memory.explaining(what), dropout:
+        return self.compute(packed)
 
-        with self.memory.explaining(f"a backward pass of the {self.name}"):
-            passes = self.run_schedule(batch, rows, loss)
-        if errors:
-            raise errors[0]
-        self.trained = {}
-        if not batch.old_logprobs:
-            # after all passes, for which the host does not wait
-            for members, value_T in passes:
-                self.trained |= self.by_row(batch, members, value_T)
-        if not self.is_reporting:
-            return {}
-        return {name: float(value) for name, value in sums.items()}
+# %% ../../nbs/train/02_trainer.ipynb #cfdf1abc
+@patch
+def by_row(
+    self: ModelPasses, batch: Batch, rows: Sequence[int], value_T: Tensor
+) -> RowValues:
+    "Return the values of a micro-batch on the host; {} unless this rank reports"
+    if not rows or not self.is_reporting:
+        return {}
+    lengths = batch.response_lengths
+    parts = value_T.float().cpu().split([lengths[i] for i in rows])
+    return {i: part.numpy() for i, part in zip(rows, parts, strict=True)}
 
-    def optim_step(self) -> dict[str, float]:  # equal on all ranks
-        """Clip, step and advance the schedule; return `grad_norm` (before clipping) and `lr`.
 
-        Raises `NumericsError` for a non-finite gradient."""
-        lr = self.optimizer.lr
-        with (
-            self.memory.explaining("the optimizer step"),
-            self.memory.offloader.allocating(),
-        ):
-            ok, grad_norm = self.optimizer.step()
-        if not ok or not np.isfinite(grad_norm):
-            raise NumericsError(
-                f"the gradient norm is {grad_norm} at learning rate {lr:g}",
-                f"Look at the step's samples/; lower {self.learning_rate_key}.",
-            )
-        return {"grad_norm": grad_norm, "lr": lr}
+@patch
+def run_schedule(
+    self: ModelPasses,
+    batch: Batch,
+    rows: Sequence[int],
+    loss: Callable[[list[int], tuple[Tensor, ...]], Tensor] | None = None,
+) -> list[tuple[list[int], Tensor]]:  # rows and values of each micro-batch
+    """Run Megatron's schedule (1F1B) over this rank's micro-batches; return values on the last stage
 
-    def check_weights(self, lr: float) -> None:
-        "Raise `NumericsError` on all ranks when a weight is not finite after a step; collective"
-        named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
-        largest = [torch.linalg.vector_norm(p.detach(), np.inf).float() for _, p in named]
-        finite = torch.isfinite(torch.stack(largest)).tolist()
-        bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
-        error = None
-        if bad:
-            error = NumericsError(
-                f"{len(bad)} of {len(named)} weight tensors of the {self.name} are not finite after an "
-                f"optimizer step at learning rate {lr:g}; the first is {bad[0]}",
-                f"Start a new run with a lower {self.learning_rate_key}; a resumed run keeps it.",
-            )
-        failing = count_failing_ranks(error, self.device)
-        if failing:
-            raise error or NumericsError(
-                f"{failing} other ranks have weights that are not finite", "See their errors."
-            )
+    With a loss, from the rows of a micro-batch and what `compute` returned, backward passes follow."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    def train(
-        self,
-        batch: Batch,  # with old (and reference) log-probs; for a critic with values and returns
-        epochs: int = 1,
-    ) -> dict[str, float]:  # means over optimizer steps; the driver adds up the ranks
-        "Do all optimizer steps of a rollout; one without any token with loss changes nothing"
-        self.trained = {}
-        metrics = []
-        no_loss = 0
-        for rows in batch.optimizer_steps * epochs:
-            if any(batch.loss_weights[i].any() for i in rows):
-                metrics.append(self.train_step(batch, rows))
+    passes: list[tuple[list[int], Tensor]] = []
+    micro_batches = self.micro_batches(batch, rows)
+
+    def forward_step(
+        members_of: Iterator[list[int]], model: Any
+    ) -> tuple[Tensor, Callable]:
+        # a rank without rows takes part in the pass, too
+        members = next(members_of)
+        outputs = self.forward(batch, members, grad=loss is not None)
+
+        def finish(output: Tensor, non_loss_data: bool = False) -> Any:  # on the last stage
+            passes.append((members, output.detach()))
+            # the number of tokens is unused: losses are divided already
+            return loss and (loss(members, outputs), torch.tensor(0, dtype=torch.int), None)
+
+        return outputs[0], finish
+
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(micro_batches),
+        model=self.model.ddp,
+        num_microbatches=len(micro_batches),
+        seq_length=1,  # unused: the stages tell each other the shapes
+        micro_batch_size=1,
+        forward_only=loss is None,
+        collect_non_loss_data=loss is None,
+    )
+    # the hidden states that a stage received last, which would stay on the device in a sleep
+    self.model.module.set_input_tensor(None)
+    return passes
+
+# %% ../../nbs/train/02_trainer.ipynb #2c454744
+@patch
+def forward_only(
+    self: ModelPasses, batch: Batch, rows: Sequence[int] | None = None
+) -> RowValues:
+    "Return the log-prob or value of every response token of some rows; {} unless this rank reports"
+    found: RowValues = {}
+    chosen = range(len(batch)) if rows is None else rows
+    for members, value_T in self.run_schedule(batch, chosen):
+        found |= self.by_row(batch, members, value_T)
+    return found
+
+# %% ../../nbs/train/02_trainer.ipynb #af58b9fd
+@patch
+def forward_backward(
+    self: ModelTrainer,
+    batch: Batch,
+    rows: Sequence[int],  # of one optimizer step
+    accumulate: bool = False,  # add to the gradient that is there
+) -> dict[
+    str, float
+]:  # weighted metric sums of this rank's rows; {} unless this rank reports
+    """Compute the gradient of one optimizer step.
+
+    Without old log-probs, `trained` has those of these passes afterwards."""
+    if not batch.old_logprobs and len(batch.optimizer_steps) > 1:
+        raise DataError(
+            f"a batch of {len(batch.optimizer_steps)} optimizer steps has no old log-probs",
+            "Fill old_logprobs from logprobs(): the first step changes the policy.",
+        )
+    if not accumulate:
+        self.optimizer.zero_grad()
+    sums: dict[str, Tensor] = {}
+    errors = []
+
+    def loss(members: list[int], outputs: tuple[Tensor, ...]) -> Tensor:
+        if members and not errors:
+            try:
+                value, metrics = self.loss(batch, members, outputs)
+            except NumericsError as error:
+                errors.append(error)
             else:
-                no_loss += 1
-                self.optimizer.skip_step()
-        done = [m for m in metrics if m is not None]
-        # a data-parallel rank without rows in a step adds nothing to the sum over ranks
-        names = dict.fromkeys(name for m in done for name in m)
-        means = {name: float(np.mean([m.get(name, 0.0) for m in done])) for name in names}
-        if len(done) < len(metrics) and self.rank == 0:
-            means["skipped_steps"] = float(len(metrics) - len(done))
-        if no_loss and self.rank == 0:
-            means["no_loss_steps"] = float(no_loss)
-        return means
+                for name, metric in metrics.items():
+                    sums[name] = sums.get(name, 0) + metric
+                return value
+        # without rows, or after an error: other ranks wait for the backward pass
+        return outputs[0].sum() * 0
 
-    def train_step(
-        self, batch: Batch, rows: Sequence[int]
-    ) -> dict[str, float] | None:  # None: skipped, on all ranks
-        "Do one optimizer step, or handle a non-finite value as `faults.nonfinite` says"
-        skip = self.config.faults.nonfinite == "skip"
-        sums: dict[str, float] = {}
-        error = None
-        try:
-            sums = self.forward_backward(batch, rows)
-        except NumericsError as e:
-            error = e
-        failing = count_failing_ranks(error, self.device)
-        if failing and skip:
+    with self.memory.explaining(f"a backward pass of the {self.name}"):
+        passes = self.run_schedule(batch, rows, loss)
+    if errors:
+        raise errors[0]
+    self.trained = {}
+    if not batch.old_logprobs:
+        # after all passes, for which the host does not wait
+        for members, value_T in passes:
+            self.trained |= self.by_row(batch, members, value_T)
+    if not self.is_reporting:
+        return {}
+    return {name: float(value) for name, value in sums.items()}
+
+# %% ../../nbs/train/02_trainer.ipynb #d539a908
+@patch
+def optim_step(self: ModelTrainer) -> dict[str, float]:  # equal on all ranks
+    """Clip, step and advance the schedule; return `grad_norm` (before clipping) and `lr`.
+
+    Raises `NumericsError` for a non-finite gradient."""
+    lr = self.optimizer.lr
+    with (
+        self.memory.explaining("the optimizer step"),
+        self.memory.offloader.allocating(),
+    ):
+        ok, grad_norm = self.optimizer.step()
+    if not ok or not np.isfinite(grad_norm):
+        raise NumericsError(
+            f"the gradient norm is {grad_norm} at learning rate {lr:g}",
+            f"Look at the step's samples/; lower {self.learning_rate_key}.",
+        )
+    return {"grad_norm": grad_norm, "lr": lr}
+
+
+@patch
+def check_weights(self: ModelTrainer, lr: float) -> None:
+    "Raise `NumericsError` on all ranks when a weight is not finite after a step; collective"
+    named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
+    largest = [torch.linalg.vector_norm(p.detach(), np.inf).float() for _, p in named]
+    finite = torch.isfinite(torch.stack(largest)).tolist()
+    bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
+    error = None
+    if bad:
+        error = NumericsError(
+            f"{len(bad)} of {len(named)} weight tensors of the {self.name} are not finite after an "
+            f"optimizer step at learning rate {lr:g}; the first is {bad[0]}",
+            f"Start a new run with a lower {self.learning_rate_key}; a resumed run keeps it.",
+        )
+    failing = count_failing_ranks(error, self.device)
+    if failing:
+        raise error or NumericsError(
+            f"{failing} other ranks have weights that are not finite", "See their errors."
+        )
+
+# %% ../../nbs/train/02_trainer.ipynb #eeb00981
+@patch
+def train(
+    self: ModelTrainer,
+    batch: Batch,  # with old (and reference) log-probs; for a critic with values and returns
+    epochs: int = 1,
+) -> dict[str, float]:  # means over optimizer steps; the driver adds up the ranks
+    "Do all optimizer steps of a rollout; one without any token with loss changes nothing"
+    self.trained = {}
+    metrics = []
+    no_loss = 0
+    for rows in batch.optimizer_steps * epochs:
+        if any(batch.loss_weights[i].any() for i in rows):
+            metrics.append(self.train_step(batch, rows))
+        else:
+            no_loss += 1
+            self.optimizer.skip_step()
+    done = [m for m in metrics if m is not None]
+    # a data-parallel rank without rows in a step adds nothing to the sum over ranks
+    names = dict.fromkeys(name for m in done for name in m)
+    means = {name: float(np.mean([m.get(name, 0.0) for m in done])) for name in names}
+    if len(done) < len(metrics) and self.rank == 0:
+        means["skipped_steps"] = float(len(metrics) - len(done))
+    if no_loss and self.rank == 0:
+        means["no_loss_steps"] = float(no_loss)
+    return means
+
+# %% ../../nbs/train/02_trainer.ipynb #e7ed5dbd
+@patch
+def train_step(
+    self: ModelTrainer, batch: Batch, rows: Sequence[int]
+) -> dict[str, float] | None:  # None: skipped, on all ranks
+    "Do one optimizer step, or handle a non-finite value as `faults.nonfinite` says"
+    skip = self.config.faults.nonfinite == "skip"
+    sums: dict[str, float] = {}
+    error = None
+    try:
+        sums = self.forward_backward(batch, rows)
+    except NumericsError as e:
+        error = e
+    failing = count_failing_ranks(error, self.device)
+    if failing and skip:
+        self.optimizer.skip_step()
+        return None
+    if failing:
+        raise error or NumericsError(
+            f"{failing} other ranks met a value that is not finite",
+            "Their errors name the sample.",
+        )
+    try:
+        stepped = self.optim_step()
+    except NumericsError:
+        # on all ranks: the norm is global
+        if skip:
             self.optimizer.skip_step()
             return None
-        if failing:
-            raise error or NumericsError(
-                f"{failing} other ranks met a value that is not finite",
-                "Their errors name the sample.",
-            )
-        try:
-            stepped = self.optim_step()
-        except NumericsError:
-            # on all ranks: the norm is global
-            if skip:
-                self.optimizer.skip_step()
-                return None
-            raise
-        self.check_weights(stepped["lr"])
-        return {**sums, **stepped} if self.rank == 0 else sums
+        raise
+    self.check_weights(stepped["lr"])
+    return {**sums, **stepped} if self.rank == 0 else sums
 
 # %% ../../nbs/train/02_trainer.ipynb #573cea5e
 class WeightWriter:
@@ -624,84 +660,97 @@ class WeightWriter:
         assert isinstance(self.transport, SharedMemory), "only rank 0 sends"
         send_buckets(self.broadcasts.join(group, 0), manifest, self.transport.blocks)
 
-    def write(
-        self,
-        version: int,
-    ) -> Manifest | None:  # None: this rank only joins the gathers
-        """Write all weights, under their Hugging Face names, for the engines to read.
+# %% ../../nbs/train/02_trainer.ipynb #1a450597
+@patch
+def write(
+    self: WeightWriter,
+    version: int,
+) -> Manifest | None:  # None: this rank only joins the gathers
+    """Write all weights, under their Hugging Face names, for the engines to read.
 
-        Raises `WeightUpdateError` on every rank if one fails."""
-        wanted = self.config.placement.transfer_backend
-        if not self.backend:
-            self.use_backend("ipc" if wanted == "ipc" else "shm")
-        native = self.config.rollout.weight_update_method == "native"
-        note = ""
-        try:
-            manifest = self._write(version)
-        except NoDeviceRoom as error:
-            if self.backend != "ipc" or wanted != "auto" or native:
-                raise
-            note = error.what
-            self.use_backend("shm")
-            manifest = self._write(version)
-        manifest.note = note
-        return manifest if self.transport else None
+    Raises `WeightUpdateError` on every rank if one fails."""
+    wanted = self.config.placement.transfer_backend
+    if not self.backend:
+        self.use_backend("ipc" if wanted == "ipc" else "shm")
+    native = self.config.rollout.weight_update_method == "native"
+    note = ""
+    try:
+        manifest = self._write(version)
+    except NoDeviceRoom as error:
+        if self.backend != "ipc" or wanted != "auto" or native:
+            raise
+        note = error.what
+        self.use_backend("shm")
+        manifest = self._write(version)
+    manifest.note = note
+    return manifest if self.transport else None
 
-    def _write(self, version: int) -> Manifest:
-        "Write through the present backend"
-        device = self.model.layout.device
-        placement = self.config.placement
-        if self.backend == "ipc" and placement.transfer_backend == "auto":
-            raise_on_all_ranks(self.missing_room(), device)
-        elif not self.has_written:
-            run_on_all_ranks(self.check_host)
-        manifest = write_buckets(
-            version,
-            self.named_tensors(),
-            placement.bucket_bytes,
-            self.transport,
-            placement.verify_every_nth,
-            device,
-        )
-        self.has_written = True
-        return manifest
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        "Yield what an update sends: all weights, or the adapter; collective"
-        export = export_adapter if self.config.sends_adapter else export_weights
-        return export(self.model)
+@patch
+def _write(self: WeightWriter, version: int) -> Manifest:
+    "Write through the present backend"
+    device = self.model.layout.device
+    placement = self.config.placement
+    if self.backend == "ipc" and placement.transfer_backend == "auto":
+        raise_on_all_ranks(self.missing_room(), device)
+    elif not self.has_written:
+        run_on_all_ranks(self.check_host)
+    manifest = write_buckets(
+        version,
+        self.named_tensors(),
+        placement.bucket_bytes,
+        self.transport,
+        placement.verify_every_nth,
+        device,
+    )
+    self.has_written = True
+    return manifest
 
-    @property
-    def nbytes(self) -> int:
-        "Bytes of an update"
-        if not self.config.sends_adapter:
-            return self.model.weight_bytes
-        trained = [p for p in self.model.module.parameters() if p.requires_grad]
-        return sum(p.nbytes * self.model.shards(p) for p in trained)
+# %% ../../nbs/train/02_trainer.ipynb #e7f78f3d
+@patch
+def named_tensors(self: WeightWriter) -> Iterator[tuple[str, Tensor]]:
+    "Yield what an update sends: all weights, or the adapter; collective"
+    export = export_adapter if self.config.sends_adapter else export_weights
+    return export(self.model)
 
-    def handle_needs(self) -> HandleNeeds:
-        "Return the device memory that device handles take here"
-        bucket = self.config.placement.bucket_bytes
-        layout = self.model.layout
-        total = self.nbytes
-        model = self.model
-        several = max(layout.tensor_size, layout.expert_size, layout.pipeline_size) > 1
-        at_once = min(bucket, total) if several else 0
-        engine = total // self.config.rollout.devices_per_engine
-        return HandleNeeds(total, max(model.largest_weight, at_once), engine + bucket)
 
-    def missing_room(self) -> NoDeviceRoom | None:
-        "Return why a copy of the weights does not fit on this device, now or in the sleep that follows"
-        self.acc.empty_cache()  # cached memory is available, too
-        free, _ = self.acc.mem_get_info(0)
-        why = self.handle_needs().lacks_room(free, free + self.memory.nbytes())
-        return NoDeviceRoom(why, "Set placement.transfer_backend to shm.") if why else None
+@patch(as_prop=True)
+def nbytes(self: WeightWriter) -> int:
+    "Bytes of an update"
+    if not self.config.sends_adapter:
+        return self.model.weight_bytes
+    trained = [p for p in self.model.module.parameters() if p.requires_grad]
+    return sum(p.nbytes * self.model.shards(p) for p in trained)
 
-    def check_host(self) -> None:
-        "Raise `DeviceError` on the rank that writes if the host has too little memory for the first update"
-        if isinstance(self.transport, SharedMemory):
-            reserve = self.config.placement.bucket_bytes + HOST_RESERVE
-            check_host_room(self.nbytes, "a weight update", reserve)
+
+@patch
+def handle_needs(self: WeightWriter) -> HandleNeeds:
+    "Return the device memory that device handles take here"
+    bucket = self.config.placement.bucket_bytes
+    layout = self.model.layout
+    total = self.nbytes
+    model = self.model
+    several = max(layout.tensor_size, layout.expert_size, layout.pipeline_size) > 1
+    at_once = min(bucket, total) if several else 0
+    engine = total // self.config.rollout.devices_per_engine
+    return HandleNeeds(total, max(model.largest_weight, at_once), engine + bucket)
+
+
+@patch
+def missing_room(self: WeightWriter) -> NoDeviceRoom | None:
+    "Return why a copy of the weights does not fit on this device, now or in the sleep that follows"
+    self.acc.empty_cache()  # cached memory is available, too
+    free, _ = self.acc.mem_get_info(0)
+    why = self.handle_needs().lacks_room(free, free + self.memory.nbytes())
+    return NoDeviceRoom(why, "Set placement.transfer_backend to shm.") if why else None
+
+
+@patch
+def check_host(self: WeightWriter) -> None:
+    "Raise `DeviceError` on the rank that writes if the host has too little memory for the first update"
+    if isinstance(self.transport, SharedMemory):
+        reserve = self.config.placement.bucket_bytes + HOST_RESERVE
+        check_host_room(self.nbytes, "a weight update", reserve)
 
 # %% ../../nbs/train/02_trainer.ipynb #58c9aef0
 SHARD_BYTES = 2**30  # most bytes of one file of an export
@@ -795,129 +844,151 @@ class Trainer(ModelTrainer):
         micro_batch = make_micro_batch(batch, rows, self.device)
         return compute_loss(logp_T, entropy_T, micro_batch, self.config.algorithm)
 
-    def logprobs(
-        self,
-        batch: Batch,
-        policy: Literal["actor", "reference"] = "actor",
-    ) -> RowValues:
-        "Return the log-prob of every response token; {} unless this rank reports"
-        if policy == "actor":
+# %% ../../nbs/train/02_trainer.ipynb #c5761a5d
+@patch
+def logprobs(
+    self: Trainer,
+    batch: Batch,
+    policy: Literal["actor", "reference"] = "actor",
+) -> RowValues:
+    "Return the log-prob of every response token; {} unless this rank reports"
+    if policy == "actor":
+        return self.forward_only(batch)
+    if policy != "reference":
+        raise ConfigError(f"policy is {policy!r}", "Give 'actor' or 'reference'.")
+    if self.config.algorithm.use_reference and self.config.lora.rank:
+        with adapter_off(self.model.module):
             return self.forward_only(batch)
-        if policy != "reference":
-            raise ConfigError(f"policy is {policy!r}", "Give 'actor' or 'reference'.")
-        if self.config.algorithm.use_reference and self.config.lora.rank:
-            with adapter_off(self.model.module):
-                return self.forward_only(batch)
-        if self.reference is None:
-            raise ConfigError(
-                "reference log-probs were asked for without algorithm.use_reference",
-                "Set use_reference to true.",
-            )
-        tensors = self.model.state_tensors()
-        if self.actor is None:
-            self.actor = HostCopy(tensors)
-        else:
-            self.actor.refill(tensors)
-        self.reference.restore(tensors)
-        try:
-            return self.forward_only(batch)
-        finally:
-            self.actor.restore(tensors)
+    if self.reference is None:
+        raise ConfigError(
+            "reference log-probs were asked for without algorithm.use_reference",
+            "Set use_reference to true.",
+        )
+    tensors = self.model.state_tensors()
+    if self.actor is None:
+        self.actor = HostCopy(tensors)
+    else:
+        self.actor.refill(tensors)
+    self.reference.restore(tensors)
+    try:
+        return self.forward_only(batch)
+    finally:
+        self.actor.restore(tensors)
 
-    def trained_logprobs(self) -> RowValues:
-        "Return the log-probs of the last optimizer step's own passes, if the batch had none"
-        return self.trained
 
-    def sleep(self) -> dict[str, float]:  # bytes
-        "Give the device memory back, on all ranks or on none; return memory metrics"
-        stop_replay(self.model.routers)
-        return self.memory.offload(self.weights.copy_bytes)
+@patch
+def trained_logprobs(self: Trainer) -> RowValues:
+    "Return the log-probs of the last optimizer step's own passes, if the batch had none"
+    return self.trained
 
-    def wake(self) -> None:
-        "Take the device memory back, bit for bit, on all ranks or on none"
-        self.memory.onload()
-        self.acc.reset_peak(0)
+# %% ../../nbs/train/02_trainer.ipynb #17dbfd63
+@patch
+def sleep(self: Trainer) -> dict[str, float]:  # bytes
+    "Give the device memory back, on all ranks or on none; return memory metrics"
+    stop_replay(self.model.routers)
+    return self.memory.offload(self.weights.copy_bytes)
 
-    def save(self, folder: str, hf_path: str) -> str | None:
-        "Export the policy as a Hugging Face folder, an adapter as a peft folder; return it on rank 0"
-        named = {}
-        lora = self.config.lora if self.config.lora.rank else None
-        export = export_weights if lora is None else export_adapter
-        for name, weight in export(self.model):  # the gathers need every rank
-            report_progress(f"gathering {name}")
-            if self.rank == 0:
-                named[name] = weight.detach().cpu().contiguous()
-        if self.rank:
-            return None
-        write_hf_folder(Path(folder), hf_path, named, lora)
-        return folder
 
-    def save_state(self, folder: str) -> None:
-        "Copy the state to the host and start to write it"
-        for name, saver in self.savers.items():
-            # Megatron wants an empty folder: the critic's is created when the policy's has begun
-            own = Path(folder) / name
-            with checkpoint_errors(folder):
-                own.mkdir(exist_ok=True)
-                if not saver.optimizer.trained and self.rank == 0:
-                    steps = {"steps": saver.optimizer.steps}
-                    (own / UNTRAINED).write_text(json.dumps(steps), encoding="utf-8")
-            if saver.optimizer.trained:
-                saver.start(str(own))
+@patch
+def wake(self: Trainer) -> None:
+    "Take the device memory back, bit for bit, on all ranks or on none"
+    self.memory.onload()
+    self.acc.reset_peak(0)
 
-    def finish_state(self) -> None:
-        """Wait until everything is written and complete the checkpoint.
 
-        If the trainer sleeps, its communicators are created for the duration of the call."""
-        pending = [saver for saver in self.savers.values() if saver.request is not None]
-        reload = bool(pending) and self.memory.groups_destroyed
-        if reload:
-            process_groups.reload_process_groups()
-        for saver in pending:
-            saver.finish()
-        if reload:
-            process_groups.destroy_process_groups()
-
-    def load_state(self, folder: str) -> bool:
-        "Resume from a checkpoint; return whether random states were restored. The reference is unchanged"
-        restored = []
-        for name, saver in self.savers.items():
-            own = Path(folder) / name
-            optimizer = saver.optimizer
-            if (own / UNTRAINED).is_file():
-                if optimizer.trained:
-                    raise DataError(
-                        f"{own} was written before the first update of these weights, and this "
-                        f"trainer has done {optimizer.steps} steps",
-                        "Load it into a new trainer.",
-                    )
-                steps = json.loads((own / UNTRAINED).read_text(encoding="utf-8"))["steps"]
-                while optimizer.steps < steps:
-                    optimizer.skip_step()
-                continue
-            with self.memory.offloader.allocating():
-                restored.append(load_checkpoint(optimizer, str(own)))
-        return all(restored)
-
-    def shims(self) -> list[dict[str, str]]:  # name, target, phase, state, reason, ...
-        "Return the state of every shim of this process"
-        return [shim for shim in registry.report() if shim["state"] != "not entered"]
-
-    def notes(self) -> list[str]:
-        "Return what is unusual about this trainer here"
-        notes = [self.layout_note] if self.layout_note else []
-        why = why_on_host(self.acc.device(0))
-        if why:
-            notes.append(f"checksums of weights are computed on the host: {why}")
-        return notes
-
-    def health(self) -> dict[str, Any]:
-        "Return what this rank is doing"
-        return {
-            "rank": self.rank,
-            "asleep": self.memory.offloader.asleep,
-            "saving": any(saver.busy() for saver in self.savers.values()),
-        }
+@patch
+def save(self: Trainer, folder: str, hf_path: str) -> str | None:
+    "Export the policy as a Hugging Face folder, an adapter as a peft folder; return it on rank 0"
+    named = {}
+    lora = self.config.lora if self.config.lora.rank else None
+    export = export_weights if lora is None else export_adapter
+    for name, weight in export(self.model):  # the gathers need every rank
+        report_progress(f"gathering {name}")
+        if self.rank == 0:
+            named[name] = weight.detach().cpu().contiguous()
+    if self.rank:
+        return None
+    write_hf_folder(Path(folder), hf_path, named, lora)
+    return folder
 
 # %% ../../nbs/train/02_trainer.ipynb #f16e9ee2
 UNTRAINED = "untrained.json"  # instead of a state: the steps of the schedule
+
+
+@patch
+def save_state(self: Trainer, folder: str) -> None:
+    "Copy the state to the host and start to write it"
+    for name, saver in self.savers.items():
+        # Megatron wants an empty folder: the critic's is created when the policy's has begun
+        own = Path(folder) / name
+        with checkpoint_errors(folder):
+            own.mkdir(exist_ok=True)
+            if not saver.optimizer.trained and self.rank == 0:
+                steps = {"steps": saver.optimizer.steps}
+                (own / UNTRAINED).write_text(json.dumps(steps), encoding="utf-8")
+        if saver.optimizer.trained:
+            saver.start(str(own))
+
+
+@patch
+def finish_state(self: Trainer) -> None:
+    """Wait until everything is written and complete the checkpoint.
+
+    If the trainer sleeps, its communicators are created for the duration of the call."""
+    pending = [saver for saver in self.savers.values() if saver.request is not None]
+    reload = bool(pending) and self.memory.groups_destroyed
+    if reload:
+        process_groups.reload_process_groups()
+    for saver in pending:
+        saver.finish()
+    if reload:
+        process_groups.destroy_process_groups()
+
+# %% ../../nbs/train/02_trainer.ipynb #09c3f247
+@patch
+def load_state(self: Trainer, folder: str) -> bool:
+    "Resume from a checkpoint; return whether random states were restored. The reference is unchanged"
+    restored = []
+    for name, saver in self.savers.items():
+        own = Path(folder) / name
+        optimizer = saver.optimizer
+        if (own / UNTRAINED).is_file():
+            if optimizer.trained:
+                raise DataError(
+                    f"{own} was written before the first update of these weights, and this "
+                    f"trainer has done {optimizer.steps} steps",
+                    "Load it into a new trainer.",
+                )
+            steps = json.loads((own / UNTRAINED).read_text(encoding="utf-8"))["steps"]
+            while optimizer.steps < steps:
+                optimizer.skip_step()
+            continue
+        with self.memory.offloader.allocating():
+            restored.append(load_checkpoint(optimizer, str(own)))
+    return all(restored)
+
+# %% ../../nbs/train/02_trainer.ipynb #8ab04999
+@patch
+def shims(self: Trainer) -> list[dict[str, str]]:  # name, target, phase, state, reason, ...
+    "Return the state of every shim of this process"
+    return [shim for shim in registry.report() if shim["state"] != "not entered"]
+
+
+@patch
+def notes(self: Trainer) -> list[str]:
+    "Return what is unusual about this trainer here"
+    notes = [self.layout_note] if self.layout_note else []
+    why = why_on_host(self.acc.device(0))
+    if why:
+        notes.append(f"checksums of weights are computed on the host: {why}")
+    return notes
+
+
+@patch
+def health(self: Trainer) -> dict[str, Any]:
+    "Return what this rank is doing"
+    return {
+        "rank": self.rank,
+        "asleep": self.memory.offloader.asleep,
+        "saving": any(saver.busy() for saver in self.savers.values()),
+    }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fastcore.basics import patch
 from greenlet import getcurrent, greenlet
 
 from .async_sampling import Threads
@@ -79,68 +80,80 @@ class VirtualClock(Threads):
         jobs = list(jobs)
         self.job_ended.wait_for(lambda: all(job.done() for job in jobs))
 
-    def block(self, waiter: _Waiter, seconds: float | None) -> None:
-        """Let the other threads run until the predicate is true, or so many seconds have passed
+# %% ../../nbs/train/19_virtual_clock.ipynb #1686cb82
+@patch
+def block(self: VirtualClock, waiter: _Waiter, seconds: float | None) -> None:
+    """Let the other threads run until the predicate is true, or so many seconds have passed
 
-        Raises `RuntimeError` when no thread can go on, and when the thread holds a lock."""
-        task = waiter.task
-        if self.closed:
-            raise _Ended
-        if task.locks:
-            raise RuntimeError("a thread waits for a device and holds the lock of the others")
-        if seconds is not None:
-            heapq.heappush(self._timers, (self.now + seconds, next(self._order), waiter))
-        self._turns.switch()
-        if task is self.main and self.stuck:
-            raise RuntimeError(self.stuck)
-        if task is not self.main and self.closed:
-            raise _Ended
+    Raises `RuntimeError` when no thread can go on, and when the thread holds a lock."""
+    task = waiter.task
+    if self.closed:
+        raise _Ended
+    if task.locks:
+        raise RuntimeError("a thread waits for a device and holds the lock of the others")
+    if seconds is not None:
+        heapq.heappush(self._timers, (self.now + seconds, next(self._order), waiter))
+    self._turns.switch()
+    if task is self.main and self.stuck:
+        raise RuntimeError(self.stuck)
+    if task is not self.main and self.closed:
+        raise _Ended
 
-    def _give_turns(self) -> None:
-        while True:
-            self.current = self._next()
-            self.current.fiber.switch()
 
-    def _next(self) -> _Task:
-        "Return the task whose turn it is; the time advances if no other is ready"
-        while self._notified and not self.closed:
-            self._notified.pop().wake(self._ready)
-        if self._ready:
-            return self._ready.popleft()
-        while self._timers:
-            when, _, waiter = heapq.heappop(self._timers)
-            if not waiter.woken:
-                waiter.woken = True
-                if waiter.condition is not None:
-                    waiter.condition.waiters.remove(waiter)
-                self.now = when
-                return waiter.task
-        self.stuck = f"at {self.now:g} s each thread waits for another one"
-        return self.main
+@patch
+def _give_turns(self: VirtualClock) -> None:
+    while True:
+        self.current = self._next()
+        self.current.fiber.switch()
 
-    def start(self, work: Callable[[], object]) -> None:
-        "Start a thread"
 
-        def run() -> None:
-            with suppress(_Ended):
-                if not self.closed:
-                    work()
-            self.others.remove(task)
+@patch
+def _next(self: VirtualClock) -> _Task:
+    "Return the task whose turn it is; the time advances if no other is ready"
+    while self._notified and not self.closed:
+        self._notified.pop().wake(self._ready)
+    if self._ready:
+        return self._ready.popleft()
+    while self._timers:
+        when, _, waiter = heapq.heappop(self._timers)
+        if not waiter.woken:
+            waiter.woken = True
+            if waiter.condition is not None:
+                waiter.condition.waiters.remove(waiter)
+            self.now = when
+            return waiter.task
+    self.stuck = f"at {self.now:g} s each thread waits for another one"
+    return self.main
 
-        task = _Task(greenlet(run, parent=self._turns))
-        self.others.add(task)
-        self._ready.append(task)
+# %% ../../nbs/train/19_virtual_clock.ipynb #4e11ce4b
+@patch
+def start(self: VirtualClock, work: Callable[[], object]) -> None:
+    "Start a thread"
 
-    def notify(self, condition: "VirtualCondition") -> None:
-        "Look at the predicates of a condition before the next turn"
-        if condition not in self._notified:
-            self._notified.append(condition)
+    def run() -> None:
+        with suppress(_Ended):
+            if not self.closed:
+                work()
+        self.others.remove(task)
 
-    def close(self) -> None:
-        "End all threads where they wait"
-        self.closed = True
-        self._ready = deque([*self.others, self.main])
-        self._turns.switch()
+    task = _Task(greenlet(run, parent=self._turns))
+    self.others.add(task)
+    self._ready.append(task)
+
+
+@patch
+def notify(self: VirtualClock, condition: "VirtualCondition") -> None:
+    "Look at the predicates of a condition before the next turn"
+    if condition not in self._notified:
+        self._notified.append(condition)
+
+
+@patch
+def close(self: VirtualClock) -> None:
+    "End all threads where they wait"
+    self.closed = True
+    self._ready = deque([*self.others, self.main])
+    self._turns.switch()
 
 # %% ../../nbs/train/19_virtual_clock.ipynb #3db0620e
 class VirtualCondition:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..config import RunConfig, SamplingConfig, override
@@ -24,7 +25,7 @@ from ..data.prompts import EpochOrder, PromptDataset
 from ..data.rewards import Counts, Grade
 from ..data.sample import Prompt, Sample
 from ..errors import ConfigError, RoleError
-from ..plan.schedule import (
+from cookbook_npu.plan.schedule import (
     MOST_LENGTHS,
     EngineModel,
     MeasuredRun,
@@ -170,60 +171,68 @@ class VirtualEngine(VirtualGroup):
         self.model.version = self.version
         return []
 
-    def collect(self, decode_steps: int) -> list[Sample]:
-        "Decode until the end of the call in which a response ends, or something stops it"
-        model = self.model
-        if not self._pass_calls(decode_steps):
-            return []
-        ended = []
-        last = model.decoded + decode_steps
-        while model.batch and model.batch[0].ends <= last:
-            ended.append(model.finish_response())
-        if model.batch:
-            model.advance(model.clock + (last - model.decoded) * model.decode_seconds)
-        self.clock.sleep(model.clock - self.clock.now)
+# %% ../../nbs/train/20_virtual_run.ipynb #2eb83161
+@patch
+def collect(self: VirtualEngine, decode_steps: int) -> list[Sample]:
+    "Decode until the end of the call in which a response ends, or something stops it"
+    model = self.model
+    if not self._pass_calls(decode_steps):
+        return []
+    ended = []
+    last = model.decoded + decode_steps
+    while model.batch and model.batch[0].ends <= last:
+        ended.append(model.finish_response())
+    if model.batch:
+        model.advance(model.clock + (last - model.decoded) * model.decode_seconds)
+    self.clock.sleep(model.clock - self.clock.now)
+    self.check()
+    return [self._sample(response.group, response.version) for response in ended]
+
+
+@patch
+def _pass_calls(self: VirtualEngine, decode_steps: int) -> bool:
+    "Pass the calls in which no response ends; returns False if something stopped them"
+    model = self.model
+    model.resume_at(self.clock.now)
+    left = model.batch[0].ends - model.decoded if model.batch else 0
+    calls = math.ceil(left / decode_steps) - 1
+    if calls <= 0:
+        return True
+    each = decode_steps * model.decode_seconds
+    began = self.clock.now
+    with self.pool.jobs.changed:
+        stopped = self.pool.jobs.changed.wait_for(self._is_stopped, calls * each)
+    self.check()
+    if stopped:  # at the end of the present call
+        calls = min(calls, math.ceil((self.clock.now - began) / each - 1e-9))
+        self.clock.sleep(began + calls * each - self.clock.now)
         self.check()
-        return [self._sample(response.group, response.version) for response in ended]
+    model.advance(began + calls * each)
+    model.resume_at(self.clock.now)
+    return not stopped
 
-    def _pass_calls(self, decode_steps: int) -> bool:
-        "Pass the calls in which no response ends; returns False if something stopped them"
-        model = self.model
-        model.resume_at(self.clock.now)
-        left = model.batch[0].ends - model.decoded if model.batch else 0
-        calls = math.ceil(left / decode_steps) - 1
-        if calls <= 0:
-            return True
-        each = decode_steps * model.decode_seconds
-        began = self.clock.now
-        with self.pool.jobs.changed:
-            stopped = self.pool.jobs.changed.wait_for(self._is_stopped, calls * each)
-        self.check()
-        if stopped:  # at the end of the present call
-            calls = min(calls, math.ceil((self.clock.now - began) / each - 1e-9))
-            self.clock.sleep(began + calls * each - self.clock.now)
-            self.check()
-        model.advance(began + calls * each)
-        model.resume_at(self.clock.now)
-        return not stopped
+# %% ../../nbs/train/20_virtual_run.ipynb #69f4ee73
+@patch
+def _is_stopped(self: VirtualEngine) -> bool:
+    thread = self.pool.threads[self.number]
+    waits = thread.queue or thread.abandoned or self.pool.jobs.closed
+    return bool(waits or self.why_lost or self.pool.status is not PoolStatus.SAMPLING)
 
-    def _is_stopped(self) -> bool:
-        thread = self.pool.threads[self.number]
-        waits = thread.queue or thread.abandoned or self.pool.jobs.closed
-        return bool(waits or self.why_lost or self.pool.status is not PoolStatus.SAMPLING)
 
-    def _sample(self, key: tuple[str, int], version: int) -> Sample:
-        "The finished response, with its first and its last token alone"
-        request = self.requests.pop(key)
-        return Sample(
-            group_id=request.group_id,
-            index=request.index,
-            prompt_ids=request.prompt_ids,
-            response_ids=[0, 0],
-            logprobs=[0.0, 0.0],
-            loss_mask=[1, 1],
-            versions=[version, self.version],
-            finish_reason="stop",
-        )
+@patch
+def _sample(self: VirtualEngine, key: tuple[str, int], version: int) -> Sample:
+    "The finished response, with its first and its last token alone"
+    request = self.requests.pop(key)
+    return Sample(
+        group_id=request.group_id,
+        index=request.index,
+        prompt_ids=request.prompt_ids,
+        response_ids=[0, 0],
+        logprobs=[0.0, 0.0],
+        loss_mask=[1, 1],
+        versions=[version, self.version],
+        finish_reason="stop",
+    )
 
 # %% ../../nbs/train/20_virtual_run.ipynb #cefa5184
 @dataclass(frozen=True)
@@ -417,72 +426,49 @@ class VirtualRun:
         self.workers.engines.groups = [self.engine(number) for number in numbers]
         return driver
 
-    def _lose_engines(self) -> None:
-        "Lose engines at random times, until the clock is closed"
-        engines = self.config.num_engines
-        hours = cast(float, self.disturbances.hours_between_losses)
-        events = _Events(hours / engines, f"losses {self.seed}")
-        while True:
-            self.clock.sleep(events.next - self.clock.now)
-            engine = self.workers.engines.groups[events.chance.randrange(engines)]
-            if isinstance(engine, VirtualEngine) and not engine.lost:
-                self.losses += 1
-                self.resubmitted += len(engine.requests)
-                engine.why_lost = "the process died"
-                self.pool.jobs.changed.notify_all()
-            events.draw(self.clock.now)
+# %% ../../nbs/train/20_virtual_run.ipynb #ff9b97ec
+@patch
+def _lose_engines(self: VirtualRun) -> None:
+    "Lose engines at random times, until the clock is closed"
+    engines = self.config.num_engines
+    hours = cast(float, self.disturbances.hours_between_losses)
+    events = _Events(hours / engines, f"losses {self.seed}")
+    while True:
+        self.clock.sleep(events.next - self.clock.now)
+        engine = self.workers.engines.groups[events.chance.randrange(engines)]
+        if isinstance(engine, VirtualEngine) and not engine.lost:
+            self.losses += 1
+            self.resubmitted += len(engine.requests)
+            engine.why_lost = "the process died"
+            self.pool.jobs.changed.notify_all()
+        events.draw(self.clock.now)
 
-    def simulate(self, hours: float) -> HoursResult:
-        "Run until a step ends after these hours, or the driver ends the run"
-        if hours <= 0:
-            raise ConfigError(f"hours is {hours}", "Give more than 0.")
-        ended = ""
-        with tempfile.TemporaryDirectory() as root:
-            self.config = override(self.config, virtual_settings(root))
-            with RunFolder.create(self.config) as folder:
-                driver = self._build(folder)
-                if self.disturbances.hours_between_losses:
-                    self.clock.start(self._lose_engines)
-                try:
-                    driver.start(None)
-                    for row in driver.steps():
-                        self.rows[row["step"]] = row
-                        self.taken += 1
-                        if self.clock.now >= 3600 * hours:
-                            break
-                except RoleError as error:
-                    ended = str(error)
-                finally:
-                    driver.placement.close()
-                    self.clock.close()
-        return self._result(ended)
-
-    def _result(self, ended: str) -> HoursResult:
-        if not self.rows:
-            raise ConfigError(
-                f"no step ends: {ended or 'the hours are over before'}",
-                "Give more hours, or fewer losses.",
-            )
-        rows = self.rows.values()
-        spent = sum(row["time/step"] for row in rows)
-
-        def share(name: str) -> float:
-            return sum(row[name] * row["time/step"] for row in rows) / spent
-
-        names = {name for row in rows for name in row}
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        return HoursResult(
-            self.clock.now / 3600,
-            len(rows),
-            share("async/trainer_idle_share"),
-            share("async/rollout_idle_share"),
-            age_counts(columns),
-            self.losses,
-            self.resubmitted,
-            self.timeouts,
-            self.taken - len(rows),
-            ended,
-        )
+# %% ../../nbs/train/20_virtual_run.ipynb #94f4c1e7
+@patch
+def simulate(self: VirtualRun, hours: float) -> HoursResult:
+    "Run until a step ends after these hours, or the driver ends the run"
+    if hours <= 0:
+        raise ConfigError(f"hours is {hours}", "Give more than 0.")
+    ended = ""
+    with tempfile.TemporaryDirectory() as root:
+        self.config = override(self.config, virtual_settings(root))
+        with RunFolder.create(self.config) as folder:
+            driver = self._build(folder)
+            if self.disturbances.hours_between_losses:
+                self.clock.start(self._lose_engines)
+            try:
+                driver.start(None)
+                for row in driver.steps():
+                    self.rows[row["step"]] = row
+                    self.taken += 1
+                    if self.clock.now >= 3600 * hours:
+                        break
+            except RoleError as error:
+                ended = str(error)
+            finally:
+                driver.placement.close()
+                self.clock.close()
+    return self._result(ended)
 
 # %% ../../nbs/train/20_virtual_run.ipynb #ae82bf95
 def virtual_settings(root: str) -> dict[str, Any]:
@@ -497,6 +483,33 @@ def virtual_settings(root: str) -> dict[str, Any]:
     }
 
 
+@patch
+def _result(self: VirtualRun, ended: str) -> HoursResult:
+    if not self.rows:
+        raise ConfigError(
+            f"no step ends: {ended or 'the hours are over before'}",
+            "Give more hours, or fewer losses.",
+        )
+    rows = self.rows.values()
+    spent = sum(row["time/step"] for row in rows)
+
+    def share(name: str) -> float:
+        return sum(row[name] * row["time/step"] for row in rows) / spent
+
+    names = {name for row in rows for name in row}
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return HoursResult(
+        self.clock.now / 3600,
+        len(rows),
+        share("async/trainer_idle_share"),
+        share("async/rollout_idle_share"),
+        age_counts(columns),
+        self.losses,
+        self.resubmitted,
+        self.timeouts,
+        self.taken - len(rows),
+        ended,
+    )
 
 # %% ../../nbs/train/20_virtual_run.ipynb #2aca3ddc
 def measured_run(

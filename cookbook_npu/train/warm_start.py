@@ -37,7 +37,7 @@ from ..data.tokenizer import IMAGE_PAD, build_tokenizer
 from ..data.turns import TurnFormat
 from ..errors import ConfigError
 from ..heartbeat import report_progress
-from ..model.tiny import (
+from cookbook_npu.model.tiny import (
     build_tiny,
     check_tiny,
     head_class,
@@ -110,7 +110,6 @@ def warm_folder(config: RunConfig) -> Path:
         if config.data.chat_template_kwargs:
             settings["chat_template_kwargs"] = config.data.chat_template_kwargs
     for name in (
-        "image_min_pixels",
         "image_max_pixels",
         "apply_chat_template",
         "chat_template_kwargs",

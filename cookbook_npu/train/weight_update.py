@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fastcore.basics import patch
 
 from ..cluster.worker_group import Future, WorkerGroup
 from ..errors import ConfigError, WeightUpdateError
@@ -71,40 +72,46 @@ class WeightUpdate:
         state.tracker.hold_version(manifest.version)
         return memory
 
-    def _load(self, manifest: Manifest) -> None:
-        "Let every engine load and verify the weights, at most twice"
-        try:
-            self.state.engines.call("update_weights", manifest)
-        except WeightUpdateError as error:
-            self.state.folder.event(
-                "weight_update_retry", version=manifest.version, why=error.what
-            )
-            self.state.engines.call("update_weights", manifest)
+# %% ../../nbs/train/08_weight_update.ipynb #2d50083a
+@patch
+def _load(self: WeightUpdate, manifest: Manifest) -> None:
+    "Let every engine load and verify the weights, at most twice"
+    try:
+        self.state.engines.call("update_weights", manifest)
+    except WeightUpdateError as error:
+        self.state.folder.event(
+            "weight_update_retry", version=manifest.version, why=error.what
+        )
+        self.state.engines.call("update_weights", manifest)
 
-    def _choose_backend(self) -> None:
-        "Test once per trainer whether every engine can open a handle of its device memory"
-        config = self.state.config
-        trainer = self.state.trainer
-        if trainer is self.negotiated or why_no_handles(config):
-            return
-        offers = trainer.call("weights.offer_handle")
-        why = next((reason for _, reason in offers if reason), "")
-        if not why:
-            handles: dict[str, Any] = {}
-            for of_rank, _ in offers:
-                handles |= of_rank
-            answers = self.state.engines.call_ranks("try_handle", handles)
-            why = next((answer for answer in answers if answer), "")
-        if why and config.placement.transfer_backend == "ipc":
-            raise ConfigError(
-                f"placement.transfer_backend is 'ipc': {why}",
-                "Set placement.transfer_backend to auto.",
-            )
-        trainer.call("weights.use_backend", "shm" if why else "ipc")
-        self._record_backend("shm" if why else "ipc", why)
-        self.negotiated = trainer
 
-    def _record_backend(self, backend: str, why: str) -> None:
-        self.state.folder.event("weight_transfer", backend=backend, why=why)
-        if why:
-            print(f"new weights go through host memory ({backend}): {why}", flush=True)
+@patch
+def _choose_backend(self: WeightUpdate) -> None:
+    "Test once per trainer whether every engine can open a handle of its device memory"
+    config = self.state.config
+    trainer = self.state.trainer
+    if trainer is self.negotiated or why_no_handles(config):
+        return
+    offers = trainer.call("weights.offer_handle")
+    why = next((reason for _, reason in offers if reason), "")
+    if not why:
+        handles: dict[str, Any] = {}
+        for of_rank, _ in offers:
+            handles |= of_rank
+        answers = self.state.engines.call_ranks("try_handle", handles)
+        why = next((answer for answer in answers if answer), "")
+    if why and config.placement.transfer_backend == "ipc":
+        raise ConfigError(
+            f"placement.transfer_backend is 'ipc': {why}",
+            "Set placement.transfer_backend to auto.",
+        )
+    trainer.call("weights.use_backend", "shm" if why else "ipc")
+    self._record_backend("shm" if why else "ipc", why)
+    self.negotiated = trainer
+
+
+@patch
+def _record_backend(self: WeightUpdate, backend: str, why: str) -> None:
+    self.state.folder.event("weight_transfer", backend=backend, why=why)
+    if why:
+        print(f"new weights go through host memory ({backend}): {why}", flush=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+from fastcore.basics import patch
 
 from ..cluster.ray_cluster import Cluster
 from ..cluster.worker_group import LocalWorkerGroup, RayWorkerGroup, WorkerGroup
@@ -57,7 +58,7 @@ def start_trainer(
         control_methods=["weights.broadcast"] if config.placement.mode == "split" else (),
         kwargs={"config": config, "hf_path": hf_path},
         env=role_environment(config, "trainer", share=share) | dict(extra_env),
-        timeout=config.placement.call_timeout_s,
+        timeout=config.target.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,
     )
 
@@ -91,7 +92,7 @@ def start_engine(
         control_methods=CONTROL_METHODS,
         kwargs={"config": config, "hf_path": hf_path, "load_weights": not asleep},
         env=role_environment(config, "rollout", share=share) | dict(extra_env),
-        timeout=config.placement.call_timeout_s,
+        timeout=config.target.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,
     )
     if not asleep:
@@ -152,31 +153,31 @@ class Workers(AbstractContextManager):
             self.cluster, self.config, self.hf_path, number, RESTART_ENV
         )
 
-    def end_trainer(self) -> None:
-        "End what is left of the trainer, which frees its devices"
-        self.trainer.kill(grace=1.0)
-
-    def restart_trainer(self) -> None:
-        "Restart the trainer, awake with the first weights"
-        self.end_trainer()
-        self.trainer = start_trainer(self.cluster, self.config, self.hf_path, RESTART_ENV)
-
-    def restart_lost_engines(self, timeout: float = 30.0) -> list[int]:
-        "Put all engines to sleep and restart the lost ones; return their numbers"
-        lost = [
-            number
-            for number, group in enumerate(self.engines.groups)
-            if number not in self.removed and not put_to_sleep(group, timeout)
-        ]
-        for number in lost:
-            self.restart_engine(number)
-        return lost
-
 # %% ../../nbs/train/04_workers.ipynb #0b1c8783
+@patch
+def end_trainer(self: Workers) -> None:
+    "End what is left of the trainer, which frees its devices"
+    self.trainer.kill(grace=1.0)
 
 
+@patch
+def restart_trainer(self: Workers) -> None:
+    "Restart the trainer, awake with the first weights"
+    self.end_trainer()
+    self.trainer = start_trainer(self.cluster, self.config, self.hf_path, RESTART_ENV)
 
 
+@patch
+def restart_lost_engines(self: Workers, timeout: float = 30.0) -> list[int]:
+    "Put all engines to sleep and restart the lost ones; return their numbers"
+    lost = [
+        number
+        for number, group in enumerate(self.engines.groups)
+        if number not in self.removed and not put_to_sleep(group, timeout)
+    ]
+    for number in lost:
+        self.restart_engine(number)
+    return lost
 
 
 def put_to_sleep(group: WorkerGroup, timeout: float) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fastcore.basics import patch
 
 from ..errors import WeightUpdateError
 from ..npu.device import Accelerator
@@ -141,40 +142,46 @@ class GroupMember:
                 f"a weight broadcast failed: {why}", "It is sent again."
             ) from error
 
-    def broadcast(self, block: torch.Tensor) -> None:
-        "Send a device tensor to all others, or receive into it; `WeightUpdateError` if a member died"
-        with self.report_failure():
-            self.meetings.meet()
-            work: Any = dist.broadcast(
-                block, group=self.process_group, group_src=0, async_op=True
-            )
-            deadline = time.monotonic() + self.update_group.timeout_s
-            while not work.is_completed():
-                if time.monotonic() > deadline:
-                    why = f"a bucket was not broadcast within {self.update_group.timeout_s:g} s"
-                    # store the reason before the others see only a closed connection
-                    why = give_up(self.store, why)
-                    self._abort("a broadcast does not end")
-                    raise WeightUpdateError(
-                        why,
-                        "A member died in it, or the network is slow: raise placement.transfer_timeout_s.",
-                    )
-                self.meetings.check()
-                time.sleep(POLL_STORE_S)
-            work.wait()
+# %% ../../nbs/weights/03_broadcast.ipynb #358ccf4f
+@patch
+def broadcast(self: GroupMember, block: torch.Tensor) -> None:
+    "Send a device tensor to all others, or receive into it; `WeightUpdateError` if a member died"
+    with self.report_failure():
+        self.meetings.meet()
+        work: Any = dist.broadcast(
+            block, group=self.process_group, group_src=0, async_op=True
+        )
+        deadline = time.monotonic() + self.update_group.timeout_s
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                why = f"a bucket was not broadcast within {self.update_group.timeout_s:g} s"
+                # store the reason before the others see only a closed connection
+                why = give_up(self.store, why)
+                self._abort("a broadcast does not end")
+                raise WeightUpdateError(
+                    why,
+                    "A member died in it, or the network is slow: raise placement.transfer_timeout_s.",
+                )
+            self.meetings.check()
+            time.sleep(POLL_STORE_S)
+        work.wait()
 
-    def _abort(self, why: str) -> None:
-        "Free the communicator, even during a collective"
-        backend: Any = self.process_group._get_backend(self.device)
-        if hasattr(backend, "abort_hccl_comm"):
-            backend.abort_hccl_comm(why)
-        else:
-            backend.abort()
 
-    def close(self) -> None:
-        "Leave the group, even after a failure"
-        self._abort("the group is not used any more")
-        dist.destroy_process_group(self.process_group)
+@patch
+def _abort(self: GroupMember, why: str) -> None:
+    "Free the communicator, even during a collective"
+    backend: Any = self.process_group._get_backend(self.device)
+    if hasattr(backend, "abort_hccl_comm"):
+        backend.abort_hccl_comm(why)
+    else:
+        backend.abort()
+
+
+@patch
+def close(self: GroupMember) -> None:
+    "Leave the group, even after a failure"
+    self._abort("the group is not used any more")
+    dist.destroy_process_group(self.process_group)
 
 # %% ../../nbs/weights/03_broadcast.ipynb #23620aec
 def bucket_sizes(manifest: Manifest) -> list[int]:

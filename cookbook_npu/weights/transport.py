@@ -28,7 +28,7 @@ from ..errors import ConfigError, MissingError, WeightUpdateError
 from ..npu.device import Accelerator
 from ..npu.stack.machine import read_memory
 from ..scratch import BUCKET_PREFIX, SHM_FOLDER, make_scratch, remove_scratch
-from ..weights.manifest import (
+from cookbook_npu.weights.manifest import (
     Bucket,
     Entry,
     Manifest,

@@ -145,7 +145,7 @@ class TritonModulesShim(Shim):
 # %% ../../../nbs/npu/shims/04_mcore_bridge.ipynb #c40f3e8c
 def without_triton() -> None:
     "The bootstrap of a trainer on a machine where triton is not installed, for proofs"
-    from ...npu.shims.bootstrap import bootstrap
+    from cookbook_npu.npu.shims.bootstrap import bootstrap
 
     # as good as absent: imports of it fail, and find_spec finds nothing
     modules: dict[str, Any] = sys.modules

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ConfigError, ShimError
 from ..device import CUDA, NPU, probe_cuda
-from ...npu.shims.registry import (
+from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
     expect_parameters,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+from fastcore.basics import patch
 
 from ...errors import ShimError, nearest
 
@@ -158,11 +159,6 @@ class MonkeyPatch:
         place.put(value)
         self.changes.append(change)
 
-    def in_place(self) -> bool:
-        "Return whether the changes are in place; a later wrapper may surround a replaced function"
-        found = [(change.place.get(), change.new) for change in self.changes]
-        return bool(found) and all(surrounds(value, new) for value, new in found)
-
 # %% ../../../nbs/npu/shims/00_registry.ipynb #94d555c5
 def expect_parameters(function: Callable, parameters: str) -> None:
     "Raise `ShimError` unless `function` has exactly these parameters"
@@ -192,6 +188,11 @@ def surrounds(found: Any, wanted: Any) -> bool:
     return found is wanted
 
 
+@patch
+def in_place(self: MonkeyPatch) -> bool:
+    "Return whether the changes are in place; a later wrapper may surround a replaced function"
+    found = [(change.place.get(), change.new) for change in self.changes]
+    return bool(found) and all(surrounds(value, new) for value, new in found)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #25b2855d
 ShimPhase = Literal[
@@ -307,44 +308,52 @@ class Shim:
         "Return whether the repair is in place; for shims whose probe cannot call the target"
         return self.patch.in_place()
 
-    def probe(self) -> tuple[bool, str]:
-        "Look for the target, check its parameters, and probe for the defect"
-        why = self.missing()
-        if why:
-            return False, why
-        if self.parameters is not None:
-            expect_parameters(self.function, self.parameters)
-        return self.needed()
+# %% ../../../nbs/npu/shims/00_registry.ipynb #8e7ab452
+@patch
+def probe(self: Shim) -> tuple[bool, str]:
+    "Look for the target, check its parameters, and probe for the defect"
+    why = self.missing()
+    if why:
+        return False, why
+    if self.parameters is not None:
+        expect_parameters(self.function, self.parameters)
+    return self.needed()
 
-    def apply(self, order: int) -> ShimState:
-        "Probe, install and verify; a shim that fails is undone and refused"
-        self.state.version = found_version(self.target)
-        try:
-            if not (self.is_applied and self.verify()):
-                self._install_if_needed(order)
-        except ShimError as error:
-            self.patch.undo()
-            self.state.set("refused", str(error))
-        return self.state
 
-    def undo(self, keep_foreign: bool = False) -> ShimState:
-        "Undo the shim if it is applied; `keep_foreign` as in `MonkeyPatch.undo`"
-        if self.is_applied:
-            kept = ", ".join(self.patch.undo(keep_foreign))
-            self.state.set("undone", kept and f"replaced since, and kept: {kept}")
-        return self.state
+@patch
+def apply(self: Shim, order: int) -> ShimState:
+    "Probe, install and verify; a shim that fails is undone and refused"
+    self.state.version = found_version(self.target)
+    try:
+        if not (self.is_applied and self.verify()):
+            self._install_if_needed(order)
+    except ShimError as error:
+        self.patch.undo()
+        self.state.set("refused", str(error))
+    return self.state
 
-    def _install_if_needed(self, order: int) -> None:
-        needed, seen = self.probe()
-        if not needed:
-            return self.state.set("not needed", seen)
-        self.order = order
-        self.patch.forget_dropped()
-        self.install(self.patch)
-        if not self.verify():
-            raise ShimError(f"shim {self.name} does not verify", f"It saw: {seen}.")
-        again = "again: it had been dropped; " if self.is_applied else ""
-        self.state.set("applied", again + seen)
+
+@patch
+def undo(self: Shim, keep_foreign: bool = False) -> ShimState:
+    "Undo the shim if it is applied; `keep_foreign` as in `MonkeyPatch.undo`"
+    if self.is_applied:
+        kept = ", ".join(self.patch.undo(keep_foreign))
+        self.state.set("undone", kept and f"replaced since, and kept: {kept}")
+    return self.state
+
+
+@patch
+def _install_if_needed(self: Shim, order: int) -> None:
+    needed, seen = self.probe()
+    if not needed:
+        return self.state.set("not needed", seen)
+    self.order = order
+    self.patch.forget_dropped()
+    self.install(self.patch)
+    if not self.verify():
+        raise ShimError(f"shim {self.name} does not verify", f"It saw: {seen}.")
+    again = "again: it had been dropped; " if self.is_applied else ""
+    self.state.set("applied", again + seen)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #6a6491e4
 def _check_phase(phase: str, what: str) -> None:
@@ -398,22 +407,26 @@ class Registry(dict[str, Shim]):
         if refused:
             raise ShimError("; ".join(refused), "Run `cookbook-npu shims` for the table.")
 
-    def enter(self, phase: ShimPhase, strict: bool = True) -> list[ShimState]:
-        "Apply every shim of `phase`, and again those of earlier phases that were dropped"
-        _check_phase(phase, "there is no")
-        earlier = SHIM_PHASES[: SHIM_PHASES.index(phase)]
-        for name, shim in self.items():
-            if shim.phase in earlier and shim.is_applied:
-                self.apply(name)
-        states = [self.apply(name) for name, shim in self.items() if shim.phase == phase]
-        if strict:
-            self.raise_refused()
-        return states
+# %% ../../../nbs/npu/shims/00_registry.ipynb #c51c12a8
+@patch
+def enter(self: Registry, phase: ShimPhase, strict: bool = True) -> list[ShimState]:
+    "Apply every shim of `phase`, and again those of earlier phases that were dropped"
+    _check_phase(phase, "there is no")
+    earlier = SHIM_PHASES[: SHIM_PHASES.index(phase)]
+    for name, shim in self.items():
+        if shim.phase in earlier and shim.is_applied:
+            self.apply(name)
+    states = [self.apply(name) for name, shim in self.items() if shim.phase == phase]
+    if strict:
+        self.raise_refused()
+    return states
 
-    def undo_all(self) -> None:
-        "Undo every shim, last applied first; values that were replaced since are kept"
-        for name in reversed(self.applied()):
-            self.undo(name, keep_foreign=True)
+
+@patch
+def undo_all(self: Registry) -> None:
+    "Undo every shim, last applied first; values that were replaced since are kept"
+    for name in reversed(self.applied()):
+        self.undo(name, keep_foreign=True)
 
 # %% ../../../nbs/npu/shims/00_registry.ipynb #f94f383f
 registry = Registry()

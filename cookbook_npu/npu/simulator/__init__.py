@@ -119,7 +119,7 @@ def _register(extension: Path) -> None:
             "Use a fresh process.",
         )
     _configure(_load_extension(extension))
-    from ...npu.simulator import stubs
+    from cookbook_npu.npu.simulator import stubs
 
     stubs.register_stubs()
 
@@ -143,7 +143,7 @@ def _configure(extension: Any) -> None:
         remove_dead_sessions()
     extension.configure(tuple(ids), memory_bytes(), table)
     _configured_in = os.getpid()
-    from ...npu.simulator import faults
+    from cookbook_npu.npu.simulator import faults
 
     faults.arm_from_environment()
 
@@ -159,7 +159,7 @@ def install() -> None:
                 "the real torch_npu is already imported in this process",
                 f"Install the simulator in a fresh process, with {AUTOLOAD_ENV}=0.",
             )
-        from ...npu.simulator import toolchain
+        from cookbook_npu.npu.simulator import toolchain
 
         _register(toolchain.build_simulator())
     extension: Any = sys.modules[_EXTENSION]

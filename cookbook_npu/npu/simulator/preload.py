@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from ...npu.simulator.fork_server import (
+from cookbook_npu.npu.simulator.fork_server import (
     SERVERS_ENV,
     ForkedProcess,
     fork_process,

@@ -54,7 +54,7 @@ SOC_NAME = "Ascend910B1"  # of the simulated devices
 
 def fill_acl(module: Any) -> None:
     "Add acl.rt.get_device_count(), which returns (value, error code), and acl.get_soc_name()"
-    from ...npu import simulator
+    from cookbook_npu.npu import simulator
 
     def get_device_count() -> tuple[int, int]:
         return len(simulator.visible_ids()), 0
@@ -72,8 +72,8 @@ def fill_torch_npu(module: Any) -> None:
     "Add the device module and the fused operators"
     import torch
 
-    from ...npu.simulator import fused
-    from ...npu.simulator import runtime as npu
+    from cookbook_npu.npu.simulator import fused
+    from cookbook_npu.npu.simulator import runtime as npu
 
     module.__version__ = torch.__version__.split("+")[0] + "+simulated"
     # some programs derive the folder of headers from it
@@ -90,14 +90,14 @@ def fill_nothing(module: ModuleType) -> None:
 # %% ../../../nbs/npu/simulator/02_stubs.ipynb #ba2b2fba
 def fill_reductions(module: Any) -> None:
     "Add the function that opens NPU memory of another process"
-    from ...npu.simulator import handles
+    from cookbook_npu.npu.simulator import handles
 
     module.rebuild_npu_tensor = handles.rebuild_npu_tensor
 
 
 def fill_transfer_to_npu(module: ModuleType) -> None:
     "Redirect cuda names to the NPU, as importing the real module does"
-    from ...npu.simulator import redirect
+    from cookbook_npu.npu.simulator import redirect
 
     redirect.redirect_cuda()
 
@@ -175,7 +175,7 @@ def register_stubs() -> None:
     import torch
 
     torch.utils.rename_privateuse1_backend("npu")
-    from ...npu.simulator import handles, hccl, runtime
+    from cookbook_npu.npu.simulator import handles, hccl, runtime
 
     npu: Any = runtime
     torch._register_device_module("npu", npu)

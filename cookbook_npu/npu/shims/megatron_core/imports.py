@@ -25,7 +25,7 @@ from unittest.mock import NonCallableMock
 import torch
 
 from ....errors import ShimError
-from ....npu.shims.registry import (
+from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
     expect_parameters,

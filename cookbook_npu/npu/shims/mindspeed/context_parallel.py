@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from ....errors import ShimError
-from ....npu.shims.mindspeed.features import (
+from cookbook_npu.npu.shims.mindspeed.features import (
     AttentionCall,
     mindspeed_module,
     without_mindspeed,
     wrap_attention,
 )
-from ....npu.shims.mindspeed.flash_attention import (
+from cookbook_npu.npu.shims.mindspeed.flash_attention import (
     record_kernel_calls,
     temporary_attribute,
 )

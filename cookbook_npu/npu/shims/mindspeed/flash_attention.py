@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ....errors import ShimError
-from ....npu.shims.mindspeed.features import (
+from cookbook_npu.npu.shims.mindspeed.features import (
     AttentionCall,
     mindspeed_module,
     without_mindspeed,

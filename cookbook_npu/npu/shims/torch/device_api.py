@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ....errors import ShimError
-from ....npu.shims.registry import (
+from cookbook_npu.npu.shims.registry import (
     MonkeyPatch,
     Shim,
     expect_parameters,
@@ -115,7 +115,7 @@ class RedirectShim(Shim):
 
 def simulated_cuda() -> None:
     "Install the simulated NPU and enter the phase `device`; for proofs, workers call `bootstrap`"
-    from ....npu import simulator
+    from cookbook_npu.npu import simulator
 
     simulator.install()
     registry.enter("device")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -341,56 +342,6 @@ class DotProductAttention(TransformerEngineBaseModule):
         self.cp_group = cp_group
         self.cp_comm_type = cp_comm_type
 
-    def forward(
-        self,
-        query_layer: Tensor,
-        key_layer: Tensor,
-        value_layer: Tensor,
-        attention_mask: Tensor | None = None,  # True: masked out
-        qkv_format: str | None = None,  # default: the constructor's
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_kv: Tensor | None = None,
-        cu_seqlens_q_padded: Tensor | None = None,  # starts, if padded in the row
-        cu_seqlens_kv_padded: Tensor | None = None,
-        max_seqlen_q: int | None = None,
-        max_seqlen_kv: int | None = None,
-        attn_mask_type: str | None = None,  # default: the constructor's
-        checkpoint_core_attention: bool = False,
-        core_attention_bias_type: str = "no_bias",  # the only supported one
-        **others: Any,
-    ) -> Tensor:
-        "Attention in TE's calling convention; heads and dimension are joined"
-        layout = qkv_format or self.qkv_format
-        mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
-        if core_attention_bias_type != "no_bias":
-            others["core_attention_bias_type"] = core_attention_bias_type
-        _refuse_unsupported(layout, others)
-        borders = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
-        options = dict(
-            scale=self.softmax_scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-        )
-
-        attend_row = _attend_thd
-        if self.cp_group is not None and self.cp_group.size() > 1:
-            _check_context(layout, mask_type)
-            attend_row = partial(CONTEXT_ATTENTION[self.cp_comm_type], self.cp_group)
-
-        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if layout == "thd":
-                return attend_row(q, k, v, borders, mask_type, options)
-            mask = given_mask(attention_mask, mask_type)
-            return _attend_batched(q, k, v, layout, mask_type, mask, options)
-
-        qkv = (query_layer, key_layer, value_layer)
-        with _dropout_state(self):
-            if checkpoint_core_attention:
-                out = checkpoint(core, *qkv, use_reentrant=False)
-            else:
-                out = core(*qkv)
-        assert isinstance(out, Tensor)
-        return out.reshape(*out.shape[:-2], -1)
-
 # %% ../../../../nbs/npu/shims/transformer_engine/02_attention.ipynb #287d1997
 def _dropout_state(module: DotProductAttention) -> Any:
     "The random state of dropout, which differs between tensor-parallel ranks: each has different heads"
@@ -398,3 +349,55 @@ def _dropout_state(module: DotProductAttention) -> Any:
     if not drops or module.get_rng_state_tracker is None:
         return nullcontext()
     return module.get_rng_state_tracker().fork()
+
+
+@patch
+def forward(
+    self: DotProductAttention,
+    query_layer: Tensor,
+    key_layer: Tensor,
+    value_layer: Tensor,
+    attention_mask: Tensor | None = None,  # True: masked out
+    qkv_format: str | None = None,  # default: the constructor's
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,  # starts, if padded in the row
+    cu_seqlens_kv_padded: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    attn_mask_type: str | None = None,  # default: the constructor's
+    checkpoint_core_attention: bool = False,
+    core_attention_bias_type: str = "no_bias",  # the only supported one
+    **others: Any,
+) -> Tensor:
+    "Attention in TE's calling convention; heads and dimension are joined"
+    layout = qkv_format or self.qkv_format
+    mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
+    if core_attention_bias_type != "no_bias":
+        others["core_attention_bias_type"] = core_attention_bias_type
+    _refuse_unsupported(layout, others)
+    borders = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
+    options = dict(
+        scale=self.softmax_scale,
+        dropout=self.attention_dropout if self.training else 0.0,
+    )
+
+    attend_row = _attend_thd
+    if self.cp_group is not None and self.cp_group.size() > 1:
+        _check_context(layout, mask_type)
+        attend_row = partial(CONTEXT_ATTENTION[self.cp_comm_type], self.cp_group)
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layout == "thd":
+            return attend_row(q, k, v, borders, mask_type, options)
+        mask = given_mask(attention_mask, mask_type)
+        return _attend_batched(q, k, v, layout, mask_type, mask, options)
+
+    qkv = (query_layer, key_layer, value_layer)
+    with _dropout_state(self):
+        if checkpoint_core_attention:
+            out = checkpoint(core, *qkv, use_reentrant=False)
+        else:
+            out = core(*qkv)
+    assert isinstance(out, Tensor)
+    return out.reshape(*out.shape[:-2], -1)
