@@ -1762,7 +1762,7 @@ def follow_job(job: Any) -> None:
 def show_rehearsal(config: RunConfig, runs: Path) -> None:
     "Rehearse a run and print its step and a summary"
     from .plan.plan import device_map
-    from .rollout.vllm import no_vllm_on_cpu
+    from .rollout.vllm import has_cpu_vllm
     from .train.rehearsal import (
         read_own_data,
         rehearsal,
@@ -1772,7 +1772,7 @@ def show_rehearsal(config: RunConfig, runs: Path) -> None:
 
     devices = config.placement.devices
     typer.echo(f"rehearsal on {devices} simulated NPUs, tiny model, one step")
-    typer.echo(device_map(rehearsal(config, no_vllm_on_cpu())))
+    typer.echo(device_map(rehearsal(config, has_cpu_vllm())))
     data = read_own_data(config)
     rows = rehearse(config, str(runs))
     typer.echo(rehearsal_summary(config, rows, data))

@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Source', 'JUDGE_TEMPLATE', 'WeightUpdateMethod',
            'KeptCache', 'AdvantageEstimator', 'LossAggMode', 'KlEstimator', 'RolloutIS', 'RolloutISLevel', 'Teacher',
-           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'ENGINE_ARGS_OF_THE_LOOP',
-           'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED', 'nonfinite_number', 'absolute_path',
-           'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig', 'DataConfig', 'JudgeConfig',
-           'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig', 'RolloutConfig', 'AlgorithmConfig', 'OptimConfig',
-           'CriticConfig', 'DistillConfig', 'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig',
-           'WarmStartConfig', 'PlacementConfig', 'FaultConfig', 'default_runs_folder', 'OutputConfig', 'own_part',
-           'place_own_files', 'shims_environment', 'own_modules', 'RunConfig', 'why_merged', 'ConfigKey',
-           'with_choices', 'config_keys', 'key_table', 'config_sections', 'flat_overrides', 'Unused', 'check_parallel',
-           'check_argument_names', 'check_schedule', 'check_experts', 'check_context', 'check_pipeline',
-           'check_expert_adapters', 'tenant_config', 'tenant_configs', 'check_tenants', 'check_run_name',
-           'build_config', 'same_setting', 'nearest_key', 'override', 'save_config', 'stored_config', 'load_config']
+           'LoraTarget', 'RUNS_ENV', 'TrackerName', 'VLLM_MAX_RANK', 'SPLIT_KEYS', 'EXPERTS_ON_CPU',
+           'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
+           'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
+           'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
+           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig',
+           'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
+           'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
+           'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections',
+           'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts',
+           'check_context', 'check_pipeline', 'check_expert_adapters', 'tenant_config', 'tenant_configs',
+           'check_tenants', 'check_run_name', 'build_config', 'same_setting', 'nearest_key', 'override', 'save_config',
+           'stored_config', 'load_config']
 
 # %% ../nbs/01_config.ipynb #76b54ea4
 import copy
@@ -25,10 +26,8 @@ import keyword
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from operator import itemgetter
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -190,7 +189,6 @@ class ModelConfig(Config):
     recompute: Literal["none", "selective", "full"] = setting(
         "none", "activation recomputation"
     )
-    attention_softmax_fp32: bool = setting(True, "compute the attention softmax in float32")
     fused_kernels: bool = setting(
         False,
         "use a fused SwiGLU; on an NPU also fused rotary embedding and vision "
@@ -207,22 +205,11 @@ class ParallelConfig(Config):
     shared: ClassVar[bool] = True
 
     tensor: int = setting(1, "tensor-parallel size (TP)", basic=True, gt=0)
-    sequence: bool = setting(
-        True,
-        "sequence parallelism of the norms; no effect with tensor = 1; required by "
-        "mixture-of-experts models",
-    )
     pipeline: int = setting(
         1, "pipeline-parallel size (PP): each stage holds 1 / PP of the layers", gt=0
     )
     expert: int = setting(
         1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
-    )
-    expert_tensor: int | None = setting(
-        None,
-        "tensor-parallel size within an expert (expert TP) (None: tensor without expert "
-        "parallelism, otherwise 1)",
-        gt=0,
     )
     context: int = setting(
         1,
@@ -243,8 +230,8 @@ class ParallelConfig(Config):
 
     @property
     def expert_tensor_size(self) -> int:
-        "Expert TP"
-        return self.expert_tensor or (self.tensor if self.expert == 1 else 1)
+        "Tensor-parallel size within an expert (expert TP)"
+        return self.tensor if self.expert == 1 else 1
 
 # %% ../nbs/01_config.ipynb #23eb8ae4
 RecordFormat = Literal[
@@ -262,9 +249,14 @@ TASK_NAMES = (
     "geometry",
     "triangles",
 )
-Source = Annotated[
-    str, AfterValidator(lambda s: s if s in TASK_NAMES else absolute_path(s))
-]
+
+
+def source_path(name: str) -> str:
+    "Return the name of a generated task unchanged, anything else as `absolute_path`"
+    return name if name in TASK_NAMES else absolute_path(name)
+
+
+Source = Annotated[str, AfterValidator(source_path)]
 
 # %% ../nbs/01_config.ipynb #7d6c1684
 class DataConfig(Config):
@@ -278,9 +270,6 @@ class DataConfig(Config):
     )
     mixture: dict[Source, float] = setting({}, "source -> weight; replaces prompt_data")
     record_format: RecordFormat = setting("auto", "format of a record")
-    eval_format: RecordFormat | None = setting(
-        None, "format of a record of eval_data (None: record_format)"
-    )
     input_key: str | None = setting(
         None, "key of the prompt in a record (None: from record_format)"
     )
@@ -291,9 +280,6 @@ class DataConfig(Config):
         None,
         "key of the images in a record, one for each <image> of the prompt (None: from "
         "record_format)",
-    )
-    image_min_pixels: int | None = setting(
-        None, "enlarge smaller images to this size, pixels (None: the model's limit)", gt=0
     )
     image_max_pixels: int | None = setting(
         None, "shrink larger images to this size, pixels (None: the model's limit)", gt=0
@@ -372,7 +358,6 @@ class JudgeConfig(Config):
     scale: tuple[float, float] = setting(
         (0.0, 10.0), "worst and best score; a score outside counts as missing"
     )
-    temperature: float = setting(0.0, "the judge's softmax temperature", ge=0)
     max_reply_tokens: int = setting(
         512,
         "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
@@ -386,7 +371,6 @@ class JudgeConfig(Config):
     concurrency: int = setting(
         16, "maximum number of concurrent requests", gt=0, effect="none"
     )
-    timeout_s: float = setting(60.0, "time limit of a request, s", gt=0, effect="later")
     retries: int = setting(
         4,
         "retries after a timeout, status 429 or 5xx, or a reply without a score; delays "
@@ -394,36 +378,11 @@ class JudgeConfig(Config):
         ge=0,
         effect="later",
     )
-    cache: Annotated[str, AfterValidator(lambda p: p and os.path.abspath(p))] | None = (
-        setting(
-            None,
-            "SQLite file of replies, may be shared by runs (None: in the run folder)",
-            effect="later",
-        )
-    )
     max_requests: int | None = setting(
         None,
         "budget of the run in requests, retries included (None: no limit)",
         gt=0,
         effect="later",
-    )
-    max_tokens: int | None = setting(
-        None,
-        "budget of the run in input and output tokens (None: no limit)",
-        gt=0,
-        effect="later",
-    )
-    max_cost: float | None = setting(
-        None,
-        "budget of the run in the currency of the prices (None: no limit)",
-        gt=0,
-        effect="later",
-    )
-    input_price: float = setting(
-        0.0, "price of a million input tokens", ge=0, effect="later"
-    )
-    output_price: float = setting(
-        0.0, "price of a million output tokens", ge=0, effect="later"
     )
 
     def check(self) -> None:
@@ -476,11 +435,6 @@ class JudgeConfig(Config):
                 f"reward.judge.scale is {self.scale}",
                 "Give the worst score, then the best one.",
             )
-        if self.max_cost and not (self.input_price or self.output_price):
-            raise ConfigError(
-                f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
-                "Set reward.judge.input_price and output_price, or max_tokens.",
-            )
 
 # %% ../nbs/01_config.ipynb #7d39d73d
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -503,7 +457,6 @@ class RewardConfig(Config):
     )
     workers: int = setting(2, "grading processes", gt=0, effect="none")
     arguments: dict[str, dict[str, Any]] = setting({}, "scorer name -> keyword arguments")
-    batch_size: int = setting(32, "responses per call of a batched or async scorer", gt=0)
     retries: int = setting(
         2,
         "retries of an async scorer (a reward server) after a failure or timeout",
@@ -598,9 +551,6 @@ class RolloutConfig(Config):
         "and chat template",
         shared=True,
     )
-    request_seeds: bool = setting(
-        True, "vllm: one seed per response; false: one per batch, which decodes faster"
-    )
     weight_update_method: WeightUpdateMethod = setting(
         "auto",
         "vllm: how the engine loads new weights; native: vLLM opens device memory "
@@ -608,7 +558,7 @@ class RolloutConfig(Config):
     )
     batch_size: int = setting(128, "transformers: maximum batch size", gt=0, shared=True)
     simulated_latency: float = setting(
-        0.0, "sleep in each decode step, s, to imitate a device (laptop scale only)", ge=0
+        0.0, "sleep in each decode step, s, to imitate a device", ge=0
     )
     eval_every: int = setting(
         20,
@@ -657,9 +607,6 @@ class RolloutConfig(Config):
     )
     environment_timeout_s: float = setting(
         60.0, "time limit of one environment call, s", gt=0, effect="later"
-    )
-    environment_workers: int = setting(
-        16, "concurrent environment calls", gt=0, effect="none"
     )
     max_turns: int = setting(8, "maximum turns of an episode", gt=0)
     eval_samples: int = setting(1, "samples per held-out prompt", gt=0)
@@ -716,9 +663,6 @@ class AlgorithmConfig(Config):
         ge=0,
         le=1,
     )
-    overlong_penalty: float = setting(
-        1.0, "maximum length penalty, reached at max_response_tokens", gt=0
-    )
     # policy loss (rl.losses, rl.loss_aggregation)
     loss: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"] = setting(
         "ppo",
@@ -744,10 +688,6 @@ class AlgorithmConfig(Config):
         "maximum ratio (None: no bound)",
         gt=1,
     )
-    tau_pos: float = setting(
-        1.0, "sapo: temperature of the gate for positive advantages", gt=0
-    )
-    tau_neg: float = setting(1.05, "sapo: temperature for other advantages", gt=0)
     loss_agg_mode: LossAggMode = setting(
         "seq-mean-token-mean", "loss aggregation over a step"
     )
@@ -799,7 +739,6 @@ class OptimConfig(Config):
     )
     min_learning_rate: float = setting(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = setting(0.1, "decoupled weight decay", ge=0)
-    beta1: float = setting(0.9, "first-moment decay", ge=0, lt=1)
     beta2: float = setting(0.98, "second-moment decay", ge=0, lt=1)
     eps: float = setting(1e-8, "Adam epsilon", gt=0)
     clip_grad: float = setting(1.0, "global gradient-norm clip; 0: off", ge=0)
@@ -807,9 +746,6 @@ class OptimConfig(Config):
         False,
         "keep moments and float32 weights on the host and update them there (bfloat16 "
         "models)",
-    )
-    cpu_offload_overlap: bool = setting(
-        True, "cpu_offload: overlap the copies between device and host with the update"
     )
 
 # %% ../nbs/01_config.ipynb #805446e2
@@ -839,9 +775,6 @@ class DistillConfig(Config):
         "teacher of all prompts without one of their own (None: no teacher)",
     )
     by_source: dict[str, Teacher] = setting({}, "data source -> its own teacher")
-    coef: float = setting(
-        1.0, "weight of the reverse KL to the teacher in the advantage of each token", gt=0
-    )
     reward_coef: float = setting(
         0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
     )
@@ -935,12 +868,6 @@ class TrainConfig(Config):
         "{'recompute_num_layers': 2}; fields that the run sets are rejected",
         shared=True,
     )
-    sequence_limit: int | None = setting(
-        None,
-        "maximum sequence length in training, tokens (None: maximum prompt + maximum "
-        "response)",
-        gt=0,
-    )
     layout: Literal["auto", "thd", "bshd"] = setting(
         "auto",
         "micro-batch layout: packed (thd) or padded (bshd); auto: packed where every "
@@ -948,12 +875,6 @@ class TrainConfig(Config):
         shared=True,
     )
     logprob_chunk_tokens: int = setting(1024, "tokens per chunk of logits", gt=0)
-    logprob_diff_alarm: float = setting(
-        0.2,
-        "alarm above this log-prob difference (train_rollout_logprob_abs_diff), nats",
-        gt=0,
-        effect="later",
-    )
     save_every: int = setting(
         0, "steps between checkpoints; 0: only at the end", basic=True, ge=0, effect="none"
     )
@@ -1051,12 +972,6 @@ class PlacementConfig(Config):
         ge=1024,
         le=63420,
     )
-    hccl_buffer_mb: int | None = setting(
-        None,
-        "HCCL_BUFFSIZE, one of the two buffers of a communicator, MiB (None: the "
-        "shell's value, else 200; 910b scale only)",
-        gt=0,
-    )
     trainer_env: dict[str, str] = setting(
         {},
         "environment variables of the trainer, e.g. OMP_NUM_THREADS; override the "
@@ -1070,9 +985,6 @@ class PlacementConfig(Config):
     simulated_memory_bytes: int = setting(
         2**30, "memory of one simulated NPU, bytes (laptop scale only)", gt=0
     )
-    call_timeout_s: float = setting(
-        7200.0, "timeout of one worker-group call, s", gt=0, effect="none"
-    )
 
 # %% ../nbs/01_config.ipynb #36f696b7
 class FaultConfig(Config):
@@ -1080,10 +992,12 @@ class FaultConfig(Config):
 
     effect: ClassVar[Effect] = "none"
 
-    on_failure: Literal["restart", "fail"] = setting(
-        "restart", "restart a lost worker group, or end the run", shared=True
+    max_restarts: int = setting(
+        3,
+        "restarts of lost worker groups before the run ends (0: end it at the first)",
+        ge=0,
+        shared=True,
     )
-    max_restarts: int = setting(3, "maximum restarts per run", ge=0)
     min_groups: float = setting(
         1.0,
         "minimum fraction of groups to continue with when engines or rewards are lost (1: "
@@ -1160,13 +1074,6 @@ class OutputConfig(Config):
     )
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow, clearml"
-    )
-    completions: int = setting(
-        6,
-        "held-out prompts whose answers trackers and TensorBoard get after each evaluation "
-        "(0: none)",
-        ge=0,
-        le=50,
     )
     project: str | None = setting(
         None, "project of the trackers; experiment for mlflow (None: the recipe)"
@@ -1290,6 +1197,22 @@ def own_modules(values: Mapping[str, Any]) -> list[str]:
     return own + list(values.get("shims") or ())
 
 # %% ../nbs/01_config.ipynb #555f1789
+def _flat_tenants(tenants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    "Return the tenants' own values by dotted key, with absolute paths"
+
+    def placed(key: str, value: Any) -> Any:
+        if key in ("data.prompt_data", "data.eval_data") and isinstance(value, str):
+            return source_path(value)
+        if key == "data.mixture" and isinstance(value, dict):
+            return {source_path(name): weight for name, weight in value.items()}
+        return value
+
+    return {
+        name: {key: placed(key, value) for key, value in flat_overrides(own)}
+        for name, own in tenants.items()
+    }
+
+
 class RunConfig(Config):
     "The configuration of a run; the content of config.json"
 
@@ -1322,7 +1245,7 @@ class RunConfig(Config):
     reward_model: RewardModelConfig = RewardModelConfig()
     sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
-    tenants: dict[str, dict[str, Any]] = setting(
+    tenants: Annotated[dict[str, dict[str, Any]], AfterValidator(_flat_tenants)] = setting(
         {},
         "name of a tenant -> its own values (dotted key -> value): each trains a LoRA adapter "
         "of its own, in one of lora.slots (empty: the run trains one policy)",
@@ -1374,7 +1297,7 @@ class RunConfig(Config):
     def needs_logprobs(self) -> bool:
         "Whether the actor's log-probs are computed before the training pass"
         several = self.global_batch_size < self.rollout_batch
-        noisy = self.lora.dropout > 0  # in the training pass
+        noisy = self.lora.rank > 0 and self.lora.dropout > 0  # in the training pass
         return several or noisy or bool(self.algorithm.kl_in_reward or self.teachers)
 
     @property
@@ -1401,9 +1324,14 @@ class RunConfig(Config):
         return self.critic.learning_rate or 10 * self.optim.learning_rate
 
     @property
+    def critic_warmup_steps(self) -> int:
+        "First steps that train only the critic"
+        return self.critic.warmup_steps if self.has_critic else 0
+
+    @property
     def policy_steps(self) -> int:
         "Steps that train the policy: all but the critic's warm-up"
-        return self.num_steps - self.critic.warmup_steps
+        return self.num_steps - self.critic_warmup_steps
 
     @property
     def optimizer_steps(self) -> int:
@@ -1431,10 +1359,7 @@ class RunConfig(Config):
     @property
     def sequence_limit(self) -> int:
         "Maximum sequence length in training, tokens"
-        return (
-            self.train.sequence_limit
-            or self.data.max_prompt_tokens + self.sampling.max_response_tokens
-        )
+        return self.data.max_prompt_tokens + self.sampling.max_response_tokens
 
     @property
     def trainer_devices(self) -> int:
@@ -1573,217 +1498,115 @@ def flat_overrides(
             yield key, value
 
 # %% ../nbs/01_config.ipynb #f4d22745
-class Unused(NamedTuple):
-    "Keys without effect in some runs, where they must keep their neutral values"
-
-    decided_by: str  # key
-    acts: Callable[
-        [Mapping[str, Any]], Any
-    ]  # from dotted key -> value: whether they have one
-    neutral: Mapping[str, Any]
-    remedy: str  # {key}, {neutral}
-
-
-def _defaults(section: type[Config], prefix: str, *names: str) -> dict[str, Any]:
-    "Return the defaults of some keys of a section, or of all"
-    unset = dict(section().flat())
-    return {f"{prefix}.{name}": unset[name] for name in names or unset}
-
-# %% ../nbs/01_config.ipynb #c573c3e2
-_ALGORITHM = partial(_defaults, AlgorithmConfig, "algorithm")
 # keys that act with placement.mode split alone, and their defaults
-SPLIT_KEYS = _defaults(
-    RolloutConfig,
-    "rollout",
-    "depth",
-    "max_staleness",
-    "decode_steps",
-    "group_timeout_s",
-    "kept_cache",
-)
-_UNUSED = [
-    Unused(
-        "rollout.engine",
-        lambda v: v["rollout.engine"] == "vllm",
-        {"rollout.engine_args": {}},
-        "Its entries are arguments of vLLM: set engine vllm, or leave it out.",
+SPLIT_KEYS = {
+    f"rollout.{name}": RolloutConfig.model_fields[name].default
+    for name in ("depth", "max_staleness", "decode_steps", "group_timeout_s", "kept_cache")
+}
+# prefixes of keys -> what they act with, in words and as a test of a configuration
+_ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
+    ("rollout.engine_args",): (
+        "rollout.engine 'vllm'",
+        lambda c: c.rollout.engine == "vllm",
     ),
-    Unused(
+    ("rollout.environment_arguments", "rollout.max_turns"): (
         "rollout.environment",
-        itemgetter("rollout.environment"),
-        _defaults(
-            RolloutConfig,
-            "rollout",
-            "environment_arguments",
-            "environment_timeout_s",
-            "environment_workers",
-            "max_turns",
-        ),
-        "Name the environment, or leave it out.",
+        lambda c: c.rollout.environment,
     ),
-    Unused(
-        "scale",
-        lambda v: find_target(v["scale"]).simulated,
-        {"rollout.simulated_latency": 0.0},
-        "It imitates a device on a laptop: set 0.",
+    tuple(SPLIT_KEYS): (
+        "placement.mode 'split'",
+        lambda c: c.placement.mode == "split",
     ),
-    Unused(
-        "data.apply_chat_template",
-        itemgetter("data.apply_chat_template"),
-        {"data.chat_template_kwargs": {}},
-        "Set data.apply_chat_template to true, or leave it out.",
+    ("data.chat_template_kwargs",): (
+        "data.apply_chat_template true",
+        lambda c: c.data.apply_chat_template,
     ),
-    Unused(
-        "distill.teacher",
-        lambda v: v["distill.teacher"] or v["distill.by_source"],
-        _defaults(DistillConfig, "distill"),
-        "Set distill.teacher, or remove it.",
+    ("distill.reward_coef",): ("distill.teacher", lambda c: c.teachers),
+    ("lora.",): ("lora.rank above 0", lambda c: c.lora.rank),
+    ("critic.", "algorithm.gae_lambda"): (
+        "algorithm.advantage_estimator 'gae'",
+        lambda c: c.has_critic,
     ),
-    Unused(
-        "reward_model.path",
-        itemgetter("reward_model.path"),
-        {"reward_model.coef": 1.0},
-        "Set reward_model.path, or remove it.",
+    ("algorithm.rollout_is_",): (
+        "algorithm.rollout_is, for example 'truncate'",
+        lambda c: c.algorithm.rollout_is != "none",
     ),
-    Unused(
-        "lora.rank",
-        itemgetter("lora.rank"),
-        _defaults(LoraConfig, "lora"),
-        "Set lora.rank, for example 16, or leave it out.",
+    ("algorithm.clip_ratio_c",): (
+        "algorithm.loss 'ppo', 'gspo' or 'dppo'",
+        lambda c: c.algorithm.loss not in ("gmpo", "cispo", "sapo"),
     ),
-    Unused(
-        "sft.loss_mask",
-        lambda v: v["sft.loss_mask"] is None,
+    ("algorithm.clip_ratio_",): (
+        "a clipped algorithm.loss, such as 'ppo'",
+        lambda c: c.algorithm.loss != "sapo",
+    ),
+    ("algorithm.normalize_std",): (
+        "algorithm.advantage_estimator 'grpo'",
+        lambda c: c.algorithm.advantage_estimator == "grpo",
+    ),
+    ("optim.min_learning_rate",): (
+        "a decaying optim.schedule",
+        lambda c: c.optim.schedule != "constant",
+    ),
+    ("algorithm.entropy_coef", "algorithm.kl_", "algorithm.loss", "sampling.temperature")
+    + ("rollout.samples_per_prompt",): ("sft.loss_mask null", lambda c: not c.is_sft),
+}
+
+
+def _check_acting(c: RunConfig, given: Iterable[str]) -> None:
+    "Raise `ConfigError` for a given key that differs from its default and does not act"
+    keys = {
+        key for key in key_table() for name in given if f"{name}.".startswith(f"{key}.")
+    }
+    values = dict(c.flat())
+    for prefixes, (condition, acts) in _ACTS.items():
+        for key in sorted(keys):
+            changed = key.startswith(prefixes) and values[key] != key_table()[key].default
+            if changed and not acts(c):
+                raise ConfigError(
+                    f"{key} is {values[key]!r} without {condition}, and has no effect",
+                    f"Set {condition}, or leave {key} out.",
+                )
+
+# %% ../nbs/01_config.ipynb #dbcfbe8d
+# condition, in words and as a test -> the values that it requires, and why
+_REQUIRED: Mapping[str, tuple[Callable[["RunConfig"], Any], Mapping[str, Any], str]] = {
+    "sft.loss_mask": (
+        lambda c: c.is_sft,
         {
             "placement.mode": "colocate",
             "data.apply_chat_template": True,
             "rollout.environment": None,
             "rollout.routing_replay": False,
-            "rollout.samples_per_prompt": 8,
-            "sampling.temperature": 1.0,
             "train.global_batch_size": None,
-            **_ALGORITHM(),
             "algorithm.use_reference": False,
+            "algorithm.advantage_estimator": "grpo",
         },
-        "It does not act there: set it to {neutral}, or sft.loss_mask to null.",
+        "SFT trains on whole conversations, without engines and rewards",
     ),
-]
-
-# %% ../nbs/01_config.ipynb #d3c4c931
-_UNUSED += [
-    Unused(
-        "optim.schedule",
-        lambda v: v["optim.schedule"] != "constant",
-        {"optim.min_learning_rate": 0.0},
-        "It ends a decay: set optim.schedule, or leave {key} out.",
+    "algorithm.advantage_estimator 'gdpo'": (
+        lambda c: c.algorithm.advantage_estimator == "gdpo",
+        {
+            "algorithm.whiten": False,
+            "algorithm.kl_in_reward": 0.0,
+            "algorithm.overlong_buffer_share": 0.0,
+            "algorithm.dynamic_sampling_attempts": 1,
+        },
+        "GDPO normalizes the score of each scorer, and all of them over the batch",
     ),
-    Unused(
-        "placement.mode",
-        lambda v: v["placement.mode"] == "split",
-        SPLIT_KEYS,
-        "It is for placement.mode 'split': leave {key} out.",
-    ),
-    Unused(
-        "distill.reward_coef",
-        lambda v: (
-            v["distill.reward_coef"] or not (v["distill.teacher"] or v["distill.by_source"])
-        ),
-        _ALGORITHM("kl_in_reward", "overlong_buffer_share"),
-        "The teacher alone teaches, and the reward does not act: set distill.reward_coef, or "
-        "{key} to {neutral}.",
-    ),
-    Unused(
-        "algorithm.advantage_estimator",
-        lambda v: v["algorithm.advantage_estimator"] in ("grpo", "gdpo"),
-        _ALGORITHM("normalize_std"),
-        "Only grpo divides by the standard deviation: leave {key} out.",
-    ),
-    Unused(
-        "algorithm.kl_loss_coef",
-        itemgetter("algorithm.kl_loss_coef"),
-        _ALGORITHM("kl_unbiased"),
-        "The loss has no KL term: set algorithm.kl_loss_coef, or leave {key} out.",
-    ),
-    Unused(
-        "algorithm.overlong_buffer_share",
-        itemgetter("algorithm.overlong_buffer_share"),
-        _ALGORITHM("overlong_penalty"),
-        "Set algorithm.overlong_buffer_share, for example 0.2, or leave {key} out.",
-    ),
-    Unused(
-        "algorithm.rollout_is",
-        lambda v: v["algorithm.rollout_is"] != "none",
-        _ALGORITHM(
-            "rollout_is_threshold",
-            "rollout_is_threshold_lower",
-            "rollout_is_veto_threshold",
-        ),
-        "Set rollout_is, for example 'truncate', or leave {key} out.",
-    ),
-]
-
-# %% ../nbs/01_config.ipynb #b9487606
-_UNUSED += [
-    Unused(
-        "algorithm.advantage_estimator",
-        lambda v: v["algorithm.advantage_estimator"] == "gae",
-        _defaults(CriticConfig, "critic") | _ALGORITHM("gae_lambda"),
-        "Only PPO has a critic: set advantage_estimator to 'gae', or remove it.",
-    ),
-    Unused(
-        "algorithm.loss",
-        lambda v: v["algorithm.loss"] != "gmpo",
-        _ALGORITHM("clip_ratio_c"),
-        "GMPO bounds every log-ratio: leave {key} out.",
-    ),
-    Unused(
-        "algorithm.loss",
-        lambda v: v["algorithm.loss"] != "sapo",
-        _ALGORITHM("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
-        "SAPO has no clip: leave {key} out.",
-    ),
-    Unused(
-        "algorithm.loss",
-        lambda v: v["algorithm.loss"] == "sapo",
-        _ALGORITHM("tau_pos", "tau_neg"),
-        "Only SAPO has a gate: set loss to 'sapo', or leave {key} out.",
-    ),
-]
-_NOT_WITH_GDPO = {
-    "normalize_std": "it divides each reward by its standard deviation",
-    "whiten": "it already normalizes over the batch",
-    "kl_in_reward": "the penalty is not one of the rewards; kl_loss_coef is possible",
-    "overlong_buffer_share": "the penalty is not one of the rewards; the scorer length is",
-    "dynamic_sampling_attempts": "groups with equal sums have a gradient, too, when the parts differ",
 }
-_UNUSED += [
-    Unused(
-        "algorithm.advantage_estimator",
-        lambda v: v["algorithm.advantage_estimator"] != "gdpo",
-        _ALGORITHM(name),
-        f"GDPO: {why}. For it, set {name} to {{neutral}}.",
-    )
-    for name, why in _NOT_WITH_GDPO.items()
-]
-
-# %% ../nbs/01_config.ipynb #48f50e90
-def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, str]]:
-    "Yield (key, neutral value, reason, remedy) of each key that has a value without effect"
-    for row in _UNUSED:
-        if not row.acts(values):
-            why = f"with {row.decided_by} {values[row.decided_by]!r}"
-            for key, neutral in row.neutral.items():
-                if values[key] != neutral:
-                    yield key, neutral, why, row.remedy
 
 
-def _check_unused(c: RunConfig) -> None:
+def _check_required(c: RunConfig) -> None:
     values = dict(c.flat())
-    for key, neutral, why, remedy in _without_effect(values):
-        remedy = remedy.format(key=key, neutral=json.dumps(neutral))
-        raise ConfigError(f"{key} is {values[key]!r} {why}", remedy)
+    for condition, (holds, required, why) in _REQUIRED.items():
+        for key, wanted in required.items():
+            if values[key] != wanted and holds(c):
+                raise ConfigError(
+                    f"{key} is {values[key]!r} with {condition}",
+                    f"{why}: set {key} to {json.dumps(wanted)}.",
+                )
 
-# %% ../nbs/01_config.ipynb #dbcfbe8d
+
 def check_parallel(parallel: ParallelConfig, devices: int) -> None:
     "Raise `ConfigError` for a layout that is impossible on this number of trainer devices"
     p = parallel
@@ -1797,7 +1620,7 @@ def check_parallel(parallel: ParallelConfig, devices: int) -> None:
     experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
         raise ConfigError(
-            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} x "
+            f"parallel.expert {p.expert} x expert TP {p.expert_tensor_size} x "
             f"parallel.pipeline {p.pipeline} is {experts}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
@@ -1818,6 +1641,13 @@ def _check_devices(c: RunConfig) -> None:
     check_parallel(c.parallel, devices)
 
 # %% ../nbs/01_config.ipynb #654ac0ab
+# remedy for a mixture of experts on vLLM's CPU build
+EXPERTS_ON_CPU = (
+    "On a CPU vLLM does not repack experts after a weight update, and computes wrong responses: "
+    "use rollout.engine 'transformers'."
+)
+
+
 def _check_engines(c: RunConfig) -> None:
     devices = len(c.engine_devices)
     each = c.rollout.devices_per_engine
@@ -1835,9 +1665,7 @@ def _check_engines(c: RunConfig) -> None:
     on_cpu = c.target.vllm_on_cpu and c.rollout.engine == "vllm" and c.model.path is None
     if on_cpu and t.is_mixture:
         raise ConfigError(
-            f"rollout.engine is 'vllm' with a tiny {t.family}",
-            "On a CPU vLLM does not repack its experts after a weight update, and computes wrong "
-            "responses: use rollout.engine 'transformers'.",
+            f"rollout.engine is 'vllm' with a tiny {t.family}", EXPERTS_ON_CPU
         )
     if on_cpu and t.is_hybrid and c.model.dtype == "float32":
         raise ConfigError(
@@ -1951,7 +1779,7 @@ MEGATRON_ARGS_OF_THE_RUN = {
     ),
     **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
     "tensor_model_parallel_size": "Set parallel.tensor.",
-    "sequence_parallel": "Set parallel.sequence.",
+    "sequence_parallel": "Leave it out: it is on with parallel.tensor above 1.",
     "pipeline_model_parallel_size": "Set parallel.pipeline.",
     **dict.fromkeys(
         (
@@ -1965,10 +1793,9 @@ MEGATRON_ARGS_OF_THE_RUN = {
     "context_parallel_size": "Set parallel.context.",
     "cp_comm_type": "Set parallel.context_algorithm.",
     "expert_model_parallel_size": "Set parallel.expert.",
-    "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
+    "expert_tensor_parallel_size": "Leave it out: an expert is split by parallel.tensor without EP.",
     "moe_enable_routing_replay": "Set rollout.routing_replay.",
     "recompute_granularity": "Set model.recompute.",
-    "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout"),
         "Leave it out: two passes over the same weights must give the same log-probs.",
@@ -2127,11 +1954,6 @@ def _check_kl(c: RunConfig) -> None:
 # %% ../nbs/01_config.ipynb #0310e4e6
 def _check_loss(c: RunConfig) -> None:
     a = c.algorithm
-    if a.loss == "cispo" and a.clip_ratio_c is not None:
-        raise ConfigError(
-            f"algorithm.clip_ratio_c is {a.clip_ratio_c} with algorithm.loss 'cispo'",
-            "CISPO bounds its weight by clip_ratio_high: leave clip_ratio_c unset.",
-        )
     if a.loss == "gspo" and a.clip_ratio_low > 0.05:
         raise ConfigError(
             f"algorithm.loss is 'gspo' with algorithm.clip_ratio_low {a.clip_ratio_low}",
@@ -2241,7 +2063,7 @@ def check_schedule(optim: OptimConfig, num_steps: int) -> None:
 
 
 def _check_schedule(c: RunConfig) -> None:
-    if c.has_critic and c.policy_steps <= 0:
+    if c.policy_steps <= 0:
         raise ConfigError(
             f"critic.warmup_steps is {c.critic.warmup_steps}, num_steps is {c.num_steps}",
             "Leave steps that train the policy.",
@@ -2273,38 +2095,22 @@ def check_experts(
     model: str,  # its name in messages
 ) -> None:
     "Raise `ConfigError` if the layout cannot hold the experts of a model"
-    p = parallel
     if not num_experts:
-        for name in ("expert", "expert_tensor"):
-            if (getattr(p, name) or 1) > 1:
-                raise ConfigError(
-                    f"parallel.{name} is {getattr(p, name)}, {model} has no experts",
-                    "Leave it out.",
-                )
+        if parallel.expert > 1:
+            raise ConfigError(
+                f"parallel.expert is {parallel.expert}, {model} has no experts",
+                "Leave it out.",
+            )
         return
-    if p.expert == 1 and p.expert_tensor_size != p.tensor:
-        raise ConfigError(
-            f"parallel.expert is 1, parallel.expert_tensor {p.expert_tensor} and "
-            f"parallel.tensor {p.tensor}",
-            "Megatron sums the gradients of experts over the wrong ranks then: leave "
-            "parallel.expert_tensor out, or set parallel.expert.",
-        )
     for name, size, whole, what in (
-        ("expert", p.expert, num_experts, "experts"),
-        ("expert_tensor", p.expert_tensor_size, expert_width, "columns in an expert"),
+        ("expert", parallel.expert, num_experts, "experts"),
+        ("tensor", parallel.expert_tensor_size, expert_width, "columns in an expert"),
     ):
         if whole % size:
             raise ConfigError(
                 f"parallel.{name} is {size}, {model} has {whole} {what}",
                 f"Make parallel.{name} a divisor of that.",
             )
-    if p.tensor > 1 and not p.sequence:
-        raise ConfigError(
-            f"parallel.sequence is false with parallel.tensor {p.tensor} and {model}, "
-            "a mixture of experts",
-            "Set it to true: without it every rank of a tensor-parallel group would send the "
-            "same tokens to the experts.",
-        )
 
 # %% ../nbs/01_config.ipynb #ce6a38e6
 def _check_tiny(c: RunConfig) -> None:
@@ -2320,13 +2126,6 @@ def _check_tiny(c: RunConfig) -> None:
         )
     experts = t.num_experts if t.is_mixture else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
-    if c.parallel.expert > 1 and c.parallel.expert_tensor_size > 1 and c.target.simulated:
-        raise ConfigError(
-            f"parallel.expert is {c.parallel.expert}, parallel.expert_tensor "
-            f"{c.parallel.expert_tensor_size}",
-            "The ranks of an expert then gather different numbers of tokens, which the "
-            "simulated NPU's collectives cannot: leave parallel.expert_tensor out.",
-        )
     if experts and t.experts_per_token > experts:
         raise ConfigError(
             f"model.tiny.experts_per_token is {t.experts_per_token}, "
@@ -2550,15 +2349,12 @@ def _check_tenants(c: RunConfig) -> None:
             f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
             f"Set lora.slots to {len(c.tenants)}.",
         )
-    if c.faults.on_failure != "fail":
+    if c.faults.max_restarts:
         raise ConfigError(
-            f"faults.on_failure is {c.faults.on_failure!r} with tenants",
-            "They share their processes, which are not restarted: set it to 'fail'.",
+            f"faults.max_restarts is {c.faults.max_restarts} with tenants",
+            "They share their processes, which are not restarted: set it to 0.",
         )
-    for name, own in tenant_configs(c).items():
-        stored = dict(own.flat())  # with absolute paths
-        given = flat_overrides(c.tenants[name])
-        c.tenants[name] = {key: stored.get(key, value) for key, value in given}
+    tenant_configs(c)
 
 # %% ../nbs/01_config.ipynb #df443240
 RUN_NAME_BYTES = 200  # file systems allow 255; sibling files add suffixes
@@ -2585,7 +2381,7 @@ def _check_output(c: RunConfig) -> None:
 
 # %% ../nbs/01_config.ipynb #1496ada7
 _CHECKS = (
-    _check_unused,
+    _check_required,
     _check_devices,
     _check_engines,
     _check_weight_update,
@@ -2779,49 +2575,21 @@ def _check_key(key: str, config: RunConfig) -> None:
     )
 
 
-def _value(tree: Any, key: str) -> Any:
-    "Return the value of a key in a nested dict, its default where a section leaves it out"
-    for part in key.split("."):
-        if not isinstance(tree, dict) or part not in tree:
-            return key_table()[key].default
-        tree = tree[part]
-    return tree
-
-
-def _names(name: str, key: str) -> bool:
-    "Whether a name of `overrides` is a key, a section with it, or an entry of it"
-    return f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
-
-
 def override(
     config: RunConfig,
     overrides: Mapping[str, Any],  # dotted key -> value, e.g. {"optim.clip_grad": 0.5}
-    announce: bool = True,  # name each reset key on stderr
 ) -> RunConfig:
     """Return a copy with new values; raises `ConfigError` with the nearest name of an unknown key
 
-    A section in `overrides` sets the keys that it names and keeps its others. Keys that no longer
-    act, such as `engine_args` of another engine, are reset unless `overrides` set them."""
+    A section in `overrides` sets the keys that it names and keeps its others."""
     tree = config.model_dump()
     overrides = dict(flat_overrides(overrides))
     for key, value in overrides.items():
         _check_key(key, config)
         _set(tree, key, copy.deepcopy(value))  # a later key may set an entry of it
-    values = {key: _value(tree, key) for key in key_table()}
-    unused = list(_without_effect(values))
-    environment = values["rollout.environment"]
-    if environment not in (None, config.rollout.environment):
-        why = f"with rollout.environment {environment!r}"
-        unused.append(("rollout.environment_arguments", {}, why, ""))
-    for key, neutral, why, _ in unused:
-        if values[key] != neutral and not any(_names(n, key) for n in overrides):
-            _set(tree, key, copy.deepcopy(neutral))
-            if announce:
-                print(
-                    f"{key} is reset to {neutral!r}: it has no effect {why}",
-                    file=sys.stderr,
-                )
-    return build_config(type(config), tree)
+    changed = build_config(type(config), tree)
+    _check_acting(changed, overrides)
+    return changed
 
 # %% ../nbs/01_config.ipynb #9f3cecab
 def save_config(config: RunConfig, path: Path | str) -> None:
@@ -2850,6 +2618,9 @@ def stored_config(values: Any) -> RunConfig:
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
+        faults = values.get("faults")
+        if isinstance(faults, dict) and faults.get("on_failure") == "fail":
+            faults["max_restarts"] = 0
         for key in REMOVED_KEYS:
             _drop(values, key.split("."))
         for tenant in (values.get("tenants") or {}).values():

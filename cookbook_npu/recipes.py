@@ -280,11 +280,13 @@ class Recipe:
             # a short run of a long recipe has the same share of warm-up
             share = config.optim.warmup_steps * steps // config.num_steps
             changes["optim.warmup_steps"] = share
-        # a reset key had the recipe's value, not one that was given
-        built = override(config, {**changes, **given, **overrides}, announce=False)
+        environment = overrides.get("rollout.environment", config.rollout.environment)
+        if environment != config.rollout.environment:  # it has its own arguments
+            changes = {"rollout.environment_arguments": {}} | changes
+        built = override(config, {**changes, **given, **overrides})
         tenants = _tenants_for_their_prompts(built, {*given, *overrides})
         if tenants != built.tenants:
-            built = override(built, {"tenants": tenants}, announce=False)
+            built = override(built, {"tenants": tenants})
         if overrides.get("output.resume"):
             return built  # with the recorded settings, whatever the recipe is now
         usual = dict(config.flat()) | changes
@@ -562,7 +564,7 @@ qwen3_4b_sft = Recipe(
 # %% ../nbs/02_recipes.ipynb #d307f318
 _LORA_TENANTS: Settings = {
     "algorithm.use_reference": False,
-    "faults.on_failure": "fail",
+    "faults.max_restarts": 0,
     "lora.rank": 16,
     "lora.slots": 2,
 }

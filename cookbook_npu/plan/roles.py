@@ -160,8 +160,6 @@ def _defaults(
     found |= {name: environ[name] for name in SHELL_DECIDES if name in environ}
     if placement.hccl_port_base is not None:
         found |= port_ranges(config, role, share.first_device)
-    if placement.hccl_buffer_mb is not None:
-        found["HCCL_BUFFSIZE"] = str(placement.hccl_buffer_mb)
     return found
 
 # %% ../../nbs/plan/03_roles.ipynb #0c67217a
@@ -255,21 +253,13 @@ def megatron_arguments(d: Dimensions, config: RunConfig) -> dict[str, Any]:
 # %% ../../nbs/plan/03_roles.ipynb #79a70ae2
 def vllm_arguments(config: RunConfig, soc: str = "Ascend910B1") -> dict[str, Any]:
     "Return the arguments of vllm.LLM on an accelerator, without `weight_transfer_config`"
-    from ..rollout.vllm import llm_arguments
+    from ..rollout.vllm import llm_arguments, run_arguments
 
-    r = config.rollout
-    d = model_of(config)
     return llm_arguments(
         config.model.path or f"tiny {config.model.tiny.family}",
-        config.model.dtype,
-        config.data.max_prompt_tokens + config.longest_response,
-        r.memory_utilization,
-        r.enforce_eager,
-        r.devices_per_engine,
         kv_cache_bytes=planned_cache(config, capacity_of(config, soc)),
-        sees=d.family not in ("qwen3", "qwen3_moe"),
-        max_pixels=config.data.image_max_pixels,
-        engine_args=r.engine_args,
+        sees=model_of(config).family not in ("qwen3", "qwen3_moe"),
         load_weights=False,  # the first update brings them
         lora=config.lora if config.sends_adapter else None,
+        **run_arguments(config),
     )

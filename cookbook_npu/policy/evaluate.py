@@ -72,7 +72,7 @@ def eval_config(config: RunConfig, settings: EvalSettings) -> RunConfig:
     elif settings.data is not None:
         data = {"data.eval_data": settings.data, "data.eval_prompts": ALL_PROMPTS}
     alone = {"rollout.devices_per_engine": 1, "sft.loss_mask": None}
-    config = override(config, alone | data | changed, announce=False)
+    config = override(config, alone | data | changed)
     if config.eval_sampling.temperature == 0 and config.rollout.eval_samples > 1:
         raise ConfigError(
             f"{config.rollout.eval_samples} samples of each prompt at temperature 0",

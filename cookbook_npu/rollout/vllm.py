@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['VllmBuild', 'VLLM_ENVIRONMENT', 'VLLM_CPU_ENVIRONMENT', 'TORCH_COMPANIONS', 'UNLOADED', 'OPTIONAL_SETTINGS',
-           'CPU_CACHE_BYTES', 'missing_reason', 'no_vllm_on_cpu', 'vllm_build', 'prepare_environment',
-           'check_companions', 'check_torchvision', 'check_experts_on_cpu', 'folder_shapes', 'tied_names',
-           'choose_weight_update_method', 'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'register_unloaded',
-           'media_limits', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
+           'CPU_CACHE_BYTES', 'missing_reason', 'has_cpu_vllm', 'vllm_build', 'prepare_environment', 'check_companions',
+           'check_torchvision', 'check_experts_on_cpu', 'folder_shapes', 'tied_names', 'choose_weight_update_method',
+           'check_logprobs_mode', 'check_addresses', 'VllmWeights', 'register_unloaded', 'media_limits',
+           'run_arguments', 'llm_arguments', 'engine_settings', 'VllmImages', 'vllm_sampling', 'VllmRequests',
            'remove_shared_memory', 'name_shared_memory', 'prepare_process', 'ImportedVllm', 'import_vllm',
            'read_folder', 'VllmEngine', 'VllmAdapterEngine']
 
@@ -38,8 +38,10 @@ from torch import Tensor
 
 # %% ../../nbs/rollout/03_vllm.ipynb #b2f000aa
 from ..config import (
+    EXPERTS_ON_CPU,
     KeptCache,
     LoraConfig,
+    RunConfig,
     WeightUpdateMethod,
     check_argument_names,
 )
@@ -84,18 +86,18 @@ def missing_reason() -> str | None:
     return "vLLM is not installed (pip install 'cookbook-npu[vllm]'; wheels: Linux x86_64)"
 
 
-def no_vllm_on_cpu() -> str | None:
-    "Return why vLLM cannot run next to a simulated NPU, or None"
+def has_cpu_vllm() -> bool:
+    "Whether vLLM's CPU build is installed, which runs next to a simulated NPU"
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
-        return "vLLM's CPU build is not installed"
-    return None
+        return False
+    return True
 
 
 def vllm_build() -> VllmBuild:
     "Return the installed build: CPU, or that of the machine's real accelerator"
-    if no_vllm_on_cpu() is None:
+    if has_cpu_vllm():
         return "cpu"
     real = [p.type.name for p in probe() if p.usable and not p.simulated]
     if not real:
@@ -168,11 +170,7 @@ def check_experts_on_cpu(config: Any, build: VllmBuild) -> None:
     "Raise `EngineError` for a mixture of experts on a CPU, which weight updates would spoil"
     text = getattr(config, "text_config", config)
     if build == "cpu" and getattr(text, "num_experts", None):
-        raise EngineError(
-            f"{config.model_type} on vLLM's CPU build: it packs the experts when they are first "
-            "loaded and not after a weight update, and then computes wrong responses",
-            "Use rollout.engine 'transformers'.",
-        )
+        raise EngineError(f"{config.model_type} on vLLM's CPU build", EXPERTS_ON_CPU)
 
 # %% ../../nbs/rollout/03_vllm.ipynb #ebb58a0d
 def folder_shapes(folder: Path | str) -> dict[str, torch.Size]:
@@ -356,6 +354,21 @@ def media_limits(max_pixels: int | None) -> dict[str, Any]:
         return {"video": 0}
     side = math.isqrt(max_pixels)
     return {"video": 0, "image": {"count": 999, "width": side, "height": side}}
+
+
+def run_arguments(config: RunConfig) -> dict[str, Any]:
+    "Return the arguments of an engine, and of `llm_arguments`, that follow from a configuration"
+    rollout = config.rollout
+    return {
+        "dtype": config.model.dtype,
+        "max_tokens": config.data.max_prompt_tokens + config.longest_response,
+        "memory_utilization": rollout.memory_utilization,
+        "enforce_eager": rollout.enforce_eager,
+        "tensor_parallel": rollout.devices_per_engine,
+        "max_pixels": config.data.image_max_pixels,
+        "engine_args": rollout.engine_args,
+        "routing_replay": rollout.routing_replay,
+    }
 
 
 def llm_arguments(

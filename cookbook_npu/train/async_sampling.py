@@ -35,6 +35,7 @@ from .recovery import Failures
 from ..train.sampling import (
     Grading,
     Rollout,
+    engine_of_group,
     environment_fault,
     make_requests,
     missing_reward,
@@ -411,7 +412,7 @@ class EnginePool:
             all_idle = not any(loads)
             for i, group in enumerate(groups):
                 if all_idle:
-                    chosen = i * len(ready) // len(groups)
+                    chosen = engine_of_group(i, len(groups), len(ready))
                 else:
                     chosen = loads.index(min(loads))
                 ready[chosen].assign(group)

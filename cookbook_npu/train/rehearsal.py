@@ -33,14 +33,13 @@ _TINY: dict[str, Any] = {
     "model.tiny.ffn_size": 192,
     "data.mixture": {},
     "data.record_format": "auto",
-    "data.eval_format": None,
     "data.input_key": None,
     "data.label_key": None,
     "data.image_key": None,
-    "data.image_min_pixels": None,
     "data.image_max_pixels": None,
     "data.metadata_keys": (),
     "data.apply_chat_template": False,
+    "data.chat_template_kwargs": {},
     "data.eval_data": None,
     "data.eval_prompts": 0,
     "sampling.max_response_tokens": 4,
@@ -55,8 +54,7 @@ _TINY: dict[str, Any] = {
     "train.save_every": 0,
     "optim.warmup_steps": 0,
     "critic.warmup_steps": 0,
-    "placement.call_timeout_s": 600.0,
-    "faults.on_failure": "fail",
+    "faults.max_restarts": 0,
     "output.trackers": (),
 }
 
@@ -88,7 +86,7 @@ def varied_reward(text: str, label: Any, metadata: Mapping[str, Any]) -> float:
 STAND_IN = {"rollout.engine": "transformers", "rollout.devices_per_engine": 1}
 
 
-def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
+def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
     "Return the configuration of a rehearsal: the same layout and batch arithmetic with a tiny model"
     kv_heads = max(2, config.parallel.tensor * config.parallel.context)
     family = config.model.tiny.family
@@ -102,7 +100,7 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
         "model.tiny.num_experts": max(8, config.parallel.expert),
     }
     # vLLM's CPU build does not repack experts after a weight update
-    unable = no_vllm or family in ("qwen3_moe", "qwen3_5_moe")
+    unable = not has_vllm or family in ("qwen3_moe", "qwen3_5_moe")
     engines = STAND_IN if unable and config.rollout.engine == "vllm" else {}
     # random weights of another seed
     teacher = {
@@ -114,7 +112,7 @@ def rehearsal(config: RunConfig, no_vllm: str | None = None) -> RunConfig:
     if config.is_sft:
         own = {"data.apply_chat_template": True}
     keys = _TINY | _prompts(config, family) | model | engines | own
-    return override(config, keys, announce=False)
+    return override(config, keys)
 
 # %% ../../nbs/train/16_rehearsal.ipynb #7513c8fd
 @contextmanager
@@ -135,15 +133,18 @@ def rehearsing() -> Iterator[None]:
 # %% ../../nbs/train/16_rehearsal.ipynb #cf8135a6
 def rehearse(config: RunConfig, root: str | None = None) -> list[dict[str, Any]]:
     "Take one step of a run's rehearsal on simulated NPUs; return its metrics"
-    from ..rollout.vllm import no_vllm_on_cpu
+    from ..rollout.vllm import has_cpu_vllm
     from ..runs.folder import REHEARSAL
     from ..train.session import session
 
-    reason = no_vllm_on_cpu()
-    small = rehearsal(config, reason)
+    has_vllm = has_cpu_vllm()
+    small = rehearsal(config, has_vllm)
     if small.rollout.engine != config.rollout.engine:
+        why = (
+            "vLLM does not update experts on a CPU" if has_vllm else "vLLM is not installed"
+        )
         print(
-            f"{reason}: the transformers engine replaces engines of "
+            f"{why}: the transformers engine replaces engines of "
             f"{counted(config.rollout.devices_per_engine, 'device')}",
             flush=True,
         )

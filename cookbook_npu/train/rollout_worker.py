@@ -36,32 +36,24 @@ def make_engine(
 ) -> Engine:
     "Return the engine of `rollout.engine`, awake, at version 0"
     rollout = config.rollout
-    dtype = config.model.dtype
     lora = config.lora if config.sends_adapter and not load_weights else None
     if rollout.engine == "vllm":
-        from ..rollout.vllm import VllmEngine
+        from ..rollout.vllm import VllmEngine, run_arguments
 
         cache = None
         if config.target.has_soc:  # on a GPU, vLLM has to be the first that uses the device
             cache = planned_cache(config, accelerator().mem_get_info(0)[1])
         return VllmEngine(
             hf_path,
-            dtype=dtype,
-            tensor_parallel=rollout.devices_per_engine,
-            memory_utilization=rollout.memory_utilization,
-            enforce_eager=rollout.enforce_eager,
             weight_update_method=rollout.weight_update_method,
-            request_seeds=rollout.request_seeds,
+            request_seeds=config.target.request_seeds,
             stop_token_ids=rollout.stop_token_ids,
             kept_cache=rollout.kept_cache,
             simulated_latency=rollout.simulated_latency,
             kv_cache_bytes=cache,
             load_weights=load_weights,
-            max_tokens=config.data.max_prompt_tokens + config.longest_response,
-            max_pixels=config.data.image_max_pixels,
-            engine_args=rollout.engine_args,
-            routing_replay=rollout.routing_replay,
             lora=lora,
+            **run_arguments(config),
         )
     from ..rollout.transformers import TransformersEngine
 
@@ -71,7 +63,7 @@ def make_engine(
         resident = engine_keeps_frozen(config, config.target.engine_capacity(total))
     return TransformersEngine(
         hf_path,
-        dtype=dtype,
+        dtype=config.model.dtype,
         batch_size=rollout.batch_size,
         stop_token_ids=rollout.stop_token_ids,
         kept_cache=rollout.kept_cache,

@@ -438,7 +438,7 @@ class VirtualRun:
             raise ConfigError(f"hours is {hours}", "Give more than 0.")
         ended = ""
         with tempfile.TemporaryDirectory() as root:
-            self.config = override(self.config, virtual_settings(root), announce=False)
+            self.config = override(self.config, virtual_settings(root))
             with RunFolder.create(self.config) as folder:
                 driver = self._build(folder)
                 if self.disturbances.hours_between_losses:

@@ -35,7 +35,7 @@ from cookbook_npu.errors import ConfigError
 from cookbook_npu.npu.device import free_port
 from cookbook_npu.plan.plan import model_name
 from cookbook_npu.recipes import RECIPES
-from cookbook_npu.rollout.vllm import no_vllm_on_cpu
+from cookbook_npu.rollout.vllm import has_cpu_vllm
 
 # a node that ends does not wait 30 s for a head that has ended before it
 OTHER_MACHINE = {
@@ -201,7 +201,7 @@ def test_rehearsal(tmp_path, recipe):
         return
     replaces = "the transformers engine replaces engines of" in out.stdout
     # on a CPU vLLM does not repack experts after a weight update
-    assert replaces == bool(no_vllm_on_cpu() or config.parallel.expert > 1)
+    assert replaces == (not has_cpu_vllm() or config.parallel.expert > 1)
     if replaces:
         assert config.rollout.engine == "transformers"
         return
