@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab vllm test test-all test-910b test-npu-wheel test-stacks quick record style export docs clean
+.PHONY: help setup run lab vllm test test-all test-docs test-910b test-npu-wheel test-stacks record style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,8 +58,11 @@ lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook
 record: $(VENV)/.run ## run the recipes and commit their outputs with them (RECIPE=name: one)
 	PYTHONPATH=tests/helpers $(BIN)/python -m recorded $(if $(filter command line,$(origin RECIPE)),$(RECIPE))
 
-test: style ## the tests, 20 to 45 minutes: drift, style, notebooks, pytest, the recipes end to end
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.test ## style and the fast tests, about ten minutes; prints what `make test-all` runs besides
+	$(BIN)/python tests/helpers/run_tests.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-docs: $(VENV)/.test ## the lane of the pages: prose, site, links, blocks, Chinese
+	$(BIN)/python tests/helpers/opt_in.py docs
 
 test-all: test ## and every lane that `make test` leaves out, hours; says what was skipped and why (LANES='upstream job-server')
 	$(BIN)/python tests/helpers/opt_in.py $(LANES)
@@ -83,10 +86,6 @@ test-stacks: $(VENV)/.test ## models and engines on the transformers of each 910
 # types are checked beside the rest: both keep one core busy
 TYPES = $(BIN)/basedpyright --level error cookbook_npu
 LINT  = $(BIN)/python tests/drift.py && $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet
-QUICK = $(BIN)/python -m pytest -m 'not slow' -x -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-
-quick: $(VENV)/.test ## the tests that take seconds, 2 minutes in all
-	$(TYPES) & types=$$!; $(LINT) && $(QUICK); others=$$?; wait $$types && exit $$others
 
 style: $(VENV)/.test ## what is generated is in step; format, lint, types
 	$(TYPES) & types=$$!; $(LINT); others=$$?; wait $$types && exit $$others

@@ -64,13 +64,25 @@ def _take_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items):
-    "Skip the long tests unless asked for"
-    if os.environ.get("COOKBOOK_LONG") != "all":
-        skip = pytest.mark.skip(reason="a long test: COOKBOOK_LONG=all")
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(skip)
+def pytest_addoption(parser):
+    lanes = (
+        "run the tests of these lanes (names separated by commas) instead of the fast ones"
+    )
+    parser.addoption("--lane", default="", help=lanes)
+
+
+def pytest_collection_modifyitems(config, items):
+    "Leave out the tests of lanes, unless asked for a lane or for a file or test by name"
+    wanted = set(filter(None, config.getoption("--lane").split(",")))
+    if not wanted and any(".py" in word for word in config.args):
+        return
+    kept, others = [], []
+    for item in items:
+        mark = item.get_closest_marker("lane")
+        chosen = mark.args[0] in wanted if wanted and mark else not wanted and not mark
+        (kept if chosen else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
 
 
 def pytest_unconfigure(config):

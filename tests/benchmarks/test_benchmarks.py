@@ -1,6 +1,5 @@
-"""Each benchmark measures something with its smallest sizes: COOKBOOK_BENCHMARKS=all."""
+"""Each benchmark measures something with its smallest sizes."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,12 +7,7 @@ import sys
 import pytest
 from places import TESTS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "COOKBOOK_BENCHMARKS" not in os.environ, reason="COOKBOOK_BENCHMARKS=all"
-    ),
-]
+pytestmark = pytest.mark.lane("benchmarks")
 FOLDER = TESTS / "benchmarks"
 NUMBER = r"([\d.,]+)"
 SMALL = {  # arguments, and where the measured number stands

@@ -27,8 +27,6 @@ from whole_runs import (
 from cookbook_npu.runs.metrics import load_metrics, metric_points
 from cookbook_npu.runs.spans import load_spans
 
-pytestmark = pytest.mark.slow
-
 SPLIT = {
     "placement.mode": "split",
     "placement.devices": 4,
@@ -91,13 +89,14 @@ def check_equal(folder: Path, colocated: Path, apart_from: tuple[str, ...] = ())
     check_ledger(folder, max_staleness=0)
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_without_staleness_it_is_the_colocated_run(undisturbed, tmp_path):
     "The same numbers and weights, bit for bit, with trainer and engines on devices of their own"
     run(configure(tmp_path, "run", **SYNCHRONOUS))
     check_equal(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.lane("runs")
 def test_weights_by_broadcast_and_its_receiver_dies(undisturbed, tmp_path):
     """The trainer does not wait for one that hangs, or for one that dies: the next engine receives, the lost
     one comes back, one is removed and added, and what is learned is the same as in a quiet run"""
@@ -143,7 +142,7 @@ def test_responses_go_on_under_new_weights(tmp_path):
     assert any(row["async/continued_groups"] > 0 for row in rows(folder)[1:])
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 @pytest.mark.timeout(900)
 def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
     """The cluster is full at first, and says so; the machine that joins gets the third engine and its weights
@@ -163,7 +162,7 @@ def test_a_machine_joins_and_gets_an_engine(undisturbed, tmp_path):
     check_equal(folder, undisturbed, apart_from=ROUNDING)
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_an_engine_and_then_the_trainer_are_lost(tmp_path):
     "The engine's groups go to the other one, the trainer back to its checkpoint"
     faults = "rollout0/engine.collect#2/die; trainer/1/train#4/die"

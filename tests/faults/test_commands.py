@@ -19,7 +19,7 @@ import pytest
 from places import ROOT
 from whole_runs import parameters, preloaded, rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 PROGRAM = str(Path(sys.executable).parent / "cookbook-npu")
 SMALL = {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
 NO_EVAL = {"rollout.eval_every": 0, "train.save_every": 2}
@@ -140,7 +140,7 @@ def test_a_killed_kernel_is_one_sentence_and_leaves_nothing(start, tmp_path):
     assert not [path for path in tables if path.exists()]
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_a_killed_gcs_is_named(start):
     "Ray itself would end every process of the run a minute later, and say nothing of it"
     command = start("qwen3_5_9b_async", **SMALL)

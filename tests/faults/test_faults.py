@@ -20,7 +20,7 @@ from whole_runs import (
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 
 
 def disturbed(
@@ -119,7 +119,7 @@ def test_a_run_that_ends_says_why_and_can_be_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "call", ["save_state", pytest.param("load_state", marks=pytest.mark.long)]
+    "call", ["save_state", pytest.param("load_state", marks=pytest.mark.lane("runs"))]
 )
 def test_an_error_that_repeats_ends_the_run_at_once(undisturbed, tmp_path, call):
     "Each new trainer fails in the same call of the same step: the second time is the last of four"

@@ -9,7 +9,7 @@ from whole_runs import ONE_DEVICE, STEPS, Driver, configure, events, rows, run
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 
 SPLIT = {
     "placement.mode": "split",
@@ -28,7 +28,7 @@ def checkpoints(folder: Path) -> list[int]:
     "settings",
     [
         pytest.param(ONE_DEVICE, id="colocate"),
-        pytest.param(SPLIT, id="split", marks=pytest.mark.long),
+        pytest.param(SPLIT, id="split", marks=pytest.mark.lane("runs")),
     ],
 )
 def test_a_checkpoint_outlives_the_failure_of_a_later_step(tmp_path, monkeypatch, settings):

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.lane("runs")
+
 KEPT_OUT = (
     "torch_npu",
     "mindspeed",
@@ -73,7 +75,6 @@ def test_importing_the_whole_package_loads_none_of_them():
     assert count > 40 and found == []
 
 
-@pytest.mark.slow
 def test_the_process_that_drives_a_trainer_loads_none_of_them():
     worker, found = last_line(DRIVING)
     (device, loaded), *_ = worker

@@ -26,8 +26,6 @@ from whole_runs import (
     weights,
 )
 
-pytestmark = pytest.mark.slow
-
 VICTIMS = {
     "driver": ("driver", 0),
     "trainer0": ("trainer", 0),
@@ -87,7 +85,10 @@ def selected() -> list:
     unknown = {cell for cells in named for cell in cells.split("+")} - known
     assert not unknown, f"COOKBOOK_KILL_MATRIX: no cells {sorted(unknown)}"
     first, *others = CHOSEN
-    return named or [first, *(pytest.param(one, marks=pytest.mark.long) for one in others)]
+    return named or [
+        first,
+        *(pytest.param(one, marks=pytest.mark.lane("runs")) for one in others),
+    ]
 
 
 def rows_before(phase: str, save_every: int) -> int:
@@ -215,6 +216,7 @@ def test_whoever_falls_whenever_the_run_ends_as_if_nothing_had_happened(
     assert weights(folder) == weights(undisturbed)
 
 
+@pytest.mark.lane("runs")
 @pytest.mark.timeout(900)
 def test_a_second_fall_on_the_way_back_leaves_the_run_as_it_was(tmp_path):
     "The new trainer falls when it sends its first weights: the run ends, says why, and has cut nothing"

@@ -33,7 +33,7 @@ from cookbook_npu.runs.spans import load_spans
 # random moments; test_recovery.py has the chosen ones
 POINTS = int(os.environ.get("COOKBOOK_KILL_POINTS", "0"))
 VICTIMS = ("engine", "raylet", "driver", "trainer")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 
 
 def driven(folder: Path) -> list[int]:
@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_a_run_over_two_machines_outlives_one_of_them(undisturbed, tmp_path):
     """Ranks fill one machine after the other. The run names the lost one; resumed with another, it
     ends as on one machine. Trainer and engines are on different machines, so new weights are broadcast"""
@@ -138,7 +138,7 @@ def test_other_settings_are_refused_before_anything_is_touched(undisturbed, tmp_
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_ungradable_labels_stay_ungradable(tmp_path):
     "A resumed run does not wait for them again: each is reported once"
     more = {

@@ -36,7 +36,7 @@ from whole_runs import (
 from cookbook_npu.heartbeat import read_heartbeat
 from cookbook_npu.runs.trackers import TRACKERS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 DEFAULT = {"train.save_every": 10}  # of the recipe: here only after the last step
 
 
@@ -274,7 +274,7 @@ SPLIT = {
     "placement",
     [
         pytest.param(ONE_DEVICE, id="colocate"),
-        pytest.param(SPLIT, id="split", marks=pytest.mark.long),
+        pytest.param(SPLIT, id="split", marks=pytest.mark.lane("runs")),
     ],
 )
 def test_a_spent_budget_ends_a_run_between_two_steps(tmp_path, placement):

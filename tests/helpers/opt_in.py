@@ -1,12 +1,17 @@
 """Every test lane that `make test` leaves out, one after the other: `make test-all`.
 
-Prints at the end which lane passed, failed or was skipped, and why; exits with 1 where one failed.
+Prints at the end which lane passed, failed, was skipped or left out, and why; exits with 1 where one failed.
+`--until SECONDS --pace FACTOR`: leave out what would last longer, on a machine that takes FACTOR times
+the recorded minutes, and stop a lane at that time. `.ci/run` asks so; `build/pace` holds the factor.
 """
 
+import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,14 +28,6 @@ def always() -> str | None:
     return None
 
 
-def no_checkouts() -> str | None:
-    "Why there is no upstream source to test against"
-    folder = os.environ.get("COOKBOOK_UPSTREAM")
-    if not folder:
-        return "COOKBOOK_UPSTREAM names no folder of checkouts (tests/README.md)"
-    return None if Path(folder).is_dir() else f"COOKBOOK_UPSTREAM={folder} does not exist"
-
-
 def no_job_server() -> str | None:
     "Why Ray's job server cannot start"
     return None if find_spec("aiohttp_cors") else "pip install 'cookbook-npu[jobs]'"
@@ -41,93 +38,149 @@ class Lane:
     "Tests that one command runs"
 
     name: str
-    command: tuple[str, ...]
+    minutes: float  # of the last run, on two idle cores
+    last: str  # date of the last run that passed
+    command: tuple[str, ...] = ()  # none: pytest with the tests of this lane's mark
     env: dict[str, str] = field(default_factory=dict)
     why_not: Callable[[], str | None] = always  # None: it can run
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        "The command"
+        return self.command or (*PYTEST, "-n2", "--dist=loadfile", f"--lane={self.name}")
 
+
+TODAY = "2026-11-28"
+# in the order of what they protect: CI runs them in this order as far as its time reaches
 LANES = (
-    Lane("upstream", (*PYTEST, "tests/upstream"), why_not=no_checkouts),
+    Lane("npu-wheel", 4, TODAY, ("make", "test-npu-wheel")),
+    Lane("runs", 12, TODAY),
+    Lane("devices", 8, TODAY),
+    Lane("notebooks", 4, TODAY),
+    Lane("docs", 4, TODAY),
+    Lane("910b", 15, TODAY, ("make", "test-910b")),
+    Lane("packages", 3, TODAY),
+    Lane("schedulers", 3, TODAY),
+    Lane("vllm-runs", 4, TODAY),
+    Lane("verifiers", 5, TODAY, (*PYTEST, "tests/contrib")),
+    Lane("benchmarks", 3, TODAY),
+    Lane("stacks", 10, TODAY, ("make", "test-stacks")),
     Lane(
-        "kill-matrix",
-        (*PYTEST, "tests/faults/test_recovery.py"),
-        {"COOKBOOK_KILL_MATRIX": "all"},
+        "rehearsals",
+        5,
+        TODAY,
+        (*PYTEST, "tests/simulator/test_launch.py", "-k", "rehearsal"),
+        {"COOKBOOK_REHEARSAL_DEVICES": "8"},
     ),
     Lane(
         "random-kills",
+        20,
+        TODAY,
         (*PYTEST, "tests/faults/test_resume.py", "tests/faults/test_async_faults.py"),
         {"COOKBOOK_KILL_POINTS": "20"},
     ),
     Lane(
-        "dry-runs",
-        (*PYTEST, "tests/unit/test_stacks.py"),
-        {"COOKBOOK_DRY_RUN": "1"},
+        "kill-matrix",
+        15,
+        TODAY,
+        (*PYTEST, "tests/faults/test_recovery.py"),
+        {"COOKBOOK_KILL_MATRIX": "all"},
     ),
-    Lane(
-        "rehearsals",
-        (*PYTEST, "tests/simulator/test_launch.py", "-k", "rehearsal"),
-        {"COOKBOOK_REHEARSAL_DEVICES": "8", "COOKBOOK_LONG": "all"},
-    ),
-    Lane(
-        "job-server",
-        (*PYTEST, "tests/simulator/test_launch.py", "-k", "job_server"),
-        {"COOKBOOK_JOB_SERVER": "1"},
-        no_job_server,
-    ),
-    Lane("verifiers", (*PYTEST, "tests/contrib")),
-    Lane(
-        "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
-    ),
-    Lane("long", (*PYTEST, "-n2", "--dist=loadfile", "-mlong"), {"COOKBOOK_LONG": "all"}),
-    Lane("benchmarks", (*PYTEST, "tests/benchmarks"), {"COOKBOOK_BENCHMARKS": "all"}),
-    Lane("stacks", ("make", "test-stacks")),
-    Lane("npu-wheel", ("make", "test-npu-wheel")),
-    Lane("910b", ("make", "test-910b")),
+    Lane("job-server", 2, TODAY, why_not=no_job_server),
+    Lane("upstream", 5, TODAY),
 )
 
 
-def run_lane(lane: Lane) -> tuple[int, set[str]]:
-    "Exit code of a lane, whose output is printed, and the reasons of tests that were skipped"
+@dataclass
+class Result:
+    "How a lane ended"
+
+    lane: Lane
+    state: str  # passed, exit N, skipped, left out
+    why: str
+    skipped: set[str] = field(default_factory=set)  # reasons of its tests
+
+    def lines(self) -> list[str]:
+        "Return one line, and one for each reason of a skipped test"
+        head = f"{self.lane.name:14} {self.state:9} {self.why}"
+        return [head, *(f"{'':14} skipped   {why}" for why in sorted(self.skipped))]
+
+
+def run_lane(lane: Lane, deadline: float) -> Result:
+    "Run a lane until a moment of the monotonic clock; its output is printed"
+    print(f"== {lane.name}: {' '.join(lane.words)}", flush=True)
+    began = time.monotonic()
     command = subprocess.Popen(
-        lane.command,
+        lane.words,
         cwd=ROOT,
         env=os.environ | lane.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        os.killpg(command.pid, signal.SIGTERM)
+
+    watch = threading.Timer(min(deadline - began, threading.TIMEOUT_MAX), stop)
+    watch.start()
     reasons = set()
-    assert command.stdout is not None
-    for line in command.stdout:
-        print(line, end="", flush=True)
-        if found := SKIPPED.match(line.strip()):
-            reasons.add(found[1])
-    return command.wait(), reasons
+
+    def show() -> None:
+        for line in command.stdout or ():
+            print(line, end="", flush=True)
+            if found := SKIPPED.match(line.strip()):
+                reasons.add(found[1])
+
+    # a process that a stopped lane left behind may keep the pipe open
+    reader = threading.Thread(target=show, daemon=True)
+    reader.start()
+    code = command.wait()
+    reader.join(10)
+    watch.cancel()
+    took = f"{time.monotonic() - began:.0f} s"
+    if stopped.is_set():
+        return Result(lane, "left out", f"stopped after {took}: the time was over", reasons)
+    return Result(lane, f"exit {code}" if code else "passed", took, reasons)
 
 
-def run_all(lanes: Iterable[Lane]) -> int:
-    "Run lanes, print one line each and the skipped tests; 1: one failed"
-    lines = []
-    failed = False
+def run_all(
+    lanes: Iterable[Lane],
+    until: float = float("inf"),  # seconds from now
+    pace: float = 1.0,  # times the recorded minutes
+) -> int:
+    "Run lanes as far as time reaches, print how each ended; 1: one failed"
+    deadline = time.monotonic() + until
+    results = []
     for lane in lanes:
-        why = lane.why_not()
-        if why:
-            lines.append(f"{lane.name:14} skipped  {why}")
-            continue
-        print(f"== {lane.name}: {' '.join(lane.command)}", flush=True)
-        began = time.monotonic()
-        code, reasons = run_lane(lane)
-        failed |= code != 0
-        state = f"exit {code}" if code else "passed"
-        lines.append(f"{lane.name:14} {state:8} {time.monotonic() - began:.0f} s")
-        lines += [f"{'':14} skipped  {reason}" for reason in sorted(reasons)]
-    print("\n".join(["", *lines]))
-    return int(failed)
+        left, needed = deadline - time.monotonic(), lane.minutes * 60 * pace
+        if why := lane.why_not():
+            results.append(Result(lane, "skipped", why))
+        elif needed > left:
+            why = f"takes {needed / 60:.0f} minutes here, {max(left, 0) / 60:.0f} are left"
+            results.append(Result(lane, "left out", f"{why}; last run {lane.last}"))
+        else:
+            results.append(run_lane(lane, deadline))
+    print("\n".join(["", *(line for one in results for line in one.lines())]))
+    return int(any(one.state.startswith("exit") for one in results))
+
+
+def main() -> int:
+    "Run the lanes of the command line, or all"
+    by_name = {lane.name: lane for lane in LANES}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=", ".join(by_name))
+    parser.add_argument("--until", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--pace", type=float, default=1.0, help="times the minutes")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in by_name]:
+        sys.exit(f"no lane {', '.join(unknown)}; there are {', '.join(by_name)}")
+    lanes = [by_name[name] for name in asked.names] or LANES
+    return run_all(lanes, asked.until, asked.pace)
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:]
-    names = [lane.name for lane in LANES]
-    if unknown := [name for name in wanted if name not in names]:
-        sys.exit(f"no lane {', '.join(unknown)}; there are {', '.join(names)}")
-    sys.exit(run_all(lane for lane in LANES if not wanted or lane.name in wanted))
+    sys.exit(main())

@@ -45,7 +45,9 @@ SERVICE = "starts a service of the machine"
 
 def typed(name: str):
     "The page as a parameter of a test"
-    return pytest.param(name, marks=() if name in ALWAYS_TYPED else pytest.mark.long)
+    return pytest.param(
+        name, marks=() if name in ALWAYS_TYPED else pytest.mark.lane("runs")
+    )
 
 
 # page -> first words of a step -> the test that runs it, or the reason why none does

@@ -22,10 +22,7 @@ from cookbook_npu.npu.simulator.fork_server import fork_process
 from cookbook_npu.recipes import qwen3_4b_colocate
 
 HERE = Path(__file__).parent
-# `make test` runs one recipe on vLLM and the conformance suite of the engine; each start takes a minute
-more_vllm = pytest.mark.skipif(
-    "COOKBOOK_VLLM_RUNS" not in os.environ, reason="COOKBOOK_VLLM_RUNS=all"
-)
+more_vllm = pytest.mark.lane("vllm-runs")  # each start of vLLM takes a minute
 STEPS = 6
 # of one rank and one engine: half the processor time of a run
 ONE_DEVICE = {

@@ -66,8 +66,30 @@ def warm_up_of(notebook: str) -> list[str]:
     return WARM_UPS.get(plain(notebook), LIGHT if light else TORCH)
 
 
+# those that start devices, Ray or engines: more than three processor seconds each
+IN_LANE = set(
+    """
+npu/device npu/shims/bootstrap npu/shims/fla npu/shims/mcore_bridge npu/shims/ray
+npu/shims/vllm_weights npu/shims/memory_saver npu/shims/torchvision_ops
+npu/simulator/handles
+cluster/ray_cluster cluster/worker_group cluster/launch
+data/images data/prompts data/grading_process data/rewards data/turns data/geometry
+data/tokenizer data/conversations
+model/checkpoint model/lora model/routing_replay weights/transport
+rollout/transformers rollout/vllm plan/plan runs/kernel policy/evaluate
+train/offload train/trainer train/driver train/session train/rehearsal train/critic
+train/teacher train/sft train/tenants train/tenant_run train/reward_model
+""".split()
+)
+
 # those of a server one after another: it ends when nobody has used it for some minutes
 IN_ORDER = sorted(NOTEBOOKS, key=lambda notebook: (warm_up_of(notebook), notebook))
+CASES = [
+    pytest.param(name, marks=pytest.mark.lane("notebooks"))
+    if plain(name) in IN_LANE
+    else name
+    for name in IN_ORDER
+]
 
 
 def environment(warm_up: list[str]) -> dict[str, str]:
@@ -82,12 +104,11 @@ def environment(warm_up: list[str]) -> dict[str, str]:
 
 
 def test_the_table_names_notebooks():
-    assert set(WARM_UPS) <= set(map(plain, NOTEBOOKS))
+    assert set(WARM_UPS) | IN_LANE <= set(map(plain, NOTEBOOKS))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("notebook", IN_ORDER)
+@pytest.mark.parametrize("notebook", CASES)
 def test_notebook(notebook):
     warm_up = warm_up_of(notebook)
     job = {"notebook": str(ROOT / "nbs" / notebook)}

@@ -13,7 +13,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer, read_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_opd
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 TINY = {
     "rollout.eval_every": 0,
     "train.save_every": 2,

@@ -22,7 +22,7 @@ from whole_runs import (
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 STEPS = 2
 
 
@@ -43,7 +43,7 @@ def whole(tmp_path_factory) -> Path:
     return root / "whole"
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_episodes_are_trained_on_and_resume_bit_for_bit(whole, tmp_path):
     "The last step is done again, and is the same"
     told = rows(whole)

@@ -12,7 +12,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.recipes import qwen3_4b_colocate, qwen3_5_9b_colocate
 from cookbook_npu.runs.folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 SHAPE = {"hidden_size": 32, "num_layers": 2, "ffn_size": 64, "init_std": 0.1}
 STEPS = 2
 
@@ -50,7 +50,10 @@ def read_export(folder: Path) -> tuple[set[str], list[int]]:
 
 
 LONG = ("qwen3_vl", "qwen3_5_moe")
-FAMILIES = ("qwen3_5", *(pytest.param(name, marks=pytest.mark.long) for name in LONG))
+FAMILIES = (
+    "qwen3_5",
+    *(pytest.param(name, marks=pytest.mark.lane("runs")) for name in LONG),
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,7 +16,7 @@ import pytest
 from browser import missing_browser, open_browser
 from places import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("docs")
 
 PAGE = ROOT / ".docs" / "pages" / "howto" / "resume.md"
 # a warm start of seconds, and rewards that differ
@@ -221,7 +221,7 @@ def person(lab, tmp_path):
         yield Person(driver, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 @pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "")
 @pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "")
 def test_the_recipe_is_run_stopped_and_gone_on_with(person, recipe):

@@ -10,7 +10,7 @@ from cookbook_npu.config import save_config
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.rl.algorithms import algorithm_overrides
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 STEPS = 3
 
 

@@ -22,8 +22,6 @@ from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.report import write_report
 from cookbook_npu.runs.result import RESULT_TYPE
 
-pytestmark = pytest.mark.slow
-
 PHASES = (
     "rollout",
     "ref_logprobs",
@@ -252,6 +250,7 @@ def test_the_recipe_with_pictures_looks_at_them(tmp_path):
     assert (export / "preprocessor_config.json").is_file()
 
 
+@pytest.mark.lane("runs")
 def test_gsm8k_records_run_through_in_a_copy_of_the_notebook(tmp_path):
     lines = [
         {

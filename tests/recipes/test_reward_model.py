@@ -17,7 +17,7 @@ from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.rl.algorithms import algorithm_overrides
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def scored_as_by_transformers(run_folder: Path, folder: Path, coef: float) -> No
         assert sample.reward == pytest.approx(coef * score, abs=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_the_policy_learns_the_score_and_resumes_bit_for_bit(tmp_path, reward_folder):
     whole, halved = (tmp_path / name / "run" for name in ("whole", "halved"))
     run(prepare(whole.parent, reward_folder, 16))

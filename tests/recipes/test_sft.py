@@ -13,7 +13,7 @@ from whole_runs import forget_last_step
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import RECIPES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 TINY = {
     "data.eval_prompts": 16,
     "rollout.eval_every": 2,
@@ -79,7 +79,7 @@ def test_one_rank_learns_the_same_packed_or_padded(whole, tmp_path):
         assert row["sft_loss"] == pytest.approx(other["sft_loss"], rel=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_reinforcement_learning_starts_from_its_checkpoint(whole, tmp_path):
     (folder,) = whole.glob("checkpoints/step_*4/hf")
     sizes = dict(num_steps=1, prompts_per_step=2, samples_per_prompt=2)
@@ -96,7 +96,7 @@ def test_an_adapter_learns(tmp_path):
     assert next(folder.glob("checkpoints/step_*2/adapter/adapter_config.json"))
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_a_model_with_a_vision_tower_learns_from_pictures(tmp_path):
     shown = {"model.tiny.family": "qwen3_vl", "sampling.max_response_tokens": 16}
     shown |= {"data.prompt_data": "geometry", "data.task": {"level": 1, "per_level": 40}}

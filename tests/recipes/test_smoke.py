@@ -9,7 +9,7 @@ from whole_runs import preloaded
 from cookbook_npu.errors import SmokeFailed
 from cookbook_npu.runs.smoke import check_smoke, smoke_checks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 
 
 def test_a_layout_passes_and_a_damaged_number_fails(tmp_path):

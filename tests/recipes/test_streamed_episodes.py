@@ -22,7 +22,7 @@ from whole_runs import (
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import qwen3_4b_colocate, qwen3_5_9b_async
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 STEPS = 2
 PER_STEP = 4  # prompts of a step
 EVERY = 4  # prompts, of which one fails
@@ -57,7 +57,7 @@ def test_groups_whose_environment_fails_are_left_out(tmp_path):
     assert all(row["train_rollout_logprob_abs_diff"] <= 1e-5 for row in told[1:])
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_asynchronous_episodes_keep_their_bound_through_a_stop(tmp_path):
     "Each draw once, nothing too old, evaluations talk, too; a stop between steps, and on from there"
     steps = 4

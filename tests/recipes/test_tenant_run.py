@@ -11,7 +11,6 @@ from cookbook_npu.cli import is_finished
 from cookbook_npu.config import save_config
 from cookbook_npu.recipes import qwen3_4b_multi_lora_grpo
 
-pytestmark = pytest.mark.slow
 STEPS = 4
 TENANTS = {
     "a": {"data.prompt_data": "arithmetic"},
@@ -67,7 +66,7 @@ def test_a_tenant_that_fails_is_closed_and_named(disturbed):
     assert (disturbed / "report.html").is_file() and not is_finished(disturbed)
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tmp_path):
     "The others are bitwise what they are beside a tenant that fails, kill -9 included"
     more = {"reward.correct_threshold": {}}
@@ -101,7 +100,7 @@ def test_a_killed_run_resumes_bit_for_bit_without_the_third_tenant(disturbed, tm
     assert of_both == of_three
 
 
-@pytest.mark.long
+@pytest.mark.lane("runs")
 def test_tenants_sample_in_one_batch(disturbed, tmp_path):
     "The tokens and rewards of each tenant are those of turns; log-probs up to rounding"
     latency = 0.1  # s for each token of a batch

@@ -19,7 +19,7 @@ from cookbook_npu.rollout.vllm import missing_reason
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("runs")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from ranks import run_ranks
 
 from cookbook_npu.weights.broadcast import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 
 def test_a_receiver_that_dies_and_one_that_hangs():

@@ -14,7 +14,6 @@ from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 
-pytestmark = pytest.mark.slow
 MOE = "qwen3_moe"
 
 

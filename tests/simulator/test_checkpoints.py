@@ -12,6 +12,8 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.megatron_core import dist_checkpointing as checkpoints
 
+pytestmark = pytest.mark.lane("devices")
+
 # what the weights-only unpickler of PyTorch knows without a list
 KNOWN = {
     "collections.OrderedDict",
@@ -36,7 +38,6 @@ def strangers(names, allowed):
     )
 
 
-@pytest.mark.slow
 def test_a_whole_checkpoint_loads_by_the_allow_lists():
     seen, states = run_ranks(
         "checkpoint_jobs:whole_checkpoint", 1, bootstrap="trainer", timeout=300
@@ -59,7 +60,6 @@ def test_a_whole_checkpoint_loads_by_the_allow_lists():
     assert strangers(seen["metadata"], checkpoints.METADATA_CLASSES) == set()
 
 
-@pytest.mark.slow
 def test_norms_of_mindspeed_have_the_type_of_the_model(tmp_path):
     """MindSpeed makes them in float32. In a bfloat16 model Megatron's distributed optimizer then takes the
     state of one parameter for that of another, and no checkpoint can be saved

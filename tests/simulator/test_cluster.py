@@ -20,7 +20,7 @@ from cookbook_npu.npu.stack.checks import read_range
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.train.workers import start_engine, start_trainer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 ROLE = f"{__file__}:Probe"
 

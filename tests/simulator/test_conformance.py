@@ -1,9 +1,6 @@
 """The conformance suite finds faulty engines; test_engines.py runs all of it on both real ones."""
 
-import pytest
 from ranks import run_ranks
-
-pytestmark = pytest.mark.slow
 
 
 def test_faulty_engines_are_found(tmp_path):

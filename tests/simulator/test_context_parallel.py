@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # in the ranks, too
 import test_model_equality as text
 import test_vision_equality as pictures
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 SIZES = {
     "CP2": {"context": 2},

@@ -9,7 +9,7 @@ from ranks import run_ranks
 from cookbook_npu.config import TinyConfig
 from cookbook_npu.rollout.vllm import missing_reason
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 PADDED = 320  # rows of the vocabulary; the tokenizer has 264 tokens
 # <|endoftext|> of the generation settings, <|im_end|> of the template, and one of the run's own

@@ -16,8 +16,6 @@ from cookbook_npu.config import TinyConfig
 from cookbook_npu.errors import RoleError
 from cookbook_npu.rollout.vllm import missing_reason
 
-pytestmark = pytest.mark.slow
-
 TINY = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128)
 SEEING = TINY.model_copy(update={"family": "qwen3_vl"})
 
@@ -326,7 +324,7 @@ def test_vllm_engine(name):
     assert results_of("vllm")[name] is None
 
 
-@pytest.mark.long
+@pytest.mark.lane("devices")
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM needs it to see")
 @pytest.mark.parametrize(
@@ -336,6 +334,7 @@ def test_vllm_engine_with_images(name):
     assert results_of("vllm", pictured=True)[name] is None
 
 
+@pytest.mark.lane("devices")
 @pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or "")
 @pytest.mark.parametrize("name", [c.__name__ for c in VLLM_CHECKS])
 def test_vllm_by_every_method_of_weights_and_seeds(name):

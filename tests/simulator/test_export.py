@@ -17,7 +17,7 @@ from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")
 SHAPE = {"hidden_size": 64, "num_layers": 2, "ffn_size": 128, "init_std": 0.1}
 TOLERANCE = 1e-6  # of the largest logit: TP 2 adds in another order

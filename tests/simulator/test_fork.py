@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 from ranks import run_ranks
+
+pytestmark = pytest.mark.lane("devices")
 
 
 def in_a_fork(work):

@@ -11,7 +11,6 @@ from cookbook_npu.errors import RoleError
 from cookbook_npu.npu import simulator
 
 # each test starts processes of its own: a dozen seconds in all
-pytestmark = pytest.mark.slow
 JOBS = HELPERS / "simulator_jobs"
 CHECKS = re.findall(r"^def (check_\w+)", (JOBS / "collectives.py").read_text(), re.M)
 

@@ -20,7 +20,7 @@ from cookbook_npu.config import TinyConfig
 
 SKETCH = ROOT / "tests" / "fixtures" / "mindspeed_sketch"
 TARGET = f"{HELPERS / 'kernel_jobs.py'}:micro_batch"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 
 @functools.cache

@@ -37,6 +37,8 @@ from cookbook_npu.plan.plan import model_name
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.rollout.vllm import has_cpu_vllm
 
+pytestmark = pytest.mark.lane("devices")
+
 # a node that ends does not wait 30 s for a head that has ended before it
 OTHER_MACHINE = {
     "HCCL_SOCKET_IFNAME": "eth1",
@@ -48,7 +50,6 @@ JOIN = """trap 'kill $!; wait $!; exit' TERM
 for i in 1 2 3; do "$@" & wait $!; grep -q "Ray runtime started" "$0" && break; done"""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_starts_ray_waits_for_its_machines_and_leaves_nothing(tmp_path):
     """The run sees the NPUs of both nodes and the token; when it ends, Ray ends and the exit code is kept.
@@ -105,12 +106,8 @@ print("job", os.environ["COOKBOOK_NPU_JOB"])
     assert not [line for line in alive if str(node.port) in line]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    "COOKBOOK_JOB_SERVER" not in os.environ,
-    reason="COOKBOOK_JOB_SERVER=1 and `pip install cookbook-npu[jobs]`",
-)
+@pytest.mark.lane("job-server")
 def test_a_job_server(tmp_path, monkeypatch, capfd):
     "Submitted and followed; refused the second time; stopped with Ray's command and launched again"
     for name, value in (RAY_ENV | address_env("127.0.0.1")).items():
@@ -161,8 +158,7 @@ REHEARSED = {
 ALL_DEVICES = "COOKBOOK_REHEARSAL_DEVICES" in os.environ
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.lane("devices")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", RECIPES if ALL_DEVICES else REHEARSED)
 def test_rehearsal(tmp_path, recipe):

@@ -31,7 +31,7 @@ from cookbook_npu.plan.memory import (
 from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.train.batch import make_batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.lane("devices")
 
 DEVICES = 4
 TOLERANCE = 1e-5

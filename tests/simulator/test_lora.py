@@ -15,7 +15,6 @@ from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.plan.dimensions import dimensions_of_folder
 from cookbook_npu.plan.memory import adapter_parameters
 
-pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_vl")
 SHAPE = {"hidden_size": 64, "num_layers": 4, "ffn_size": 128}
 TOLERANCE = 1e-5

@@ -22,8 +22,6 @@ from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyCo
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 from cookbook_npu.rollout.engine import STACKED_EXPERTS
 
-pytestmark = pytest.mark.slow
-
 # transformers 4, of the 910B stack with vllm-ascend 0.18.0, has no Qwen3.5 (make test-stacks)
 NEWER = (
     ("qwen3_5", "qwen3_5_moe") if int(version("transformers").split(".")[0]) >= 5 else ()

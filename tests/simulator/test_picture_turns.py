@@ -24,7 +24,7 @@ from cookbook_npu.data.turns import TurnFormat
 from cookbook_npu.rollout.engine import Request, SamplingParams
 from cookbook_npu.rollout.episodes import EpisodeRunner
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 TOLERANCE = 1e-5
 SIZES = ((64, 96), (48, 64))  # height and width of the prompts' pictures

@@ -16,7 +16,7 @@ from cookbook_npu.data.images import ImageProcessor
 from cookbook_npu.data.tokenizer import build_tokenizer, unsampled_token_ids
 from cookbook_npu.rollout.engine import Request, SamplingParams, derive_seed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 ROWS = 1850
 LIMIT = 64  # tokens of a row

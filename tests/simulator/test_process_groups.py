@@ -10,7 +10,7 @@ from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 
 def run(function, ranks, bootstrap=None, path=None, **kwargs):
@@ -50,7 +50,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.lane("devices")
 def test_a_trainer_learns_the_same_however_it_sleeps(tmp_path):
     hf_path = str(build_tiny(TinyConfig(), build_tokenizer(), tmp_path / "tiny", seed=0))
     write_saver_package(tmp_path / "site")

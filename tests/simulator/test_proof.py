@@ -5,7 +5,6 @@ from proof import SIMULATED_CUDA, prove, run_check
 
 from cookbook_npu.errors import ShimError
 
-pytestmark = pytest.mark.slow
 MARKED = """
     import types
     from cookbook_npu.npu.shims.registry import Shim

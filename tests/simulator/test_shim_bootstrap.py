@@ -8,7 +8,6 @@ from ranks import run_ranks
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.shims.bootstrap import report_of_fresh_process
 
-pytestmark = pytest.mark.slow
 IMPORTS = """
 import sys
 from cookbook_npu.npu.shims.bootstrap import bootstrap, model_ready, parallel_ready

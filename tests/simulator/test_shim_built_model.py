@@ -1,9 +1,6 @@
 """The shims of `npu.shims.megatron_core.built_model`: each check passes with its shim and fails without."""
 
-import pytest
 from proof import prove, run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_optimizer_step():

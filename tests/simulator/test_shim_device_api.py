@@ -1,9 +1,6 @@
 """The shims of `npu.shims.torch.device_api`: each check passes with its shim and fails without."""
 
-import pytest
 from proof import SIMULATED_CUDA, prove, run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_device_context_still_affects_factories():

@@ -1,9 +1,6 @@
 """The shims of `npu.shims.megatron_core.dist_checkpointing`: hostile checkpoints, writing without forks."""
 
-import pytest
 from proof import prove
-
-pytestmark = pytest.mark.slow
 
 
 def test_safe_globals():

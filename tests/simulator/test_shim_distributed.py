@@ -1,9 +1,6 @@
 """The shims of `npu.shims.torch.distributed`, and the rendezvous of a job."""
 
-import pytest
 from proof import prove, run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_new_group_backend():

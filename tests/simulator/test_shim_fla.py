@@ -5,9 +5,6 @@ from proof import prove, run_check
 
 from cookbook_npu.npu.shims.fla import ConvShim, FlaShim
 
-pytestmark = pytest.mark.slow
-
-
 PACKED = """
     import sys
 

@@ -1,10 +1,8 @@
 """The shims of `npu.shims.mindspeed.flash_attention` on the replica of MindSpeed: masks, packed sequences."""
 
-import pytest
 from places import HELPERS
 from proof import prove, run_check
 
-pytestmark = pytest.mark.slow
 PATCHED = f"{HELPERS}/mindspeed_start.py:patched"
 
 

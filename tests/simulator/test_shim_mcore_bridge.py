@@ -8,8 +8,6 @@ from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 
-pytestmark = pytest.mark.slow
-
 
 def test_triton_modules():
     "The check imports the module that fails, then drops it, so that the second run imports it again"

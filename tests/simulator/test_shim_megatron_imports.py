@@ -1,9 +1,6 @@
 """The shims of `npu.shims.megatron_core.imports`: each check passes with its shim and fails without."""
 
-import pytest
 from proof import SIMULATED_CUDA, prove, run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_jit_fuser():

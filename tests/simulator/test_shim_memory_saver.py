@@ -13,8 +13,6 @@ from cookbook_npu.npu.shims.memory_saver import saver_build, saver_mode, start_c
 from cookbook_npu.plan.roles import role_environment
 from cookbook_npu.recipes import qwen3_4b_colocate
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:

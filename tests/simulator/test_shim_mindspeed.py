@@ -9,7 +9,6 @@ from ranks import run_ranks
 from cookbook_npu.errors import RoleError
 from cookbook_npu.npu.shims.mindspeed.adaptor import Adaptor
 
-pytestmark = pytest.mark.slow
 START = f"""
 import logging, sys
 sys.path.insert(0, {str(FIXTURES / "mindspeed_sketch")!r})

@@ -4,7 +4,7 @@ import pytest
 from places import HELPERS
 from proof import prove, run_check
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.lane("devices")
 
 # the replica of MindSpeed in the process, and patched for a model
 SKETCH = f"{HELPERS}/mindspeed_start.py:sketch"

@@ -1,9 +1,6 @@
 """Process groups that are destroyed and reloaded: memory, fifty cycles, failures."""
 
-import pytest
 from proof import prove, run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_memory_is_freed():

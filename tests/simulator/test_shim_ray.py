@@ -7,7 +7,7 @@ from proof import prove, run_check
 from cookbook_npu.cluster.ray_cluster import LOOPBACK, init_options, session_folder
 from cookbook_npu.npu.shims.ray_private import applied
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.lane("devices"), pytest.mark.lane("devices")]
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 """The shims of `npu.shims.ray_private`: each check passes with its shim and fails without."""
 
-import pytest
 from proof import prove
-
-pytestmark = pytest.mark.slow
 
 
 def test_unused_services():

@@ -1,9 +1,6 @@
 """The shims of `npu.shims.vllm_ascend` on classes with the same defects and signatures."""
 
-import pytest
 from proof import prove, run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_environment():

@@ -1,9 +1,6 @@
 """The worker of vllm-ascend up to 0.23 reloads with vLLM's configuration set."""
 
-import pytest
 from proof import run_check
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_reload_sets_the_configuration():

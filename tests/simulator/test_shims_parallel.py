@@ -4,7 +4,7 @@ import pytest
 from places import HELPERS
 from ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 TARGET = f"{HELPERS / 'shims_targets.py'}:train"
 

@@ -14,6 +14,8 @@ from cookbook_npu.cluster.ray_cluster import Cluster
 from cookbook_npu.cluster.worker_group import RayWorkerGroup
 from cookbook_npu.errors import RoleError
 
+pytestmark = pytest.mark.lane("devices")
+
 ROLE = f"{HELPERS / 'start_roles.py'}:Role"
 ROLES = {
     "trainer": ["cookbook_npu.train.trainer"],
@@ -89,7 +91,6 @@ def start(cluster, kind: str | None, **more) -> RayWorkerGroup:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROLES)
 def test_a_worker_is_a_fork_that_imports_little(cluster, kind):
     with start(cluster, kind) as group:
@@ -103,7 +104,6 @@ def test_a_worker_is_a_fork_that_imports_little(cluster, kind):
         assert len(info["own_modules"]) < 0.05 * len(info["modules"]), info["own_modules"]
 
 
-@pytest.mark.slow
 def test_a_worker_that_would_import_something_else_is_no_fork(cluster):
     with start(cluster, None, slots=[0], env={"OMP_NUM_THREADS": "3"}) as group:
         (info,) = group.call("process_info")
@@ -111,7 +111,6 @@ def test_a_worker_that_would_import_something_else_is_no_fork(cluster):
     assert info["threads"] == "3"
 
 
-@pytest.mark.slow
 def test_a_fork_and_the_process_that_stands_for_it_end_together(cluster):
     with start(cluster, None) as group:
         assert all(info["fork"] for info in group.call("process_info"))

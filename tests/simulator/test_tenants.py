@@ -14,7 +14,7 @@ from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.plan.dimensions import dimensions_of_folder
 from cookbook_npu.plan.memory import adapter_parameters, trainer_state
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 INTERLEAVINGS = 20
 SHAPE = TinyConfig(hidden_size=64, num_layers=2, ffn_size=128, init_std=0.1)
 
@@ -32,7 +32,7 @@ def run(function: str, ranks: int = 1, **kwargs):
     return run_ranks(target, ranks, kwargs, **settings)
 
 
-@pytest.mark.parametrize("tensor", (1, pytest.param(2, marks=pytest.mark.long)))
+@pytest.mark.parametrize("tensor", (1, pytest.param(2, marks=pytest.mark.lane("devices"))))
 def test_a_tenant_is_bitwise_what_it_is_alone(folder, tensor):
     found = run(
         "interleavings", tensor, folder=str(folder), tensor=tensor, count=INTERLEAVINGS

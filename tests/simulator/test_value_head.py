@@ -1,14 +1,11 @@
 "A critic over two ranks equals plain transformers: values, and gradients from head to embedding"
 
-import pytest
 import torch
 from preloaded_jobs import TRAINER_RANK
 from ranks import run_ranks
 from value_head_jobs import SAMPLES
 
 from cookbook_npu.config import TinyConfig
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_critic_over_two_ranks_equals_transformers(tmp_path):

@@ -20,8 +20,6 @@ from safetensors.torch import load_file
 from cookbook_npu.config import ModelConfig, OptimConfig, ParallelConfig, TinyConfig
 from cookbook_npu.data.tokenizer import find_tokenizer, unsampled_token_ids
 
-pytestmark = pytest.mark.slow
-
 LAYOUTS = ("TP2", "TP1")
 RECOMPUTE = ("none", "selective", "full")
 TOLERANCE = 1e-5

@@ -14,7 +14,7 @@ from cookbook_npu.rollout.vllm import missing_reason
 
 JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.lane("packages"),
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
 SLEEPERS = ("0.18.0", "0.23.0", "0.26.0rc1")

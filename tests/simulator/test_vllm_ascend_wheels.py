@@ -25,7 +25,7 @@ ENGINE_FILES = [
     f"{TRANSFER}/packed_tensor.py",
 ]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.lane("packages"),
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
 

@@ -150,10 +150,10 @@ def outcomes(ranks: int) -> list[dict]:
 
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.lane("devices"),
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
-SIZES = (1, pytest.param(2, marks=pytest.mark.long))
+SIZES = (1, pytest.param(2, marks=pytest.mark.lane("devices")))
 
 
 @pytest.mark.parametrize("ranks", SIZES)

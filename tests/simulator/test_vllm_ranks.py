@@ -140,7 +140,7 @@ def outcomes() -> list[dict]:
 
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.lane("devices"),
     pytest.mark.skipif(missing_reason() is not None, reason=missing_reason() or ""),
 ]
 

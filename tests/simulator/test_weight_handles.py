@@ -10,7 +10,7 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.recipes import qwen3_4b_colocate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("devices")
 
 BUCKET = 2**14
 GIB = 2**30
@@ -181,7 +181,7 @@ def run_with(root, name, faults="", **more):
     return learned(folder), events(folder, "weight_transfer"), events(folder, "note")
 
 
-@pytest.mark.long
+@pytest.mark.lane("devices")
 def test_a_run_over_handles_and_with_wrong_products_learns_the_same(tmp_path):
     plain, travelled, notes = run_with(tmp_path, "plain")
     # two steps, and an evaluation before them

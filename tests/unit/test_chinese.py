@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT / ".docs"))
 
 import stage  # noqa: E402
 
+pytestmark = pytest.mark.lane("docs")
+
 ZH = ROOT / ".docs" / "pages" / "zh"
 HOWTO = ROOT / ".docs" / "pages" / "howto"
 PAIRS = {

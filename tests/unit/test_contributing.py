@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from cookbook_npu.cli import app
 from cookbook_npu.recipes import RECIPES
 
+pytestmark = pytest.mark.lane("docs")
+
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 CHANGELOG = ROOT / ".docs" / "pages" / "changelog.md"
 TEXTS = [ROOT / ".github" / "CONTRIBUTING.md", CHANGELOG, *FORMS]

@@ -29,6 +29,8 @@ from cookbook_npu.recipes import RECIPES  # noqa: E402
 # noqa: E402
 from cookbook_npu.runs.folder import RunFolder, append_line  # noqa: E402
 
+pytestmark = pytest.mark.lane("docs")
+
 
 @pytest.fixture(scope="module")
 def api():

@@ -43,6 +43,8 @@ from cookbook_npu.plan.preflight import check_files
 from cookbook_npu.recipes import RECIPES, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 
+pytestmark = pytest.mark.lane("docs")
+
 PAGES = Path(__file__).parents[2] / ".docs" / "pages" / "howto"
 
 
@@ -223,7 +225,6 @@ def environment(tmp_path_factory):
     return make_environment(tmp_path_factory.mktemp("reader") / "env")
 
 
-@pytest.mark.slow
 def test_a_reader_has_neither_pytest_nor_our_paths(environment, tmp_path):
     reader = Reader(environment, tmp_path)
     assert "No module named pytest" in reader.type("python -m pytest").stderr
@@ -232,7 +233,6 @@ def test_a_reader_has_neither_pytest_nor_our_paths(environment, tmp_path):
     assert str(PAGES.parents[2]) in reader.check(f"python -c '{where}'", 0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [typed("own_shim")])
 def test_the_page_of_shims_as_typed(name, environment, tmp_path):
@@ -252,7 +252,6 @@ def pages_of(test: str) -> list:
     return [typed(name) for name, how in TYPED.items() if how.endswith(f"::{test}")]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", pages_of("test_a_page_as_typed"))
 def test_a_page_as_typed(name, environment, tmp_path):
@@ -269,7 +268,6 @@ def test_a_page_as_typed(name, environment, tmp_path):
         assert " ".join(table.split()) in " ".join(shown[-1].split())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", pages_of("test_a_page_about_runs_as_typed"))
 def test_a_page_about_runs_as_typed(name, environment, tmp_path):

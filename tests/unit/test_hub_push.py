@@ -12,6 +12,8 @@ from cookbook_npu.recipes import qwen3_4b_colocate
 from cookbook_npu.runs.checkpoints import Checkpoints
 from cookbook_npu.runs.folder import RunFolder
 
+pytestmark = pytest.mark.lane("packages")
+
 WEIGHTS = os.urandom(300_000)
 
 

@@ -52,7 +52,7 @@ sys.addaudithook(lambda event, of: event == "open" and reached(os.path.basename(
         (PLAN, LAZY, "discarded", 1),
         (["recipes"], "qwen3_4b_colocate.ipynb", "finalizer", 1),
         *(
-            pytest.param(*case, marks=pytest.mark.long)
+            pytest.param(*case, marks=pytest.mark.lane("runs"))
             for case in [
                 (["config"], "cookbook_npu.cli", "finalizer", 2),
                 (["config"], "typer", "", 1),

@@ -22,6 +22,8 @@ from cookbook_npu.data.judge import Judge, check_judge
 from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.errors import BudgetSpent, ConfigError
 
+pytestmark = pytest.mark.lane("runs")
+
 KEY = "sk-a-secret-of-this-test"
 
 

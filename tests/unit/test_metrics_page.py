@@ -13,6 +13,8 @@ from cookbook_npu.config import config_keys
 from cookbook_npu.runs.metrics import CONSOLE_METRICS, STEP_PHASES
 from cookbook_npu.runs.plots import PANELS
 
+pytestmark = pytest.mark.lane("docs")
+
 WRITERS = [
     *("train", "rl", "rollout"),
     "data/pass_at_k.py",

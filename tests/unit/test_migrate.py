@@ -12,6 +12,8 @@ from published_graders import Unavailable, unpacked
 from cookbook_npu.config import OTHER_NAMES, config_keys, same_setting
 from cookbook_npu.recipes import PARAMETERS, RECIPES
 
+pytestmark = pytest.mark.lane("docs")
+
 PAGE = ROOT / ".docs" / "pages" / "howto" / "migrate.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split("|")]

@@ -15,6 +15,8 @@ from cookbook_npu.config import TinyConfig
 from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 
+pytestmark = pytest.mark.lane("packages")
+
 NAMES = {"hf": "hf://Qwen/Tiny", "modelscope": "modelscope://Qwen/Tiny"}
 
 
@@ -75,7 +77,6 @@ def hub(files):
         yield found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_model_is_downloaded_once(kind, hub, files, tmp_path):
     machine = Machine(hub, tmp_path)
@@ -92,21 +93,18 @@ def test_a_model_is_downloaded_once(kind, hub, files, tmp_path):
     assert len(hub.calls) == asked, "the cache has it"
 
 
-@pytest.mark.slow
 def test_a_plain_id_is_of_hugging_face_unless_vllm_uses_modelscope(hub, tmp_path):
     machine = Machine(hub, tmp_path)
     assert str(tmp_path / "hf") in machine.local("Qwen/Tiny")
     assert str(tmp_path / "ms") in machine.local("Qwen/Tiny", VLLM_USE_MODELSCOPE="True")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_model_that_the_hub_does_not_have(kind, hub, tmp_path):
     told = Machine(hub, tmp_path).local(f"{kind}://Qwen/Other")
     assert "does not give a model of this name (404)" in told and "Check the name" in told
 
 
-@pytest.mark.slow
 def test_a_gated_model_names_the_token(hub, tmp_path):
     hub.gated.add("Qwen/Tiny")
     machine = Machine(hub, tmp_path)
@@ -114,13 +112,11 @@ def test_a_gated_model_names_the_token(hub, tmp_path):
     assert str(tmp_path) in machine.local("Qwen/Tiny", HF_TOKEN="hf_of_this_test")
 
 
-@pytest.mark.slow
 def test_a_cache_without_the_model_and_without_network(hub, tmp_path):
     told = Machine(hub, tmp_path).local("Qwen/Tiny", HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set" in told and not hub.calls
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["-p", "model", "Qwen/Tiny"], ["-p", "prompt_data", "hf://a/b"]]
 )
@@ -136,7 +132,6 @@ def test_a_hub_that_is_not_there_is_one_sentence(words, hub, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [typed("own_model")])
 def test_the_page_of_models_as_typed(name, hub, files, tmp_path):

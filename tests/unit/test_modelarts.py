@@ -27,6 +27,8 @@ from cookbook_npu.errors import ConfigError
 from cookbook_npu.recipes import find_recipe, qwen3_4b_colocate
 from cookbook_npu.runs.folder import RunFolder, append_line
 
+pytestmark = pytest.mark.lane("schedulers")
+
 NOTEBOOK = ROOT / "nbs" / "tutorials" / "modelarts.ipynb"
 KEYS = {"HUAWEICLOUD_SDK_AK": "access", "HUAWEICLOUD_SDK_SK": "secret", "PROJECT_ID": "p1"}
 JOB = job_request(
@@ -123,8 +125,7 @@ def test_the_command_starts_and_resumes(exists, tmp_path):
     assert done.stdout.strip() == f"{start} -f /data/a b.json"
 
 
-@pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.lane("runs")
 def test_more_steps_in_the_file_continue_a_finished_run(undisturbed, tmp_path):
     "The command as a job executes it: a run of all its steps is left alone until one more is asked for"
     run = tmp_path / "runs" / "first"
@@ -197,7 +198,6 @@ def run_of(folder):
             append_line(run.metrics_file, {"step": step, "raw_reward": reward})
 
 
-@pytest.mark.slow
 def test_the_notebook_submits_watches_and_reports(service, tmp_path, monkeypatch):
     for key, value in (KEYS | {"MODELARTS_ENDPOINT": service.address}).items():
         monkeypatch.setenv(key, value)

@@ -21,6 +21,8 @@ from cookbook_npu.cli import app, find_notebook
 from cookbook_npu.errors import ConfigError
 from cookbook_npu.notebook import parameter_defaults, read_notebook, recipe_of
 
+pytestmark = pytest.mark.lane("schedulers")
+
 RECIPE = "qwen3_4b_colocate"
 ORIGINAL = json.loads(find_notebook(RECIPE).read_text())
 PROGRAM = str(Path(sys.executable).parent / "cookbook-npu")

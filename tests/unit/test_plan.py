@@ -50,7 +50,6 @@ BACKENDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tensor", "rank", "expert"),
     [
@@ -100,7 +99,6 @@ print("RESULT", sum(n for name, n in found.items() if "attention" not in str(nam
 """
 
 
-@pytest.mark.slow
 def test_operations_of_the_vision_tower_are_those_that_pytorch_counts():
     "Six image tokens; the attention kernel is counted apart, or not at all"
     small = {"depth": 3, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96}
@@ -267,7 +265,7 @@ def accepted_by_vllm() -> dict:
     return json.loads(lines[0][7:])
 
 
-@pytest.mark.slow
+@pytest.mark.lane("devices")
 @pytest.mark.parametrize("recipe", ON_VLLM)
 def test_vllm_accepts_the_arguments(recipe, accepted_by_vllm):
     "vLLM builds its whole configuration from what the plan lists; no weights, no engine"
@@ -285,7 +283,6 @@ def test_vllm_accepts_the_arguments(recipe, accepted_by_vllm):
     assert got["cache"] == make_plan(config).cache_bytes
 
 
-@pytest.mark.slow
 def test_vllm_receives_the_arguments_that_are_passed_on(accepted_by_vllm):
     "By vLLM's own configuration; what the loop sets beside them is unchanged"
     got = accepted_by_vllm["passed on"]
@@ -303,7 +300,6 @@ def test_vllm_receives_the_arguments_that_are_passed_on(accepted_by_vllm):
     assert got["cache"] > plain["cache"]
 
 
-@pytest.mark.slow
 def test_vllm_plans_for_the_largest_picture_of_the_run(accepted_by_vllm):
     "Not for the 16 million pixels that Qwen3-VL allows"
     if "qwen3_vl_8b_grpo" not in accepted_by_vllm:
@@ -384,7 +380,6 @@ ONE_RANK: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
 def test_memory_of_one_rank_within_a_tenth(tmp_path):
     """Scoring, held and training; in bfloat16 what is held
 
@@ -428,7 +423,6 @@ def test_memory_of_one_rank_within_a_tenth(tmp_path):
     assert ordinary["held"] - on_host["held"] == pytest.approx(12 * parameters, rel=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -14,6 +14,8 @@ from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 from cookbook_npu.data.sample import Sample
 
+pytestmark = pytest.mark.lane("packages")
+
 NOTEBOOK = Path(__file__).parents[2] / "nbs/data/07_graders.ipynb"
 
 

@@ -21,7 +21,6 @@ def test_both_languages_have_the_same_python():
     assert english == chinese and english
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", python_blocks(PAGES[0]))
 def test_its_python_runs_as_typed(code, tmp_path):
     (tmp_path / "try.py").write_text(code, encoding="utf-8")

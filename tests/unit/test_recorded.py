@@ -5,6 +5,8 @@ import json
 import pytest
 from recorded import ROOT, faults, settings_table
 
+pytestmark = pytest.mark.lane("docs")
+
 RECIPES = sorted((ROOT / "recipes").glob("*.ipynb"))
 
 

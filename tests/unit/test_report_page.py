@@ -20,6 +20,8 @@ from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 from cookbook_npu.runs.listing import list_runs, runs_page
 from cookbook_npu.runs.report import write_report
 
+pytestmark = pytest.mark.lane("docs")
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDTHS = (1200, 420)
 # at the page's end: what its own layout came to

@@ -95,6 +95,7 @@ def test_an_answer_has_a_time_limit():
         assert pool.counts.timed_out == 1
 
 
+@pytest.mark.lane("runs")
 def test_hung_answers_do_not_change_the_others(pool):
     before = pool.counts.timed_out
     samples = [
@@ -122,6 +123,7 @@ print(*[w.pid for w in workers], flush=True)
 """
 
 
+@pytest.mark.lane("runs")
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(3)", "sys.exit(0)"])
 def test_no_worker_survives_its_run_even_in_the_middle_of_a_hung_answer(end):
     here = os.path.dirname(os.path.abspath(__file__))
@@ -226,8 +228,8 @@ BOMBS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scorer", ["math", "deepscaler"])
+@pytest.mark.lane("runs")
 def test_hostile_answers_are_wrong_and_the_pool_works_on(scorer):
     "Each within its time limit: one that is above it is counted, and none hangs"
     config = RewardConfig(scorers={scorer: 1.0}, workers=2, timeout_s=1.0)
@@ -405,7 +407,6 @@ def test_what_the_environment_wrote_is_never_graded():
             assert pool.score([dialogue]) == [-1.0]  # dapo's worst, nothing else
 
 
-@pytest.mark.slow
 def test_a_label_that_no_answer_can_be_compared_with_is_ungradable():
     """Its answers cost their time limit a few times, then nothing; it is reported once. The pool grades
     other labels, and a label with hanging answers, as before."""

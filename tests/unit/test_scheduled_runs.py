@@ -25,6 +25,8 @@ from cookbook_npu.recipes import find_recipe
 from cookbook_npu.runs.folder import RunFolder, append_line, write_json
 from cookbook_npu.stop import EXIT_STOPPED
 
+pytestmark = pytest.mark.lane("schedulers")
+
 PAGES = ROOT / ".docs" / "pages" / "howto"
 FILE = re.compile(r"^```\{code-block\}.*?\n:caption: (\S+)\n\n(.*?)^```$", re.M | re.S)
 CALL = '#!/bin/sh\necho "$@" >> "$HOME/calls"\n'

@@ -35,6 +35,8 @@ from cookbook_npu.npu.stack.stacks import (
 )
 from cookbook_npu.recipes import RECIPES
 
+pytestmark = pytest.mark.lane("packages")
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BEST = KNOWN_STACKS[RECOMMENDED_STACK]

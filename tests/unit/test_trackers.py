@@ -14,6 +14,8 @@ import pytest
 
 from cookbook_npu.runs.trackers import TRACKERS
 
+pytestmark = pytest.mark.lane("packages")
+
 JOB = Path(__file__).parents[1] / "helpers" / "tracker_jobs.py"
 # step 2 is done again after the resume; the newer value is the one that counts
 STEPS = [0, 1, 2, 2, 3, 4]
@@ -132,7 +134,8 @@ def test_every_tracker_is_read_back():
 
 LONG = ("clearml",)
 CASES = [
-    pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in READERS
+    pytest.param(name, marks=pytest.mark.lane("runs")) if name in LONG else name
+    for name in READERS
 ]
 
 

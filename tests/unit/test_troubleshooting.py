@@ -6,6 +6,8 @@ import re
 import pytest
 from places import ROOT
 
+pytestmark = pytest.mark.lane("docs")
+
 PAGES = [ROOT / ".docs" / "pages" / "howto" / "troubleshooting.md"]
 PAGES += [ROOT / ".docs" / "pages" / "zh" / "troubleshooting.md"]
 BLOCK = re.compile(r"^```text\n(.*?)^```$", re.M | re.S)

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from places import ROOT
 
+pytestmark = pytest.mark.lane("docs")
+
 FILE = ROOT / ".github" / "workflows" / "docs.yml"
 WORKFLOW = yaml.safe_load(FILE.read_text())
 FILES = sorted(FILE.parent.glob("*.yml"))

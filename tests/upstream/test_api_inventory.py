@@ -14,6 +14,8 @@ from npu_wheel import build
 
 from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RUNNABLE_STACKS
 
+pytestmark = pytest.mark.lane("upstream")
+
 # What the simulator offers and torch_npu has from 2.10 on; nothing here relies on them.
 SINCE_2_10 = {
     "host_empty_cache",

@@ -18,7 +18,7 @@ from cookbook_npu.npu.shims import vllm_ascend as shims
 from cookbook_npu.npu.shims.registry import registry
 from cookbook_npu.npu.stack.stacks import KNOWN_STACKS, RECOMMENDED_STACK, RUNNABLE_STACKS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("upstream")
 
 GIB = 2**30
 TOTAL = 61 * GIB

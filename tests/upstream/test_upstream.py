@@ -28,7 +28,7 @@ OVERWRITTEN = {  # MindSpeed puts something of its own in these places, later; e
     "torch.tensor_type_names",
     "torch.unsigned_views",
 }
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("upstream")
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="+".join)

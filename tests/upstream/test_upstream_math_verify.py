@@ -15,6 +15,8 @@ from upstream_sources import checkout
 from cookbook_npu.config import RewardConfig
 from cookbook_npu.data.rewards import RewardPool
 
+pytestmark = pytest.mark.lane("upstream")
+
 MODULES = ("all", "boxed", "numina_cases", "open_thoughts", "strict", "yujianll")
 
 # How a reference ends -> why the score of its response differs.

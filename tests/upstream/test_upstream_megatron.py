@@ -8,7 +8,7 @@ from proof import SIMULATED_CUDA
 from ranks import run_ranks
 from upstream_sources import checkout, wheel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("upstream")
 
 TARGETS = HELPERS / "upstream_megatron_targets.py"
 MEGATRON = ("core_v0.15.3", "core_v0.16.1", "3714d81d")

@@ -22,6 +22,8 @@ from cookbook_npu.npu.shims.memory_saver import (
     saver_mode,
 )
 
+pytestmark = pytest.mark.lane("upstream")
+
 JOBS = HELPERS / "simulator_jobs" / "memory_saver_real.py"
 
 

@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 SIMULATOR = TESTS / "simulator"  # its checks of model equality are repeated here
 LENGTHS = [5, 8, 3]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("upstream")
 
 
 def environment(

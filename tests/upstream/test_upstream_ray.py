@@ -12,6 +12,8 @@ import pytest
 from places import HELPERS, ROOT
 from upstream_sources import checkout
 
+pytestmark = pytest.mark.lane("upstream")
+
 JOBS = HELPERS / "simulator_jobs"
 
 

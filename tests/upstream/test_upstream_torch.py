@@ -10,6 +10,8 @@ from proof import SIMULATED_CUDA
 from ranks import run_ranks
 from upstream_sources import checkout
 
+pytestmark = pytest.mark.lane("upstream")
+
 
 def run(
     function,

@@ -9,7 +9,7 @@ import upstream_sources
 from places import HELPERS
 from ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lane("upstream")
 
 JOBS = HELPERS / "simulator_jobs" / "vllm_ascend_real.py"
 # releases with a wheel; main from a checkout

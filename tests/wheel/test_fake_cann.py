@@ -1,9 +1,6 @@
 """The fake CANN says no to everything that it does not do."""
 
-import pytest
 from npu_wheel import build, cann
-
-pytestmark = pytest.mark.slow
 
 
 def test_every_stub_refuses_and_names_itself(lane):

@@ -6,7 +6,6 @@ the simulated NPU in `tests/upstream/test_upstream_mindspeed.py`.
 
 import os
 
-import pytest
 from kernel_checks import check_kernels
 from npu_wheel import build
 from places import HELPERS, ROOT
@@ -15,7 +14,6 @@ from cookbook_npu.config import TinyConfig
 
 SKETCH = ROOT / "tests" / "fixtures" / "mindspeed_sketch"
 TARGET = f"{HELPERS / 'kernel_jobs.py'}:micro_batch"
-pytestmark = pytest.mark.slow
 
 
 def test_every_norm_gate_and_attention_is_fused_and_nothing_comes_back(lane, tmp_path):

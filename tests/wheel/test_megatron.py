@@ -4,7 +4,6 @@ import pytest
 from places import HELPERS
 from ranks import run_ranks
 
-pytestmark = pytest.mark.slow
 TARGET = f"{HELPERS / 'shims_targets.py'}:train"
 
 

@@ -13,7 +13,6 @@ from cookbook_npu.data.tokenizer import build_tokenizer
 from cookbook_npu.model.tiny import build_tiny
 from cookbook_npu.npu.shims.memory_saver import saver_environment
 
-pytestmark = pytest.mark.slow
 KERNELS = """
 import sys
 if sys.argv[0] == "-c":

@@ -8,8 +8,6 @@ import api_inventory as inventory
 import pytest
 from npu_wheel import build
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 # What each shim of torch and Megatron finds: "not needed" where the real redirection does what the
 # simulated one leaves to it.
 STATES = {

@@ -7,7 +7,6 @@ import re
 import pytest
 from places import HELPERS
 
-pytestmark = pytest.mark.slow
 JOBS = HELPERS / "simulator_jobs"
 
 # Where the lanes differ. A check listed here must fail on the real torch_npu, so the list cannot go stale.

@@ -1,0 +1,78 @@
+"""What the house may measure: a change that needs more deletes as much, or says in its commit why."""
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+from places import PACKAGE, ROOT, TESTS
+
+from cookbook_npu.cli import app
+from cookbook_npu.config import config_keys
+
+BUDGETS: dict[str, int] = {}
+
+
+def lines_of(files: Iterator[Path]) -> int:
+    "Return how many lines files have together"
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+def modules() -> list[Path]:
+    "Return the modules of the package; nbdev's index is none"
+    return [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "_modidx.py"]
+
+
+def notebooks() -> list[Path]:
+    "Return the source notebooks and the recipes"
+    found = sorted([*(ROOT / "nbs").rglob("*.ipynb"), *ROOT.glob("recipes/*.ipynb")])
+    return [path for path in found if ".ipynb_checkpoints" not in path.parts]
+
+
+def room(module: Path) -> str:
+    "Return the subpackage of a module; 'front' for the modules at the root"
+    inside = module.relative_to(PACKAGE).parts
+    return inside[0] if len(inside) > 1 else "front"
+
+
+def example_lines() -> int:
+    "Return the lines of code that notebooks run and do not export"
+    cells = [
+        c for path in notebooks() for c in json.loads(path.read_text("utf-8"))["cells"]
+    ]
+    sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    return sum(len(s.splitlines()) for s in sources if not s.startswith("#| export"))
+
+
+def config_errors() -> int:
+    "Return how often the configuration raises an error of its own"
+    source = ast.parse((PACKAGE / "config.py").read_text(encoding="utf-8"))
+    raised = [n.exc for n in ast.walk(source) if isinstance(n, ast.Raise)]
+    calls = [e.func for e in raised if isinstance(e, ast.Call)]
+    return sum(isinstance(f, ast.Name) and f.id.endswith("Error") for f in calls)
+
+
+def measured() -> dict[str, int]:
+    "Return what the house measures now, under the names of the budgets"
+    rooms = Counter[str]()
+    for module in modules():
+        rooms[f"lines of {room(module)}"] += lines_of(iter([module]))
+    commands = typer.main.get_command(app).commands.values()
+    options = [p for c in commands for p in c.params if p.param_type_name == "option"]
+    return dict(rooms) | {
+        "lines of the package": sum(rooms.values()),
+        "notebooks": len(notebooks()),
+        "configuration keys": len(list(config_keys())),
+        "configuration errors": config_errors(),
+        "commands": len(commands),
+        "options of commands": len(options),
+        "lines of tests": lines_of(TESTS.rglob("*.py")),
+        "lines of notebook examples": example_lines(),
+    }
+
+
+if __name__ == "__main__":
+    for name, value in measured().items():
+        print(f'    "{name}": {value},')
