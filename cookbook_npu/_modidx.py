@@ -1137,7 +1137,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                   'cookbook_npu/data/judge.py'),
                                          'cookbook_npu.data.judge.client_settings': ( 'data/judge.html#client_settings',
                                                                                       'cookbook_npu/data/judge.py'),
-                                         'cookbook_npu.data.judge.judge_cost': ('data/judge.html#judge_cost', 'cookbook_npu/data/judge.py'),
                                          'cookbook_npu.data.judge.judge_message': ( 'data/judge.html#judge_message',
                                                                                     'cookbook_npu/data/judge.py'),
                                          'cookbook_npu.data.judge.parse_score': ( 'data/judge.html#parse_score',

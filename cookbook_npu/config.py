@@ -189,7 +189,6 @@ class ModelConfig(Config):
     recompute: Literal["none", "selective", "full"] = setting(
         "none", "activation recomputation"
     )
-    attention_softmax_fp32: bool = setting(True, "compute the attention softmax in float32")
     fused_kernels: bool = setting(
         False,
         "use a fused SwiGLU; on an NPU also fused rotary embedding and vision "
@@ -206,22 +205,11 @@ class ParallelConfig(Config):
     shared: ClassVar[bool] = True
 
     tensor: int = setting(1, "tensor-parallel size (TP)", basic=True, gt=0)
-    sequence: bool = setting(
-        True,
-        "sequence parallelism of the norms; no effect with tensor = 1; required by "
-        "mixture-of-experts models",
-    )
     pipeline: int = setting(
         1, "pipeline-parallel size (PP): each stage holds 1 / PP of the layers", gt=0
     )
     expert: int = setting(
         1, "expert-parallel size (EP): each rank holds 1 / EP of the experts", gt=0
-    )
-    expert_tensor: int | None = setting(
-        None,
-        "tensor-parallel size within an expert (expert TP) (None: tensor without expert "
-        "parallelism, otherwise 1)",
-        gt=0,
     )
     context: int = setting(
         1,
@@ -242,8 +230,8 @@ class ParallelConfig(Config):
 
     @property
     def expert_tensor_size(self) -> int:
-        "Expert TP"
-        return self.expert_tensor or (self.tensor if self.expert == 1 else 1)
+        "Tensor-parallel size within an expert (expert TP)"
+        return self.tensor if self.expert == 1 else 1
 
 # %% ../nbs/01_config.ipynb #23eb8ae4
 RecordFormat = Literal[
@@ -282,9 +270,6 @@ class DataConfig(Config):
     )
     mixture: dict[Source, float] = setting({}, "source -> weight; replaces prompt_data")
     record_format: RecordFormat = setting("auto", "format of a record")
-    eval_format: RecordFormat | None = setting(
-        None, "format of a record of eval_data (None: record_format)"
-    )
     input_key: str | None = setting(
         None, "key of the prompt in a record (None: from record_format)"
     )
@@ -295,9 +280,6 @@ class DataConfig(Config):
         None,
         "key of the images in a record, one for each <image> of the prompt (None: from "
         "record_format)",
-    )
-    image_min_pixels: int | None = setting(
-        None, "enlarge smaller images to this size, pixels (None: the model's limit)", gt=0
     )
     image_max_pixels: int | None = setting(
         None, "shrink larger images to this size, pixels (None: the model's limit)", gt=0
@@ -376,7 +358,6 @@ class JudgeConfig(Config):
     scale: tuple[float, float] = setting(
         (0.0, 10.0), "worst and best score; a score outside counts as missing"
     )
-    temperature: float = setting(0.0, "the judge's softmax temperature", ge=0)
     max_reply_tokens: int = setting(
         512,
         "maximum length of a reply with its reasoning, tokens; a truncated reply has no score",
@@ -390,7 +371,6 @@ class JudgeConfig(Config):
     concurrency: int = setting(
         16, "maximum number of concurrent requests", gt=0, effect="none"
     )
-    timeout_s: float = setting(60.0, "time limit of a request, s", gt=0, effect="later")
     retries: int = setting(
         4,
         "retries after a timeout, status 429 or 5xx, or a reply without a score; delays "
@@ -398,36 +378,11 @@ class JudgeConfig(Config):
         ge=0,
         effect="later",
     )
-    cache: Annotated[str, AfterValidator(lambda p: p and os.path.abspath(p))] | None = (
-        setting(
-            None,
-            "SQLite file of replies, may be shared by runs (None: in the run folder)",
-            effect="later",
-        )
-    )
     max_requests: int | None = setting(
         None,
         "budget of the run in requests, retries included (None: no limit)",
         gt=0,
         effect="later",
-    )
-    max_tokens: int | None = setting(
-        None,
-        "budget of the run in input and output tokens (None: no limit)",
-        gt=0,
-        effect="later",
-    )
-    max_cost: float | None = setting(
-        None,
-        "budget of the run in the currency of the prices (None: no limit)",
-        gt=0,
-        effect="later",
-    )
-    input_price: float = setting(
-        0.0, "price of a million input tokens", ge=0, effect="later"
-    )
-    output_price: float = setting(
-        0.0, "price of a million output tokens", ge=0, effect="later"
     )
 
     def check(self) -> None:
@@ -480,11 +435,6 @@ class JudgeConfig(Config):
                 f"reward.judge.scale is {self.scale}",
                 "Give the worst score, then the best one.",
             )
-        if self.max_cost and not (self.input_price or self.output_price):
-            raise ConfigError(
-                f"reward.judge.max_cost is {self.max_cost:g}, and no price is set",
-                "Set reward.judge.input_price and output_price, or max_tokens.",
-            )
 
 # %% ../nbs/01_config.ipynb #7d39d73d
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -507,7 +457,6 @@ class RewardConfig(Config):
     )
     workers: int = setting(2, "grading processes", gt=0, effect="none")
     arguments: dict[str, dict[str, Any]] = setting({}, "scorer name -> keyword arguments")
-    batch_size: int = setting(32, "responses per call of a batched or async scorer", gt=0)
     retries: int = setting(
         2,
         "retries of an async scorer (a reward server) after a failure or timeout",
@@ -602,9 +551,6 @@ class RolloutConfig(Config):
         "and chat template",
         shared=True,
     )
-    request_seeds: bool = setting(
-        True, "vllm: one seed per response; false: one per batch, which decodes faster"
-    )
     weight_update_method: WeightUpdateMethod = setting(
         "auto",
         "vllm: how the engine loads new weights; native: vLLM opens device memory "
@@ -662,9 +608,6 @@ class RolloutConfig(Config):
     environment_timeout_s: float = setting(
         60.0, "time limit of one environment call, s", gt=0, effect="later"
     )
-    environment_workers: int = setting(
-        16, "concurrent environment calls", gt=0, effect="none"
-    )
     max_turns: int = setting(8, "maximum turns of an episode", gt=0)
     eval_samples: int = setting(1, "samples per held-out prompt", gt=0)
     eval_temperature: float | None = setting(
@@ -720,9 +663,6 @@ class AlgorithmConfig(Config):
         ge=0,
         le=1,
     )
-    overlong_penalty: float = setting(
-        1.0, "maximum length penalty, reached at max_response_tokens", gt=0
-    )
     # policy loss (rl.losses, rl.loss_aggregation)
     loss: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"] = setting(
         "ppo",
@@ -748,10 +688,6 @@ class AlgorithmConfig(Config):
         "maximum ratio (None: no bound)",
         gt=1,
     )
-    tau_pos: float = setting(
-        1.0, "sapo: temperature of the gate for positive advantages", gt=0
-    )
-    tau_neg: float = setting(1.05, "sapo: temperature for other advantages", gt=0)
     loss_agg_mode: LossAggMode = setting(
         "seq-mean-token-mean", "loss aggregation over a step"
     )
@@ -803,7 +739,6 @@ class OptimConfig(Config):
     )
     min_learning_rate: float = setting(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = setting(0.1, "decoupled weight decay", ge=0)
-    beta1: float = setting(0.9, "first-moment decay", ge=0, lt=1)
     beta2: float = setting(0.98, "second-moment decay", ge=0, lt=1)
     eps: float = setting(1e-8, "Adam epsilon", gt=0)
     clip_grad: float = setting(1.0, "global gradient-norm clip; 0: off", ge=0)
@@ -811,9 +746,6 @@ class OptimConfig(Config):
         False,
         "keep moments and float32 weights on the host and update them there (bfloat16 "
         "models)",
-    )
-    cpu_offload_overlap: bool = setting(
-        True, "cpu_offload: overlap the copies between device and host with the update"
     )
 
 # %% ../nbs/01_config.ipynb #805446e2
@@ -843,9 +775,6 @@ class DistillConfig(Config):
         "teacher of all prompts without one of their own (None: no teacher)",
     )
     by_source: dict[str, Teacher] = setting({}, "data source -> its own teacher")
-    coef: float = setting(
-        1.0, "weight of the reverse KL to the teacher in the advantage of each token", gt=0
-    )
     reward_coef: float = setting(
         0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
     )
@@ -939,12 +868,6 @@ class TrainConfig(Config):
         "{'recompute_num_layers': 2}; fields that the run sets are rejected",
         shared=True,
     )
-    sequence_limit: int | None = setting(
-        None,
-        "maximum sequence length in training, tokens (None: maximum prompt + maximum "
-        "response)",
-        gt=0,
-    )
     layout: Literal["auto", "thd", "bshd"] = setting(
         "auto",
         "micro-batch layout: packed (thd) or padded (bshd); auto: packed where every "
@@ -952,12 +875,6 @@ class TrainConfig(Config):
         shared=True,
     )
     logprob_chunk_tokens: int = setting(1024, "tokens per chunk of logits", gt=0)
-    logprob_diff_alarm: float = setting(
-        0.2,
-        "alarm above this log-prob difference (train_rollout_logprob_abs_diff), nats",
-        gt=0,
-        effect="later",
-    )
     save_every: int = setting(
         0, "steps between checkpoints; 0: only at the end", basic=True, ge=0, effect="none"
     )
@@ -1055,12 +972,6 @@ class PlacementConfig(Config):
         ge=1024,
         le=63420,
     )
-    hccl_buffer_mb: int | None = setting(
-        None,
-        "HCCL_BUFFSIZE, one of the two buffers of a communicator, MiB (None: the "
-        "shell's value, else 200; 910b scale only)",
-        gt=0,
-    )
     trainer_env: dict[str, str] = setting(
         {},
         "environment variables of the trainer, e.g. OMP_NUM_THREADS; override the "
@@ -1074,9 +985,6 @@ class PlacementConfig(Config):
     simulated_memory_bytes: int = setting(
         2**30, "memory of one simulated NPU, bytes (laptop scale only)", gt=0
     )
-    call_timeout_s: float = setting(
-        7200.0, "timeout of one worker-group call, s", gt=0, effect="none"
-    )
 
 # %% ../nbs/01_config.ipynb #36f696b7
 class FaultConfig(Config):
@@ -1084,10 +992,12 @@ class FaultConfig(Config):
 
     effect: ClassVar[Effect] = "none"
 
-    on_failure: Literal["restart", "fail"] = setting(
-        "restart", "restart a lost worker group, or end the run", shared=True
+    max_restarts: int = setting(
+        3,
+        "restarts of lost worker groups before the run ends (0: end it at the first)",
+        ge=0,
+        shared=True,
     )
-    max_restarts: int = setting(3, "maximum restarts per run", ge=0)
     min_groups: float = setting(
         1.0,
         "minimum fraction of groups to continue with when engines or rewards are lost (1: "
@@ -1164,13 +1074,6 @@ class OutputConfig(Config):
     )
     trackers: tuple[TrackerName, ...] = setting(
         (), "experiment trackers: wandb, swanlab, mlflow, clearml"
-    )
-    completions: int = setting(
-        6,
-        "held-out prompts whose answers trackers and TensorBoard get after each evaluation "
-        "(0: none)",
-        ge=0,
-        le=50,
     )
     project: str | None = setting(
         None, "project of the trackers; experiment for mlflow (None: the recipe)"
@@ -1456,10 +1359,7 @@ class RunConfig(Config):
     @property
     def sequence_limit(self) -> int:
         "Maximum sequence length in training, tokens"
-        return (
-            self.train.sequence_limit
-            or self.data.max_prompt_tokens + self.sampling.max_response_tokens
-        )
+        return self.data.max_prompt_tokens + self.sampling.max_response_tokens
 
     @property
     def trainer_devices(self) -> int:
@@ -1621,7 +1521,7 @@ _ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
         "data.apply_chat_template true",
         lambda c: c.data.apply_chat_template,
     ),
-    ("distill.coef", "distill.reward_coef"): ("distill.teacher", lambda c: c.teachers),
+    ("distill.reward_coef",): ("distill.teacher", lambda c: c.teachers),
     ("lora.",): ("lora.rank above 0", lambda c: c.lora.rank),
     ("critic.", "algorithm.gae_lambda"): (
         "algorithm.advantage_estimator 'gae'",
@@ -1638,10 +1538,6 @@ _ACTS: Mapping[tuple[str, ...], tuple[str, Callable[["RunConfig"], Any]]] = {
     ("algorithm.clip_ratio_",): (
         "a clipped algorithm.loss, such as 'ppo'",
         lambda c: c.algorithm.loss != "sapo",
-    ),
-    ("algorithm.tau_",): (
-        "algorithm.loss 'sapo'",
-        lambda c: c.algorithm.loss == "sapo",
     ),
     ("algorithm.normalize_std",): (
         "algorithm.advantage_estimator 'grpo'",
@@ -1724,7 +1620,7 @@ def check_parallel(parallel: ParallelConfig, devices: int) -> None:
     experts = p.expert * p.expert_tensor_size * p.pipeline
     if devices % experts:
         raise ConfigError(
-            f"parallel.expert {p.expert} x parallel.expert_tensor {p.expert_tensor_size} x "
+            f"parallel.expert {p.expert} x expert TP {p.expert_tensor_size} x "
             f"parallel.pipeline {p.pipeline} is {experts}, but the trainer has {devices} devices",
             "Make the product a divisor of the trainer's devices.",
         )
@@ -1883,7 +1779,7 @@ MEGATRON_ARGS_OF_THE_RUN = {
     ),
     **dict.fromkeys(("params_dtype", "bf16", "fp16"), "Set model.dtype."),
     "tensor_model_parallel_size": "Set parallel.tensor.",
-    "sequence_parallel": "Set parallel.sequence.",
+    "sequence_parallel": "Leave it out: it is on with parallel.tensor above 1.",
     "pipeline_model_parallel_size": "Set parallel.pipeline.",
     **dict.fromkeys(
         (
@@ -1897,10 +1793,9 @@ MEGATRON_ARGS_OF_THE_RUN = {
     "context_parallel_size": "Set parallel.context.",
     "cp_comm_type": "Set parallel.context_algorithm.",
     "expert_model_parallel_size": "Set parallel.expert.",
-    "expert_tensor_parallel_size": "Set parallel.expert_tensor.",
+    "expert_tensor_parallel_size": "Leave it out: an expert is split by parallel.tensor without EP.",
     "moe_enable_routing_replay": "Set rollout.routing_replay.",
     "recompute_granularity": "Set model.recompute.",
-    "attention_softmax_in_fp32": "Set model.attention_softmax_fp32.",
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout"),
         "Leave it out: two passes over the same weights must give the same log-probs.",
@@ -2200,38 +2095,22 @@ def check_experts(
     model: str,  # its name in messages
 ) -> None:
     "Raise `ConfigError` if the layout cannot hold the experts of a model"
-    p = parallel
     if not num_experts:
-        for name in ("expert", "expert_tensor"):
-            if (getattr(p, name) or 1) > 1:
-                raise ConfigError(
-                    f"parallel.{name} is {getattr(p, name)}, {model} has no experts",
-                    "Leave it out.",
-                )
+        if parallel.expert > 1:
+            raise ConfigError(
+                f"parallel.expert is {parallel.expert}, {model} has no experts",
+                "Leave it out.",
+            )
         return
-    if p.expert == 1 and p.expert_tensor_size != p.tensor:
-        raise ConfigError(
-            f"parallel.expert is 1, parallel.expert_tensor {p.expert_tensor} and "
-            f"parallel.tensor {p.tensor}",
-            "Megatron sums the gradients of experts over the wrong ranks then: leave "
-            "parallel.expert_tensor out, or set parallel.expert.",
-        )
     for name, size, whole, what in (
-        ("expert", p.expert, num_experts, "experts"),
-        ("expert_tensor", p.expert_tensor_size, expert_width, "columns in an expert"),
+        ("expert", parallel.expert, num_experts, "experts"),
+        ("tensor", parallel.expert_tensor_size, expert_width, "columns in an expert"),
     ):
         if whole % size:
             raise ConfigError(
                 f"parallel.{name} is {size}, {model} has {whole} {what}",
                 f"Make parallel.{name} a divisor of that.",
             )
-    if p.tensor > 1 and not p.sequence:
-        raise ConfigError(
-            f"parallel.sequence is false with parallel.tensor {p.tensor} and {model}, "
-            "a mixture of experts",
-            "Set it to true: without it every rank of a tensor-parallel group would send the "
-            "same tokens to the experts.",
-        )
 
 # %% ../nbs/01_config.ipynb #ce6a38e6
 def _check_tiny(c: RunConfig) -> None:
@@ -2247,13 +2126,6 @@ def _check_tiny(c: RunConfig) -> None:
         )
     experts = t.num_experts if t.is_mixture else 0
     check_experts(c.parallel, experts, t.ffn_size, f"a tiny {t.family}")
-    if c.parallel.expert > 1 and c.parallel.expert_tensor_size > 1 and c.target.simulated:
-        raise ConfigError(
-            f"parallel.expert is {c.parallel.expert}, parallel.expert_tensor "
-            f"{c.parallel.expert_tensor_size}",
-            "The ranks of an expert then gather different numbers of tokens, which the "
-            "simulated NPU's collectives cannot: leave parallel.expert_tensor out.",
-        )
     if experts and t.experts_per_token > experts:
         raise ConfigError(
             f"model.tiny.experts_per_token is {t.experts_per_token}, "
@@ -2477,10 +2349,10 @@ def _check_tenants(c: RunConfig) -> None:
             f"there are {len(c.tenants)} tenants, lora.slots is {c.lora.slots}",
             f"Set lora.slots to {len(c.tenants)}.",
         )
-    if c.faults.on_failure != "fail":
+    if c.faults.max_restarts:
         raise ConfigError(
-            f"faults.on_failure is {c.faults.on_failure!r} with tenants",
-            "They share their processes, which are not restarted: set it to 'fail'.",
+            f"faults.max_restarts is {c.faults.max_restarts} with tenants",
+            "They share their processes, which are not restarted: set it to 0.",
         )
     tenant_configs(c)
 
@@ -2746,6 +2618,9 @@ def stored_config(values: Any) -> RunConfig:
             part = values.get(section)
             if isinstance(part, dict) and name in part:
                 part[new.split(".")[1]] = part.pop(name)
+        faults = values.get("faults")
+        if isinstance(faults, dict) and faults.get("on_failure") == "fail":
+            faults["max_restarts"] = 0
         for key in REMOVED_KEYS:
             _drop(values, key.split("."))
         for tenant in (values.get("tenants") or {}).values():

@@ -564,7 +564,7 @@ qwen3_4b_sft = Recipe(
 # %% ../nbs/02_recipes.ipynb #d307f318
 _LORA_TENANTS: Settings = {
     "algorithm.use_reference": False,
-    "faults.on_failure": "fail",
+    "faults.max_restarts": 0,
     "lora.rank": 16,
     "lora.slots": 2,
 }

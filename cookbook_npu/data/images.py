@@ -356,7 +356,7 @@ class ImageProcessor:
             raise DataError(
                 f"image {image.reference} has {width} x {height} pixels after resizing, "
                 f"outside of the model's {self.smallest} to {self.largest}",
-                "Choose data.image_min_pixels and data.image_max_pixels inside these bounds.",
+                "Choose data.image_max_pixels inside these bounds.",
             )
         return Image.fromarray(exact.astype(np.uint8))
 

@@ -554,9 +554,7 @@ def image_processor(hf_path: str | Path, config: DataConfig) -> ImageProcessor |
     "The image processor of a run; None for a model without a vision tower"
     if not (Path(hf_path) / "preprocessor_config.json").is_file():
         return None
-    return ImageProcessor(
-        hf_path, config.image_min_pixels, config.image_max_pixels, config.blank_images
-    )
+    return ImageProcessor(hf_path, None, config.image_max_pixels, config.blank_images)
 
 # %% ../../nbs/data/04_prompts.ipynb #2d4e3c25
 def _check_length(
@@ -586,10 +584,8 @@ def _held_out_file(
     "All prompts of `data.eval_data`; empty without it"
     if not config.eval_data:
         return []
-    record_format = config.eval_format or config.record_format
-    of_eval = config.model_copy(update={"record_format": record_format})
     given = frozenset[str](), processor, initial_tokens
-    return load_source(config.eval_data, of_eval, tokenizer, *given).prompts
+    return load_source(config.eval_data, config, tokenizer, *given).prompts
 
 
 def _load_one(

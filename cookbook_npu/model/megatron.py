@@ -132,7 +132,7 @@ def current_layout(parallel: ParallelConfig) -> Layout:
         expert_size=experts,
         expert_tensor_size=parallel_state.get_expert_tensor_parallel_world_size() or 1,
         device=local_device(),
-        sequence=parallel.sequence and size > 1,
+        sequence=size > 1,
     )
 
 # %% ../../nbs/model/03_megatron.ipynb #2cd94777
@@ -222,8 +222,8 @@ def run_options(
         overlap_p2p_comm=False,  # needs interleaved stages
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor_size,
-        sequence_parallel=parallel.sequence and parallel.tensor > 1,
-        attention_softmax_in_fp32=model.attention_softmax_fp32,
+        sequence_parallel=parallel.tensor > 1,
+        attention_softmax_in_fp32=True,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         calculate_per_token_loss=True,
@@ -422,7 +422,7 @@ def megatron_config(
         )
     values = hf_to_mcore_config(hf)
     if frozen and not values.get("num_moe_experts"):
-        parallel = parallel.model_copy(update={"expert": 1, "expert_tensor": None})
+        parallel = parallel.model_copy(update={"expert": 1})
     check_split(values, parallel.tensor)
     check_pipeline(parallel, values["num_layers"], str(path), least_layers(hf))
     check_experts(

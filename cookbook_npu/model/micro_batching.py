@@ -42,7 +42,7 @@ def check_lengths(
     raise DataError(
         f"sample {names[i] if names else i} has {longest} tokens, "
         f"the limit of one sequence is {limit}",
-        "Shorten the prompt or the response, or raise train.sequence_limit.",
+        "Raise data.max_prompt_tokens or sampling.max_response_tokens.",
     )
 
 # %% ../../nbs/model/02_micro_batching.ipynb #de6b8d68

@@ -203,9 +203,9 @@ def _routed_width(d: Dimensions) -> int:
     return 2 * d.experts_per_token * d.hidden if d.experts else 0
 
 
-def layer_elements(d: Dimensions, tensor: int = 1, sequence: bool = True) -> int:
+def layer_elements(d: Dimensions, tensor: int = 1) -> int:
     "Return the elements that autograd keeps per layer and token"
-    h = d.hidden // tensor if sequence else d.hidden
+    h = d.hidden // tensor
     return (
         5 * d.active_ffn // tensor
         + _routed_width(d) // tensor
@@ -242,8 +242,8 @@ def activations(
     "Return the bytes kept for the backward pass, and the bytes added when it begins"
     tensor = config.parallel.tensor
     element = ELEMENT_BYTES[config.model.dtype]
-    h = d.hidden // tensor if config.parallel.sequence else d.hidden
-    layer = layer_elements(d, tensor, config.parallel.sequence)
+    h = d.hidden // tensor
+    layer = layer_elements(d, tensor)
     ends = h * tokens + d.hidden * response + 9 * tokens  # outside the layers
     backward = (2 * d.active_ffn // tensor + h) * tokens
     if tensor > 1:
@@ -428,13 +428,13 @@ def planned_communicator_bytes(config: RunConfig, role: Role) -> int:
     name = "HCCL_BUFFSIZE"
     placement = config.placement
     chosen = {"trainer": placement.trainer_env, "rollout": placement.rollout_env}[role]
-    value = chosen.get(name) or placement.hccl_buffer_mb or os.environ.get(name)
+    value = chosen.get(name) or os.environ.get(name)
     if not value:
         return COMMUNICATOR_BYTES
     if not str(value).isdecimal():
         raise ConfigError(
             f"{name} of the {role} is {value!r}, not a number of MiB",
-            f"Export a whole number, or unset {name} and set placement.hccl_buffer_mb.",
+            f"Export a whole number, or unset {name}.",
         )
     return 2 * int(value) * 2**20
 
@@ -458,7 +458,7 @@ def device_overhead(
             "communicators",
             trainer * planned_communicator_bytes(config, "trainer")
             + engine * planned_communicator_bytes(config, "rollout"),
-            ("placement.destroy_process_groups", "placement.hccl_buffer_mb"),
+            ("placement.destroy_process_groups",),
         ),
         Component("other memory", OTHER_BYTES, least=0),
     ]

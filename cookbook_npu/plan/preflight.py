@@ -336,9 +336,7 @@ def check_conversations(config: DataConfig) -> None:
 def check_eval_data(config: DataConfig, reward: RewardConfig | None = None) -> None:
     "Apply `check_source` to the held-out prompts"
     if config.eval_data is not None:
-        record_format = config.eval_format or config.record_format
-        form = config.model_copy(update={"record_format": record_format})
-        check_source("data.eval_data", config.eval_data, form, reward)
+        check_source("data.eval_data", config.eval_data, config, reward)
 
 # %% ../../nbs/plan/05_preflight.ipynb #1b8b66c4
 def check_files(config: RunConfig) -> None:

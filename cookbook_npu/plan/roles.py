@@ -160,8 +160,6 @@ def _defaults(
     found |= {name: environ[name] for name in SHELL_DECIDES if name in environ}
     if placement.hccl_port_base is not None:
         found |= port_ranges(config, role, share.first_device)
-    if placement.hccl_buffer_mb is not None:
-        found["HCCL_BUFFSIZE"] = str(placement.hccl_buffer_mb)
     return found
 
 # %% ../../nbs/plan/03_roles.ipynb #0c67217a

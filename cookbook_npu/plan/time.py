@@ -212,7 +212,7 @@ def host_update_seconds(d: Dimensions, config: RunConfig, speeds: Speeds) -> flo
     moved = 8 * share / speeds.host_link
     updated = UPDATE_BYTES * share / speeds.host_memory
     steps = config.rollout_batch // config.global_batch_size
-    both = max(moved, updated) if config.optim.cpu_offload_overlap else moved + updated
+    both = max(moved, updated)  # the copies overlap with the update
     return steps * both
 
 # %% ../../nbs/plan/02_time.ipynb #4a94c305

@@ -109,7 +109,7 @@ def convert_state(
             bootstrap="trainer",
             kwargs={"config": config, "hf_path": hf_path},
             env=role_environment(config, "trainer"),
-            timeout=config.placement.call_timeout_s,
+            timeout=config.target.call_timeout_s,
         ) as group:
             group.call("write", str(state), str(target), adapter)
 

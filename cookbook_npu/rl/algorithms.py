@@ -203,7 +203,7 @@ def compute_policy_loss(
         case "cispo":
             return cispo_loss(*log_probs, *clips, token_name)
         case "sapo":
-            return sapo_loss(*log_probs, config.tau_pos, config.tau_neg, token_name)
+            return sapo_loss(*log_probs, token_name=token_name)
         case "dppo_tv":
             return dppo_loss(*log_probs, "tv", *clips, clip_c, token_name)
         case "dppo_kl":

@@ -387,9 +387,6 @@ def _images_checksum(source: str, data: DataConfig) -> str | None:
     "SHA-256 of the images that the records of a file name by path; None without any"
     from ..data.prompts import image_files
 
-    if source == data.eval_data:
-        record_format = data.eval_format or data.record_format
-        data = data.model_copy(update={"record_format": record_format})
     files: set[Path] = set()
     with suppress(DataError):  # it is damaged since, which its own checksum shows
         files.update(image_files(source, data))

@@ -29,10 +29,10 @@ class Laptop(Target):
     device_name = "simulated NPU"
     simulated = True
     vllm_on_cpu = True
+    call_timeout_s = 600.0
     settings: Mapping[str, Any] = {
         "parallel.tensor": 2,
         "placement.devices": 2,
-        "placement.call_timeout_s": 300,
         "placement.verify_every_nth": 1,
         "rollout.engine": "transformers",
     }

@@ -35,6 +35,10 @@ class Target:
     # all engines start and sleep before the trainer starts
     engines_start_first: ClassVar[bool] = False
     vllm_on_cpu: ClassVar[bool] = False  # vLLM takes no memory of the device
+    request_seeds: ClassVar[bool] = (
+        True  # vLLM: a seed for each response, not for each batch
+    )
+    call_timeout_s: ClassVar[float] = 7200.0  # time limit of one worker-group call, s
     # required module -> its part of the software stack, as in `cookbook-npu doctor`
     packages: ClassVar[Mapping[str, str]] = {}
     vllm_packages: ClassVar[Mapping[str, str]] = {}  # the same, for engine vllm

@@ -162,7 +162,7 @@ def _shaped_rewards(
     if buffer:
         tokens = [{"response_tokens": len(s.response_ids)} for s in samples]
         penalties = [length("", None, one, max_tokens, buffer) for one in tokens]
-        rewards_B += algorithm.overlong_penalty * torch.tensor(penalties)
+        rewards_B += torch.tensor(penalties)
     return rewards_B
 
 
@@ -325,7 +325,7 @@ def add_teacher(
     old_T = _flat(batch.old_logprobs)
     teacher_T = _flat(batch.teacher_logprobs)
     adv_T = distillation_advantages(
-        _flat(batch.advantages), old_T, teacher_T, distill.coef, distill.reward_coef, names
+        _flat(batch.advantages), old_T, teacher_T, 1.0, distill.reward_coef, names
     )
     batch.advantages = [part.numpy() for part in adv_T.split(lengths)]
     mask_T = _flat(batch.loss_weights) != 0

@@ -309,7 +309,7 @@ class Driver:
         self.checkpoints = CheckpointManager(state)
         self.train_step = SftStep(state) if state.config.is_sft else TrainStep(state)
         self.grading = Grading(state)
-        self.logprob_alarm = LogprobDiffAlarm(state.config.train.logprob_diff_alarm)
+        self.logprob_alarm = LogprobDiffAlarm()
         failures = Failures(state)
         split = state.config.placement.mode == "split"
         place = partial(SplitPlacement, threads=threads) if split else ColocatedPlacement

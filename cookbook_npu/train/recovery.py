@@ -58,9 +58,7 @@ class Failures:
         repeated = kind is not None and kind in self._kinds
         self._kinds.add(kind)
         faults = self.state.config.faults
-        if faults.on_failure == "fail":
-            why = "faults.on_failure is fail"
-        elif repeated:
+        if repeated:
             why = "The same call raised the same error before, and no step was completed in between"
         elif self.restarts >= faults.max_restarts:
             why = f"This was failure {self.restarts + 1}, faults.max_restarts is {faults.max_restarts}"

@@ -33,11 +33,9 @@ _TINY: dict[str, Any] = {
     "model.tiny.ffn_size": 192,
     "data.mixture": {},
     "data.record_format": "auto",
-    "data.eval_format": None,
     "data.input_key": None,
     "data.label_key": None,
     "data.image_key": None,
-    "data.image_min_pixels": None,
     "data.image_max_pixels": None,
     "data.metadata_keys": (),
     "data.apply_chat_template": False,
@@ -56,8 +54,7 @@ _TINY: dict[str, Any] = {
     "train.save_every": 0,
     "optim.warmup_steps": 0,
     "critic.warmup_steps": 0,
-    "placement.call_timeout_s": 600.0,
-    "faults.on_failure": "fail",
+    "faults.max_restarts": 0,
     "output.trackers": (),
 }
 

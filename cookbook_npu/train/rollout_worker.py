@@ -46,7 +46,7 @@ def make_engine(
         return VllmEngine(
             hf_path,
             weight_update_method=rollout.weight_update_method,
-            request_seeds=rollout.request_seeds,
+            request_seeds=config.target.request_seeds,
             stop_token_ids=rollout.stop_token_ids,
             kept_cache=rollout.kept_cache,
             simulated_latency=rollout.simulated_latency,

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..config import SamplingConfig
 from ..data.environments import CallFailure
-from ..data.judge import JudgeCounts, judge_cost
+from ..data.judge import JudgeCounts
 from ..data.pass_at_k import eval_metrics
 from ..data.prompts import Draw
 from ..data.rewards import Counts, all_scorers
@@ -228,12 +228,7 @@ class Grading:
             "reward/judge_input_tokens": now.input_tokens - was.input_tokens,
             "reward/judge_output_tokens": now.output_tokens - was.output_tokens,
         }
-        row = {name: float(count) for name, count in counts.items()}
-        judge = self.state.config.reward.judge
-        if judge.input_price or judge.output_price:
-            tokens = counts["reward/judge_input_tokens"], counts["reward/judge_output_tokens"]
-            row["reward/judge_cost"] = judge_cost(judge, *tokens)
-        return row
+        return {name: float(count) for name, count in counts.items()}
 
     def abandon_evaluation(self, spent: BudgetSpent) -> dict[str, float]:
         "Note that an evaluation could not be graded; returns no metrics"

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ZERO_ADVANTAGES', 'STEPS_TO_ALARM', 'STEPS_TO_STOP', 'NO_LOSS_STEPS', 'TRAIN_TFLOPS', 'LOGPROB_DIFF', 'FIRST_STEPS',
-           'ALARM_FACTOR', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks', 'report_no_loss',
-           'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops', 'value_metrics', 'fresh_logprob_diff',
-           'split_logprob_diff', 'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep', 'held_out_loss']
+           'ALARM_FACTOR', 'LOGPROB_DIFF_ALARM', 'SMALLEST_ALARM', 'merge_sequences', 'sum_over_ranks',
+           'report_no_loss', 'zero_advantage_share', 'ZeroAdvantageAlarm', 'training_flops', 'value_metrics',
+           'fresh_logprob_diff', 'split_logprob_diff', 'LogprobDiffAlarm', 'TrainStep', 'turn_end_tokens', 'SftStep',
+           'held_out_loss']
 
 # %% ../../nbs/train/07_train_step.ipynb #0526cf8b
 import math
@@ -177,23 +178,23 @@ def split_logprob_diff(
 # %% ../../nbs/train/07_train_step.ipynb #c014f48d
 FIRST_STEPS = 5  # define the normal difference
 ALARM_FACTOR = 4.0  # of their median
+LOGPROB_DIFF_ALARM = 0.2  # nats; alarm above this difference in every step
 SMALLEST_ALARM = 1e-3  # nats; a smaller difference does not affect the policy loss
 
 
 class LogprobDiffAlarm:
     "Watches `train_rollout_logprob_abs_diff` against the first steps of the run and a ceiling"
 
-    def __init__(self, ceiling: float):
-        self.ceiling = ceiling  # alarm above this difference, nats
+    def __init__(self) -> None:
         self.first: list[float] = []  # differences of the first steps
 
     @property
     def limit(self) -> float:
         "The largest difference without an alarm, nats"
         if len(self.first) < FIRST_STEPS:
-            return self.ceiling
+            return LOGPROB_DIFF_ALARM
         normal = ALARM_FACTOR * median(self.first)
-        return min(self.ceiling, max(normal, SMALLEST_ALARM))
+        return min(LOGPROB_DIFF_ALARM, max(normal, SMALLEST_ALARM))
 
     def exceeded(self, diff: float) -> bool:
         "Whether the difference of a step is an alarm; records those of the first steps"

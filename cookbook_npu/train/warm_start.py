@@ -110,7 +110,6 @@ def warm_folder(config: RunConfig) -> Path:
         if config.data.chat_template_kwargs:
             settings["chat_template_kwargs"] = config.data.chat_template_kwargs
     for name in (
-        "image_min_pixels",
         "image_max_pixels",
         "apply_chat_template",
         "chat_template_kwargs",

@@ -57,7 +57,7 @@ def start_trainer(
         control_methods=["weights.broadcast"] if config.placement.mode == "split" else (),
         kwargs={"config": config, "hf_path": hf_path},
         env=role_environment(config, "trainer", share=share) | dict(extra_env),
-        timeout=config.placement.call_timeout_s,
+        timeout=config.target.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,
     )
 
@@ -91,7 +91,7 @@ def start_engine(
         control_methods=CONTROL_METHODS,
         kwargs={"config": config, "hf_path": hf_path, "load_weights": not asleep},
         env=role_environment(config, "rollout", share=share) | dict(extra_env),
-        timeout=config.placement.call_timeout_s,
+        timeout=config.target.call_timeout_s,
         hang_timeout_s=config.faults.hang_timeout_s,
     )
     if not asleep:

@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_bit_for_bit(undisturbed, tmp_path, number):
     # a moment is short: a busy machine may miss it, and the run ends by itself
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
-        driver = Driver(configure(tmp_path, "run", **{"faults.on_failure": "fail"}))
+        driver = Driver(configure(tmp_path, "run", **{"faults.max_restarts": 0}))
         assert driver.started.wait(600) and driver.pids, driver.text()
         anywhere(driver, random.Random(number))
         if driver.strike(victim):

@@ -29,7 +29,6 @@ EVERY = 4  # prompts, of which one fails
 # two data-parallel ranks, two engines, an environment that fails on some prompts
 FAILING = {
     "parallel.tensor": 1,
-    "parallel.sequence": False,
     "rollout.environment": "run_environments:Talker",
     "rollout.environment_arguments": {"every": EVERY},
     "rollout.max_turns": 3,

@@ -131,7 +131,7 @@ def hf_train(hf) -> tuple[dict[str, torch.Tensor], list[float]]:
         {"params": rest, "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(
-        groups, lr=OPTIM.learning_rate, betas=(OPTIM.beta1, OPTIM.beta2), eps=OPTIM.eps
+        groups, lr=OPTIM.learning_rate, betas=(0.9, OPTIM.beta2), eps=OPTIM.eps
     )
     norms = []
     for _ in range(STEPS):

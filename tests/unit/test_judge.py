@@ -5,8 +5,6 @@ import http.server
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -101,6 +99,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 def endpoint(monkeypatch):
     "The handler of a running server, with its `url`"
     monkeypatch.setattr(judge_module, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
     state = dict(asked=Counter(), lock=threading.Lock(), running=[0, 0], keys=set())
     state["bodies"] = []
     handler = type("Own", (Endpoint,), state | {"released": threading.Event()})
@@ -127,7 +126,7 @@ def opened(endpoint):
 
 
 def test_every_failure_costs_its_own_response_alone(endpoint, opened):
-    judge = opened(retries=1, timeout_s=3.0)
+    judge = opened(retries=1)
     failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99", "long 7"]
     scores = judge.scores(["good 4", *failing, "flaky 6"])
     assert scores == [0.4, *[None] * len(failing), 0.6]
@@ -154,7 +153,7 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened):
 )
 def test_a_failure_says_why(opened, monkeypatch, message, why):
     monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
-    judge = opened(retries=0, timeout_s=3.0, api_key_env="JUDGE_KEY_OF_TEST")
+    judge = opened(retries=0, api_key_env="JUDGE_KEY_OF_TEST")
     assert judge.scores([message]) == [None]
     assert why in judge.failure and KEY not in judge.failure
 
@@ -206,15 +205,6 @@ def test_a_budget_of_requests_is_never_exceeded(endpoint, opened, tmp_path):
     assert sum(endpoint.asked.values()) == 9 and set(endpoint.asked.values()) == {1}
 
 
-def test_a_budget_of_tokens_ends_with_the_running_requests(endpoint, opened):
-    endpoint.delay = 0.02
-    judge = opened(max_tokens=60, concurrency=3)
-    with pytest.raises(BudgetSpent, match="max_tokens"):
-        judge.scores([f"good {n / 10}" for n in range(30)])
-    spent = judge.counts.input_tokens + judge.counts.output_tokens
-    assert 60 <= spent <= 60 + 3 * 15
-
-
 def test_the_key_is_sent_and_never_stored(endpoint, opened, monkeypatch, tmp_path):
     monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
     judge = opened(tmp_path, api_key_env="JUDGE_KEY_OF_TEST")
@@ -223,33 +213,6 @@ def test_the_key_is_sent_and_never_stored(endpoint, opened, monkeypatch, tmp_pat
     assert endpoint.keys == {f"Bearer {KEY}"}
     assert KEY not in judge.config.model_dump_json()
     assert not any(KEY.encode() in file.read_bytes() for file in tmp_path.iterdir())
-
-
-TWO = """
-import sys
-from cookbook_npu.config import JudgeConfig
-from cookbook_npu.data.judge import Judge
-url, cache, first = sys.argv[1:]
-judge = Judge(JudgeConfig(url=url, model="big", template="{response}", cache=cache))
-judge.open()
-numbers = [(int(first) + n) % 40 for n in range(40)]
-assert judge.scores([f"good {n / 10}" for n in numbers]) == [n / 10 / 10 for n in numbers]
-judge.close()
-"""
-
-
-def test_two_processes_share_a_cache(endpoint, opened, tmp_path):
-    cache = str(tmp_path / "judge.sqlite")
-    both = [
-        subprocess.Popen([sys.executable, "-c", TWO, endpoint.url, cache, first])
-        for first in ("0", "20")
-    ]
-    assert [process.wait(500) for process in both] == [0, 0]
-    before = sum(endpoint.asked.values())
-    assert 40 <= before <= 80 and len(endpoint.asked) == 40
-    third = opened(cache=cache)
-    third.scores([f"good {n / 10}" for n in range(40)])
-    assert sum(endpoint.asked.values()) == before and third.counts.cached == 40
 
 
 def test_an_interrupt_cancels_the_requests(endpoint, opened):

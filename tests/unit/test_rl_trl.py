@@ -199,10 +199,10 @@ CASES = {
         dict(loss="gmpo", clip_ratio_low=0.1, clip_ratio_high=0.15),
         dict(low=0.1, high=0.15),
     ),
-    "sapo": ("sapo", dict(loss="sapo", tau_pos=0.7, tau_neg=1.9), {}),
+    "sapo": ("sapo", dict(loss="sapo"), {}),
     "sapo with KL": (
         "sapo",
-        dict(loss="sapo", tau_pos=0.7, tau_neg=1.9, kl_loss_type="k3"),
+        dict(loss="sapo", kl_loss_type="k3"),
         dict(beta=BETA),
     ),
     "dual clip": (

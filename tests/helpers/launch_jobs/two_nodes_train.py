@@ -50,7 +50,7 @@ def play(head, folder, running) -> dict:
     slots, ranks = places(address)
     os.environ["RAY_ADDRESS"] = address
     split = json.loads(sys.argv[2])
-    driver = Driver(configure(root, "run", **split, **{"faults.on_failure": "fail"}))
+    driver = Driver(configure(root, "run", **split, **{"faults.max_restarts": 0}))
     wait_for(lambda: any(line.startswith('{"step": 2,') for line in driver.lines), driver)
     killed = lose_node(running)
     code = driver.end()
