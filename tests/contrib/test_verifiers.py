@@ -1,15 +1,12 @@
 """Environments of the real package `verifiers`, of both generations, in our episodes."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trl
-from places import ROOT
 from verifiers_package import Unavailable, interpreter, variables
 
 from cookbook_npu.config import DataConfig
@@ -238,10 +235,3 @@ def test_the_prompt_file_has_every_question_once(python, tmp_path):
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert [r["prompt"][-1]["content"] for r in records] == QUESTIONS[:2]
     assert [r["label"] for r in records] == ["5", "8"]
-
-
-@pytest.mark.parametrize("number", ["00", "01"])
-def test_notebook(number):
-    (notebook,) = (ROOT / "nbs" / "contrib").glob(f"{number}_*.ipynb")
-    code = f"from notebook_jobs import execute; execute({str(notebook)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
