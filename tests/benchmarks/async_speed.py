@@ -4,22 +4,18 @@ The same recipe three times on simulated NPUs: colocated on 2, split synchronous
 0) and asynchronous on 4 (depth 1, staleness 2), in turns. Each decode step of an engine sleeps
 `--latency` seconds, however many responses it goes on with, which stands for a device and burns no CPU.
 By default that is most of a step, and an asynchronous run gains twice: it trains meanwhile, and the
-responses of two rollouts share decode steps. The first line of the result says how long sampling and
-training were. With `--latency 0` all processes compete for the same cores, where it can gain little.
+responses of two rollouts share decode steps. With `--latency 0` all processes compete for
+the same cores, where it can gain little.
 Prints steps per second of each, and the ratios to split synchronous as median and range over the rounds.
-The first steps of a run, which warm caches, are left out. The last line compares the virtual clock with
-reality: the asynchronous run is predicted from the times of the split synchronous one. The clock knows
-nothing of cores that all roles share, so on a laptop it promises too much.
+The first steps of a run, which warm caches, are left out.
 """
 
 import argparse
 import json
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
-from cookbook_npu.plan.schedule import MeasuredRun, measure_run
 from cookbook_npu.recipes import qwen3_5_9b_async
 from cookbook_npu.train.session import session
 
@@ -55,17 +51,6 @@ def steps_per_second(mode: str, root: str, name: str, args: argparse.Namespace) 
     return (len(timed) - 1) / (timed[-1] - timed[0])
 
 
-def predicted(run: MeasuredRun) -> float:
-    "Steps per second of the asynchronous run, from a split synchronous one"
-    rows = {row.name: row.result for row in run.compare()}
-    return 1 / rows["D 1, S 2"].seconds
-
-
-def run_name(mode: str, number: int) -> str:
-    "Name of a run's folder"
-    return f"{mode.replace(' ', '-')}-{number}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="of each run")
@@ -81,27 +66,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for number in range(args.rounds):
             for mode in MODES:
-                name = run_name(mode, number)
+                name = f"{mode.replace(' ', '-')}-{number}"
                 found[mode].append(steps_per_second(mode, root, name, args))
-        folders = [
-            Path(root) / run_name("split synchronous", n) for n in range(args.rounds)
-        ]
-        runs = [measure_run(folder, WARM) for folder in folders]
-        modelled = median(map(predicted, runs))
-    sampling = median(run.step.sampling for run in runs)
-    training = median(run.step.train for run in runs)
     print(f"\nlatency {args.latency} s per decode step, {args.steps} steps, simulated NPU")
-    print(f"split synchronous: {sampling:.2f} s of sampling, {training:.2f} s of training")
     print(f"{'':20} steps/s   against split synchronous")
     for mode, speeds in found.items():
         pairs = zip(speeds, found["split synchronous"], strict=True)
         ratios = [speed / base for speed, base in pairs]
         spread = f"{median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"{mode:20} {median(speeds):7.3f}   {spread}")
-    error = modelled / median(found["asynchronous"]) - 1
-    print(
-        f"{'asynchronous, predicted from split synchronous':47} {modelled:7.3f}   ({error:+.0%})"
-    )
 
 
 if __name__ == "__main__":

@@ -56,10 +56,6 @@ SMALL = {  # arguments, and where the measured number stands
         "--steps 1 --last 1 --prompts 4 --warm-start 5 --turns 2",
         rf"policy tokens.*\n.* {NUMBER}\n",
     ),
-    "virtual_hours": (
-        "--devices 8 --hours 0.5 --prompts 8",
-        f"processor time: {NUMBER} s",
-    ),
     "weight_update_speed": (
         "--layers 1 --every 1 --rounds 1",
         f"memcpy / .* = {NUMBER}",
