@@ -2,13 +2,11 @@
 
 import html
 from collections.abc import Iterator
-from pathlib import Path
 
 from cookbook_npu.errors import CookbookError
 from cookbook_npu.npu.device import find_soc
-from cookbook_npu.plan.evidence import load_evidence, measured_on
-from cookbook_npu.plan.fit import error_text
 from cookbook_npu.plan.plan import make_plan, model_name
+from cookbook_npu.plan.time import error_text
 from cookbook_npu.recipes import RECIPES, find_recipe
 from cookbook_npu.runs.metrics import format_number
 
@@ -47,12 +45,12 @@ def planned(recipe: str, chip: str, devices: int, length: int) -> Row:
     gib = f"{needed} of {plan.capacity / 2**30:.0f} GiB ({largest.name})"
     if largest.nbytes > plan.capacity:
         gib += ": only the lower end fits"
-    seconds = format_number(round(sum(time.seconds for time in plan.times)))
+    seconds = format_number(round(plan.step_seconds))
     return str(name), where, str(length), gib, seconds, origin
 
 
-def known(evidence: Path) -> Iterator[Row]:
-    "What others reported of these models, and what was measured with this package"
+def known() -> Iterator[Row]:
+    "What others reported of these models"
     for name in COLOCATED:
         recipe = RECIPES[name]
         step = recipe.reference.phases.get("step") if recipe.reference else None
@@ -60,17 +58,11 @@ def known(evidence: Path) -> Iterator[Row]:
             where, _, _ = recipe.reference.label.partition(",")
             link = f'reported, <a href="{recipe.reference.link}">source</a>'
             yield str(model_name(name)), where, "up to 8192", "", format_number(step), link
-    for one in load_evidence(evidence).values():
-        step = next((phase.measured for phase in one.phases if phase.name == "step"), None)
-        if step is not None:
-            model = "tiny" if one.where.simulated else str(model_name(one.recipe))
-            origin = "measured, simulated" if one.where.simulated else "measured"
-            yield model, measured_on(one), "", "", format_number(step), origin
 
 
-def rows(evidence: Path) -> list[Row]:
-    "All rows; measured and reported ones first"
-    found = list(known(evidence))
+def rows() -> list[Row]:
+    "All rows; reported ones first"
+    found = list(known())
     for recipe in COLOCATED:
         for chip in CHIPS:
             for devices in DEVICES:
@@ -104,9 +96,9 @@ def choice(label: str, values: list[str], chosen: str) -> str:
     return f"<label>{label} <select>{''.join(options)}</select></label>"
 
 
-def page_part(evidence: Path) -> str:
+def page_part() -> str:
     "The table with its selectors as HTML; without a script all rows are shown"
-    found = rows(evidence)
+    found = rows()
     values = [[row[column] for row in found if row[column]] for column in range(3)]
     values[2] = [str(length) for length in LENGTHS]
     choices = map(choice, HEAD, values, CHOSEN)
@@ -119,5 +111,5 @@ def page_part(evidence: Path) -> str:
     return f"""<div class="plans"><form hidden>{" ".join(choices)}</form>
 <div class="table-wrapper"><table class="docutils"><thead><tr>{head}</tr></thead>
 <tbody>{body}</tbody></table></div>
-<p>Against published runs, each predicted from the others, a step is {error_text("step")}.</p>
+<p>Predicted steps are {error_text("step")}.</p>
 </div><script>{SCRIPT}</script>"""

@@ -7,7 +7,6 @@ outputs of a recorded run. Nothing that ran on this machine otherwise is shown.
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,6 @@ from reference import code, table
 
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
-from cookbook_npu.plan.evidence import Evidence, error_rows, load_evidence, measured_on
-from cookbook_npu.plan.published import (
-    PUBLISHED_HEAD,
-    PublishedRun,
-    published_rows,
-    published_runs,
-)
-from cookbook_npu.runs.metrics import format_number
-from cookbook_npu.runs.plots import PANELS, matching_metrics, plot_curves, to_svg
 from cookbook_npu.runs.result import RESULT_TYPE
 
 HERE = Path(__file__).resolve().parent
@@ -111,7 +101,6 @@ ONLY_ON_THE_SITE = {
     "cookbook_npu/cli.py": "reference/commands.md",
     "cookbook_npu/config.py": "reference/configuration.md",
     "nbs": "modules/index.md",
-    "nbs/plan/evidence": "reference/measured.md",
 }
 
 
@@ -331,131 +320,6 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured_page(folder: Path) -> str:
-    "What was measured where, from the files of evidence: one line each, then their tables"
-    found = load_evidence(folder)
-    lines = ["# Measured where", "", MEASURED, ""]
-    rows = [evidence_row(one) for one in found.values()]
-    head = [
-        "recipe",
-        "scale",
-        "on",
-        "steps",
-        "reward",
-        "held-out accuracy",
-        "s a step",
-        "day",
-    ]
-    lines += table(head, rows) if rows else ["Nothing yet.", ""]
-    if all(one.where.simulated for one in found.values()):
-        lines += ["**No run on a real NPU has been sent yet.**", ""]
-    for name, one in found.items():
-        lines += evidence_lines(name, one)
-    return "\n".join([*lines, *published_lines(published_runs())]) + "\n"
-
-
-def published_lines(runs: Sequence[PublishedRun]) -> list[str]:
-    "What others published: compared with the plan, and excluded with the reason"
-    lines = ["## Published by others", "", PUBLISHED_BY_OTHERS, ""]
-    counted = [run for run in runs if not run.excluded]
-    lines += table([*PUBLISHED_HEAD], linked_rows(counted))
-    lines += ["### Not compared with the plan", ""]
-    others = [run for run in runs if run.excluded]
-    rows = [
-        [*row[:3], row[6], row[7], run.excluded]
-        for row, run in zip(linked_rows(others), others, strict=True)
-    ]
-    head = ["run", "on", "model", "s a step", "tokens/s per unit", "why"]
-    return [*lines, *table(head, rows)]
-
-
-def linked_rows(runs: Sequence[PublishedRun]) -> list[list[str]]:
-    "The rows of the table, with a link to each source"
-    rows = published_rows(runs)
-    return [
-        [f"[{row[0]}]({run.source})", *row[1:]] for row, run in zip(rows, runs, strict=True)
-    ]
-
-
-PUBLISHED_BY_OTHERS = """Public reports of RL training on Ascend NPUs, as data
-([plan/published](../nbs/plan/08_published)): each row has its source, and says *unknown* where the
-source does not. None of them was measured by this project. Tokens/s count prompts and responses."""
-
-
-MEASURED = """Every line is a file of [evidence](../nbs/plan/07_evidence): `cookbook-npu evidence RUN`
-writes one, and an issue *A run on an NPU* takes it. A line that says *simulated* was measured on
-a simulated NPU: it says nothing about the speed of Ascend hardware."""
-
-
-def ends(one: Evidence, metric: str) -> str:
-    "First and last value of a curve"
-    curve = one.curves.get(metric)
-    if not curve:
-        return "not measured"
-    return f"{format_number(curve[0][1])} → {format_number(curve[-1][1])}"
-
-
-def measured_where(one: Evidence) -> str:
-    "The hardware; simulated hardware says so twice"
-    return f"{measured_on(one)}{' (simulated)' if one.where.simulated else ''}"
-
-
-def evidence_row(one: Evidence) -> list[str]:
-    "The line of a run"
-    step = next((p.measured for p in one.phases if p.name == "step"), None)
-    return [
-        f"`{one.recipe}`",
-        one.scale,
-        measured_where(one),
-        f"{one.steps_done} of {one.steps_planned}",
-        ends(one, "raw_reward"),
-        ends(one, "eval_accuracy"),
-        "not measured" if step is None else format_number(step),
-        one.date,
-    ]
-
-
-def evidence_lines(name: str, one: Evidence) -> list[str]:
-    "The section of a run: curves, phases, the plan's errors, versions"
-    lines = [f"## {one.recipe}, {measured_where(one)}, {one.date}", ""]
-    lines += [f"File `nbs/plan/evidence/{name}`. {one.note}", ""]
-    for panel in PANELS:
-        columns = curve_columns(one, panel.metrics)
-        if columns:
-            svg = to_svg(plot_curves(columns, [panel]), panel.title)
-            lines += ["```{raw} html", f'<figure class="curve">{svg}</figure>', "```", ""]
-    phases = [[p.name, number(p.measured), number(p.planned)] for p in one.phases]
-    lines += table(["phase", "measured, s", "planned, s"], phases)
-    errors = [list(row) for row in error_rows(one)]
-    if errors:
-        lines += ["The plan beside it:", ""]
-        lines += table(["figure", "planned", "measured", "error"], errors)
-    versions = [f"{package} {version}" for package, version in one.where.packages.items()]
-    known = [("CANN", one.where.cann), ("driver", one.where.driver)]
-    versions += [f"{what} {version}" for what, version in known if version]
-    states = [*one.shims.values()]
-    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    lines += [f"{one.where.system}, Python {one.where.python}; {', '.join(versions)}."]
-    lines += ["", f"Shims: {', '.join(counts) or 'none recorded'}.", ""]
-    return lines
-
-
-def number(value: float | None) -> str:
-    "A number, or that there is none"
-    return "" if value is None else format_number(value)
-
-
-def curve_columns(one: Evidence, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
-    "The curves of a panel as columns; empty: there is none"
-    values = {name: [value for _, value in curve] for name, curve in one.curves.items()}
-    points = {name: dict(one.curves[name]) for name in matching_metrics(values, wanted)}
-    steps = sorted({step for curve in points.values() for step in curve})
-    if not steps:
-        return {}
-    columns: dict[str, list[Any]] = {"step": steps}
-    return columns | {name: [c.get(s) for s in steps] for name, c in points.items()}
-
-
 def chapter(title: str, about: str, entries: list[str]) -> str:
     "A page that lists pages"
     lines = [f"# {title}", "", about, "", "```{toctree}", ":glob:", ":maxdepth: 1"]
@@ -507,7 +371,7 @@ def written_pages() -> dict[str, str]:
 
 def front_page(text: str) -> str:
     "The front page with its table of plans"
-    part = plans.page_part(ROOT / "nbs/plan/evidence")
+    part = plans.page_part()
     return text.replace("<!-- plans -->", f"```{{raw}} html\n{part}\n```")
 
 
@@ -643,7 +507,6 @@ def stage(
         "index.md": front_page(written["index.md"]),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
-        "reference/measured.md": measured_page(ROOT / "nbs/plan/evidence"),
         **chapter_pages(),
         **translated_pages(),
         **{f"reference/api/{n}": text for n, text in reference.pages().items()},

@@ -7,10 +7,10 @@ __all__ = ['app', 'NO_NPU_SOFTWARE', 'join_pairs', 'find_notebook', 'no_paramete
            'resolve_run', 'check_kernel', 'resume_parameters', 'print_progress', 'execute', 'complete_recipes',
            'complete_parameters', 'complete_scales', 'complete_shims', 'complete_jobs', 'complete_keys',
            'complete_runs', 'find_run', 'show_settings', 'is_finished', 'print_result', 'refuse_empty_result',
-           'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'show_search',
-           'recipe_summary', 'on_npus', 'compared', 'show_deviations', 'show_comparison', 'job_words', 'job_parameters',
-           'end_job', 'check_options', 'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job',
-           'resume_job', 'start_job', 'follow_job', 'show_rehearsal', 'main', 'exit_with']
+           'planned_config', 'machine_need', 'one_scale', 'save_bundle', 'planned_notebook', 'recipe_summary',
+           'compared', 'show_comparison', 'job_words', 'job_parameters', 'end_job', 'check_options',
+           'devices_of_machine', 'check_nodes', 'check_network', 'check_launch', 'new_job', 'resume_job', 'start_job',
+           'follow_job', 'show_rehearsal', 'main', 'exit_with']
 
 # %% ../nbs/99_cli.ipynb #009f197c
 import inspect
@@ -24,7 +24,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from itertools import islice
@@ -370,14 +369,6 @@ def find_run(text: str) -> Path:
 
 # options of an argument that is a run folder
 _OF_RUN: dict[str, Any] = dict(metavar="RUN", parser=find_run, autocompletion=complete_runs)
-_ChipOfRun = Annotated[
-    str | None,
-    Option(
-        "--soc",
-        show_default="as npu-smi says",
-        help="Chip of a run on NPUs, e.g. Ascend910B3, to compare its phases with the plan.",
-    ),
-]
 
 # %% ../nbs/99_cli.ipynb #51da48e2
 _Parameters = Annotated[
@@ -864,53 +855,12 @@ def planned_notebook(notebook: Path, given: Given) -> tuple[str, Given]:
         )
     return name, add_defaults(notebook, given)
 
-# %% ../nbs/99_cli.ipynb #4893bf4d
-def show_search(
-    config: RunConfig,
-    devices: str,  # numbers, separated by commas
-    soc: str,
-    mean_response: float | None,
-    prompts: int | None,
-    as_json: bool,
-) -> None:
-    "Print the fastest layouts of a run; raises `ConfigError` for what is not a number of devices"
-    from .plan.search import search_devices, search_text
-
-    words = devices.replace(",", " ").split()
-    if not all(word.isdigit() for word in words):
-        raise ConfigError(
-            f"--devices is {devices!r}", "Give numbers, e.g. --devices 4,8,16."
-        )
-    found = search_devices(config, [int(w) for w in words], soc, mean_response, prompts)
-    typer.echo(
-        json.dumps(found.as_json(), indent=1) if as_json else fit(search_text(found))
-    )
-
-# %% ../nbs/99_cli.ipynb #2827d01f
-_MeanResponse = Annotated[
-    float | None,
-    Option(
-        min=1,
-        help="Mean tokens of a response, for the schedule of a split run and for --search.",
-    ),
-]
-_Search = Annotated[
-    bool, Option("--search", help="List the fastest layouts that fit, and their cost.")
-]
-_SearchDevices = Annotated[
-    str, Option(metavar="N,N", help="Numbers of devices for --search, e.g. 4,8,16.")
-]
-_EpochPrompts = Annotated[
-    int | None, Option(min=1, help="Prompts of an epoch, for --search.")
-]
-
 # %% ../nbs/99_cli.ipynb #65027572
 @app.command(
     "plan",
     rich_help_panel=_BEFORE,
     epilog="Examples: cookbook-npu plan qwen3_4b_colocate --scale 910b; "
-    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings; "
-    "cookbook-npu plan qwen3_4b_colocate --search --devices 8,16",
+    "cookbook-npu plan qwen3_4b_colocate -f my.yaml --settings",
 )
 def _plan(
     recipe: Annotated[
@@ -929,10 +879,6 @@ def _plan(
     roles: Annotated[
         bool, Option(help="Also print arguments and environment variables of each role.")
     ] = False,
-    mean_response: _MeanResponse = None,
-    search: _Search = False,
-    devices: _SearchDevices = "",
-    prompts: _EpochPrompts = None,
     as_json: _AsJson = False,
 ) -> None:
     "Show devices, roles, memory and time of a run; fails when memory is insufficient."
@@ -947,12 +893,7 @@ def _plan(
         config = planned_config(recipe, scale, parameters)
     if not config.target.has_soc:  # runs on NPUs are planned on any machine
         check_machine(config, files=False)
-    if search:
-        show_search(config, devices, soc, mean_response, prompts, as_json)
-        return
-    if devices or prompts:
-        raise ConfigError("--devices and --prompts belong to a search", "Add --search.")
-    plan = make_plan(config, soc, mean_response=mean_response)
+    plan = make_plan(config, soc)
     if as_json:
         rows = settings_table(config, given, settings)
         typer.echo(json.dumps(plan.as_json() | {"settings": rows}, indent=1))
@@ -962,107 +903,20 @@ def _plan(
         typer.echo("--roles shows the arguments and environment variables of each role")
     show_settings(config, given, settings)
 
-# %% ../nbs/99_cli.ipynb #0d2c18ba
-@app.command(
-    "schedule",
-    rich_help_panel=_AFTER,
-    epilog="It starts no run: for cron and systemd see the how-to page *Run every night*. "
-    "Examples: cookbook-npu schedule runs/NAME; "
-    "cookbook-npu schedule runs/NAME --hours 12 --slow-engines 1 --loss-hours 24 --timeout-hours 48",
-)
-def _schedule(
-    run: Annotated[Path, Argument(help="Run folder of a split run.", **_OF_RUN)],
-    skip: Annotated[int, Option(min=0, help="First steps to leave out.")] = 3,
-    hours: Annotated[
-        float | None, Option(help="Also simulate the run for so many virtual hours.")
-    ] = None,
-    slow_engines: Annotated[
-        int, Option(min=0, help="--hours: engines that take twice as long.")
-    ] = 0,
-    loss_hours: Annotated[
-        float | None,
-        Option(min=0.01, help="--hours: mean hours between losses of an engine."),
-    ] = None,
-    timeout_hours: Annotated[
-        float | None,
-        Option(
-            min=0.01, help="--hours: mean hours between collectives that never end (HCCL)."
-        ),
-    ] = None,
-) -> None:
-    "Predict the throughput of a split run with other depths, staleness bounds and engine counts."
-    from .plan import schedule
-
-    if hours is None and (slow_engines or loss_hours or timeout_hours):
-        raise ConfigError(
-            "--slow-engines, --loss-hours and --timeout-hours need --hours",
-            "Add --hours 12.",
-        )
-    measured = schedule.measure_run(run, skip)
-    typer.echo(fit(schedule.measured_schedule_text(measured)))
-    if hours is not None:
-        from .train import virtual_run
-
-        disturbances = virtual_run.Disturbances(
-            slow_engines=slow_engines,
-            hours_between_losses=loss_hours,
-            hours_between_timeouts=timeout_hours,
-        )
-        result = virtual_run.measured_run(measured, disturbances).simulate(hours)
-        typer.echo(fit(virtual_run.hours_text(result, disturbances)))
-
 # %% ../nbs/99_cli.ipynb #1366bc04
 @app.command(
     "report",
     rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu report runs/NAME; "
-    "cookbook-npu report runs/NAME --soc Ascend910B3",
+    epilog="Example: cookbook-npu report runs/NAME",
 )
 def _report(
     run: Annotated[Path, Argument(help="Run folder; the run may have failed.", **_OF_RUN)],
-    soc: _ChipOfRun = None,
 ) -> None:
     "Write the report of a run again."
-    from .plan.deviation import plan_table
     from .runs.report import write_report
 
     _announce("drawing the curves")
-    typer.echo(f"report: {write_report(run, plan=plan_table(run, soc))}")
-
-# %% ../nbs/99_cli.ipynb #0f80da19
-@app.command(
-    "evidence",
-    rich_help_panel=_AFTER,
-    epilog="Examples: cookbook-npu evidence runs/NAME; "
-    "cookbook-npu evidence runs/NAME --soc Ascend910B3 --note 'firmware 7.8'; "
-    "cookbook-npu evidence FILE.json",
-)
-def _evidence(
-    run: Annotated[
-        Path,
-        Argument(
-            help="Run folder to summarize, or a summary file to check.",
-            **_OF_RUN,
-        ),
-    ],
-    to: Annotated[
-        Path, Option(help="Output folder, or a file that ends with .json.")
-    ] = Path("evidence"),
-    soc: _ChipOfRun = None,
-    note: Annotated[str, Option(help="Remarks; private content is hidden.")] = "",
-) -> None:
-    "Write an anonymized summary of a run, with the plan's predictions."
-    from .npu.stack.machine import read_machine
-    from .plan import evidence
-
-    if run.is_file():
-        typer.echo(evidence.evidence_text(evidence.check_evidence(run)))
-        return
-    made = evidence.make_evidence(run, soc, note, read_machine())
-    file = evidence.write_evidence(made, to)
-    evidence.check_evidence(file)
-    typer.echo(fit(evidence.evidence_text(made)))
-    typer.echo(f"\n{file}: {file.stat().st_size} bytes. Read it before you send it.")
+    typer.echo(f"report: {write_report(run)}")
 
 # %% ../nbs/99_cli.ipynb #68fee2c6
 _Run = Annotated[Path, Argument(help="Run folder.", **_OF_RUN)]
@@ -1261,47 +1115,23 @@ def _list_runs(
     typer.echo(listing.old_runs_text(old, removed))
 
 # %% ../nbs/99_cli.ipynb #d57f3505
-def on_npus(run: Path) -> bool:
-    "Whether a run folder is of scale 910b"
-    from .runs.folder import RunFolder
-
-    return RunFolder.open(run).config().target.has_soc
-
-
-def compared(
-    runs: Sequence[Path], against: str | None, soc: str | None = None
-) -> list[Any]:
+def compared(runs: Sequence[Path], against: str | None) -> list[Any]:
     "Compare two runs of the same settings, or each run with the recipe (against 'expected')"
-    from .plan.deviation import deviation_text, deviations_of
     from .runs.compare import compare_expected, compare_runs
 
     if against not in (None, "expected"):
-        raise ConfigError(f"--against is {against!r}", "Give expected, or plan.")
+        raise ConfigError(f"--against is {against!r}", "Give expected.")
     if len(runs) == 1 and against is None:
         raise ConfigError(
             "compare was given one run",
-            "Add a second one, --against expected, or --against plan.",
+            "Add a second one, or --against expected.",
         )
     results: list[Any] = []
     if len(runs) == 2:
-        both = compare_runs(*runs)
-        tables = [deviation_text(deviations_of(run, soc)) for run in runs if on_npus(run)]
-        results.append(replace(both, plan=tables))
+        results.append(compare_runs(*runs))
     if against:
         results += [compare_expected(run) for run in runs]
     return results
-
-
-def show_deviations(runs: Sequence[Path], soc: str | None, as_json: bool) -> int:
-    "Compare the phases of runs with the plan; returns 0, or 1 where a phase is off"
-    from .plan.deviation import deviation_text, deviations_of
-
-    found = [deviations_of(run, soc) for run in runs]
-    if as_json:
-        typer.echo(json.dumps([one.as_json() for one in found], indent=1))
-    else:
-        typer.echo(fit("\n\n".join(deviation_text(one) for one in found)))
-    return 1 if any(one.off for one in found) else 0
 
 
 def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) -> int:
@@ -1323,8 +1153,7 @@ def show_comparison(results: Sequence[Any], as_json: bool, page: Path | None) ->
     rich_help_panel=_AFTER,
     epilog="Examples: cookbook-npu compare runs/NAME runs/OTHER --html both.html; "
     "cookbook-npu compare runs/A runs/B runs/C; "
-    "cookbook-npu compare runs/NAME --against expected; "
-    "cookbook-npu compare runs/NAME --against plan",
+    "cookbook-npu compare runs/NAME --against expected",
 )
 def _compare(
     runs: Annotated[
@@ -1339,12 +1168,10 @@ def _compare(
     against: Annotated[
         str | None,
         Option(
-            metavar="expected/plan",
-            help="Compare with the expected numbers of the recipe; plan: compare the phases of "
-            "runs on NPUs, or their files of evidence, with the plan.",
+            metavar="expected",
+            help="Compare with the expected numbers of the recipe.",
         ),
     ] = None,
-    soc: _ChipOfRun = None,
     as_json: _AsJson = False,
     page: Annotated[
         Path | None, Option("--html", help="Write an HTML page with the curves.")
@@ -1352,12 +1179,10 @@ def _compare(
 ) -> None:
     """Compare runs: final numbers with standard errors, or number by number for equal settings.
 
-    The phases of runs on NPUs are compared with the plan. Equal settings: exits with 0 (the same
+    Equal settings: exits with 0 (the same
     within the rules) or 1 (different); 2: no comparison."""
     from .runs import outcomes
 
-    if against == "plan":
-        raise typer.Exit(show_deviations(runs, soc, as_json))
     if len(runs) > 1 and against is None:
         found = outcomes.run_outcomes(runs)
         if found.settings or len(runs) > 2:
@@ -1366,7 +1191,7 @@ def _compare(
                 outcomes.write_outcomes(found, page)
                 typer.echo(f"page: {page}", err=as_json)
             return
-    raise typer.Exit(show_comparison(compared(runs, against, soc), as_json, page))
+    raise typer.Exit(show_comparison(compared(runs, against), as_json, page))
 
 # %% ../nbs/99_cli.ipynb #7d0ed192
 @app.command(

@@ -53,9 +53,19 @@ REMOVED_VALUES = {
 REMOVED_COMMANDS: dict[str, str] = {
     "chat": "Use cookbook-npu export RUN, then transformers serve and "
     "transformers chat FOLDER, or vllm serve FOLDER and vllm chat.",
+    "evidence": "Send `cookbook-npu doctor --bundle FILE.zip --run RUN`.",
+    "schedule": "Run two short runs, and compare their time/step: cookbook-npu compare A B.",
 }
 # command and option -> what to use instead
-REMOVED_OPTIONS: dict[str, str] = {}
+REMOVED_OPTIONS: dict[str, str] = {
+    "compare --soc": "The plan of a chip: cookbook-npu plan RECIPE --soc CHIP.",
+    "plan --devices": "Plan each layout: -p overrides '{\"placement.devices\": 16}'.",
+    "plan --mean-response": "Plan shorter responses: -p overrides "
+    "'{\"sampling.max_response_tokens\": 2048}'.",
+    "plan --prompts": "`cookbook-npu plan` prints the seconds of a step.",
+    "plan --search": "Plan each layout: -p overrides '{\"placement.devices\": 16}'.",
+    "report --soc": "The plan of a chip: cookbook-npu plan RECIPE --soc CHIP.",
+}
 
 # %% ../nbs/09_removed.ipynb #7e4e9686
 def refuse_removed(

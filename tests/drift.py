@@ -26,7 +26,6 @@ HAND_WRITTEN = (
     "npu/simulator/csrc",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",
-    "plan/published.json",
     "runs/templates",
 )
 

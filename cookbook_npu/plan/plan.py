@@ -22,7 +22,6 @@ from ..plan.dimensions import (
     active_parameters,
     total_parameters,
 )
-from .fit import error_text
 from ..plan.memory import (
     MemoryPhase,
     cache_tokens,
@@ -45,15 +44,11 @@ from ..plan.memory import (
     trained_parameters,
     trainer_parameters,
 )
+from .published import PublishedRun, nearest_run
 from .roles import megatron_arguments, variables_table, vllm_arguments
-from ..plan.schedule import (
-    ScheduleRow,
-    compare_schedules,
-    schedule_of,
-    schedule_text,
-)
 from ..plan.time import (
     Estimate,
+    error_text,
     estimate,
     evaluation_estimate,
     later_turns,
@@ -370,14 +365,7 @@ class RunPlan:
     capacity: int  # device memory, bytes
     phases: tuple[MemoryPhase, ...]
     times: tuple[Estimate, ...]  # empty for a device without known speeds
-    mean_response: float | None = None  # tokens, for the schedule (None: assumed)
     evaluation: Estimate | None = None  # None: no held-out prompts, or no known speeds
-
-    def schedule_text(self) -> str:
-        "Return the schedule of a split run"
-        if not self.is_split or not self.times:
-            return ""
-        return schedule_text(self.config, self.soc, self.mean_response)
 
     def memory_text(self) -> str:
         "Return the memory of each phase: a bar and its components, the largest first"
@@ -438,17 +426,27 @@ class RunPlan:
         of_tenant = " of a tenant" if self.config.tenants else ""
         lines = [
             f"time of one step{of_tenant} on {self.soc}, responses of full length "
-            "(an estimate; nbs/plan/09_fit.ipynb has its errors)",
-            f"  against published runs, each predicted from the others: a step is {error_text('step')}; "
-            f"rollout {error_text('rollout')}; training {error_text('actor_train')}",
+            "(an estimate; nbs/plan/02_time.ipynb)",
+            f"  such estimates: {error_text('actor_train' if self.config.is_sft else 'step')}",
         ]
-        lines += [f"  {e.name:16}{e.seconds:8.1f} s  {e.bound}" for e in self.times]
+        if self.published is not None:
+            run = self.published
+            lines.append(f"  nearest published step: {run.setup}")
+            lines += [f"  {run.link}", f"  {'':16}{'planned':>10}{'published':>11}"]
+        lines += [self._time_line(e.name, e.seconds, e.bound) for e in self.times]
         if all(e.name != "logprobs" for e in self.times) and not self.config.is_sft:
             lines.append(
                 "  logprobs          none    one optimizer step: the training pass has them"
             )
         lines += self._total_lines()
         return "\n".join(lines)
+
+    def _time_line(self, phase: str, seconds: float, about: str) -> str:
+        "Return a phase with its planned and, if known, its published seconds"
+        run = self.published
+        known = run.seconds.get(phase) if run else None
+        column = f"{'' if known is None else f'{known:.1f} s':>11}" if run else ""
+        return f"  {phase:16}{seconds:8.1f} s{column}  {about}"
 
     def _total_lines(self) -> list[str]:
         "Return the lines about a whole step, an evaluation and the run"
@@ -457,14 +455,14 @@ class RunPlan:
         if self.evaluation is not None:
             found = self.evaluation
             every = f"every {counted(self.config.rollout.eval_every, 'step')}"
-            lines.append(f"  evaluation      {found.seconds:8.1f} s  {every}: {found.bound}")
+            lines.append(
+                self._time_line("evaluation", found.seconds, f"{every}: {found.bound}")
+            )
             whole += f" and {counted(self.count_evaluations(), 'evaluation')}"
         whole += f": {_duration(self.run_seconds() or 0.0)}"
-        if self.is_split:
-            overlap = "  rollout and training overlap: see the schedule"
-            return [overlap, *lines, f"  {whole}, by the schedule"]
-        seconds = sum(e.seconds for e in self.times)
-        return [*lines, f"  {'sum':16}{seconds:8.1f} s  {whole}"]
+        if self.overlaps:
+            whole += "; rollout and training overlap, the longer one counts"
+        return [*lines, self._time_line("step", self.step_seconds, whole)]
 
     @property
     def devices_per_machine(self) -> int:
@@ -477,6 +475,27 @@ class RunPlan:
     def is_split(self) -> bool:
         "Whether trainer and engines have separate devices"
         return self.config.placement.mode == "split"
+
+    @property
+    def overlaps(self) -> bool:
+        "Whether the rollout of a later step runs during training"
+        return self.is_split and self.config.rollout.depth > 0
+
+    @property
+    def step_seconds(self) -> float:
+        "Planned seconds of a step: the sum of its phases, or of those that do not overlap"
+        whole = sum(e.seconds for e in self.times)
+        if not self.overlaps:
+            return whole
+        rollout = sum(e.seconds for e in self.times if e.name == "rollout")
+        return max(rollout, whole - rollout)
+
+    @property
+    def published(self) -> PublishedRun | None:
+        "The nearest published step; None without a planned time, and for fine-tuning"
+        if not self.times or self.config.is_sft:
+            return None
+        return nearest_run(self.config, self.model)
 
     def count_evaluations(self, done: int = 0) -> int:
         "Return the number of evaluations after the first `done` steps"
@@ -493,13 +512,10 @@ class RunPlan:
         "Return the planned seconds of the run's steps and evaluations; None: unknown speeds"
         if not self.times:
             return None
-        step = sum(e.seconds for e in self.times)
-        if self.is_split:
-            step = schedule_of(self.config, self.soc, self.mean_response).seconds
         evaluation = self.evaluation.seconds if self.evaluation else 0.0
         tenants = max(1, len(self.config.tenants))
         steps = max(0, self.config.num_steps - done)
-        return tenants * (steps * step + self.count_evaluations(done) * evaluation)
+        return tenants * (steps * self.step_seconds + self.count_evaluations(done) * evaluation)
 
     def check_hours(
         self,
@@ -576,16 +592,14 @@ class RunPlan:
         rows = batch_arithmetic(self.config, self.soc)
         batch = [f"{what:14}{value}" for what, value in rows]
         parts = [self.head_text(), prompts_text(self.config), "\n".join(batch)]
-        parts += [self.memory_text(), self.time_text(), self.schedule_text()]
+        parts += [self.memory_text(), self.time_text()]
         if roles:
             parts.append(self.roles_text())
         return fit("\n\n".join(part for part in parts if part))
 
     def as_json(self) -> dict[str, Any]:
         "Return the plan as JSON content"
-        rows: list[ScheduleRow] = []
-        if self.is_split and self.times:
-            rows = compare_schedules(self.config, self.soc, self.mean_response)
+        run = self.published
         return dict(
             config=self.config.model_dump(mode="json"),
             soc=self.soc,
@@ -601,7 +615,7 @@ class RunPlan:
             run_seconds=self.run_seconds(),
             warnings=self.warnings,
             set_for_prompts=[asdict(change) for change in prompt_changes(self.config)],
-            schedule=[row.as_json() for row in rows],
+            published=run and dict(name=run.name, link=run.link, seconds=run.seconds),
         )
 
 # %% ../../nbs/plan/04_plan.ipynb #7d101fac
@@ -636,7 +650,6 @@ def make_plan(
     config: RunConfig,
     soc: str = "Ascend910B1",
     check: bool = True,
-    mean_response: float | None = None,  # tokens, for the schedule (None: assumed)
 ) -> RunPlan:
     """Plan a run.
 
@@ -662,8 +675,8 @@ def make_plan(
     if config.target.has_soc:
         times = estimate(config, soc)
         evaluation = evaluation_estimate(config, soc)
-    given = mean_response, evaluation
-    return RunPlan(config, model, soc, capacity, tuple(phases), tuple(times), *given)
+    parts = tuple(phases), tuple(times)
+    return RunPlan(config, model, soc, capacity, *parts, evaluation)
 
 # %% ../../nbs/plan/04_plan.ipynb #e02d9e69
 def model_name(recipe: str) -> str | None:

@@ -307,9 +307,6 @@ class RunComparison:
     stack: Sequence[Difference] = ()  # code, packages, machine
     metrics: Sequence[MetricComparison] = ()
     expected: Sequence[str] = ()  # of a recipe: a line for each number and its band
-    plan: Sequence[
-        str
-    ] = ()  # of runs on NPUs: their phases compared with the plan, as text
 
     @property
     def found(self) -> list[MetricComparison]:
@@ -451,7 +448,6 @@ def comparison_text(
     width = max((len(m.metric) for m in shown), default=0)
     for m in shown:
         lines.append(f"{m.metric:<{width}}  {m.kind:<8} {m.differs or 'same'}")
-    lines += result.plan
     compared = sum(m.kind != "ignored" for m in result.metrics)
     if result.same:
         lines.append(f"the same within the rules: {counted(compared, 'metric')}")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ResultRow', 'ASYNC_PREFIXES', 'steps_without_advantage', 'learned_nothing', 'result_table', 'ExpectedCheck',
            'expected_numbers', 'check_expected', 'result_text', 'phase_rows', 'metric_table', 'use_rows',
-           'staleness_rows', 'stack_rows', 'event_rows', 'setting_rows', 'not_computed', 'PlanTable', 'render_report',
+           'staleness_rows', 'stack_rows', 'event_rows', 'setting_rows', 'not_computed', 'render_report',
            'write_report', 'run_result']
 
 # %% ../../nbs/runs/04_report.ipynb #db1d35be
@@ -347,15 +347,6 @@ def not_computed(config: RunConfig) -> list[str]:
         return []
     return ["The KL to the reference is not computed: algorithm.use_reference is false."]
 
-# %% ../../nbs/runs/04_report.ipynb #4d205745
-@dataclass(frozen=True)
-class PlanTable:
-    "The phases of a run compared with the plan, from plan.deviation"
-
-    where: str  # chip, and who says so
-    rows: Sequence[tuple[str, ...]]  # phase, measured, plan, ratio, ratio of published runs
-    notes: Sequence[str]
-
 # %% ../../nbs/runs/04_report.ipynb #cb728a28
 def render_report(
     config: RunConfig,
@@ -369,7 +360,6 @@ def render_report(
     samples: Sequence[GallerySample] = (),
     files: Sequence[tuple[str, str]] = (),  # name, relative path
     settings: Sequence[Mapping[str, Any]] = (),  # records of settings.json
-    plan: PlanTable | None = None,  # optional
 ) -> str:
     "Return the report of a run as a complete HTML page"
     device = stack.get("device", {})
@@ -396,7 +386,6 @@ def render_report(
         staleness=staleness_rows(metrics),
         references=references,
         phases=phase_rows(metrics, references),
-        plan=plan,
         metrics=metric_table(metrics, references),
         shims=[(name, group) for name, group in shim_groups if group],
         samples=samples,
@@ -415,7 +404,6 @@ def write_report(
     references: Sequence[Reference] | None = None,  # None: use the recipe's reference
     title: str = "",  # "": name of the folder
     panels: Sequence[Panel] = PANELS,
-    plan: PlanTable | None = None,  # optional
 ) -> Path:
     "Write report.html of a run folder and return its path"
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
@@ -447,7 +435,6 @@ def write_report(
         sample_gallery(run),
         files,
         run.settings(),
-        plan,
     )
     write_atomic(run.report, page)
     return run.report

@@ -9,6 +9,7 @@ __all__ = ['POLL_CALLS_S', 'wait_for_members', 'WeightBroadcast', 'AsyncWeightUp
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Job
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
 
@@ -216,7 +217,7 @@ class AsyncWeightUpdate:
     def wait(self) -> None:
         "Wait until the engines have read the last weights"
         if self.loading is not None:
-            self.sampler.jobs.wait([self.loading])
+            wait([self.loading])
             self.loading = None
             self.sampler.jobs.check()
             self.state.trainer.call("weights.release")

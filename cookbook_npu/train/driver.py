@@ -25,7 +25,7 @@ from ..runs.metrics import (
     train_wait_time,
 )
 from ..stop import RunStopped, StopRequest, resume_hint
-from .async_sampling import AsyncSampler, Threads
+from .async_sampling import AsyncSampler
 from .async_weight_update import AsyncWeightUpdate
 from .checkpointing import CheckpointManager, due
 from .recovery import EngineRestarts, Failures, Recovery
@@ -179,10 +179,9 @@ class SplitPlacement(Placement):
         state: DriverState,
         failures: Failures,
         grading: Grading,
-        threads: Threads | None = None,
     ):
         super().__init__(state)
-        self.sampler = AsyncSampler(state, grading, failures, threads)
+        self.sampler = AsyncSampler(state, grading, failures)
         self.weights = AsyncWeightUpdate(state, self.sampler)
         self.evaluated: dict[str, float] = {}  # metrics of the last evaluation
 
@@ -300,7 +299,6 @@ class Driver:
         self,
         state: DriverState,
         stop: StopRequest | None = None,
-        threads: Threads | None = None,  # of a split run (None: real ones)
         # default: by the configuration
         placement: Callable[..., Placement] | None = None,
     ):
@@ -312,7 +310,7 @@ class Driver:
         self.logprob_alarm = LogprobDiffAlarm()
         failures = Failures(state)
         split = state.config.placement.mode == "split"
-        place = partial(SplitPlacement, threads=threads) if split else ColocatedPlacement
+        place = SplitPlacement if split else ColocatedPlacement
         if state.config.is_sft:
             place = TrainerPlacement
         self.placement = (placement or place)(state, failures, self.grading)

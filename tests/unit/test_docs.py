@@ -249,7 +249,7 @@ def test_configuration_and_commands():
     keys = stage.configuration_page()
     assert "| `optim.clip_grad` |" in keys and "| advanced |" in keys
     commands = stage.commands_page()
-    assert "## compare" in commands and "`--against expected/plan`" in commands
+    assert "## compare" in commands and "`--against expected`" in commands
 
 
 def cell(kind: str, text: str, **more) -> dict:
@@ -448,11 +448,10 @@ def test_a_page_knows_its_source():
 
 def test_plans_name_their_origin():
     "Predictions by the planner, one report, what does not fit, A3 unverified"
-    rows = plans.rows(ROOT / "nbs/plan/evidence")
+    rows = plans.rows()
     origins = {row[5].partition(",")[0] for row in rows}
-    assert origins == {"predicted", "reported", "measured"}
+    assert origins == {"predicted", "reported"}
     assert all("A3" not in row[1] or "unverified" in row[5] for row in rows)
-    assert any("simulated" in row[5] for row in rows if row[0] == "tiny")
     assert ("Qwen3-4B", "8 x 910B1", "up to 8192", "", "457.4") in [r[:5] for r in rows]
     small = [row for row in rows if row[1] == "8 x 910B4" and row[0] == "Qwen3-VL-8B"]
     assert len(small) == len(plans.LENGTHS)
@@ -469,9 +468,7 @@ def test_the_selectors_show_the_chosen_plan(tmp_path):
 
     page = tmp_path / "page.html"
     css = "<style>[hidden] { display: none }</style>"
-    page.write_text(
-        f"<meta charset=utf-8>{css}{plans.page_part(ROOT / 'nbs/plan/evidence')}"
-    )
+    page.write_text(f"<meta charset=utf-8>{css}{plans.page_part()}")
     with look.open_browser(tmp_path / "profile") as driver:
         driver.get(page.as_uri())
 

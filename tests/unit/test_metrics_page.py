@@ -1,7 +1,6 @@
 """The dictionary of metrics knows every name that the package writes, and no other."""
 
 import ast
-import json
 import re
 from functools import cache
 
@@ -63,13 +62,6 @@ def test_names_that_others_show_have_an_entry():
     shown = {name for panel in PANELS for name in panel.metrics if "*" not in name}
     shown |= set(CONSOLE_METRICS) | {f"time/{phase}" for phase in STEP_PHASES}
     assert unknown_metrics(shown) == []
-
-
-def test_recorded_curves_have_an_entry():
-    names = set()
-    for file in (ROOT / "nbs/plan/evidence").glob("*.json"):
-        names |= set(json.loads(file.read_text()).get("curves", {}))
-    assert len(names) > 5 and unknown_metrics(names) == []
 
 
 @cache
