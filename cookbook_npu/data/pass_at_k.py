@@ -40,18 +40,17 @@ Tally = tuple[int, int]  # (samples, correct samples)
 
 def tally(
     samples: Iterable[Sample],
-    threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> dict[str, Tally]:  # group id -> (samples, correct samples)
-    "Count successes by group; raises `DataError` on a sample without a reward"
+    "Count successes among the samples with a verdict; raises `DataError` on one without a reward"
     counts: dict[str, Tally] = {}
     for s in samples:
         if s.reward is None:
             raise DataError(
                 f"sample {s.group_id}/{s.index} has no reward", "Grade the samples first."
             )
-        n, correct = counts.get(s.group_id, (0, 0))
-        is_correct = s.reward > threshold if s.correct is None else s.correct
-        counts[s.group_id] = (n + 1, correct + is_correct)
+        if s.correct is not None:
+            n, correct = counts.get(s.group_id, (0, 0))
+            counts[s.group_id] = (n + 1, correct + s.correct)
     return counts
 
 # %% ../../nbs/data/10_pass_at_k.ipynb #bafe3479
@@ -72,7 +71,6 @@ def pass_curve(
 def by_difficulty(
     samples: Sequence[Sample],
     key: str = "level",
-    threshold: float = 0.0,  # a sample without a verdict is correct if its reward is above this
 ) -> list[dict[str, Any]]:  # of each value: value, prompts, mean reward, pass@1, ...
     "Pass rates, in the order of the values; samples without the key are left out"
     parts: dict[Any, list[Sample]] = defaultdict(list)
@@ -81,9 +79,13 @@ def by_difficulty(
             parts[s.metadata[key]].append(s)
     rows = []
     for value in sorted(parts, key=lambda value: (str(type(value)), value)):
-        counts = tally(parts[value], threshold)
+        counts = tally(parts[value])
         mean = sum(s.reward or 0.0 for s in parts[value]) / len(parts[value])
-        row = {key: value, "prompts": len(counts), "reward": mean}
+        row = {
+            key: value,
+            "prompts": len({s.group_id for s in parts[value]}),
+            "reward": mean,
+        }
         curve = pass_curve(counts.values())
         rows.append(row | {f"pass@{k}": rate for k, rate in curve.items()})
     return rows
@@ -91,12 +93,17 @@ def by_difficulty(
 # %% ../../nbs/data/10_pass_at_k.ipynb #fb71266c
 def eval_metrics(
     samples: Sequence[Sample],
-) -> dict[str, float]:  # eval_pass@2, ..., eval_accuracy/level_1, ...
-    "pass@k for k > 1, and accuracy by level; empty if prompts have one sample and no level"
-    metrics = {}
+) -> dict[str, float]:  # eval_accuracy, eval_pass@2, ..., eval_accuracy/level_1, ...
+    "Accuracy, pass@k for k > 1, and accuracy by level; without a verdict, eval_reward alone"
+    verdicts = [s.correct for s in samples if s.correct is not None]
+    if not verdicts:
+        rewards = [s.reward for s in samples if s.reward is not None]
+        return {"eval_reward": sum(rewards) / len(rewards)} if rewards else {}
+    metrics = {"eval_accuracy": sum(verdicts) / len(verdicts)}
     for k, rate in pass_curve(tally(samples).values()).items():
         if k > 1:
             metrics[f"eval_pass@{k}"] = rate
     for row in by_difficulty(samples):
-        metrics[f"eval_accuracy/level_{row['level']}"] = row["pass@1"]
+        if "pass@1" in row:
+            metrics[f"eval_accuracy/level_{row['level']}"] = row["pass@1"]
     return metrics
