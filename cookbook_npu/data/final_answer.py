@@ -100,14 +100,8 @@ def boxed_answer(text: str) -> str | None:  # "1, 2" for two boxes of one list
 _ASCII_SIGNS = str.maketrans(
     {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
-    | {
-        "\u3000": " ",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\u3002": ". ",
-        "\u3001": ",",
-    }
+    | dict.fromkeys("\u3000\u00a0\u2009\u202f", " ")
+    | {"\u3002": ". ", "\u3001": ","}
     | {"∞": r"\infty ", "·": r"\cdot ", "⋅": r"\cdot ", "∪": r"\cup "}
     | {"×": r"\times ", "…": r"\ldots "}
     | dict.fromkeys("°º", r"^\circ ")
@@ -125,7 +119,6 @@ _EMPTY = re.compile(
     r"\\(?:varnothing|emptyset)|∅|\\\{\s*\\\}|(?:the)?emptyset|(?:thereis|thereare)?no(?:real)?solutions?",
     re.IGNORECASE,
 )
-_SPACES = r"(?:\\[,;: ]|~|\s)"
 # White space, except between two digits.
 _LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _GREEK = (
@@ -140,30 +133,17 @@ _NAME = re.compile(
 _NO_ZERO = re.compile(r"(?<![\d.}])\.(?=\d)")  # .5
 
 # %% ../../nbs/data/05_final_answer.ipynb #86b2f22e
-_NUMBER = r"(?<![\w.^}\\])(\d{1,15}(?:\.\d{1,15})?|\.\d{1,15})"
-_EXPONENT = r"(?:\{\s*([+-]?\d{1,2})\s*\}|([+-]?\d{1,2}))(?![\d!])"
-_IN_TEXT = rf"((?:{_SPACES}|\\(?:text\w*|mathrm|mbox)\s*\{{\s*)*)"
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000}
 _SCALES |= {"million": 10**6, "billion": 10**9, "trillion": 10**12}
 _FUNCTIONS = {"lg": r"\log_{10}", "tg": r"\tan", "ctg": r"\cot", "arctg": r"\arctan"}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
-_THOUSANDS = re.compile(
-    rf"(?<![\d.])[1-9]\d{{0,2}}(?:(?:{_SPACES}{{1,2}}|\s*\{{\s*,\s*\}}\s*)\d{{3}})+(?!\d)",
-    re.ASCII,
-)
-
-
-def _digits(found: re.Match) -> str:
-    return re.sub(r"\D", "", found[0])
-
-
 def _joined(found: re.Match) -> str:
     "Digits without separators, except inside brackets, where a comma separates numbers"
-    if "," in found[0] and any(bracket in found.string for bracket in ("(", "[", "\\{")):
+    if re.search(r"\d,", found[0]) and re.search(r"[(\[]|\\\{", found.string):
         return found[0]
-    return _digits(found)
+    return re.sub(r"\D", "", found[0])
 
 
 def _power_of_ten(found: re.Match) -> str:
@@ -172,91 +152,91 @@ def _power_of_ten(found: re.Match) -> str:
     return format(Decimal(f"{number}e{exponent[0]}" if exponent else f"1e{number}"), "f")
 
 
-def _scaled(found: re.Match) -> str:
-    return format(Decimal(found[1]) * _SCALES[found[3].lower()], "f") + found[2]
-
-
 def _periodic(found: re.Match) -> str:
     "The fraction that a periodic decimal is"
     whole, before, *period = found.groups("")
     digits = "".join(period)
-    value = Fraction(
-        int(whole + before + digits) - int(whole + before or 0),
-        10 ** len(before) * (10 ** len(digits) - 1),
-    )
-    if value.denominator == 1:
-        return str(value)
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    repeated = int(whole + before + digits) - int(whole + before or 0)
+    value = Fraction(repeated, 10 ** len(before) * (10 ** len(digits) - 1))
+    top, bottom = value.as_integer_ratio()
+    return str(top) if bottom == 1 else rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _real_power(found: re.Match) -> str:
-    "An odd root of a negative number, as a real number"
+    "A power with an odd root of a negative number, as a real number"
     base, power, root = filter(None, found.groups())
-    sign = "-" if int(power) % 2 else ""
-    return rf"({sign}{base}^{{\frac{{{power}}}{{{root}}}}})"
+    return rf"({'-' if int(power) % 2 else ''}{base}^{{\frac{{{power}}}{{{root}}}}})"
 
 
-REWRITTEN: tuple[tuple[re.Pattern, Any], ...] = tuple(
-    (re.compile(pattern, re.ASCII | re.IGNORECASE), replacement)
-    for pattern, replacement in (
-        # thousands: 1\,000  1 000  1{,}000  1,000; decimals in groups: 0.123\,456
-        (_THOUSANDS.pattern, _digits),
-        (r"\s*\{\s*,\s*\}\s*", ","),
-        (r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", _joined),
-        (r"(?<=\d\.)\d{3}(?:(?:\\[,;: ]|~)\d{1,3})+(?!\d)", _joined),
-        # powers: x¹²  10^-3; scientific notation: 1.5e3  1.5 \times 10^3
-        (
-            "[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+",
-            lambda found: "^" + found[0].translate(_SUPERSCRIPTS),
-        ),
-        (
-            rf"{_NUMBER}(?:e|\\(?:mathrm|text)\{{e\}})([+-]?\d{{1,2}})(?![\w.])",
-            _power_of_ten,
-        ),
-        (
-            rf"{_NUMBER}{_SPACES}*(?:\\times|\\cdot|\*|x){_SPACES}*10{_SPACES}*\^{_SPACES}*{_EXPONENT}",
-            _power_of_ten,
-        ),
-        (rf"(?<![\w.^}}\\])10\^{_EXPONENT}", _power_of_ten),
-        (r"\^(-\d+|\d\d+)", r"^{\1}"),
-        (r"\{?\s*(-?\d+)\s*\\over\s*(-?\d+)\s*\}?", r"\\frac{\1}{\2}"),
-        # mixed numbers: 1 1/2
-        (
-            rf"(?<![\w.^}}/])(\d+){_SPACES}+(\d+)\s*/\s*(\d+)(?![\w.^!/])",
-            r"\1\\frac{\2}{\3}",
-        ),
-        # periodic decimals: 0.1\overline{6}  0.1\dot{6}  0.(3)  0.333\ldots
-        (r"(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))", _periodic),
-        (
-            r"(\d*)\.(\d*)\\dot\s*(?:\{(\d)\}|(\d))(?:(\d*)\\dot\s*(?:\{(\d)\}|(\d)))?",
-            _periodic,
-        ),
-        (r"(\d*)\.()\((\d+)\)", _periodic),
-        (r"(\d*)\.(\d{0,20}?)(\d{1,20}?)\3{2,}\s*(?:\\[lc]?dots|\.{3})", _periodic),
-        # odd roots of negative numbers: \sqrt[3]{-8}  (-8)^{1/3}
-        (
-            r"\\sqrt\s*\[\s*(\d*[13579])\s*\]\s*\{\s*-((?:[^{}+-]|\{[^{}+-]*\})+)\}",
-            r"(-\\sqrt[\1]{\2})",
-        ),
-        (
-            r"\(\s*-(\d+)\s*\)\s*\^\s*\{\s*(?:(\d+)\s*/\s*(\d*[13579])"
-            r"|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d*[13579])\})\s*\}",
-            _real_power,
-        ),
-        # functions: \lg  \operatorname{tg}; remainders: 7 \bmod 3
-        (
-            r"\\(?:operatorname\s*\{\s*)?(lg|tg|ctg|arctg)(?![A-Za-z])\s*\}?",
-            lambda found: _FUNCTIONS[found[1].lower()] + " ",
-        ),
-        (
-            rf"(?<![\w}})^.])(-?\d+|[A-Za-z]){_SPACES}*\\(?:bmod|mod|operatorname\{{mod\}}){_SPACES}*(\d+|[A-Za-z])(?![\w^])",
-            r"(\1-\2\\lfloor\\frac{\1}{\2}\\rfloor)",
-        ),
-        # words for numbers: 3 dozen, 4\text{ million dollars}, 28 percent
-        (rf"{_NUMBER}{_IN_TEXT}({'|'.join(_SCALES)})s?(?![A-Za-z])", _scaled),
-        (rf"(?<=[\d}}]){_IN_TEXT}percent(?:age)?(?![A-Za-z])", r"\\%\1"),
-        (r"\\(?:text\w*|mathrm|mbox)\s*\{\s*\}", ""),
-    )
+def _word_scaled(found: re.Match) -> str:
+    "The digits of 4 million, and what stands between the number and the word"
+    return format(Decimal(found[1]) * _SCALES[found[3].lower()], "f") + found[2]
+
+
+_PIECES = {
+    "TEXT": r"((?:SP|\\(?:text\w*|mathrm|mbox)\s*\{\s*)*)",  # before a word, also in \text{}
+    "SP": r"(?:\\[,;: ]|~|\s)",
+    "NUM": r"(?<![\w.^}\\])(\d{1,15}(?:\.\d{1,15})?|\.\d{1,15})",  # no power
+    "EXP": r"(?:\{\s*([+-]?\d{1,2})\s*\}|([+-]?\d{1,2}))(?![\d!])",
+    "MOD": r"\\(?:bmod|mod|operatorname\{mod\})",
+    "SCALE": "|".join(_SCALES),
+}
+
+
+def _form(pattern: str) -> re.Pattern:
+    for name, piece in _PIECES.items():
+        pattern = pattern.replace(name, piece)
+    return re.compile(pattern, re.ASCII | re.IGNORECASE)
+
+
+_SPACE = _form("SP")
+_THOUSANDS = _form(r"(?<![\d.])[1-9]\d{0,2}(?:(?:SP{1,2}|\s*\{\s*,\s*\}\s*)\d{3})+(?!\d)")
+REWRITTEN: tuple[tuple[re.Pattern, Any], ...] = (
+    (_THOUSANDS, _joined),  # 1\,000  1 000  1{,}000
+    (_form(r"\s*\{\s*,\s*\}\s*"), ","),
+    (_form(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])"), _joined),  # 1,000
+    (_form(r"(?<=\d\.)\d{3}(?:(?:\\[,;: ]|~)\d{1,3})+(?!\d)"), _joined),  # 0.123\,456
+    (_form("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), lambda m: "^" + m[0].translate(_SUPERSCRIPTS)),
+    (
+        _form(r"NUM(?:e|\\(?:mathrm|text)\{e\})([+-]?\d{1,2})(?![\w.])"),
+        _power_of_ten,
+    ),  # 1e3
+    (
+        _form(r"NUMSP*(?:\\times|\\cdot|\*|x)SP*10SP*\^SP*EXP"),
+        _power_of_ten,
+    ),  # 1 \times 10^3
+    (_form(r"(?<![\w.^}\\])10\^EXP"), _power_of_ten),
+    (_form(r"\^(-\d+|\d\d+)"), r"^{\1}"),  # 10^-3
+    (_form(r"\{?\s*(-?\d+)\s*\\over\s*(-?\d+)\s*\}?"), r"\\frac{\1}{\2}"),
+    # 1 1/2
+    (_form(r"(?<![\w.^}/])(\d+)SP+(\d+)\s*/\s*(\d+)(?![\w.^!/])"), r"\1\\frac{\2}{\3}"),
+    # 0.\overline{6}  0.\dot{6}  0.(6)  0.666\ldots
+    (_form(r"(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))"), _periodic),
+    (_form(r"(\d*)\.(\d*)\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?"), _periodic),
+    (_form(r"(\d*)\.()\((\d+)\)"), _periodic),
+    (_form(r"(\d*)\.(\d{0,20}?)(\d{1,20}?)\3{2,}\s*(?:\\[lc]?dots|\.{3})"), _periodic),
+    # \sqrt[3]{-8}  (-8)^{1/3}  (-8)^{\frac{1}{3}}
+    (
+        _form(r"\\sqrt\s*\[\s*(\d*[13579])\s*\]\s*\{\s*-((?:[^{}+-]|\{[^{}+-]*\})+)\}"),
+        r"(-\\sqrt[\1]{\2})",
+    ),
+    (_form(r"\(\s*-(\d+)\s*\)\s*\^\s*\{\s*(\d+)\s*/\s*(\d*[13579])\s*\}"), _real_power),
+    (_form(r"\(\s*-(\d+)\s*\)\s*\^\s*\{\\frac\{(\d+)\}\{(\d*[13579])\}\}"), _real_power),
+    (
+        _form(r"\\(?:operatorname\s*\{\s*)?(lg|tg|ctg|arctg)(?![A-Za-z])\s*\}?"),
+        lambda m: _FUNCTIONS[m[1].lower()] + " ",
+    ),
+    # 7 \bmod 3
+    (
+        _form(r"(?<![\w})^.])(-?\d+|[A-Z])SP*MODSP*(\d+|[A-Z])(?![\w^])"),
+        r"(\1-\2\\lfloor\\frac{\1}{\2}\\rfloor)",
+    ),
+    (
+        _form(r"NUMTEXT(SCALE)s?(?![A-Z])"),
+        _word_scaled,
+    ),  # 3 dozen, 4\text{ million dollars}
+    (_form(r"(?<=[\d}])TEXTpercent(?:age)?(?![A-Z])"), r"\\%\1"),
+    (_form(r"\\(?:text\w*|mathrm|mbox)\s*\{\s*\}"), ""),
 )
 _TEXT_ONLY = re.compile(  # as a whole, after `plain_answer`
     r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}"  # 2020-01-01
@@ -289,7 +269,7 @@ def unwrapped(answer: str) -> str:
     r"An answer without `\text{...}` and its kind, delimiters, LaTeX's spaces, currency and percent signs"
     for _ in range(3):
         answer = _WRAPPED.sub(r"\1", answer)
-    return re.sub(_SPACES, " ", _AROUND.sub("", _DELIMITER.sub("", answer)))
+    return _SPACE.sub(" ", _AROUND.sub("", _DELIMITER.sub("", answer)))
 
 
 @lru_cache(maxsize=1024)
@@ -323,7 +303,7 @@ INTEGER = re.compile(r"-?\d{1,512}", re.ASCII)
 WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?", re.ASCII)
 _DECIMAL = re.compile(r"-?\d+\.\d+", re.ASCII)
 _WITH_WORDS = re.compile(
-    rf"(.*[\d}})\]%]){_SPACES}*"
+    r"(.*[\d})\]%])(?:\\[,;: ]|[~\s])*"
     r"(?:\\(?:text\w*|mathrm|mbox)\s*\{([^{}\\]*)\}|((?:\s+[A-Za-z]{2,})+))\.?(\^\{?[23]\}?)?",
     re.DOTALL,
 )
@@ -410,12 +390,8 @@ def is_number(answer: str, label: str | None = None) -> bool:
 # %% ../../nbs/data/05_final_answer.ipynb #a2476fb7
 def _comma_for_point(found: str, right: str) -> bool:
     "Whether a number has a decimal comma where another has a point"
-    return (
-        found.count(",") == 1
-        and right.count(".") == 1
-        and _DECIMAL.fullmatch(right) is not None
-        and found.replace(",", ".") == right
-    )
+    with_point = found.replace(",", ".", 1)
+    return _DECIMAL.fullmatch(right) is not None and with_point == right != found
 
 
 def _number_text(plain: str) -> str:
@@ -533,7 +509,7 @@ def _separates(word: str, after: list[str]) -> bool:
 
 def _last_value(text: str) -> str | None:
     "The last number of a text, or the whole formula that it is a part of"
-    words = _THOUSANDS.sub(_digits, text).split()
+    words = _THOUSANDS.sub(_joined, text).split()
     anchors = [i for i, word in enumerate(words) if _ANCHOR.search(word)]
     if not anchors:
         return None
