@@ -15,9 +15,10 @@ from typing import Any
 from ..data.final_answer import (
     INTEGER,
     as_latex,
+    compared_as_text,
+    is_number,
     plain_answer,
     same_text,
-    scale_words,
     units_differ,
 )
 
@@ -125,22 +126,16 @@ def _is_name(expression: Any) -> bool:
     from latex2sympy2_extended import is_expr_of_only_symbols
     from sympy import Abs
     from sympy.core.function import AppliedUndef
+    from sympy.core.relational import Relational
 
+    if isinstance(expression, Relational):
+        return False
     inner = expression.args[0] if isinstance(expression, Abs) else expression
     return isinstance(inner, AppliedUndef) or is_expr_of_only_symbols(inner)
 
 
-def _sides(answer: Any) -> list[Any]:
-    "The expressions that must equal the label: both sides of an equation, except a name"
-    from sympy import Eq
-
-    if not isinstance(answer, Eq):
-        return [answer]
-    return [answer.rhs] if _is_name(answer.lhs) else [answer.lhs, answer.rhs]
-
-
 def _hides_an_equation(answer: Any) -> bool:
-    "Whether a list or a set contains an equation that does not begin with a name"
+    "Whether an equation does not begin with a name, also one in a list or a set"
     from sympy import Eq, preorder_traversal
 
     parts = preorder_traversal(answer)
@@ -154,22 +149,12 @@ def _equal(gold: list[Any], found: list[Any]) -> bool:
     from sympy.core.relational import Relational
 
     label, answer = gold[0], found[0]
-    numbers = isinstance(label, Basic) and isinstance(answer, Basic)
-    if not numbers or any(isinstance(p, Relational) for p in preorder_traversal(label)):
-        return verify(gold, found, allow_set_relation_comp=True, timeout_seconds=None)
-    sides = _sides(answer)
-    if any(_hides_an_equation(side) for side in sides):
-        return False
-    label = _with_imaginary_unit(label)
-    return all(
-        verify(
-            label,
-            _with_imaginary_unit(side),
-            allow_set_relation_comp=True,
-            timeout_seconds=None,
-        )
-        for side in sides
-    )
+    both = isinstance(label, Basic) and isinstance(answer, Basic)
+    if both and not any(isinstance(p, Relational) for p in preorder_traversal(label)):
+        if _hides_an_equation(answer):
+            return False
+        gold, found = [_with_imaginary_unit(label)], [_with_imaginary_unit(answer)]
+    return verify(gold, found, allow_set_relation_comp=True, timeout_seconds=None)
 
 
 _SEVERAL = re.compile(r"[,;]|\b(?:and|or)\b")
@@ -184,22 +169,53 @@ def _repeats(answer: str, parsed: list[Any]) -> bool:
 
 # %% ../../nbs/data/06_equality.ipynb #9eb4bb91
 _EQUALS = re.compile(r"(?<![\\<>!:])=")
-
-
-def _unnamed(sides: list[str]) -> list[str]:
-    "The sides of a chain of equations, without the name on its left"
-    first = _parsed(sides[0])
-    return sides[1:] if first and _is_name(first[0]) else sides
-
-
 _OPTION = re.compile(
     r"\s*\\text\w*\s*\{\s*\(([A-J])\)\s*\}(?:\\[,;: ]|[~\s])*"
 )  # \textbf{(C)}
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 
 
+def _equals_label(answer: str, label: str) -> bool:
+    "Whether every side of an answer, except a name, equals the label"
+    if answer.strip() == label.strip() or ("=" not in label and same_text(answer, label)):
+        return True
+    if units_differ(answer, label):
+        return False
+    plain = plain_answer(answer)
+    if INTEGER.fullmatch(plain) and INTEGER.fullmatch(label.strip()) and "%" not in answer:
+        return int(plain) == int(label)
+    sides = _EQUALS.split(answer)
+    if len(sides) > 1 and "=" not in label and not _SEVERAL.search(answer):
+        name = _parsed(sides[0])
+        values = sides[1:] if name and _is_name(name[0]) else sides
+        return all(_equals_label(side, label) for side in values)
+    gold = _parsed_label(label)
+    found = _parsed(answer)
+    if not gold or not found or (_repeats(answer, found) and not _repeats(label, gold)):
+        return False
+    return _equal(gold, found)
+
+
+_PART = re.compile(r"[,;]|\b(?:and|or)\b")
+_ARITHMETIC = re.compile(r"\d\)?\s*(?:[-+*/^!]|\\(?:cdot|times|div)\b)\s*\(?\d")
+
+
+def _is_unevaluated(answer: str, label: str) -> bool:
+    "Whether an expression answers a label that is a number, or a list of numbers"
+    if is_number(label) and not re.search(r"\.\d{10}", label):  # no \sqrt{17} to ten places
+        last = _EQUALS.split(answer)[-1]
+        values = [last, *last.split(r"\approx")]
+        return not any(is_number(v, label) or same_text(v, label) for v in values)
+    if not all(is_number(part.strip("()[]{}\\ ")) for part in _PART.split(label)):
+        return False
+    last = [_EQUALS.split(part)[-1].strip("()[]{}\\ ") for part in _PART.split(answer)]
+    return any(_ARITHMETIC.search(part) and not is_number(part) for part in last)
+
+
 def same_answer(answer: str | None, label: str) -> float:
-    "1 when two answers are equal as mathematics; for the pool's processes only"
+    """1 when two answers are equal as mathematics; for the pool's processes only.
+
+    For a label that is a number, the answer, or what follows its last `=`, must be one, too."""
     adapt_math_verify()
     if answer is None or not 0 < len(answer.strip()) <= ANSWER_LIMIT:
         return 0.0
@@ -208,19 +224,9 @@ def same_answer(answer: str | None, label: str) -> float:
         if choice:
             return float(option[1] == choice[1])
         answer = answer[option.end() :] or answer
-    if answer.strip() == label.strip() or ("=" not in label and same_text(answer, label)):
-        return 1.0
-    plain = plain_answer(answer)
-    if units_differ(answer, label) or scale_words(answer) != scale_words(label):
+    if _is_unevaluated(answer, label):
         return 0.0
-    integers = INTEGER.fullmatch(plain) and INTEGER.fullmatch(label.strip())
-    if integers and "%" not in answer:
-        return float(int(plain) == int(label))
-    sides = _EQUALS.split(answer)
-    if len(sides) > 2 and "=" not in label and not _SEVERAL.search(answer):
-        return float(all(same_answer(side, label) for side in _unnamed(sides)))
-    gold = _parsed_label(label)
-    found = _parsed(answer)
-    if not gold or not found or (_repeats(answer, found) and not _repeats(label, gold)):
-        return 0.0
-    return float(_equal(gold, found))
+    plain, right = plain_answer(answer), plain_answer(label)
+    if compared_as_text(plain, right) and not same_text(answer, label):
+        return float(plain.casefold() == right.casefold())
+    return float(_equals_label(answer, label))

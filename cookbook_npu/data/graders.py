@@ -245,49 +245,23 @@ def _alternatives(label: Any, metadata: Mapping[str, Any]) -> list[str]:
     return label_texts(label)
 
 
-_PLAIN = partial(Scorer, inline=True, worst=0.0)  # graded in the calling process
-_REMOTE = partial(
-    Scorer, inline=False, worst=0.0, correct_threshold=1.0, check_label=_one_answer
-)
+_BONUS = partial(Scorer, inline=True)  # without a verdict
+_PLAIN = partial(Scorer, inline=True, worst=0.0, correct_threshold=1.0)
+_REMOTE = partial(Scorer, inline=False, worst=0.0, correct_threshold=1.0)
+_WINDOW: dict[str, Any] = {"window": ANSWER_WINDOW}
 _KNOWN = (
-    _PLAIN("exact", correct_threshold=1.0, check_label=_alternatives, function=exact),
-    _PLAIN("format", function=format_think),
-    Scorer(
-        "dapo",
-        inline=True,
-        worst=-1.0,
-        correct_threshold=1.0,
-        check_label=_one_answer,
-        window=DAPO_WINDOW,
-        function=dapo,
-    ),
-    _REMOTE("math", window=ANSWER_WINDOW, function=math),
-    _REMOTE("deepscaler", function=deepscaler),
-    _PLAIN(
-        "gpqa",
-        correct_threshold=1.0,
-        check_label=right_choice,
-        window=ANSWER_WINDOW,
-        function=gpqa,
-    ),
-    _PLAIN(
-        "f1",
-        correct_threshold=1.0,
-        check_label=_alternatives,
-        window=ANSWER_WINDOW,
-        function=f1,
-    ),
-    _PLAIN(
-        "countdown",
-        correct_threshold=1.0,
-        check_label=countdown_target,
-        window=ANSWER_WINDOW,
-        function=countdown,
-    ),
-    Scorer("length", inline=True, worst=-1.0, window=0, function=length),
-    _PLAIN("environment", correct_threshold=1.0, function=environment_reward),
-    Scorer("repetition", inline=True, worst=-1.0, window=65536, function=repetition),
-    Scorer("judge", inline=False, worst=0.0, correct_threshold=0.5, is_service=True),
+    _PLAIN("exact", check_label=_alternatives, function=exact),
+    _BONUS("format", worst=0.0, function=format_think),
+    _PLAIN("dapo", worst=-1.0, check_label=_one_answer, window=DAPO_WINDOW, function=dapo),
+    _REMOTE("math", check_label=_one_answer, function=math, **_WINDOW),
+    _REMOTE("deepscaler", check_label=_one_answer, function=deepscaler),
+    _PLAIN("gpqa", check_label=right_choice, function=gpqa, **_WINDOW),
+    _PLAIN("f1", check_label=_alternatives, function=f1, **_WINDOW),
+    _PLAIN("countdown", check_label=countdown_target, function=countdown, **_WINDOW),
+    _BONUS("length", worst=-1.0, window=0, function=length),
+    _PLAIN("environment", function=environment_reward),
+    _BONUS("repetition", worst=-1.0, window=65536, function=repetition),
+    _REMOTE("judge", correct_threshold=0.5, is_service=True),
 )
 SCORERS: dict[str, Scorer] = {scorer.name: scorer for scorer in _KNOWN}
 

@@ -136,9 +136,9 @@ WARM_UP = (
     (r"\boxed{\frac{14}{28}}", "0.5"),
     (r"\boxed{x^3-1}", "(x-1)(x^2+x+1)"),
     (r"\boxed{1.5\sqrt{8}}", r"3\sqrt{2}"),
-    (r"\boxed{\sin^2 x+\cos^2 x}", "1"),
+    (r"\boxed{1}", r"\sin^2 x+\cos^2 x"),
     (r"\boxed{x \le 3}", r"x\leq 6/2"),
-    (r"\boxed{\log_2 8}", "3"),
+    (r"\boxed{3}", r"\log_2 8"),
 )
 
 

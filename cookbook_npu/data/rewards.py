@@ -24,6 +24,7 @@ from typing import Any, Self
 
 
 from ..config import RewardConfig
+from .final_answer import TURN_BREAK
 from ..data.graders import (
     SCORERS,
     Scorer,
@@ -54,13 +55,14 @@ def policy_text(sample: Sample) -> str:  # the text to grade
 def write_policy_text(sample: Sample, decode: Callable[[list[int]], str]) -> str:
     """Decode what the policy wrote, turn by turn.
 
-    Decoding by turn keeps the two halves of a word around an observation apart."""
+    Decoding by turn keeps the two halves of a word around an observation apart, and the mark between two
+    turns keeps their boxes apart."""
     turns = []
     tokens = zip(sample.response_ids, sample.loss_mask, strict=True)
     for written, turn in groupby(tokens, key=itemgetter(1)):
         if written:
             turns.append(decode([token for token, _ in turn]))
-    sample.metadata["policy_text"] = "\n".join(turns)
+    sample.metadata["policy_text"] = f"\n{TURN_BREAK}".join(turns)
     return sample.metadata["policy_text"]
 
 # %% ../../nbs/data/09_rewards.ipynb #1bb13899
@@ -69,7 +71,7 @@ class Score:
     "Result of one scorer for one text"
 
     value: float  # before its weight
-    correct: bool | None = None  # whether the answer is; None if the scorer does not know
+    correct: bool | None = None  # None: no verdict
 
 # %% ../../nbs/data/09_rewards.ipynb #9ef0b0e1
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class GradingJob:
     @property
     def killed(self) -> Score:
         "The worst score of the scorer, for an answer whose grading was stopped"
-        return Score(self.scorer.worst, correct=False)
+        has_verdict = self.scorer.correct_threshold is not None
+        return Score(self.scorer.worst, False if has_verdict else None)
 
     def as_json(self) -> str:
         "The `Item` of a grading process; raises `DataError` when it is not JSON"
@@ -121,17 +124,16 @@ class GradingJob:
 
     def score(
         self,
-        answer: Any,  # what the scorer returned: a number, or {"score": number, "acc": bool}
+        answer: Any,  # of the scorer: a number, a verdict, or {"score": number, "acc": verdict}
     ) -> Score:
         "The score and the verdict of an answer"
+        verdict = answer if isinstance(answer, bool) else None
         if isinstance(answer, Mapping):
-            value = self.checked(answer.get("score"))
-            if answer.get("acc") is not None:
-                return Score(value, bool(answer["acc"]))
-        else:
-            value = self.checked(answer)
-        threshold = self.scorer.correct_threshold
-        return Score(value, None if threshold is None else value >= threshold)
+            verdict, answer = answer.get("acc"), answer.get("score")
+        value = self.checked(answer)
+        if verdict is None and self.scorer.correct_threshold is not None:
+            verdict = value >= self.scorer.correct_threshold
+        return Score(value, None if verdict is None else bool(verdict))
 
 # %% ../../nbs/data/09_rewards.ipynb #e6657ac2
 def grading_job(scorer: Scorer, sample: Sample) -> GradingJob:
@@ -435,28 +437,20 @@ class Grade:
     "Reward and verdict of a sample"
 
     reward: float | None  # None: a reward server gave no score
-    correct: bool | None  # None without a reward
+    correct: bool | None  # None without a reward, and without a verdict
     # scorer -> weight and score
     scores: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False)
 
 
-def grade_of(scores: Sequence[tuple[float, Score | None]]) -> Grade:
+def grade_of(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
     "The weighted sum of the scores; correct if every verdict is true"
-    total = 0.0
-    verdicts = []
-    for weight, score in scores:
-        if score is None:
-            return Grade(None, None)
-        total += weight * score.value
-        if score.correct is not None:
-            verdicts.append(score.correct)
-    return Grade(total, all(verdicts) if verdicts else total > 0)
-
-
-def _with_parts(scores: Mapping[str, tuple[float, Score | None]]) -> Grade:
-    "The grade of some scorers, with their weights and scores"
-    parts = {name: (w, s.value) for name, (w, s) in scores.items() if s is not None}
-    return replace(grade_of(list(scores.values())), scores=parts)
+    given = {name: (weight, s) for name, (weight, s) in scores.items() if s is not None}
+    parts = {name: (weight, score.value) for name, (weight, score) in given.items()}
+    if len(given) < len(scores):
+        return Grade(None, None, parts)
+    verdicts = [s.correct for _, s in given.values() if s.correct is not None]
+    reward = sum(weight * value for weight, value in parts.values())
+    return Grade(float(reward), all(verdicts) if verdicts else None, parts)
 
 # %% ../../nbs/data/09_rewards.ipynb #1aa09752
 # Delay before the first retry of a reward server, s; doubles with each retry.
@@ -517,9 +511,12 @@ class RewardPool(GradingPool):
             chosen = [i for i, w in enumerate(weights) if scorer.name in w]
             jobs = [grading_job(scorer, samples[i]) for i in chosen]
             found = self._grade_all(scorer, jobs)
+            if any(score is not None and score.correct is not None for score in found):
+                # an answer whose grading was stopped is wrong, too
+                found = [s and replace(s, correct=bool(s.correct)) for s in found]
             for i, score in zip(chosen, found, strict=True):
                 scores[i][scorer.name] = (weights[i][scorer.name], score)
-        return [_with_parts(of_sample) for of_sample in scores]
+        return list(map(grade_of, scores))
 
     def score(self, samples: Sequence[Sample]) -> list[float | None]:
         "The reward of each sample; None when a reward server gave no score"

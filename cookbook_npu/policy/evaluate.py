@@ -157,18 +157,21 @@ def grade_samples(
 
 # %% ../../nbs/policy/01_evaluate.ipynb #c4e0a58e
 def eval_numbers(samples: "Sequence[Sample]") -> dict[str, float]:
-    "Return accuracy, standard error, pass@k, accuracy per level, reward and response lengths"
-    groups: dict[str, list[bool]] = defaultdict(list)
+    """Return accuracy, standard error, pass@k, accuracy per level, reward and response lengths.
+
+    Without a verdict, the standard error is that of the reward."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    known = any(sample.correct is not None for sample in samples)
     for sample in samples:
-        groups[sample.group_id].append(bool(sample.correct))
-    accuracies = [float(np.mean(verdicts)) for verdicts in groups.values()]
-    count = len(accuracies)
-    error = float(np.std(accuracies, ddof=1) / count**0.5) if count > 1 else 0.0
+        value = sample.correct if known else sample.reward
+        if value is not None:
+            groups[sample.group_id].append(float(value))
+    means = [float(np.mean(values)) for values in groups.values()]
+    error = float(np.std(means, ddof=1) / len(means) ** 0.5) if len(means) > 1 else 0.0
     truncated = [sample.finish_reason == "length" for sample in samples]
     return {
-        "eval_accuracy": float(np.mean([bool(sample.correct) for sample in samples])),
-        "standard_error": error,
         **eval_metrics(samples),
+        "standard_error": error,
         "reward_mean": float(np.mean([sample.reward or 0.0 for sample in samples])),
         "response_length_mean": float(np.mean([sum(s.loss_mask) for s in samples])),
         "truncated_ratio": float(np.mean(truncated)),
@@ -274,7 +277,8 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
     asked = f"{result['prompts']} prompts of {result['data']} x {samples}, {how}"
     error = f"standard error {metrics['standard_error']:.4f}"
     lines = [f"step      {result['step']} of {result['run']}", f"asked     {asked}"]
-    lines += [f"accuracy  {metrics['eval_accuracy']:.4f} ({error})"]
+    name = "accuracy" if "eval_accuracy" in metrics else "reward"
+    lines += [f"{name:9} {metrics[f'eval_{name}']:.4f} ({error})"]
     if result.get("own_accuracy") is not None:
         lines += [f"          {result['own_accuracy']:.4f} in the run's own evaluation"]
     for prefix in ("eval_pass@", "eval_accuracy/"):

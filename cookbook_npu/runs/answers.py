@@ -91,8 +91,10 @@ def _when(step: int) -> str:
 
 
 def _title(step: int, records: Sequence[Mapping[str, Any]]) -> str:
-    share = sum(bool(record.get("correct")) for record in records) / len(records)
-    return f"{_when(step)} ({share:.0%} correct)"
+    known = [record["correct"] for record in records if record.get("correct") is not None]
+    return (
+        f"{_when(step)} ({sum(known) / len(known):.0%} correct)" if known else _when(step)
+    )
 
 
 def _answer(record: Mapping[str, Any]) -> tuple[str, bool | None]:

@@ -168,6 +168,7 @@ def _display(shown: Any) -> Any:
 # %% ../../nbs/runs/03_live.ipynb #be276d99
 _STATUS_METRICS = (
     "eval_accuracy",
+    "eval_reward",
     "raw_reward",
     "eval_loss",
     "sft_loss",

@@ -173,7 +173,7 @@ def format_bytes(count: float | None) -> str:
 
 # %% ../../nbs/runs/01_metrics.ipynb #69521605
 CONSOLE_METRICS = (
-    *("eval_accuracy", "raw_reward", "eval_loss", "sft_loss"),
+    *("eval_accuracy", "eval_reward", "raw_reward", "eval_loss", "sft_loss"),
     *("response_length_mean", "grad_norm", "entropy_loss"),
     *("train_rollout_logprob_abs_diff", "time/step"),
 )
@@ -300,7 +300,8 @@ class Tracker:
             append_line(self.file, record)  # on disk before the next step
         for sink in self.sinks:
             sink.write(record)
-        if self.answers and record.get("eval_accuracy") is not None:
+        evaluated = {"eval_accuracy", "eval_reward"} & record.keys()
+        if self.answers and any(record[name] is not None for name in evaluated):
             answers = self.answers()
             for sink in self.sinks:
                 sink.write_answers(step, answers)

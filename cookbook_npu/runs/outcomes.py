@@ -37,6 +37,7 @@ from ..runs.plots import (
 # %% ../../nbs/runs/15_outcomes.ipynb #9a25427a
 METRICS = (
     "eval_accuracy",
+    "eval_reward",
     "eval_loss",
     "raw_reward",
     "sft_loss",
@@ -83,7 +84,8 @@ def _last_accuracy(run: RunFolder, metrics: MetricColumns) -> Final:
         return Final(value)
     by_prompt: dict[str, list[bool]] = {}
     for record in run.load_samples(step, "eval"):
-        by_prompt.setdefault(record["group_id"], []).append(bool(record["correct"]))
+        if record["correct"] is not None:
+            by_prompt.setdefault(record["group_id"], []).append(record["correct"])
     return Final(value, _mean([statistics.mean(c) for c in by_prompt.values()]).error)
 
 # %% ../../nbs/runs/15_outcomes.ipynb #03ea2415
@@ -92,7 +94,7 @@ def final_numbers(run: RunFolder, metrics: MetricColumns) -> dict[str, Final]:
     found = {"eval_accuracy": _last_accuracy(run, metrics)}
     for name in METRICS[1:]:
         values = [value for _, value in metric_points(metrics, name)]
-        if name == "eval_loss":
+        if name in ("eval_reward", "eval_loss"):
             found[name] = Final(values[-1] if values else None)
             continue
         found[name] = _mean(values[-max(10, len(values) // 10) :])
@@ -191,7 +193,13 @@ def _judged(finals: Sequence[Final]) -> str:
 
 def _incomparable(metric: str, settings: Iterable[str]) -> str:
     "Return why a metric of runs with these different settings cannot be compared; empty: it can"
-    if metric not in ("eval_accuracy", "eval_loss", "raw_reward", "sft_loss"):
+    if metric not in (
+        "eval_accuracy",
+        "eval_reward",
+        "eval_loss",
+        "raw_reward",
+        "sft_loss",
+    ):
         return ""
     if "tenants" in settings:
         return "different tenants: not comparable"

@@ -45,7 +45,7 @@ class Panel:
 
 
 PANELS = (
-    Panel("reward", ("raw_reward", "eval_accuracy*", "eval_pass*")),
+    Panel("reward", ("raw_reward", "eval_reward", "eval_accuracy*", "eval_pass*")),
     Panel("reward of each tenant", ("tenants/*/raw_reward",)),
     Panel("held-out accuracy of each tenant", ("tenants/*/eval_accuracy",)),
     Panel("loss of supervised fine-tuning", ("sft_loss", "eval_loss")),

@@ -92,7 +92,9 @@ class CheckpointManager:
         if config.rollout.eval_every and self.state.held_out and not late:
             # not comparable with rewards: other checkpoints have no score
             accuracy, loss = "eval_accuracy", "eval_loss"
-        score = row.get(accuracy)
+        score = row.get(
+            accuracy, row.get("eval_reward") if accuracy == "eval_accuracy" else None
+        )
         if config.is_sft and row.get(loss) is not None:
             score = -row[loss]
         self.pending.driver["score"] = score

@@ -232,8 +232,9 @@ class SplitPlacement(Placement):
         step = self.state.start_step - 1
         if step < 0 or not evaluates_after(config, step) or _waits_for_evaluation(config, step):
             return False
-        accuracies = metric_points(load_metrics(self.state.folder.path), "eval_accuracy")
-        return step + 1 not in dict(accuracies)
+        metrics = load_metrics(self.state.folder.path)
+        names = ("eval_accuracy", "eval_reward")
+        return all(step + 1 not in dict(metric_points(metrics, name)) for name in names)
 
     def set_num_engines(self, num_engines: int) -> None:
         """Remove or add engines between two steps.

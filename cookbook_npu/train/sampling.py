@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['FAILURE_ALARM', 'make_requests', 'engine_of_group', 'shard_requests', 'sample_prompts', 'environment_fault',
-           'missing_reward', 'Grading', 'partial_credit', 'Rollout', 'Sampler']
+           'missing_reward', 'Grading', 'verdict_note', 'Rollout', 'Sampler']
 
 # %% ../../nbs/train/10_sampling.ipynb #becc30a5
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-import numpy as np
 
-from ..config import SamplingConfig
+from ..config import RewardConfig, SamplingConfig
 from ..data.environments import CallFailure
 from ..data.judge import JudgeCounts
 from ..data.pass_at_k import eval_metrics
@@ -115,7 +114,7 @@ class Grading:
         self._failed_groups = 0  # of environments, since the last row
         self._asked = JudgeCounts()  # at the last row
         self.budget_spent: BudgetSpent | None = None  # the run ends before its next step
-        self._noted_credit = False
+        self._noted = False
 
     def fill_rewards(self, samples: list[Sample]) -> set[str]:
         "Grade samples in place; return the groups in which a sample has no reward"
@@ -153,26 +152,16 @@ class Grading:
     def evaluation_metrics(
         self, steps_done: int, samples: Sequence[Sample]
     ) -> dict[str, float]:
-        "Save the graded samples of an evaluation; return eval_accuracy and pass@k"
+        "Save the graded samples of an evaluation; return its metrics"
         order = {prompt.prompt_id: i for i, prompt in enumerate(self.state.held_out)}
         samples = sorted(samples, key=lambda s: (order[s.metadata["prompt_id"]], s.index))
         if self.state.config.output.save_samples:
             self.state.folder.save_samples(steps_done, [s.record() for s in samples], "eval")
-        accuracy = float(np.mean([bool(s.correct) for s in samples]))
-        # another scorer's wrong answers may get several bonuses
-        graded = accuracy > 0 or {"environment", "f1"} & set(
-            all_scorers(self.state.config.reward)
-        )
-        if not self._noted_credit and graded and (rewards := partial_credit(samples)):
-            self._noted_credit = True
-            which = "every reward above 0" if accuracy else "none of the rewards"
-            some = ", ".join(f"{reward:.3g}" for reward in rewards[:4])
-            print(
-                f"eval_accuracy counts {which} as correct ({some}, ...): a scorer with "
-                'partial credit returns {"score": ..., "acc": ...}, or set reward.correct_threshold',
-                flush=True,
-            )
-        return {"eval_accuracy": accuracy, **eval_metrics(samples)}
+        metrics = eval_metrics(samples)
+        if not self._noted and (note := verdict_note(samples, self.state.config.reward)):
+            self._noted = True
+            print(note, flush=True)
+        return metrics
 
     def record_failure(self, group_id: str, failure: CallFailure) -> None:
         "Count and record a group whose environment failed"
@@ -237,12 +226,17 @@ class Grading:
         return {}
 
 # %% ../../nbs/train/10_sampling.ipynb #db22bacf
-def partial_credit(samples: Sequence[Sample]) -> list[float]:
-    "Return the rewards above 0 if there are at least three, and all or none count as correct"
-    above = [s for s in samples if s.reward is not None and s.reward > 0]
-    rewards = sorted({s.reward for s in above if s.reward is not None})
-    verdicts = {bool(s.correct) for s in above}
-    return rewards if len(rewards) > 2 and len(verdicts) == 1 else []
+def verdict_note(samples: Sequence[Sample], config: RewardConfig) -> str:
+    "Return why the accuracy is missing, or 0 in spite of several rewards above 0; empty: it is fine"
+    remedy = 'a scorer returns {"score": ..., "acc": ...}, or set reward.correct_threshold'
+    if all(s.correct is None for s in samples):
+        return f"no scorer says which responses are correct: eval_reward, no eval_accuracy; {remedy}"
+    rewards = sorted({s.reward for s in samples if s.reward is not None and s.reward > 0})
+    partial = {"environment", "f1"} & set(all_scorers(config))
+    if any(s.correct for s in samples) or len(rewards) < 3 or not partial:
+        return ""
+    some = ", ".join(f"{reward:.3g}" for reward in rewards[:4])
+    return f"eval_accuracy counts none of the rewards as correct ({some}, ...): {remedy}"
 
 # %% ../../nbs/train/10_sampling.ipynb #095e7ec2
 

@@ -82,8 +82,8 @@ class TenantPlacement(ColocatedPlacement):
             return self.sampler.sample(step)
 
 # %% ../../nbs/train/24_tenant_run.ipynb #a230158f
-MEANS = ("eval_accuracy", "raw_reward", "response_length_mean", "grad_norm")
-MEANS += ("entropy_loss", "train_rollout_logprob_abs_diff", "zero_advantages")
+MEANS = ("eval_accuracy", "eval_reward", "raw_reward", "response_length_mean")
+MEANS += ("grad_norm", "entropy_loss", "train_rollout_logprob_abs_diff", "zero_advantages")
 
 
 def merge_rows(

@@ -1,6 +1,7 @@
 """Which answers `math` accepts: how numbers are compared, and which part of a response is the answer."""
 
 import pytest
+from answer_pairs import PAIRS, UNEVALUATED
 from text_samples import text_sample
 
 from cookbook_npu.config import RewardConfig
@@ -14,7 +15,7 @@ from cookbook_npu.data.graders import (
     format_think,
     math,
 )
-from cookbook_npu.data.rewards import RewardPool
+from cookbook_npu.data.rewards import RewardPool, write_policy_text
 from cookbook_npu.errors import DataError
 
 
@@ -66,7 +67,7 @@ SAME_NUMBERS = [
     (r"e^{-50}", r"\frac{1}{e^{50}}"),
     (r"(\frac{3}{5},\frac{8}{3}]", "(0.6,2.6667]"),
     (r"\frac{x}{20!}", r"\frac{2x}{2 \cdot 20!}"),
-    ("0", r"\sin(\pi)"),
+    (r"\sin(\pi)", "0"),
     (r"28\%", "0.28"),
     ("1", r"100\%"),
     ("16386.20", r"16,\!386.2"),
@@ -77,6 +78,17 @@ SAME_NUMBERS = [
 def test_numbers_that_differ_relative_to_their_size_are_not_equal(label, answer):
     assert math(boxed(answer), label, {}) == 0
     assert math(boxed(label), answer, {}) == 0
+
+
+@pytest.mark.parametrize(("label", "answer", "verdict"), PAIRS)
+def test_forms_that_grammars_misread_and_answers_not_worked_out(label, answer, verdict):
+    assert math(boxed(answer), label, {}) == deepscaler(boxed(answer), label, {}) == verdict
+
+
+@pytest.mark.parametrize(("label", "text"), UNEVALUATED)
+def test_an_expression_does_not_answer_a_label_that_is_a_number(label, text):
+    assert math(text, label, {}) == deepscaler(text, label, {}) == 0
+    assert dapo(f"Answer: {text}", label, {}) == -1
 
 
 @pytest.mark.parametrize(("label", "answer"), SAME_NUMBERS)
@@ -198,7 +210,7 @@ SPELLINGS = [
     (r"\infty", "∞"),
     (r"(-\infty,1)\cup(2,\infty)", "(-∞,1)∪(2,∞)"),
     ("1/2", "½"),
-    ("6", "2·3"),
+    ("2·3", "6"),
     ("C", r"\textbf{(C)}\ 12"),
     ("12 m", "12 meters"),
     ("12 hours", "12 hrs"),
@@ -250,7 +262,8 @@ def test_spellings_of_a_wrong_answer(label, answer):
 
 def test_the_cases_through_the_pool_of_a_run():
     "In restricted processes, where nothing may be compiled or evaluated"
-    cases = [(boxed(answer), label, 1.0) for label, answer in SAME_NUMBERS]
+    cases = [(boxed(answer), label, float(verdict)) for label, answer, verdict in PAIRS]
+    cases += [(boxed(answer), label, 1.0) for label, answer in SAME_NUMBERS]
     cases += [(boxed(answer), label, 0.0) for label, answer in DIFFERENT_NUMBERS]
     cases += [(boxed(answer), label, 1.0) for label, answer in SPELLINGS]
     cases += [(text, label, 1.0) for label, text in FOUND]
@@ -359,6 +372,27 @@ OF_REAL_VARIABLES = [  # answer, label, equal for all real values
     (r"\sqrt{ab}", r"\sqrt{a}\sqrt{b}", False),
     (r"\ln x^2", r"2\ln x", False),
 ]
+
+
+@pytest.mark.parametrize(
+    ("turns", "score"),
+    [
+        ([r"So \boxed{41}.", r"\boxed{42}"], 1),
+        ([r"$\boxed{41}$", r"and $\boxed{42}$"], 1),
+        ([r"\boxed{40},", r"x = \boxed{41}", r"x = \boxed{42}"], 1),
+        ([r"\boxed{42}", "That is all."], 1),
+        ([r"\boxed{42}", r"\boxed{41}"], 0),
+        ([r"\boxed{41}, \boxed{42}"], 0),
+        ([r"\boxed{41}", r"\boxed{42} and \boxed{42}"], 1),
+    ],
+)
+def test_the_last_turn_with_a_box_counts(turns, score):
+    dialogue = text_sample("", "42")
+    parts = [part for turn in turns for part in ((turn, 1), (" Try again. ", 0))]
+    dialogue.response_ids = [ord(c) for text, _ in parts for c in text]
+    dialogue.loss_mask = [mask for text, mask in parts for _ in text]
+    text = write_policy_text(dialogue, lambda ids: "".join(map(chr, ids)))
+    assert math(text, "42", {}) == deepscaler(text, "42", {}) == score
 
 
 @pytest.mark.parametrize(("answer", "label", "equal"), OF_REAL_VARIABLES)

@@ -70,7 +70,7 @@ def test_simple_answers_keep_their_order_and_their_processes(pool):
         ),
         (r"\boxed{[0,1)}", "[0,1)", 1),
         (r"\boxed{[0,1]}", "[0,1)", 0),
-        (r"\boxed{\binom{5}{2}}", "10", 1),
+        (r"\boxed{10}", r"\binom{5}{2}", 1),
         (r"\boxed{50\%}", "0.5", 1),
         (r"\boxed{1{,}072}", "1072", 1),
         (r"\boxed{-7}", "7", 0),
@@ -99,7 +99,7 @@ def test_an_answer_has_a_time_limit():
 def test_hung_answers_do_not_change_the_others(pool):
     before = pool.counts.timed_out
     samples = [
-        text_sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", str(i))
+        text_sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", rf"\sqrt{{{i * i}}}")
         for i in range(20)
     ]
     assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
@@ -115,7 +115,7 @@ pool = RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=600))
 pool.open()
 workers = [psutil.Process(p.process.pid) for p in pool.processes]
 idle = [w.cpu_times().user for w in workers]
-threading.Thread(target=pool.score, args=([text_sample(HANGS)] * 2,), daemon=True).start()
+threading.Thread(target=pool.score, args=([text_sample(HANGS, "x!")] * 2,), daemon=True).start()
 while any(w.cpu_times().user < before + 0.2 for w, before in zip(workers, idle)):
     time.sleep(0.01)  # until both compute the answer
 print(*[w.pid for w in workers], flush=True)
@@ -162,7 +162,7 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         time.sleep(0.01)  # it has ended for Python, but not yet for the kernel
     try:
-        assert pool.score([text_sample(r"\boxed{2+2}")]) == [1.0]
+        assert pool.score([text_sample(r"\boxed{4}")]) == [1.0]
         assert [p.process.pid for p in pool.processes] == pids
         assert pool.counts == Counts(graded=1)
     finally:
@@ -172,8 +172,8 @@ def test_a_pool_opened_in_a_thread_outlives_the_thread():
 def test_a_worker_killed_between_two_calls_is_replaced(pool):
     os.kill(pid := pool.processes[0].process.pid, signal.SIGKILL)
     wait_for_end(pid)
-    assert pool.score([text_sample(r"\boxed{2+2}")] * 6).count(1.0) >= 5
-    assert pool.score([text_sample(r"\boxed{2+2}")] * 6) == [1.0] * 6
+    assert pool.score([text_sample(r"\boxed{4}")] * 6).count(1.0) >= 5
+    assert pool.score([text_sample(r"\boxed{4}")] * 6) == [1.0] * 6
 
 
 def test_a_pool_that_is_dropped_without_close_leaves_nothing():
@@ -235,10 +235,9 @@ def test_hostile_answers_are_wrong_and_the_pool_works_on(scorer):
     config = RewardConfig(scorers={scorer: 1.0}, workers=2, timeout_s=1.0)
     prefix = "</think>" if scorer == "deepscaler" else ""
     with RewardPool(config) as pool:
-        assert pool.score([text_sample(prefix + text) for text in BOMBS]) == [0.0] * len(
-            BOMBS
-        )
-        assert pool.score([text_sample(prefix + r"\boxed{\frac{8}{2}}")]) == [1.0]
+        bombs = [text_sample(prefix + text, r"\sqrt{17}") for text in BOMBS]
+        assert pool.score(bombs) == [0.0] * len(BOMBS)
+        assert pool.score([text_sample(prefix + r"\boxed{4}")]) == [1.0]
         c = pool.counts
         assert c.graded + c.timed_out + c.limited + c.crashed == len(BOMBS) + 1
 
@@ -272,7 +271,7 @@ soup = st.lists(st.sampled_from(ATOMS), max_size=14).map("".join)
 @settings(max_examples=60)
 def test_fuzzed_answers_get_a_score_and_never_end_the_pool(pool, texts):
     before = pool.counts.crashed
-    label = "123457"  # so long that no soup of 14 pieces hits it by luck in 200 draws
+    label = r"123457\pi"  # so long that no soup of 14 pieces hits it by luck in 200 draws
     scores = pool.score([text_sample(rf"\boxed{{{text}}}", label) for text in texts])
     assert scores == [0.0] * len(texts)
     assert pool.counts.crashed == before
@@ -351,14 +350,8 @@ latex = st.recursive(
 @given(st.lists(latex, min_size=6, max_size=6))
 @settings(max_examples=20)
 def test_latex_expressions_are_compared_by_their_exact_value(pool, pairs):
-    def fraction(value):
-        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-    right = [text_sample(rf"so \boxed{{{text}}}", fraction(value)) for text, value in pairs]
-    wrong = [
-        text_sample(rf"so \boxed{{{text}}}", fraction(value + Fraction(1, 3)))
-        for text, value in pairs
-    ]
+    right = [text_sample(rf"so \boxed{{{value}}}", text) for text, value in pairs]
+    wrong = [text_sample(rf"so \boxed{{{v + Fraction(1, 3)}}}", text) for text, v in pairs]
     assert pool.score(right) == [1.0] * len(pairs)
     assert pool.score(wrong) == [0.0] * len(pairs)
 
@@ -424,7 +417,7 @@ def test_a_label_that_no_answer_can_be_compared_with_is_ungradable():
         assert strict.score(hopeless) == [0.0] * 30
         assert strict.counts.timed_out == 2 and strict.counts.ungradable == 58
         assert not strict.take_reports()
-        assert strict.score([text_sample(r"\boxed{\frac{8}{2}}")]) == [1.0]
+        assert strict.score([text_sample(r"\boxed{4}")]) == [1.0]
 
 
 def test_labels_that_are_no_number_stop_the_grading():

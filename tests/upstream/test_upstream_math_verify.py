@@ -21,6 +21,9 @@ MODULES = ("all", "boxed", "numina_cases", "open_thoughts", "strict", "yujianll"
 
 # How a reference ends -> why the score of its response differs.
 DIFFERENT = {
+    "$10$": "9 + 1 is an expression, and the reference a number",
+    "$1$": "3/3 is an expression, and the reference a whole number",
+    "$\\boxed{1}\\boxed{2}$": "two boxes are a list if a comma or a conjunction connects them",
     "$9$": "a line break inside \\( \\) changes nothing in LaTeX",
     "$10/9$": "1/2 = 10/9 is false: every side of a chain must equal the reference",
     "\\frac{1}{5} \\end{pmatrix})$": "published for 2 decimals; 0.33 is not 1/3 with ours",
