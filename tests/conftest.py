@@ -61,7 +61,10 @@ def _take_signals() -> None:
     A shell that starts the tests in the background has them ignore SIGINT, nohup SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            is_interrupt = number == signal.SIGINT  # raises, as in the foreground
+            signal.signal(
+                number, signal.default_int_handler if is_interrupt else signal.SIG_DFL
+            )
 
 
 def pytest_addoption(parser):

@@ -42,8 +42,8 @@ HANGS = r"\boxed{99999999999!}"
 
 @pytest.fixture(scope="module")
 def pool():
-    with RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=3.0)) as pool:
-        yield pool
+    with RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=30.0)) as pool:
+        yield pool  # no answer of these tests takes a tenth of a second on an idle machine
 
 
 def test_simple_answers_keep_their_order_and_their_processes(pool):
@@ -96,14 +96,14 @@ def test_an_answer_has_a_time_limit():
 
 
 @pytest.mark.lane("runs")
-def test_hung_answers_do_not_change_the_others(pool):
-    before = pool.counts.timed_out
+def test_hung_answers_do_not_change_the_others():
     samples = [
         text_sample(HANGS if i in (3, 11) else rf"\boxed{{{i}+0}}", rf"\sqrt{{{i * i}}}")
         for i in range(20)
     ]
-    assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
-    assert pool.counts.timed_out == before + 2
+    with RewardPool(RewardConfig(scorers={"math": 1.0}, workers=2, timeout_s=3.0)) as pool:
+        assert pool.score(samples) == [0.0 if i in (3, 11) else 1.0 for i in range(20)]
+        assert pool.counts.timed_out == 2
 
 
 PARENT = """
