@@ -104,7 +104,6 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 def endpoint(monkeypatch):
     "The handler of a running server, with its `url`"
     monkeypatch.setattr(judge_module, "BACKOFF_S", 0.01)
-    monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
     state = dict(asked=Counter(), lock=threading.Lock(), running=[0, 0], keys=set())
     state["bodies"] = []
     handler = type("Own", (Endpoint,), state | {"released": threading.Event()})
@@ -130,7 +129,8 @@ def opened(endpoint):
         judge.close()
 
 
-def test_every_failure_costs_its_own_response_alone(endpoint, opened):
+def test_every_failure_costs_its_own_response_alone(endpoint, opened, monkeypatch):
+    monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
     judge = opened(retries=1)
     failing = ["broken", "refused", "hang", "garbled", "vague", "wild 99", "long 7"]
     scores = judge.scores(["good 4", *failing, "flaky 6"])
@@ -158,6 +158,7 @@ def test_every_failure_costs_its_own_response_alone(endpoint, opened):
 )
 def test_a_failure_says_why(opened, monkeypatch, message, why):
     monkeypatch.setenv("JUDGE_KEY_OF_TEST", KEY)
+    monkeypatch.setattr(judge_module, "REQUEST_TIMEOUT_S", 3.0)
     judge = opened(retries=0, api_key_env="JUDGE_KEY_OF_TEST")
     assert judge.scores([message]) == [None]
     assert why in judge.failure and KEY not in judge.failure
