@@ -87,15 +87,11 @@ _CALCULATOR: Settings = {
     "rollout.environment": "calculator",
     "rollout.max_turns": 2,
 }
-# the tiny model and its warm-start demonstrations use brackets instead of tool calls
+# the tiny model has learned to call with brackets
 _TINY_CALCULATOR: Settings = {
     "rollout.environment_arguments": {"calls": "brackets"},
     "sampling.max_response_tokens": 24,
     "train.global_batch_size": None,
-    "warm_start.steps": 450,
-    "warm_start.noisy_steps": 20,
-    "warm_start.learning_rate": 3e-3,
-    "warm_start.corrupt": 0.25,
 }
 _TINY_CALCULATOR_MODEL: Settings = {
     "model.tiny.hidden_size": 96,
@@ -113,8 +109,6 @@ _TINY_TRIANGLES: Settings = {
     "reward.scorers": {"environment": 1.0},
     "sampling.max_response_tokens": 16,
     "train.global_batch_size": None,
-    "warm_start.steps": 350,
-    "warm_start.corrupt": 0.5,
 }
 
 
@@ -130,7 +124,7 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
     if prompt_data in _TASK_SETTINGS:
         return _TASK_SETTINGS[prompt_data]
-    plain = tiny and config.model.path is None and not config.model.tiny.reads_pictures
+    plain = tiny and config.model.path is None
     return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
 
 # %% ../nbs/02_recipes.ipynb #18c0ff65
@@ -369,8 +363,6 @@ _TINY_ARITHMETIC: Settings = {
     "optim.weight_decay": 0.0,
     "train.micro_batch_tokens": 4096,
     "train.save_every": 10,
-    "warm_start.steps": 600,
-    "warm_start.noisy_steps": 45,
 }
 # shared by all recipes at scale 910b
 _REAL_RUN: Settings = {
@@ -473,12 +465,7 @@ qwen3_4b_colocate = Recipe(
 _TINY_TEACHER: Settings = {
     **_TINY_ARITHMETIC,
     "algorithm.use_reference": False,
-    "distill.teacher": "tiny",
-    "distill.tiny": {
-        "model.tiny.hidden_size": 96,
-        "model.tiny.ffn_size": 288,
-        "warm_start.noisy_steps": 0,
-    },
+    "distill.teacher": "tiny:arithmetic_teacher",
 }
 qwen3_4b_opd = Recipe(
     name="qwen3_4b_opd",
@@ -569,7 +556,6 @@ _LORA_TENANTS: Settings = {
 _TINY_TENANTS: Settings = {
     **_TINY_ARITHMETIC,
     "rollout.devices_per_engine": 1,
-    "warm_start.steps": 1200,
     "tenants": {
         "addition": {"data.prompt_data": "arithmetic", "optim.learning_rate": 2e-3},
         "counting": {
@@ -663,8 +649,6 @@ _TINY_HYBRID: Settings = {
     **_TINY_ARITHMETIC,
     "model.tiny.family": "qwen3_5",
     "algorithm.rollout_is": "truncate",
-    "warm_start.steps": 250,
-    "warm_start.noisy_steps": 60,
 }
 _RELAX_9B: Settings = {
     **_REAL_RUN,
@@ -751,9 +735,6 @@ _TINY_VISION: Settings = {
     "data.prompt_data": "geometry",
     "data.task": {"level": 1, "per_level": 5000},
     "train.global_batch_size": 128,
-    "warm_start.steps": 250,
-    "warm_start.noisy_steps": 50,
-    "warm_start.learning_rate": 2e-3,
 }
 _GEO3K: Settings = {
     **_REAL_RUN,
@@ -817,7 +798,6 @@ _TINY_PPO: Settings = {
     "critic.learning_rate": 3e-4,
     "critic.epochs": 2,
     "data.task": {"level": 4, "per_level": [4250, 0, 0, 750]},
-    "warm_start.steps": 350,
 }
 qwen3_vl_8b_ppo = Recipe(
     name="qwen3_vl_8b_ppo",

@@ -11,11 +11,21 @@ from collections.abc import Sequence
 from .errors import ConfigError
 
 # %% ../nbs/09_removed.ipynb #36fff750
+_SHIPPED = (
+    "The package ships trained tiny models: for another one give its folder as model."
+)
 # dotted configuration key -> what to use instead
 REMOVED_KEYS = {
+    "distill.tiny": "Name a tiny model of the package: distill.teacher tiny:NAME.",
     "reward.failure_alarm": "It is a constant now.",
     "train.logprob_diff_factor": "It is a constant now.",
-    "warm_start.noisy_learning_rate": "It is a constant now.",
+    "warm_start.steps": _SHIPPED,
+    "warm_start.batch": _SHIPPED,
+    "warm_start.learning_rate": _SHIPPED,
+    "warm_start.noisy_steps": _SHIPPED,
+    "warm_start.noisy_learning_rate": _SHIPPED,
+    "warm_start.corrupt": _SHIPPED,
+    "warm_start.seed": _SHIPPED,
 }
 # command of `cookbook-npu` -> what to use instead
 REMOVED_COMMANDS: dict[str, str] = {}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..model.first_weights import random_start
 
 from ..config import RunConfig, check_context, check_expert_adapters
 from ..data.tasks import GENERATED
@@ -188,6 +189,7 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         *([_adapter(config, soc)] if config.lora.rank and not config.tenants else []),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
+        *([("first weights", why)] if (why := random_start(config)) else []),
         _weights(config, soc),
         *_passed_on(config),
     ]

@@ -20,11 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..model.first_weights import teacher_model
+
 from ..config import (
     DataConfig,
     RewardConfig,
     RunConfig,
     check_argument_names,
+    is_tiny,
     own_modules,
     tenant_configs,
 )
@@ -358,13 +361,15 @@ def check_files(config: RunConfig) -> None:
     if config.reward_model.path:
         check_reward_model(config.reward_model.path)
     for teacher in config.teachers:
-        if teacher != "tiny":
+        if not is_tiny(teacher):
             check_model(teacher)
         elif config.model.path:
             raise ConfigError(
-                f"distill.teacher is 'tiny', the policy is {config.model.path}",
+                f"distill.teacher is {teacher!r}, the policy is {config.model.path}",
                 "Give the folder of a model with the policy's tokenizer.",
             )
+        else:
+            teacher_model(config, teacher)
 
 
 def check_output(config: RunConfig) -> None:

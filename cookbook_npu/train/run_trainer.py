@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from ..model.first_weights import teacher_folder
 from torch import Tensor
 
 from ..config import RunConfig
@@ -22,7 +23,6 @@ from .reward_model import RewardModel
 from .sft import supervised_loss
 from .teacher import Teacher
 from .trainer import Trainer
-from .warm_start import teacher_folder
 
 # %% ../../nbs/train/22_run_trainer.ipynb #e308cd79
 class RunTrainer(Trainer):

@@ -38,7 +38,6 @@ def one_run(
         "data.eval_prompts": args.held_out,
         "rollout.eval_every": args.steps,
         "train.save_every": 0,
-        "warm_start.steps": args.warm_start,
         **MODES[mode],
     }
     config = qwen3_5_9b_async(
@@ -79,7 +78,6 @@ def main() -> None:
     parser.add_argument(
         "--held-out", type=int, default=256, help="prompts of the evaluation"
     )
-    parser.add_argument("--warm-start", type=int, default=250, help="supervised steps")
     args = parser.parse_args()
     rewards, accuracies = [], []
     with tempfile.TemporaryDirectory() as root:

@@ -40,7 +40,6 @@ def steps_per_second(mode: str, root: str, name: str, args: argparse.Namespace) 
         "rollout.eval_every": 0,
         "rollout.simulated_latency": args.latency,
         "train.save_every": 0,
-        "warm_start.steps": args.warm_start,
         **json.loads(args.overrides),
         **MODES[mode],
     }
@@ -72,7 +71,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="each mode runs once in each")
     parser.add_argument("--latency", type=float, default=0.5, help="of a decode step, s")
     parser.add_argument("--prompts", type=int, default=32, help="of a step")
-    parser.add_argument("--warm-start", type=int, default=250, help="supervised steps")
     parser.add_argument(
         "--overrides", default="{}", help="JSON, e.g. of sampling.max_response_tokens"
     )

@@ -59,8 +59,6 @@ def train(root: str, args: argparse.Namespace) -> dict:
         **own_prompts(args),
         **json.loads(args.overrides),
     }
-    if args.warm_start is not None:
-        overrides["warm_start.steps"] = args.warm_start
     config = find_recipe(args.recipe)(
         num_steps=args.steps,
         prompts_per_step=args.prompts,
@@ -86,7 +84,6 @@ def main() -> None:
         help="generated tasks, in equal parts; none: arithmetic,sorting, or the recipe's own",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the run")
-    parser.add_argument("--warm-start", type=int, default=None, help="supervised steps")
     parser.add_argument("--overrides", default="{}", help="further keys, as JSON")
     parser.add_argument("--rows", action="store_true", help="print every step")
     args = parser.parse_args()

@@ -15,11 +15,11 @@ FOLDER = TESTS / "benchmarks"
 NUMBER = r"([\d.,]+(?:e-?\d+)?)"
 SMALL = {  # arguments, and where the measured number stands
     "async_reward": (
-        "--seeds 1 --steps 2 --last 1 --prompts 4 --held-out 8 --warm-start 5",
+        "--seeds 1 --steps 2 --last 1 --prompts 4 --held-out 8",
         rf"reward, {NUMBER} seeds +[+-]\d",
     ),
     "async_speed": (
-        "--steps 5 --rounds 1 --prompts 4 --warm-start 5 --latency 0.1",
+        "--steps 5 --rounds 1 --prompts 4 --latency 0.1",
         rf"asynchronous +{NUMBER}",
     ),
     "driver_overhead": ("--steps 3", f'"between_phases_ms_per_sample": {NUMBER}'),
@@ -37,7 +37,7 @@ SMALL = {  # arguments, and where the measured number stands
     ),
     "matmul": ("--rows 32 --seconds 0.1", f"median ratio {NUMBER}"),
     "ppo_learning": (
-        "--steps 2 --last 1 --prompts 4 --warm-start 5",
+        "--steps 2 --last 1 --prompts 4",
         f"took {NUMBER} s",
     ),
     "reward_speed": ("--workers 1 --answers 20", f'"answers_per_s": {NUMBER}'),
@@ -53,7 +53,7 @@ SMALL = {  # arguments, and where the measured number stands
         f"trainer_cpu_s +{NUMBER}",
     ),
     "turns": (
-        "--steps 1 --last 1 --prompts 4 --warm-start 5 --turns 2",
+        "--steps 1 --last 1 --prompts 4 --turns 2",
         rf"policy tokens.*\n.* {NUMBER}\n",
     ),
     "virtual_hours": (

@@ -44,8 +44,6 @@ def configure(root: str, turns: int, args: argparse.Namespace) -> RunConfig:
         "rollout.max_turns": turns,
         **json.loads(args.overrides),
     }
-    if args.warm_start is not None:
-        overrides["warm_start.steps"] = args.warm_start
     return qwen3_4b_colocate(
         num_steps=args.steps,
         prompts_per_step=args.prompts,
@@ -83,7 +81,6 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=3, help="steps at each end that count")
     parser.add_argument("--prompts", type=int, default=None, help="of a step")
     parser.add_argument("--seed", type=int, default=0, help="of all runs")
-    parser.add_argument("--warm-start", type=int, default=None, help="supervised steps")
     parser.add_argument("--overrides", default="{}", help="further keys, as JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:

@@ -83,6 +83,10 @@ LANES = (
         "vllm-runs", (*PYTEST, "tests/recipes", "-k", "vllm"), {"COOKBOOK_VLLM_RUNS": "all"}
     ),
     Lane("long", (*PYTEST, "-n2", "--dist=loadfile", "-mlong"), {"COOKBOOK_LONG": "all"}),
+    Lane(
+        "tiny-models",
+        (sys.executable, "tests/helpers/tiny_models.py", "--check", "arithmetic"),
+    ),
     Lane("benchmarks", (*PYTEST, "tests/benchmarks"), {"COOKBOOK_BENCHMARKS": "all"}),
     Lane("stacks", ("make", "test-stacks")),
     Lane("npu-wheel", ("make", "test-npu-wheel")),
