@@ -74,7 +74,7 @@ MODELS = {
         prompt_data="calculator",
         steps=450,
         learning_rate=3e-3,
-        noisy_steps=20,
+        noisy_steps=12,
         corrupt=0.25,
     ),
     "geometry": Made("qwen3_vl_8b_grpo", steps=250, learning_rate=2e-3, noisy_steps=50),

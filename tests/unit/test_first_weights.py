@@ -9,6 +9,7 @@ from tiny_models import MODELS
 from cookbook_npu.errors import DataError
 from cookbook_npu.model import first_weights
 from cookbook_npu.model.first_weights import SHIPPED, shipped_model, shipped_models
+from cookbook_npu.plan.plan import make_plan
 from cookbook_npu.recipes import RECIPES
 from cookbook_npu.runs.smoke import SMOKE_LAYOUTS, smoke_config
 
@@ -47,6 +48,13 @@ def test_a_changed_file_is_refused_by_name(tmp_path, monkeypatch, content):
     with pytest.raises(DataError, match="arithmetic.safetensors is not.*checksum") as error:
         model.weights()
     assert "git checkout" in error.value.remedy
+
+
+def test_the_plan_names_random_weights_and_the_nearest_model():
+    deeper = {"model.tiny.num_layers": 3}
+    text = make_plan(RECIPES["qwen3_4b_colocate"](overrides=deeper)).as_text()
+    assert "the nearest, arithmetic, has other model.tiny.num_layers" in text
+    assert "random" not in make_plan(RECIPES["qwen3_4b_colocate"]()).as_text()
 
 
 def test_two_models_of_equal_skills_are_told_apart_by_their_tasks(monkeypatch):
