@@ -60,10 +60,11 @@ class Made:
 
 TURNS = {"rollout.environment": "geo3k"}
 MODELS = {
-    "arithmetic": Made("qwen3_4b_colocate"),
+    "arithmetic": Made("qwen3_4b_colocate", steps=1000),
     "arithmetic_teacher": Made(
         "qwen3_4b_colocate",
         overrides={"model.tiny.hidden_size": 96, "model.tiny.ffn_size": 288},
+        steps=1000,
         noisy_steps=0,
     ),
     "arithmetic_counting": Made("qwen3_4b_multi_lora_grpo", steps=1200),
@@ -79,7 +80,7 @@ MODELS = {
     ),
     "geometry": Made("qwen3_vl_8b_grpo", steps=250, learning_rate=2e-3, noisy_steps=50),
     "geometry_areas": Made(
-        "qwen3_vl_8b_ppo", steps=350, learning_rate=2e-3, noisy_steps=50
+        "qwen3_vl_8b_ppo", steps=450, learning_rate=2e-3, noisy_steps=50
     ),
     "triangles": Made(
         "qwen3_vl_8b_grpo",
