@@ -27,7 +27,7 @@ from .tiny import build_tiny
 from ..targets.laptop import cache_folder
 
 # %% ../../nbs/model/12_first_weights.ipynb #8f338bc5
-SHIPPED = Path(__file__).parent / "tiny_models"
+SHIPPED = Path(str(tiny_module.__file__)).parent / "tiny_models"
 
 
 @dataclass(frozen=True)
