@@ -817,8 +817,8 @@ qwen3_vl_8b_ppo = Recipe(
     reference=_AREAL,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.22, 10: 0.80, 30: 0.81}},
-            within=0.06,
+            metrics={"eval_accuracy": {0: 0.19, 10: 0.84, 30: 0.84}},
+            within=0.03,
             minutes="2.0 with start-up, steps alone 1.8",
         )
     },
