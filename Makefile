@@ -11,7 +11,7 @@ export JUPYTER_PREFER_ENV_PATH = 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab vllm test test-all test-docs test-910b test-npu-wheel test-stacks record style export docs clean
+.PHONY: help setup run lab vllm test test-all test-docs test-910b test-npu-wheel test-stacks record tiny-models style export docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ lab: $(VENV)/.lab ## JupyterLab on this machine alone, with the kernel `cookbook
 
 record: $(VENV)/.run ## run the recipes and commit their outputs with them (RECIPE=name: one)
 	PYTHONPATH=tests/helpers $(BIN)/python -m recorded $(if $(filter command line,$(origin RECIPE)),$(RECIPE))
+
+tiny-models: $(VENV)/.run ## make the tiny models of the package again, minutes each (MODELS='arithmetic geometry': some)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/tiny_models.py $(MODELS)
 
 test: $(VENV)/.test ## style and the fast tests, about ten minutes; prints what `make test-all` runs besides
 	$(BIN)/python tests/helpers/run_tests.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -9,8 +9,8 @@ __all__ = ['Effect', 'LocalPath', 'Family', 'RecordFormat', 'TASK_NAMES', 'Sourc
            'ENGINE_ARGS_OF_THE_LOOP', 'MEGATRON_ARGS_OF_THE_RUN', 'RUN_NAME_BYTES', 'OTHER_NAMES', 'RENAMED',
            'nonfinite_number', 'absolute_path', 'Config', 'setting', 'TinyConfig', 'ModelConfig', 'ParallelConfig',
            'source_path', 'DataConfig', 'JudgeConfig', 'RewardConfig', 'SamplingConfig', 'EvalSamplingConfig',
-           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'DistillConfig', 'RewardModelConfig',
-           'SftConfig', 'LoraConfig', 'TrainConfig', 'WarmStartConfig', 'PlacementConfig', 'FaultConfig',
+           'RolloutConfig', 'AlgorithmConfig', 'OptimConfig', 'CriticConfig', 'is_tiny', 'DistillConfig',
+           'RewardModelConfig', 'SftConfig', 'LoraConfig', 'TrainConfig', 'PlacementConfig', 'FaultConfig',
            'default_runs_folder', 'OutputConfig', 'own_part', 'place_own_files', 'shims_environment', 'own_modules',
            'RunConfig', 'why_merged', 'ConfigKey', 'with_choices', 'config_keys', 'key_table', 'config_sections',
            'flat_overrides', 'check_parallel', 'check_argument_names', 'check_schedule', 'check_experts',
@@ -763,13 +763,19 @@ class CriticConfig(Config):
     epochs: int = setting(1, "passes of the critic over the samples of a rollout", ge=1)
 
 # %% ../nbs/01_config.ipynb #e17923fc
-Teacher = Annotated[str, AfterValidator(lambda t: t if t == "tiny" else absolute_path(t))]
+def is_tiny(teacher: str) -> bool:
+    "Whether a teacher is a tiny model: `tiny`, or `tiny:NAME`"
+    return teacher.partition(":")[0] == "tiny"
+
+
+Teacher = Annotated[str, AfterValidator(lambda t: t if is_tiny(t) else absolute_path(t))]
 
 
 class DistillConfig(Config):
     """On-policy distillation: a teacher scores the tokens that the policy samples
 
-    A teacher is a Hugging Face folder, a hub id, or `tiny`, a small model that is built and trained."""
+    A teacher is a Hugging Face folder, a hub id, `tiny:NAME`, a tiny model of the package, or `tiny`, a
+    random one of the policy's shape."""
 
     teacher: Teacher | None = setting(
         None,
@@ -778,9 +784,6 @@ class DistillConfig(Config):
     by_source: dict[str, Teacher] = setting({}, "data source -> its own teacher")
     reward_coef: float = setting(
         0.0, "weight of the reward's advantage (0: the teacher alone teaches)", ge=0
-    )
-    tiny: dict[str, Any] = setting(
-        {}, "settings of the teacher `tiny`: keys of model.tiny and warm_start"
     )
 
 # %% ../nbs/01_config.ipynb #a029241d
@@ -895,27 +898,6 @@ class TrainConfig(Config):
     )
     export_hf: bool = setting(
         True, "also export each checkpoint as a Hugging Face folder", effect="none"
-    )
-
-# %% ../nbs/01_config.ipynb #edc6e57c
-class WarmStartConfig(Config):
-    "Supervised phase that teaches the tiny model the task before RL; its result is cached"
-
-    shared: ClassVar[bool] = True
-
-    steps: int = setting(0, "supervised steps on correct answers; 0: no warm start", ge=0)
-    batch: int = setting(64, "demonstrations per step", gt=0)
-    learning_rate: float = setting(5e-3, "peak learning rate, decaying to zero", gt=0)
-    noisy_steps: int = setting(
-        30, "subsequent steps on demonstrations of mixed quality", ge=0
-    )
-    corrupt: float = setting(
-        0.7, "share of mixed-quality demonstrations with a random answer", ge=0, lt=1
-    )
-    seed: int = setting(
-        0,
-        "seed of the tiny model and its demonstrations, independent of the run's seed",
-        ge=0,
     )
 
 # %% ../nbs/01_config.ipynb #5406a85f
@@ -1253,7 +1235,6 @@ class RunConfig(Config):
         shared=True,
     )
     train: TrainConfig = TrainConfig()
-    warm_start: WarmStartConfig = WarmStartConfig()
     placement: PlacementConfig = PlacementConfig()
     faults: FaultConfig = FaultConfig()
     output: OutputConfig = OutputConfig()
@@ -1587,7 +1568,6 @@ _REQUIRED: tuple[_Required, ...] = (
         lambda c: c.is_sft,
         {
             "placement.mode": "colocate",
-            "data.apply_chat_template": True,
             "rollout.environment": None,
             "rollout.routing_replay": False,
             "train.global_batch_size": None,
@@ -2002,15 +1982,6 @@ def _check_batches(c: RunConfig) -> None:
             "Choose train.global_batch_size as a divisor of the rollout.",
         )
 
-# %% ../nbs/01_config.ipynb #80319cbd
-def _check_distill(c: RunConfig) -> None:
-    allowed = ("model.tiny.", "warm_start.")
-    for key in c.distill.tiny:
-        if not key.startswith(allowed):
-            raise ConfigError(
-                f"distill.tiny has {key!r}", "Give keys of model.tiny and warm_start."
-            )
-
 # %% ../nbs/01_config.ipynb #0310e4e6
 def _check_loss(c: RunConfig) -> None:
     a = c.algorithm
@@ -2328,7 +2299,6 @@ _CHECKS = (
     _check_staleness,
     _check_scorers,
     _check_batches,
-    _check_distill,
     _check_loss,
     _check_rollout_is,
     _check_schedule,

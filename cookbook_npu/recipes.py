@@ -87,15 +87,11 @@ _CALCULATOR: Settings = {
     "rollout.environment": "calculator",
     "rollout.max_turns": 2,
 }
-# the tiny model and its warm-start demonstrations use brackets instead of tool calls
+# the tiny model has learned to call with brackets
 _TINY_CALCULATOR: Settings = {
     "rollout.environment_arguments": {"calls": "brackets"},
     "sampling.max_response_tokens": 24,
     "train.global_batch_size": None,
-    "warm_start.steps": 450,
-    "warm_start.noisy_steps": 20,
-    "warm_start.learning_rate": 3e-3,
-    "warm_start.corrupt": 0.25,
 }
 _TINY_CALCULATOR_MODEL: Settings = {
     "model.tiny.hidden_size": 96,
@@ -113,8 +109,6 @@ _TINY_TRIANGLES: Settings = {
     "reward.scorers": {"environment": 1.0},
     "sampling.max_response_tokens": 16,
     "train.global_batch_size": None,
-    "warm_start.steps": 350,
-    "warm_start.corrupt": 0.5,
 }
 
 
@@ -130,7 +124,7 @@ def _for_prompts(prompt_data: str, config: RunConfig) -> Settings:
         return {**_CALCULATOR, **_TINY_CALCULATOR, **larger}
     if prompt_data in _TASK_SETTINGS:
         return _TASK_SETTINGS[prompt_data]
-    plain = tiny and config.model.path is None and not config.model.tiny.reads_pictures
+    plain = tiny and config.model.path is None
     return {**_FILE_SETTINGS[config.scale], **(_PLAIN_TEXT if plain else {})}
 
 # %% ../nbs/02_recipes.ipynb #18c0ff65
@@ -371,8 +365,6 @@ _TINY_ARITHMETIC: Settings = {
     "optim.weight_decay": 0.0,
     "train.micro_batch_tokens": 4096,
     "train.save_every": 10,
-    "warm_start.steps": 600,
-    "warm_start.noisy_steps": 45,
 }
 # shared by all recipes at scale 910b
 _REAL_RUN: Settings = {
@@ -464,9 +456,9 @@ qwen3_4b_colocate = Recipe(
     reference=_VIME_255,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.23, 40: 0.96}},
-            within=0.06,
-            minutes="0.5 with warm start, steps alone 0.2",
+            metrics={"eval_accuracy": {0: 0.27, 40: 0.97}},
+            within=0.03,
+            minutes="0.3 with start-up, steps alone 0.2",
         )
     },
 )
@@ -475,12 +467,7 @@ qwen3_4b_colocate = Recipe(
 _TINY_TEACHER: Settings = {
     **_TINY_ARITHMETIC,
     "algorithm.use_reference": False,
-    "distill.teacher": "tiny",
-    "distill.tiny": {
-        "model.tiny.hidden_size": 96,
-        "model.tiny.ffn_size": 288,
-        "warm_start.noisy_steps": 0,
-    },
+    "distill.teacher": "tiny:arithmetic_teacher",
 }
 qwen3_4b_opd = Recipe(
     name="qwen3_4b_opd",
@@ -493,9 +480,9 @@ qwen3_4b_opd = Recipe(
     },
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.25, 10: 0.84, 40: 0.97}},
-            within=0.06,
-            minutes="0.9 with warm start, steps alone 0.3",
+            metrics={"eval_accuracy": {0: 0.27, 10: 0.88, 40: 0.97}},
+            within=0.03,
+            minutes="0.5 with start-up, steps alone 0.3",
         )
     },
 )
@@ -571,7 +558,6 @@ _LORA_TENANTS: Settings = {
 _TINY_TENANTS: Settings = {
     **_TINY_ARITHMETIC,
     "rollout.devices_per_engine": 1,
-    "warm_start.steps": 1200,
     "tenants": {
         "addition": {"data.prompt_data": "arithmetic", "optim.learning_rate": 2e-3},
         "counting": {
@@ -606,12 +592,12 @@ qwen3_4b_multi_lora_grpo = Recipe(
     expected={
         "laptop": Expected(
             metrics={
-                "eval_accuracy": {0: 0.38, 40: 0.95},
-                "tenants/addition/eval_accuracy": {0: 0.30, 40: 0.92},
-                "tenants/counting/eval_accuracy": {0: 0.47, 40: 0.98},
+                "eval_accuracy": {0: 0.43, 40: 0.94},
+                "tenants/addition/eval_accuracy": {0: 0.31, 40: 0.94},
+                "tenants/counting/eval_accuracy": {0: 0.55, 40: 0.95},
             },
-            within=0.06,
-            minutes="1.3 in all, 0.6 in steps; warm start included",
+            within=0.03,
+            minutes="0.8 with start-up, steps alone 0.6",
             conditions="on a busy machine",
         )
     },
@@ -652,9 +638,9 @@ qwen3_30b_a3b_grpo = Recipe(
     reference=_MOE_REPORTED,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.26, 40: 0.85}},
-            within=0.06,
-            minutes="2.5 in all, 0.5 in steps; warm start included",
+            metrics={"eval_accuracy": {0: 0.31, 40: 0.94}},
+            within=0.03,
+            minutes="0.7 with start-up, steps alone 0.5",
             conditions="next to other programs",
         )
     },
@@ -665,8 +651,6 @@ _TINY_HYBRID: Settings = {
     **_TINY_ARITHMETIC,
     "model.tiny.family": "qwen3_5",
     "algorithm.rollout_is": "truncate",
-    "warm_start.steps": 250,
-    "warm_start.noisy_steps": 60,
 }
 _RELAX_9B: Settings = {
     **_REAL_RUN,
@@ -692,9 +676,9 @@ qwen3_5_9b_colocate = Recipe(
     at={"laptop": _TINY_HYBRID, "cuda": _TINY_HYBRID, "910b": _RELAX_9B},
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.18, 10: 0.67, 40: 0.92}},
-            within=0.06,
-            minutes="0.7 with warm start, steps alone 0.3",
+            metrics={"eval_accuracy": {0: 0.21, 10: 0.71, 40: 0.96}},
+            within=0.03,
+            minutes="0.5 with start-up, steps alone 0.3",
         )
     },
 )
@@ -734,9 +718,9 @@ qwen3_5_9b_async = Recipe(
     expected={
         "laptop": Expected(
             hardware="2 CPU cores, 4 simulated NPUs",
-            metrics={"eval_accuracy": {0: 0.18, 40: 0.94}},
-            within=0.06,
-            minutes="0.7 with warm start, steps alone 0.4",
+            metrics={"eval_accuracy": {0: 0.21, 40: 0.95}},
+            within=0.04,
+            minutes="0.6 with start-up, steps alone 0.4",
         )
     },
 )
@@ -753,9 +737,6 @@ _TINY_VISION: Settings = {
     "data.prompt_data": "geometry",
     "data.task": {"level": 1, "per_level": 5000},
     "train.global_batch_size": 128,
-    "warm_start.steps": 250,
-    "warm_start.noisy_steps": 50,
-    "warm_start.learning_rate": 2e-3,
 }
 _GEO3K: Settings = {
     **_REAL_RUN,
@@ -799,9 +780,9 @@ qwen3_vl_8b_grpo = Recipe(
     reference=_AREAL,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.38, 10: 0.95, 30: 0.95}},
-            within=0.06,
-            minutes="1.0 with warm start, steps alone 0.4",
+            metrics={"eval_accuracy": {0: 0.40, 10: 0.84, 30: 0.95}},
+            within=0.03,
+            minutes="0.6 with start-up, steps alone 0.4",
         )
     },
 )
@@ -819,7 +800,6 @@ _TINY_PPO: Settings = {
     "critic.learning_rate": 3e-4,
     "critic.epochs": 2,
     "data.task": {"level": 4, "per_level": [4250, 0, 0, 750]},
-    "warm_start.steps": 350,
 }
 qwen3_vl_8b_ppo = Recipe(
     name="qwen3_vl_8b_ppo",
@@ -839,9 +819,9 @@ qwen3_vl_8b_ppo = Recipe(
     reference=_AREAL,
     expected={
         "laptop": Expected(
-            metrics={"eval_accuracy": {0: 0.22, 10: 0.80, 30: 0.81}},
-            within=0.06,
-            minutes="2.3 with warm start, steps alone 1.8",
+            metrics={"eval_accuracy": {0: 0.19, 10: 0.84, 30: 0.84}},
+            within=0.03,
+            minutes="2.0 with start-up, steps alone 1.8",
         )
     },
 )

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from .errors import ConfigError
 
 # %% ../nbs/09_removed.ipynb #36fff750
+_SHIPPED = (
+    "The package ships trained tiny models: for another one give its folder as model."
+)
 # dotted configuration key -> what to use instead
 REMOVED_KEYS = {
     "algorithm.overlong_penalty": "It is 1: give the scorer length a weight instead.",
@@ -29,6 +32,7 @@ REMOVED_KEYS = {
     "placement.call_timeout_s": "It is a constant now.",
     "placement.hccl_buffer_mb": "Set HCCL_BUFFSIZE in placement.trainer_env and placement.rollout_env.",
     "reward.batch_size": "It is a constant now.",
+    "distill.tiny": "Name a tiny model of the package: distill.teacher tiny:NAME.",
     "reward.failure_alarm": "It is a constant now.",
     "reward.judge.cache": "Leave it out: the replies are in the run folder.",
     "reward.judge.input_price": "Limit the requests with reward.judge.max_requests.",
@@ -42,7 +46,13 @@ REMOVED_KEYS = {
     "train.logprob_diff_alarm": "It is a constant now.",
     "train.logprob_diff_factor": "It is a constant now.",
     "train.sequence_limit": "Set data.max_prompt_tokens and sampling.max_response_tokens.",
-    "warm_start.noisy_learning_rate": "It is a constant now.",
+    "warm_start.steps": _SHIPPED,
+    "warm_start.batch": _SHIPPED,
+    "warm_start.learning_rate": _SHIPPED,
+    "warm_start.noisy_steps": _SHIPPED,
+    "warm_start.noisy_learning_rate": _SHIPPED,
+    "warm_start.corrupt": _SHIPPED,
+    "warm_start.seed": _SHIPPED,
 }
 # key and value -> what to use instead
 REMOVED_VALUES = {

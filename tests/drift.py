@@ -23,6 +23,7 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 HAND_WRITTEN = (
+    "model/tiny_models",
     "npu/simulator/csrc",
     "npu/stack/compatibility.toml",
     "npu/stack/stacks",

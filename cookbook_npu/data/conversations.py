@@ -9,11 +9,11 @@ __all__ = ['LossMask', 'Conversation', 'TurnMarks', 'assistant_spans', 'Conversa
 
 # %% ../../nbs/data/22_conversations.ipynb #fa914040
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..config import DataConfig, RunConfig
 from .datasets import read_images, read_records, source_name
@@ -50,22 +50,6 @@ class Conversation(Prompt):
     "A conversation to learn from; `ids` and `text` are all of it"
 
     loss_mask: list[int] = field(default_factory=list)  # 1 for each token that is learned
-
-    @classmethod
-    def of_turns(
-        cls,
-        turns: Iterable[
-            tuple[Sequence[int], bool]
-        ],  # token ids, and whether they are learned
-        images: Sequence[ImageInput] = (),
-    ) -> Self:
-        "Return a conversation that is given turn by turn, as tokens"
-        ids: list[int] = []
-        mask: list[int] = []
-        for turn, learned in turns:
-            ids += turn
-            mask += [int(learned)] * len(turn)
-        return cls(prompt_id="", ids=ids, text="", images=list(images), loss_mask=mask)
 
     @property
     def first_learned(self) -> int:
@@ -143,11 +127,12 @@ class ConversationFormat:
         loss_mask: LossMask = "assistant",
         arguments: Mapping[str, Any] | None = None,
         processor: ImageProcessor | None = None,  # None: images are refused
+        chat: bool = True,  # use the chat template; False: concatenate the contents
     ):
         self.tokenizer = tokenizer
         self.loss_mask = loss_mask
         self.processor = processor
-        self.chat = ChatFormat(tokenizer, True, arguments)
+        self.chat = ChatFormat(tokenizer, chat, arguments)
         if not tokenizer.is_fast:
             raise ConfigError(
                 f"the tokenizer is a {type(tokenizer).__name__}, which knows no places of tokens",
@@ -159,6 +144,17 @@ class ConversationFormat:
         "The marks of the chat template"
         return TurnMarks.of(self.chat)
 
+    def _plain(self, messages: ChatMessages) -> tuple[str, list[tuple[int, int]]]:
+        "Return the contents, the assistant's with the end token, and where the assistant's are"
+        text, spans = "", []
+        for message in messages:
+            start = len(text)
+            text += self.chat.text([message])
+            if message["role"] == "assistant":
+                text += str(self.tokenizer.eos_token)
+                spans.append((start, len(text)))
+        return text, spans
+
     def conversation(
         self,
         messages: ChatMessages,
@@ -169,8 +165,11 @@ class ConversationFormat:
     ) -> Conversation:
         "Return messages as tokens; raises `DataError` for what the template cannot write"
         shown = [with_image_parts(one) for one in messages] if images else messages
-        text = self.chat.text(shown, place, tools, complete=True)
-        spans = assistant_spans(text, messages, self.marks, place)
+        if self.chat.chat:
+            text = self.chat.text(shown, place, tools, complete=True)
+            spans = assistant_spans(text, messages, self.marks, place)
+        else:
+            text, spans = self._plain(shown)
         if self.loss_mask == "last":
             spans = spans[-1:]
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -333,7 +332,11 @@ def conversation_reader(
     if config.sft.loss_mask is None:
         raise ConfigError("sft.loss_mask is not set", "Set it to assistant or last.")
     form = ConversationFormat(
-        tokenizer, config.sft.loss_mask, config.data.chat_template_kwargs, processor
+        tokenizer,
+        config.sft.loss_mask,
+        config.data.chat_template_kwargs,
+        processor,
+        config.data.apply_chat_template,
     )
     return ConversationReader(config.data, form, config.sequence_limit)
 

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'COUNTDOWN', 'SORTING', 'COUNTING', 'CALCULATOR', 'GENERATORS', 'GENERATED', 'PICTURED', 'Problem',
-           'is_held_out', 'ArithmeticTask', 'demonstrations', 'Puzzle', 'countdown_puzzle', 'sorting_puzzle',
-           'counting_puzzle', 'calculator_puzzle', 'geometry_puzzle', 'triangles_puzzle', 'PuzzleTask',
-           'generated_task']
+           'is_held_out', 'ArithmeticTask', 'Puzzle', 'countdown_puzzle', 'sorting_puzzle', 'counting_puzzle',
+           'calculator_puzzle', 'geometry_puzzle', 'triangles_puzzle', 'PuzzleTask', 'generated_task']
 
 # %% ../../nbs/data/01_tasks.ipynb #f7169f9c
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -123,20 +122,6 @@ class ArithmeticTask:
 
     def _is_held_out(self, problem: Problem) -> bool:
         return is_held_out(f"{self.seed}/{problem.family}", self.eval_share)
-
-# %% ../../nbs/data/01_tasks.ipynb #6d7e2ea3
-def demonstrations(
-    problems: Sequence[Any],  # each with prompt and answer
-    corrupt: float,  # fraction of the answers replaced by random digits
-    seed: int,
-) -> Iterator[tuple[str, str]]:  # endless (prompt, answer) pairs
-    "Mixed-quality demonstrations for a warm start"
-    rng = random.Random(f"demonstrations/{seed}")
-    while True:
-        problem = rng.choice(problems)
-        random_digits = "".join(rng.choice("0123456789") for _ in problem.answer)
-        answer = random_digits if rng.random() < corrupt else problem.answer
-        yield problem.prompt, answer
 
 # %% ../../nbs/data/01_tasks.ipynb #a5344896
 @dataclass(frozen=True)

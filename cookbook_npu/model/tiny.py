@@ -8,12 +8,14 @@ __all__ = ['ROPE_BASE', 'PLACEHOLDERS', 'ROTARY_SHARE', 'TEXT_ONLY', 'head_width
            'build_tiny']
 
 # %% ../../nbs/model/00_tiny.ipynb #5bb9702d
+import hashlib
 import inspect
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -371,8 +373,42 @@ def _processor_files() -> dict[str, dict[str, Any]]:
     }
 
 # %% ../../nbs/model/00_tiny.ipynb #49456643
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    "Hide the progress bars of transformers within the block"
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _take_weights(file: Path, weights: bytes) -> None:
+    "Put the values of a safetensors file into a model's, as float32; raise `DataError` if they do not fit"
+    from safetensors.torch import load, load_file, save_file
+
+    own, given = load_file(file), load(weights)
+    shapes = [{name: one.shape for name, one in state.items()} for state in (own, given)]
+    if shapes[0] != shapes[1]:
+        wrong = sorted(name for name, _ in shapes[0].items() ^ shapes[1].items())
+        raise DataError(
+            f"the weight {wrong[0]} does not fit the tiny model",
+            "Use a transformers version that supports the model (5.19 does).",
+        )
+    save_file({name: given[name].float() for name in own}, file, {"format": "pt"})
+
+
 def _write(
-    folder: Path, tiny: TinyConfig, tokenizer: Any, seed: int, note: dict[str, Any]
+    folder: Path,
+    tiny: TinyConfig,
+    tokenizer: Any,
+    seed: int,
+    note: dict[str, Any],
+    weights: bytes | None,
 ) -> None:
     model = random_model(hf_config(tiny, tokenizer), seed)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -384,6 +420,8 @@ def _write(
             text = json.dumps(content, indent=1) + "\n"
             (folder / name).write_text(text, encoding="utf-8")
     check_tiny(folder, tiny, tokenizer, model)
+    if weights is not None:
+        _take_weights(folder / "model.safetensors", weights)
     (folder / _NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 # %% ../../nbs/model/00_tiny.ipynb #39aa858b
@@ -392,8 +430,9 @@ def build_tiny(
     tokenizer: Any,  # a transformers tokenizer with an end and a padding token
     folder: Path | str,
     seed: int,  # of the weights
+    weights: bytes | None = None,  # a safetensors file with the values (None: random)
 ) -> Path:
-    "Create a Hugging Face folder with a tiny random model; reuse an equal one, refuse another"
+    "Create a Hugging Face folder with a tiny model; reuse an equal one, refuse another"
     import transformers
 
     folder = Path(folder)
@@ -408,12 +447,15 @@ def build_tiny(
         vocab=dict(sorted(tokenizer.get_vocab().items())),
         transformers=transformers.__version__,
     )
+    if weights is not None:
+        note["weights"] = hashlib.sha256(weights).hexdigest()
     if folder.exists():
         return _reuse(folder, note)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(aside, tiny, tokenizer, seed, note)
+        with _without_bars():
+            _write(aside, tiny, tokenizer, seed, note, weights)
         aside.chmod(0o755)
         try:
             os.rename(aside, folder)

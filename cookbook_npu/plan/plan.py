@@ -15,6 +15,7 @@ from typing import Any
 from ..config import RunConfig, check_context, check_expert_adapters
 from ..data.tasks import GENERATED
 from ..errors import ConfigError
+from ..model.first_weights import random_start
 from ..npu.device import find_soc
 from ..plan.dimensions import (
     PUBLISHED,
@@ -183,6 +184,7 @@ def batch_arithmetic(config: RunConfig, soc: str = "Ascend910B1") -> list[tuple[
         *([_adapter(config, soc)] if config.lora.rank and not config.tenants else []),
         *([_turns(config)] if rollout.environment else []),
         *([_ahead(config)] if split else []),
+        *([("first weights", why)] if (why := random_start(config)) else []),
         _weights(config, soc),
         *_passed_on(config),
     ]

@@ -25,6 +25,7 @@ from ..config import (
     RewardConfig,
     RunConfig,
     check_argument_names,
+    is_tiny,
     own_modules,
     tenant_configs,
 )
@@ -46,6 +47,7 @@ from ..data.prompts import choose_schema, folder_of
 from ..data.rewards import all_scorers, check_labels, check_reward
 from ..data.tasks import GENERATED
 from ..errors import ConfigError, MissingError, StorageError, parse_json
+from ..model.first_weights import teacher_model
 from ..npu.stack.machine import Machine
 from ..npu.stack.settings import part_fix
 from ..npu.stack.stacks import installed_packages
@@ -356,13 +358,15 @@ def check_files(config: RunConfig) -> None:
     if config.reward_model.path:
         check_reward_model(config.reward_model.path)
     for teacher in config.teachers:
-        if teacher != "tiny":
+        if not is_tiny(teacher):
             check_model(teacher)
         elif config.model.path:
             raise ConfigError(
-                f"distill.teacher is 'tiny', the policy is {config.model.path}",
+                f"distill.teacher is {teacher!r}, the policy is {config.model.path}",
                 "Give the folder of a model with the policy's tokenizer.",
             )
+        else:
+            teacher_model(config, teacher)
 
 
 def check_output(config: RunConfig) -> None:

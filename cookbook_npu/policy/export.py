@@ -19,6 +19,7 @@ from typing import Any
 
 from ..config import ParallelConfig, RunConfig
 from ..errors import ConfigError, DataError, MissingError, StorageError
+from ..model.first_weights import first_weights, shipped_model
 from ..runs.checkpoints import Checkpoint, Checkpoints, step_folder
 from ..runs.folder import RunFolder, storage_errors
 from ..runs.metrics import load_metrics, metric_points
@@ -85,9 +86,10 @@ def convert_state(
     run: RunFolder, checkpoint: Checkpoint, target: Path, adapter: bool = False
 ) -> None:
     "Convert a trainer's state into the Hugging Face folder `target`, in a process on one device"
+
     from ..cluster.worker_group import RayWorkerGroup
     from ..plan.roles import role_environment
-    from ..train.session import first_weights, start_cluster
+    from ..train.session import start_cluster
     from ..train.workers import DEVICE_SHARE
 
     state = checkpoint.path / "state"
@@ -99,7 +101,7 @@ def convert_state(
         )
     config = run.config()
     with start_cluster(config, run, devices=1) as cluster:
-        hf_path = first_weights(cluster, config)
+        hf_path = first_weights(config)
         with RayWorkerGroup.create(
             "export",
             "cookbook_npu.policy.export:PolicyWriter",
@@ -167,7 +169,9 @@ def _methods(config: RunConfig) -> list[str]:
 def model_card(run: RunFolder, checkpoint: Checkpoint) -> str:
     "Return the README.md of an export, with the hub's metadata"
     config = run.config()
-    base = config.model.path or f"tiny {config.model.tiny.family}, random first weights"
+    tiny = shipped_model(config)
+    weights = f"{tiny.name} of cookbook_npu" if tiny else "random first weights"
+    base = config.model.path or f"tiny {config.model.tiny.family}, {weights}"
     accuracy = evaluated_at(run, checkpoint.step)
     loss = evaluated_at(run, checkpoint.step, "eval_loss")
     methods = _methods(config)

@@ -38,6 +38,7 @@ from ..config import (
     DataConfig,
     RunConfig,
     check_run_name,
+    is_tiny,
     override,
     own_modules,
     stored_config,
@@ -410,7 +411,7 @@ def input_checksums(config: RunConfig) -> dict[str, str]:
     for source in local:
         if images := _images_checksum(source, config.data):
             found[f"{IMAGES_OF}{source}"] = images
-    teachers = [name for name in config.teachers if name != "tiny"]
+    teachers = [name for name in config.teachers if not is_tiny(name)]
     models = [config.model.path, config.reward_model.path, *teachers]
     for name in filter(None, models):
         found[name] = model_checksum(local_model(name))

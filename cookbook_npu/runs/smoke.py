@@ -46,7 +46,6 @@ SHORT: Settings = {
     "placement.verify_every_nth": 1,
     "reward.scorers": {"cookbook_npu.train.rehearsal:varied_reward": 1.0},
 }
-_TINY: Settings = {"warm_start.steps": 20, "warm_start.noisy_steps": 2}
 _ON_NPUS: Settings = {"sampling.max_response_tokens": 256, "train.save_minutes": None}
 _LORA: Settings = {"lora.rank": 8, "lora.alpha": 32, "optim.learning_rate": 1e-4}
 SMOKE_LAYOUTS: dict[str, SmokeLayout] = {
@@ -95,7 +94,7 @@ def smoke_config(
     if layout not in SMOKE_LAYOUTS:
         raise ConfigError(f"there is no layout {layout!r}", nearest(layout, SMOKE_LAYOUTS))
     row = SMOKE_LAYOUTS[layout]
-    at_scale = _TINY if find_target(scale).has_tiny_model else _ON_NPUS
+    at_scale = {} if find_target(scale).has_tiny_model else _ON_NPUS
     settings = {**SHORT, **at_scale, **row.at.get(scale, row.at["laptop"])}
     settings |= dict(flat_overrides(overrides or {}))
     return find_recipe(row.recipe)(

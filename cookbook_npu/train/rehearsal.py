@@ -50,7 +50,6 @@ _TINY: dict[str, Any] = {
     "reward.correct_threshold": {},
     "reward.workers": 1,
     "rollout.eval_every": 0,
-    "warm_start.steps": 0,
     "train.save_every": 0,
     "optim.warmup_steps": 0,
     "critic.warmup_steps": 0,
@@ -106,7 +105,6 @@ def rehearsal(config: RunConfig, has_vllm: bool = True) -> RunConfig:
     teacher = {
         "distill.teacher": "tiny",
         "distill.by_source": {},
-        "distill.tiny": {"warm_start.seed": 1},
     }
     own = teacher if config.teachers else {}
     if config.is_sft:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..config import RunConfig
 from ..data.hub import local_model
 from ..model.checkpoint import BackgroundSaver
+from ..model.first_weights import teacher_folder
 from ..rl.sequences import token_names
 from .batch import Batch, RowValues
 from .critic import build_critic
@@ -22,7 +23,6 @@ from .reward_model import RewardModel
 from .sft import supervised_loss
 from .teacher import Teacher
 from .trainer import Trainer
-from .warm_start import teacher_folder
 
 # %% ../../nbs/train/22_run_trainer.ipynb #e308cd79
 class RunTrainer(Trainer):

@@ -32,9 +32,9 @@ from .driver import ColocatedPlacement, Driver, Placement
 from .sampling import Rollout
 from ..train.session import (
     Run,
-    first_weights,
     open_run_data,
     open_tracker,
+    prepare_model,
     process_counts,
     record_trainer,
     start_devices,
@@ -333,7 +333,7 @@ def start_tenant_run(
     tracker, view = open_tracker(config, folder, last, answers, stack)
     tracker.restart(last)
     cluster = start_devices(config, folder, view, stop, stack)
-    hf_path = first_weights(cluster, config)
+    hf_path = prepare_model(config)
     for name, one in records.items():
         print(f"tenant {name}:", flush=True)
         one.data = open_run_data(one.config, hf_path, one.folder, one.stack)

@@ -52,7 +52,7 @@ from ..runs.folder import RunFolder
 from .batch import Batch, PerSequence, complete_batch, make_batch
 from .rollout_worker import Engines, RolloutWorker, make_engine
 from .sampling import make_requests, shard_requests
-from .session import first_weights, start_cluster
+from .session import prepare_model, start_cluster
 from .train_step import merge_sequences, sum_over_ranks
 from .trainer import Trainer, TrainerMemory
 from .weight_update import releasing_weights
@@ -441,7 +441,7 @@ class Tenants:
         with ExitStack() as stack:
             folder = stack.enter_context(RunFolder.create(config))
             cluster = stack.enter_context(start_cluster(config, folder))
-            hf_path = first_weights(cluster, config)
+            hf_path = prepare_model(config)
             tenants = cls.on(cluster, config, hf_path, folder, stack)
             tenants.stack = stack.pop_all()
             return tenants

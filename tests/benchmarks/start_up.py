@@ -1,7 +1,7 @@
 """What a run costs before its first step and after its last one:
 `python tests/benchmarks/start_up.py [--steps 40] [--rounds 1] [--fresh]`
 
-The command `cookbook-npu run qwen3_4b_colocate` at laptop scale (simulated NPU), warm start cached: an
+The command `cookbook-npu run qwen3_4b_colocate` at laptop scale (simulated NPU): an
 unmeasured run of one step comes first. Each worker says in its log how much processor time it took until it
 was ready; the wall times are those at which the command printed its lines.
 `--fresh` also measures workers that are fresh interpreters (COOKBOOK_NPU_PRELOAD=0), in pairs.

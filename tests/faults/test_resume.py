@@ -147,8 +147,6 @@ def test_ungradable_labels_stay_ungradable(tmp_path):
         "reward.timeout_s": 0.3,
         "reward.label_failures": 1,
         "data.eval_prompts": 2,
-        "warm_start.steps": 0,
-        "warm_start.noisy_steps": 0,
         **ONE_DEVICE,
     }
     for steps in (1, 2):

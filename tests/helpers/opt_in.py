@@ -88,6 +88,12 @@ LANES = (
     ),
     Lane("job-server", 2, TODAY, why_not=no_job_server),
     Lane("upstream", 5, TODAY),
+    Lane(
+        "tiny-models",
+        3,
+        TODAY,
+        (sys.executable, "tests/helpers/tiny_models.py", "--check", "arithmetic"),
+    ),
 )
 
 

@@ -46,8 +46,6 @@ def parameters(
         "output.tensorboard": False,
         "rollout.eval_every": 2,
         "data.eval_prompts": 8,
-        "warm_start.steps": 20,
-        "warm_start.noisy_steps": 2,
         "reward.scorers": {"run_driver:spread": 1.0},
         "reward.correct_threshold": {"run_driver:spread": 0.5},
         "train.save_every": 1,

@@ -50,7 +50,6 @@ WARM_UPS = {
     "policy/evaluate": DEVICE,
     "policy/export": TRANSFORMERS,
     "train/rollout_worker": DEVICE,
-    "train/warm_start": DEVICE,
 }
 
 

@@ -18,8 +18,6 @@ TINY = {
     "rollout.eval_every": 0,
     "train.save_every": 2,
     "train.export_hf": False,
-    "warm_start.steps": 20,
-    "warm_start.noisy_steps": 2,
 }
 
 
@@ -71,7 +69,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_pat
     tokenizer = read_tokenizer(teacher)
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(teacher)
-    values = {"distill.teacher": str(teacher), "distill.tiny": {}}
+    values = {"distill.teacher": str(teacher)}
     driver = Driver(prepare(tmp_path, **values))
     assert driver.end() != 0
     assert "id 264 is '<new>' there and None in" in driver.text()
@@ -79,7 +77,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_the_workers_start(tmp_pat
 
 
 def test_a_missing_teacher_is_refused_before_the_notebook_runs(tmp_path):
-    values = {"distill.teacher": str(tmp_path / "none"), "distill.tiny": {}}
+    values = {"distill.teacher": str(tmp_path / "none")}
     values |= {"output.root": str(tmp_path / "runs")}
     done = command("run", "qwen3_4b_opd", "-p", "overrides", json.dumps(values))
     assert done.returncode == 2

@@ -28,7 +28,7 @@ STEPS = 2
 
 def prepare(root: Path, name: str, resume: bool = False, **more) -> Path:
     "The configuration file of a small run with a calculator"
-    overrides = {"rollout.eval_every": STEPS, "warm_start.steps": 60, **more}
+    overrides = {"rollout.eval_every": STEPS, **more}
     given = parameters(root, name, resume, STEPS, **overrides)
     config = qwen3_4b_colocate(prompt_data="calculator", **given)
     save_config(config, root / f"{name}.json")
@@ -105,9 +105,6 @@ def check_evaluation(folder: Path, last: dict) -> None:
 PICTURES = {
     "rollout.environment": "geo3k",
     "rollout.eval_every": 0,
-    "warm_start.steps": 30,
-    "warm_start.noisy_steps": 2,
-    "data.task": {"level": 1, "per_level": 200},
     "train.save_every": 0,
 }
 
@@ -146,7 +143,7 @@ def test_grpo_with_pictures_and_turns_and_an_oracle(tmp_path):
 
 def test_ppo_with_pictures_and_turns(tmp_path):
     "A critic sees later turns, too; without the oracle nobody is told of one"
-    more = {"critic.warmup_steps": 0, "warm_start.steps": 80}
+    more = {"critic.warmup_steps": 0}
     trained = picture_run(tmp_path, "qwen3_vl_8b_ppo", **more)
     assert all(row["env/oracle_calls_mean"] == 0 for row in trained)
     assert all(row["critic/grad_norm"] > 0 for row in trained)

@@ -1,4 +1,4 @@
-"""Whole runs of the other families, text only: warm start, training, export, and a resume bit for bit."""
+"""Whole runs of the other families, text only: random weights, training, export, and a resume bit for bit."""
 
 import json
 import shutil

@@ -19,11 +19,9 @@ from places import ROOT
 pytestmark = pytest.mark.lane("docs")
 
 PAGE = ROOT / ".docs" / "pages" / "howto" / "resume.md"
-# a warm start of seconds, and rewards that differ
+# rewards that differ
 SETTINGS = {
     "data.eval_prompts": 16,
-    "warm_start.steps": 20,
-    "warm_start.noisy_steps": 2,
     "algorithm.overlong_buffer_share": 0.9,
     "output.name": "lab",
 }
@@ -40,7 +38,7 @@ def cells_of_the_page() -> list[str]:
 
 @pytest.fixture
 def recipe(tmp_path) -> Path:
-    "The recipe as it stands, but for a shorter warm start and the cells of the page"
+    "The recipe as it stands, but for fewer held-out prompts and the cells of the page"
     notebook = nbformat.read(ROOT / "recipes" / "qwen3_4b_colocate.ipynb", 4)
     parameters = next(
         c for c in notebook.cells if "parameters" in c.metadata.get("tags", ())

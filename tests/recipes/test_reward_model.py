@@ -50,8 +50,6 @@ def prepare(root: Path, folder: Path, steps: int, **overrides: object) -> Path:
         "rollout.eval_every": 0,
         "train.save_every": 8,
         "train.export_hf": False,
-        "warm_start.steps": 60,
-        "warm_start.noisy_steps": 20,
         "optim.learning_rate": 3e-3,
         "reward.scorers": {"exact": 0.0},
         "reward_model.path": str(folder),

@@ -63,8 +63,10 @@ def test_asynchronous_episodes_keep_their_bound_through_a_stop(tmp_path):
     steps = 4
 
     def configured(resume: bool) -> Path:
-        more = {"warm_start.steps": 60, "rollout.simulated_latency": 0.05}
-        more |= {"model.tiny.hidden_size": 32, "model.tiny.ffn_size": 64}
+        # the tiny model that knows the calculator
+        asking = qwen3_4b_colocate(prompt_data="calculator").model.tiny.model_dump()
+        more = {f"model.tiny.{key}": value for key, value in asking.items()}
+        more |= {"rollout.simulated_latency": 0.05}
         given = parameters(tmp_path, "run", resume, steps, **more)
         config = qwen3_5_9b_async(prompt_data="calculator", **given)
         save_config(config, tmp_path / "run.json")
@@ -105,7 +107,7 @@ def test_asynchronous_episodes_keep_their_bound_through_a_stop(tmp_path):
 )
 def test_vllm_takes_turns_with_an_environment(tmp_path):
     "Token ids are carried forward, each has its log-prob, and the trainer agrees"
-    more = {"rollout.engine": "vllm", "rollout.eval_every": 0, "warm_start.steps": 60}
+    more = {"rollout.engine": "vllm", "rollout.eval_every": 0}
     given = parameters(tmp_path, "run", steps=1, **more)
     config = qwen3_4b_colocate(prompt_data="calculator", **given)
     save_config(config, tmp_path / "run.json")

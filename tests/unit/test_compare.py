@@ -218,13 +218,13 @@ def evaluated(accuracy):
 
 
 def test_expected_numbers(tmp_path, command):
-    good = write(tmp_path, "good", evaluated({0: 0.22, 40: 0.965}))
+    good = write(tmp_path, "good", evaluated({0: 0.26, 40: 0.975}))
     code, out, _ = command("compare", good, "--against", "expected")
-    assert code == 0 and "eval_accuracy at step 40: 0.965, expected 0.96 ± 0.06" in out
-    bad = write(tmp_path, "bad", evaluated({0: 0.22, 40: 0.8}))
+    assert code == 0 and "eval_accuracy at step 40: 0.975, expected 0.97 ± 0.03" in out
+    bad = write(tmp_path, "bad", evaluated({0: 0.26, 40: 0.8}))
     code, out, _ = command("compare", bad, "--against", "expected")
-    assert code == 1 and "step 40 is 0.8, expected 0.96 ± 0.06" in out
-    other = write(tmp_path, "other", evaluated({0: 0.22, 40: 0.965}), seed=3)
+    assert code == 1 and "step 40 is 0.8, expected 0.97 ± 0.03" in out
+    other = write(tmp_path, "other", evaluated({0: 0.26, 40: 0.975}), seed=3)
     code, _, errors = command("compare", other, "--against", "expected")
     assert code == 2 and "seed is 3, was 0" in errors
 
