@@ -829,8 +829,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'cookbook_npu/data/final_answer.py'),
                                                 'cookbook_npu.data.final_answer._claim': ( 'data/final_answer.html#_claim',
                                                                                            'cookbook_npu/data/final_answer.py'),
-                                                'cookbook_npu.data.final_answer._comma_for_point': ( 'data/final_answer.html#_comma_for_point',
-                                                                                                     'cookbook_npu/data/final_answer.py'),
                                                 'cookbook_npu.data.final_answer._first_letter': ( 'data/final_answer.html#_first_letter',
                                                                                                   'cookbook_npu/data/final_answer.py'),
                                                 'cookbook_npu.data.final_answer._form': ( 'data/final_answer.html#_form',
