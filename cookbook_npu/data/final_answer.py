@@ -54,27 +54,25 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 def _last_box(text: str) -> tuple[int, int, str] | None:
     "Start, end and content of the last box; None without one, and if it is not closed"
-    opened = list(_BOX.finditer(text))[-1:]
-    if not opened:
-        return None
-    begin = opened[0].end()
     depth = 1
-    for i in range(begin, len(text)):
-        depth += (text[i] == "{") - (text[i] == "}")
-        if depth == 0:
-            return opened[0].start(), i + 1, text[begin:i]
+    for opened in list(_BOX.finditer(text))[-1:]:
+        for brace in re.compile("[{}]").finditer(text, opened.end()):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                return opened.start(), brace.end(), text[opened.end() : brace.start()]
     return None
 
 
 def last_boxed(text: str) -> str | None:  # None without a complete box at the end
     "The content of the last box"
-    box = _last_box(text)
-    return None if box is None else box[2]
+    return box[2] if (box := _last_box(text)) else None
 
 
+# TURN_BREAK matches neither
 _GLUE = re.compile(r"\\(?:q?quad|text\w*|mathrm|mbox|[,;:! ()\[\]])|[$.{}&~]")
 _SAME_LIST = re.compile(  # between two boxes: ", and y =", " papers and "
-    r"\s*(?:[,;]|[,;]?\s*(?:(?:[\w() ]{0,30}\b)?(?:and|or)\b|[和或与及]))\s*(?:[A-Za-z]\w{0,5}\s*=)?\s*",
+    r"[^\S\f]*(?:[,;]|[,;]?[^\S\f]*(?:(?:[\w() ]{0,30}\b)?(?:and|or)\b|[和或与及]))"
+    r"[^\S\f]*(?:[A-Za-z]\w{0,5} *=)?[^\S\f]*",
     re.IGNORECASE,
 )
 
@@ -84,11 +82,7 @@ def boxed_answer(text: str) -> str | None:  # "1, 2" for two boxes of one list
     contents: list[str] = []
     while (box := _last_box(text)) is not None:
         start, end, content = box
-        between = text[end:]
-        same_list = TURN_BREAK not in between and _SAME_LIST.fullmatch(
-            _GLUE.sub(" ", between)
-        )
-        if contents and not same_list:
+        if contents and not _SAME_LIST.fullmatch(_GLUE.sub(" ", text[end:])):
             break
         if content not in contents:
             contents.insert(0, content)
@@ -340,11 +334,11 @@ def _value_and_unit(answer: str) -> tuple[str, str]:
     found = _WITH_WORDS.fullmatch(canonical(answer).strip(" *."))
     words = (found[2] or found[3] or "") if found else ""
     if found and _NO_UNIT.isdisjoint(words.lower().split()):
-        return plain_answer(found[1]), _unit(words, found[4])
+        return _number_text(plain_answer(found[1])), _unit(words, found[4])
     plain = plain_answer(answer)
     number = _WITH_UNIT.fullmatch(plain)
     if not number:
-        return plain, ""
+        return _number_text(plain), ""
     return number[1], re.sub(r"[{}]", "", number[5] or "") or _unit(
         f"{number[2] or ''} {number[3]}", number[4]
     )
@@ -361,11 +355,10 @@ def same_text(answer: str, label: str) -> bool:
     "Whether two answers are equal when normalized, up to a unit that only one of them has"
     if units_differ(answer, label):
         return False
-    found = _number_text(_value_and_unit(answer)[0])
-    right = _number_text(_value_and_unit(label)[0])
-    return (
-        found == right or _comma_for_point(found, right) or _comma_for_point(right, found)
-    )
+    values = {_value_and_unit(answer)[0], _value_and_unit(label)[0]}
+    if any(map(_DECIMAL.fullmatch, values)):  # 2,74 is 2.74
+        values = {value.replace(",", ".", 1) for value in values}
+    return len(values) == 1
 
 
 _LITERAL = re.compile(  # 5, 1/2, 1\frac{1}{2}
@@ -388,12 +381,6 @@ def is_number(answer: str, label: str | None = None) -> bool:
     return _LITERAL.fullmatch(value) is not None
 
 # %% ../../nbs/data/05_final_answer.ipynb #a2476fb7
-def _comma_for_point(found: str, right: str) -> bool:
-    "Whether a number has a decimal comma where another has a point"
-    with_point = found.replace(",", ".", 1)
-    return _DECIMAL.fullmatch(right) is not None and with_point == right != found
-
-
 def _number_text(plain: str) -> str:
     "A number without insignificant zeros; other text as it is"
     number = WHOLE.fullmatch(plain)
@@ -402,12 +389,9 @@ def _number_text(plain: str) -> str:
 # %% ../../nbs/data/05_final_answer.ipynb #cb03579b
 ANSWER_WINDOW = 4096  # number of characters, from the end, with the answer
 _MATH = r"(?:\$\$[^$]+\$\$|\$(?:\\\$|[^$\n])+\$(?!\d)|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\])"
-_FORMULAS = re.compile(  # $1$, $2$ and $3$
-    rf"{_MATH}(?:\s*[,;]?\s*(?:(?:and|or)\b)?\s*{_MATH})*", re.DOTALL
-)
-_SCALE = re.compile(
-    r"\s*(?:hundred|thousand|million|billion|trillion|dozen|percent\w*|pct|\\?%)",
-    re.IGNORECASE,
+_SCALE = re.compile(rf"\s*(?:{'|'.join(_SCALES)}|percent\w*|\\?%)", re.IGNORECASE)
+_FORMULAS = re.compile(  # $1$, $2$ and $3$; $4$ million
+    rf"{_MATH}(?:\s*[,;]?\s*(?:(?:and|or)\b)?\s*{_MATH})*(?i:{_SCALE.pattern})?", re.DOTALL
 )
 _CONTINUED = re.compile(r"\s*(?:(?:and|or)\b|[-+*/=<>^]|\\[a-z])", re.IGNORECASE)
 _HEDGES = re.compile(  # between "answer is" and the value; matches nothing, too
@@ -461,8 +445,7 @@ def _claim(rest: str) -> str:
     rest = rest[skipped:]
     formulas = _FORMULAS.match(rest)
     if formulas and not _CONTINUED.match(rest, formulas.end()):
-        scale = _SCALE.match(rest, formulas.end())
-        return formulas[0] + (scale[0] if scale else "")
+        return formulas[0]
     sentence = _SENTENCE_END.split(rest, maxsplit=1)[0]
     prose = _PROSE.match(sentence) or (skipped and _WORD.match(sentence))
     value = _shown(sentence) if prose else None
@@ -538,10 +521,7 @@ def _shown(text: str) -> str | None:
     values = [f for f in formulas if not _NAME.fullmatch(f[0].strip("$ "))] or formulas
     if not values:
         return _last_value(text)
-    end = values[-1].end()
-    scale = _SCALE.match(text, end)
-    shown = values[-1][0] + (scale[0] if scale else "")
-    return _last_value(_FORMULAS.sub(" ", text[end:])) or shown
+    return _last_value(_FORMULAS.sub(" ", text[values[-1].end() :])) or values[-1][0]
 
 
 def find_answer(text: str) -> str | None:
