@@ -12,7 +12,32 @@ from places import PACKAGE, ROOT, TESTS
 from cookbook_npu.cli import app
 from cookbook_npu.config import config_keys
 
-BUDGETS: dict[str, int] = {}
+# reached on 2026-11-28, and 1 % more where a number is large
+BUDGETS: dict[str, int] = {
+    "lines of front": 6706,
+    "lines of cluster": 2445,
+    "lines of contrib": 723,
+    "lines of data": 7107,
+    "lines of model": 3488,
+    "lines of npu": 14035,
+    "lines of plan": 3626,
+    "lines of policy": 603,
+    "lines of rl": 1600,
+    "lines of rollout": 4129,
+    "lines of runs": 5434,
+    "lines of targets": 275,
+    "lines of train": 7703,
+    "lines of weights": 977,
+    "lines of the package": 58846,
+    "notebooks": 193,
+    "configuration keys": 181,
+    "configuration errors": 65,
+    "commands": 17,
+    "options of commands": 71,
+    "lines of tests": 39931,
+    "lines of notebook examples": 24370,
+    "TEST_LOOPS": 900,
+}
 
 
 def lines_of(files: Iterator[Path]) -> int:

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import budgets
 from places import PACKAGE, ROOT
 
 MODULES = sorted(
@@ -214,3 +215,11 @@ print([m for m in {HEAVY} if m in sys.modules])
     assert done.returncode == 0, done.stderr
     heavy = done.stdout.strip()
     assert heavy == "[]", f"importing the light modules loads {heavy}"
+
+
+def test_the_house_keeps_its_budgets():
+    "What needs more deletes as much, or says in its commit why the number rises"
+    found = budgets.measured()
+    over = {name: n for name, n in found.items() if n > budgets.BUDGETS[name]}
+    assert not over, f"over the budgets of tests/helpers/budgets.py: {over}"
+    assert set(found) == set(budgets.BUDGETS) - {"TEST_LOOPS"}
