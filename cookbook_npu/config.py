@@ -2241,7 +2241,6 @@ def check_tenants(config: RunConfig) -> None:
         "distill.teacher": None,
         "distill.by_source": {},
         "reward_model.path": None,
-        "faults.max_restarts": 0,
     }
     _require(config, "tenants", required, "They share their processes and engines")
     if config.lora.rank and not config.sends_adapter:
@@ -2256,6 +2255,9 @@ def _check_tenants(c: RunConfig) -> None:
     if not c.tenants:
         return
     check_tenants(c)
+    _require(
+        c, "tenants", {"faults.max_restarts": 0}, "They share their processes and engines"
+    )
     if not c.lora.rank:
         raise ConfigError(
             "tenants are given with lora.rank 0",

@@ -55,8 +55,8 @@ LOAD = """
 import os, torch, torch.distributed as dist
 from cookbook_npu.config import ModelConfig, ParallelConfig
 from cookbook_npu.model import megatron
-def tiny(family, sequence=False):
-    parallel = ParallelConfig(tensor=int(os.environ["WORLD_SIZE"]), sequence=sequence)
+def tiny(family):
+    parallel = ParallelConfig(tensor=int(os.environ["WORLD_SIZE"]))
     megatron.init_parallel(parallel, seed=0)
     return megatron.load_model(root/family, ModelConfig(dtype="float32"), parallel)
 def same_on_all_ranks(tensor):
@@ -104,7 +104,7 @@ def test_marks_with_sequence_parallelism(tiny):
         tiny
         + """
 from cookbook_npu.npu.shims.mcore_bridge import oversummed_weights
-model = tiny("qwen3_5", sequence=True)
+model = tiny("qwen3_5")
 def check():
     return oversummed_weights() == []
 """,
@@ -120,7 +120,7 @@ def test_deepstack_sums(tiny):
         "mcore_bridge.deepstack_sums",
         tiny
         + """
-model = tiny("qwen3_vl", sequence=True)
+model = tiny("qwen3_vl")
 image = model.config.hf_config.image_token_id
 ids = torch.tensor([[3, image, image, image, image, 4, 5, 6]], device="npu")
 pixels = torch.randn(16, 1536, generator=torch.Generator().manual_seed(0)).to("npu")

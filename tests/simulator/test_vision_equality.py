@@ -90,7 +90,7 @@ def hf_train(hf, samples) -> dict[str, torch.Tensor]:
         {"params": [p for p in hf.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
     betas = (0.9, OPTIM.beta2)
-    adam = torch.optim.AdamW(groups, lr=OPTIM.learning_rate, betas=betas, eps=1e-8)
+    adam = torch.optim.AdamW(groups, lr=OPTIM.learning_rate, betas=betas, eps=OPTIM.eps)
     for _ in range(STEPS):
         hf.zero_grad()
         objective([hf_logprobs(hf, s) for s in samples]).backward()

@@ -9,7 +9,7 @@ from upstream_sources import CHECKOUTS
 
 
 def lane(name: str, code: str, **more) -> opt_in.Lane:
-    return opt_in.Lane(name, (sys.executable, "-c", code), **more)
+    return opt_in.Lane(name, 0.01, "2026-11-28", (sys.executable, "-c", code), **more)
 
 
 def test_every_lane_ends_in_a_line(capsys):
@@ -38,12 +38,38 @@ def test_every_variable_of_the_page_has_a_lane():
     assert named and named - {"COOKBOOK_UPSTREAM"} == in_lanes
 
 
+def test_the_page_has_every_lane_with_its_minutes_and_last_run():
+    page = (TESTS / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([\d.]+) \| ([^|]+) \|$", page, re.M)
+    expected = [(one.name, f"{one.minutes:g}", one.last) for one in opt_in.LANES]
+    assert rows == expected
+
+
+def test_lanes_that_time_does_not_reach_are_left_out_and_stopped(capsys):
+    lanes = [lane("slow", "import time; time.sleep(600)"), lane("late", "")]
+    assert opt_in.run_all(lanes, until=1.0, pace=1.0) == 0
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.split()[:3] for line in lines] == [
+        ["slow", "left", "out"],
+        ["late", "left", "out"],
+    ]
+    assert "stopped after" in lines[0] and "last run" in lines[1]
+
+
+def test_every_mark_is_a_lane():
+    texts = [file.read_text(encoding="utf-8") for file in TESTS.rglob("*.py")]
+    named = {
+        name for text in texts for name in re.findall(r'mark\.lane\("([\w-]+)"\)', text)
+    }
+    assert named <= {one.name for one in opt_in.LANES}
+
+
 def test_every_target_and_file_of_a_lane_exists():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for one in opt_in.LANES:
-        if one.command[0] == "make":
-            assert f"\n{one.command[1]}:" in makefile, one.name
-        for word in one.command:
+        if one.words[0] == "make":
+            assert f"\n{one.words[1]}:" in makefile, one.name
+        for word in one.words:
             assert not word.startswith("tests/") or (ROOT / word).exists(), word
 
 

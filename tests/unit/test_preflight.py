@@ -105,7 +105,7 @@ def test_transfer_backend_that_a_laptop_has_not(tmp_path, command):
     words = [command, "qwen3_4b_colocate", "-p", "overrides", IPC]
     if command == "plan":
         words += ["--scale", "laptop"]
-    assert "'ipc' with rollout.engine 'vllm' at scale 'laptop'" in refused(tmp_path, *words)
+    assert "placement.transfer_backend is 'ipc'" in refused(tmp_path, *words)
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

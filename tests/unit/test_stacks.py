@@ -289,13 +289,6 @@ def stub(folder: Path, name: str, version: str, asks: list[str]) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-# They take a minute and read the metadata of some 400 wheels.
-dry_run = pytest.mark.skipif(
-    os.environ.get("COOKBOOK_DRY_RUN") != "1",
-    reason="COOKBOOK_DRY_RUN=1 resolves the documented install lines",
-)
-
-
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory) -> Path:
     "What the index does not serve, and what is built or installed without its dependencies"
@@ -355,7 +348,6 @@ def resolver_words(line: str, arch: str) -> list[str] | None:
     return found
 
 
-@dry_run
 @needs_index
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
@@ -367,7 +359,6 @@ def test_each_documented_line_resolves(stubs, python, arch):
             resolve(stubs, arch, python, *words)
 
 
-@dry_run
 @needs_index
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("python", BEST.versions["python"].split("|"))
@@ -380,7 +371,6 @@ def test_the_lines_together_have_one_solution(stubs, python, arch):
         assert f" + {package}\n" in solution
 
 
-@dry_run
 @needs_index
 @pytest.mark.parametrize(
     ("name", "python"),
