@@ -302,17 +302,14 @@ _WITH_WORDS = re.compile(
     re.DOTALL,
 )
 # a unit in words, in the singular, and its abbreviation
-_ABBREVIATED = {
-    name: short
-    for name, short in (
-        pair.split(":")
-        for pair in (
-            "meter:m kilometer:km centimeter:cm millimeter:mm gram:g kilogram:kg centigram:cg "
-            "milligram:mg milliliter:ml hour:hr minute:min second:sec inche:in inch:in foot:ft feet:ft "
-            "pound:lb mile:mi"
-        ).split()
+_ABBREVIATED: dict[str, str] = dict(
+    re.findall(
+        r"(\w+):(\w+)",
+        "meter:m kilometer:km centimeter:cm millimeter:mm gram:g kilogram:kg centigram:cg "
+        "milligram:mg milliliter:ml hour:hr minute:min second:sec inche:in inch:in foot:ft feet:ft "
+        "pound:lb mile:mi",
     )
-}
+)
 _POWERS = {"square": "^2", "sq": "^2", "cubic": "^3"}
 _NO_UNIT = frozenset(  # words that change a value, or that connect two
     "and or not to mod hundred thousand million billion trillion dozen half squared cubed factorial "

@@ -77,27 +77,6 @@ def tiny(tmp_path_factory) -> str:
     return f"from pathlib import Path\nroot = Path({str(root)!r})" + LOAD
 
 
-def test_gated_delta_sums(tiny):
-    prove(
-        "mcore_bridge.gated_delta_sums",
-        tiny
-        + """
-from cookbook_npu.npu.shims.mcore_bridge import delta_nets
-model = tiny("qwen3_5")
-ids = torch.arange(3, 15).view(2, 6)
-def check():
-    model.zero_grad()
-    model.logits(ids).logsumexp(-1).mean().backward()
-    model.finish_gradients()
-    # a list: every rank takes part in every comparison
-    return all([same_on_all_ranks(net.out_norm.weight.main_grad) for net in delta_nets()])
-""",
-        "check() returned False",
-        ranks=2,
-        preload=TRAINER_RANK,
-    )
-
-
 def test_marks_with_sequence_parallelism(tiny):
     prove(
         "mcore_bridge.gated_delta_sums",

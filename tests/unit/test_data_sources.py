@@ -113,7 +113,7 @@ def test_pass_rates_do_not_depend_on_the_order_of_the_samples(groups, seed):
         finish_reason="stop",
     )
     samples = [
-        Sample(group_id=g, index=i, reward=float(r), correct=r, **fields)
+        Sample(group_id=g, index=i, reward=float(r), correct=bool(r), **fields)
         for g, rewards in groups.items()
         for i, r in enumerate(rewards)
     ]
