@@ -76,6 +76,7 @@ def main(arguments: list[str]) -> int:
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     began, unit = time.monotonic(), loop_seconds()
     report = ROOT / "build" / "tests.xml"
+    report.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
     code = run_and_reap(["make", "--no-print-directory", "style"])
     if code == 0:
