@@ -23,6 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import psutil
 
 from . import graders
 from .graders import SCORERS, CallMode, ScorerFunction, load_function
@@ -243,17 +244,34 @@ class GradingProcess:
     def _read_line(self, limit_s: float) -> Any:
         "The next JSON line; raises `TimeoutError`, or `EOFError` when the process has ended"
         deadline = time.monotonic() + limit_s
+        used_s = self._processor_s()
         assert self.process.stdout is not None
         line = b""
         while not line.endswith(b"\n"):
             left_s = max(deadline - time.monotonic(), 0)
             if not select.select([self.process.stdout], [], [], left_s)[0]:
-                raise TimeoutError
+                due_s = limit_s - (self._processor_s() - used_s)
+                if due_s <= 0 or not self._is_computing():
+                    raise TimeoutError
+                deadline = time.monotonic() + due_s
+                continue
             chunk = os.read(self.process.stdout.fileno(), 1 << 16)
             if not chunk:
                 raise EOFError
             line += chunk
         return json.loads(line)
+
+    def _processor_s(self) -> float:
+        "Processor seconds that the process has used; 0 where it has ended"
+        with suppress(psutil.Error):
+            return sum(psutil.Process(self.process.pid).cpu_times()[:2])
+        return 0.0
+
+    def _is_computing(self) -> bool:
+        "Whether the process has work for a core, and neither sleeps nor has ended"
+        with suppress(psutil.Error):
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_RUNNING
+        return False
 
     def _stderr_tail(self) -> str:
         self._stderr.seek(0)

@@ -71,6 +71,41 @@ def test_an_answer_has_a_time_limit():
         assert pool.counts.timed_out == 1
 
 
+BURNS = """
+import time
+
+def burns(text, label, metadata):
+    while time.process_time() < float(text):
+        pass
+    return 1.0
+"""
+
+
+def test_a_busy_machine_makes_no_answer_late(tmp_path, monkeypatch):
+    "Six processes share the core of a scorer that needs half its limit"
+    (tmp_path / "burning.py").write_text(BURNS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    limits = RewardConfig(scorers={"burning:burns": 1.0}, workers=1, timeout_s=0.8)
+    with RewardPool(limits) as pool:
+        grader = psutil.Process(pool.processes[0].process.pid)
+        core = grader.cpu_affinity()[:1]
+        grader.cpu_affinity(core)
+        hogs = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)
+        ]
+        try:
+            for hog in hogs:
+                psutil.Process(hog.pid).cpu_affinity(core)
+            used_s = sum(grader.cpu_times()[:2])
+            assert pool.score([text_sample(str(used_s + 0.4), "1")]) == [1.0]
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+        assert pool.score([text_sample("9999", "1")]) == [0.0]
+        assert pool.counts.timed_out == 1
+
+
 @pytest.mark.lane("runs")
 def test_hung_answers_do_not_change_the_others():
     samples = [
