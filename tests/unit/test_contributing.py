@@ -103,3 +103,14 @@ def test_make_lab_installs_once_and_stays_on_this_machine(tmp_path):
         "jupyterlab"
     ]
     assert re.search(r"^jupyterlab==4\.", pinned, re.M)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "findings").glob("*.sh")), **ids)
+def test_a_finding_pins_what_it_installs_and_runs_without_the_package(script):
+    text = script.read_text()
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    assert "set -euo pipefail\nfolder=$(mktemp -d)\n" in text
+    assert re.search(r"^# Seen on 20\d\d-\d\d-\d\d", text, re.M)
+    assert re.search(r"pip\S* install(?:.|\n)*==", text)
+    assert "cookbook" not in text
